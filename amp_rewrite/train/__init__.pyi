@@ -5,6 +5,8 @@ from amp_rewrite.settings.policy import Policy as Policy
 from amp_rewrite.train.interchange.binding import bind as bind
 from amp_rewrite.train.interchange.external_gradients import ScaledGradients as ScaledGradients
 from amp_rewrite.train.interchange.external_gradients import scale_gradients as scale_gradients
+from amp_rewrite.train.interchange.torch_module import from_torch as from_torch
+from amp_rewrite.train.interchange.transformers_model import from_transformers as from_transformers
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
 from amp_rewrite.train.keras.loss_scale_optimizer import disable_mixed_precision_graph_rewrite as disable_mixed_precision_graph_rewrite
 from amp_rewrite.train.keras.loss_scale_optimizer import enable_mixed_precision_graph_rewrite as enable_mixed_precision_graph_rewrite
@@ -31,6 +33,8 @@ from amp_rewrite.train.step.step import TrainingStep as TrainingStep
 from amp_rewrite.train.step.step import training_step as training_step
 from amp_rewrite.train.step.step_file import load_step as load_step
 from amp_rewrite.train.step.step_file import save_step as save_step
+from amp_rewrite.train.objective.parameter_row import ParameterRow as ParameterRow
+from amp_rewrite.train.step.training_report import TrainingReport as TrainingReport
 from amp_rewrite.train.step.trainer import History as History
 from amp_rewrite.train.step.trainer import Scores as Scores
 from amp_rewrite.train.step.trainer import Trainer as Trainer

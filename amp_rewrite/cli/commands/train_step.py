@@ -22,7 +22,7 @@ _STEP = (
     parameters.option(
         "--loss",
         "VALUE|LOSS(PREDICTION,TARGET)",
-        "A value of the model, or cross_entropy, binary_cross_entropy, mean_squared_error of one.",
+        "A value of the model, or cross_entropy, mean_squared_error … of one, as in cross_entropy(logits,label).",
         _HEAD,
         required=True,
     ),
@@ -83,7 +83,9 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     if not quiet:
         terminal.show(_summary(model.name, step))
         if step.report is not None:
-            terminal.show(step.report.text(verbose=verbose, command=""))
+            terminal.show(step.report.table())
+        if step.report is not None and step.report.conversion is not None:
+            terminal.show(step.report.conversion.text(verbose=verbose, command=""))
     terminal.talk(f"wrote {output}", quiet=quiet)
 
 

@@ -1,79 +1,102 @@
-"""Losses: a value of the model, or one of three losses appended to the model with an input for targets."""
+"""Objectives: a model with its loss, which is a value of the model or appended to it, with inputs for targets."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx.helper
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import TrainingError, advice
+from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import LABEL_LOSSES
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
+from amp_rewrite.train.objective.formulas import LOSSES
+from amp_rewrite.train.objective.loss_text import Term, terms
+from amp_rewrite.train.objective.prediction import Computed, Prediction, Target
 
 REGION = "amp.loss"
-_SPEC = re.compile(r"\s*(\w+)\s*\((.+)\)\s*", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The input with the targets of a loss. `classes`: number of classes, for integer targets."""
-
-    name: str
-    classes: int | None = None
 
 
 @dataclass(frozen=True)
 class Objective:
     """A model that contains its loss: names of the loss and of the metrics, all float32.
 
-    Metrics are scalars. The loss has one element: its `shape` is () or all ones.
+    Metrics are scalars. The loss has one element: its `shape` is () or all ones. `notes`: sentences for the report.
     """
 
     model: Model
     loss: str
     shape: tuple[int, ...] = ()
     metrics: tuple[str, ...] = ()
-    target: Target | None = None
+    targets: tuple[Target, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def objective(model: Model, loss: str) -> Objective:
-    """Return the model with its loss: the name of a value with one element, or LOSS(PREDICTION[, TARGET]).
+    """Return the model with its loss: the name of a value with one element, or a text.
 
-    LOSS: cross_entropy (of logits over axis 1, with integer targets; adds the metric "accuracy"),
-    binary_cross_entropy (of logits) or mean_squared_error, each a mean over all elements. PREDICTION: a value of the
-    model. TARGET: an input of the model, or the name of a new input, by default "targets".
+    A text is LOSS(PREDICTION[, TARGET][, OPTION=VALUE, …]), or a sum of such terms and of values, each perhaps times
+    a number: "cross_entropy(logits, label, label_smoothing=0.1) + 0.5 * aux_loss". PREDICTION: a value of the model.
+    TARGET: an input of the model, or the name of a new input, by default "targets". `formulas` has the losses.
 
-    TrainingError for an unknown loss or value, a loss that is not a float32 scalar, and targets that do not fit.
+    Cross entropies and kl_divergence take logits or probabilities: the result of a Softmax or Sigmoid is replaced by
+    what goes into it, and other values in [0, 1] are taken for probabilities. from_logits=True or False decides.
+
+    TrainingError for an unknown loss, option or value, a loss that is not a float32 scalar, and targets that do not
+    fit.
     """
     if not isinstance(loss, str):
         raise TrainingError(
             f"the loss is {loss!r}, not text; use the name of a value, or text such as cross_entropy(LOGITS, TARGETS)"
         )
     b = Builder.of(model, region=REGION)
-    spec = _SPEC.fullmatch(loss)
-    if b.known(loss) is not None or spec is None:
-        return Objective(model, loss, _ones(b, loss), target=_labels(b))
-    make = LOSSES.get(spec[1])
-    if make is None:
-        hint = advice(spec[1], LOSSES, f"use one of {', '.join(LOSSES)}")
-        raise TrainingError(f"unknown loss {spec[1]!r}; {hint}")
-    prediction, goal = _arguments(b, spec[2])
-    dtype = b.dtype(prediction)
-    if b.known(prediction) is None:
-        raise TrainingError(f"the model has no value {prediction!r}; {_outputs(b)}")
-    if dtype is None or not dtype.floating:
-        raise TrainingError(f"{prediction!r} is {type_name(dtype)}; use a floating prediction")
-    value, metrics, target = make(b, prediction, goal)
+    summed = terms(loss, lambda name: b.known(name) is not None, {name: f.options for name, f in LOSSES.items()})
+    if len(summed) == 1 and not summed[0].loss and summed[0].factor == 1:
+        labels = _labels(b)
+        return Objective(model, loss, _ones(b, loss), targets=() if labels is None else (labels,))
+    notes: list[str] = []
+    computed = _appended(b, summed, notes)
+    metrics = {name: value for one in reversed(computed) for name, value in one.metrics.items()}
+    if len(summed) > 1:
+        metrics.update({term.loss: one.value for term, one in zip(summed, computed, strict=True) if term.loss})
     names = {name: b.fresh(name) for name in ("loss", *metrics)}
-    for name, source in {"loss": value, **metrics}.items():
+    for name, source in {"loss": _sum(b, summed, computed), **metrics}.items():
         b.append(onnx.helper.make_node("Identity", [source], [names[name]], name=b.fresh(f"{REGION}/{name}")))
-    return Objective(b.model(), names["loss"], (), tuple(names[m] for m in metrics), target)
+    targets = tuple(dict.fromkeys(one.target for one in computed if one.target is not None))
+    return Objective(b.model(), names["loss"], (), tuple(names[m] for m in metrics), targets, tuple(notes))
+
+
+def _appended(b: Builder, summed: Sequence[Term], notes: list[str]) -> list[Computed]:
+    """Append the terms of a loss."""
+    declared: dict[str, DType] = {}
+    computed = []
+    for term in summed:
+        if not term.loss:
+            scalar = b.reshape(term.prediction, []) if _ones(b, term.prediction) != () else term.prediction
+            computed.append(Computed(scalar, {}, None))
+            continue
+        dtype = b.dtype(term.prediction)
+        if b.known(term.prediction) is None:
+            raise TrainingError(f"the model has no value {term.prediction!r}; {_outputs(b)}")
+        if dtype is None or not dtype.floating:
+            raise TrainingError(f"{term.prediction!r} is {type_name(dtype)}; use a floating prediction")
+        formula, prediction = LOSSES[term.loss], Prediction(b, term, declared, notes)
+        if formula.activation is not None:
+            prediction.decide(formula.activation)
+        computed.append(formula.append(prediction))
+    return computed
+
+
+def _sum(b: Builder, summed: Sequence[Term], computed: Sequence[Computed]) -> str:
+    parts = [
+        one.value if term.factor == 1 else b.op("Mul", one.value, b.scalar(term.factor, DType.FLOAT))
+        for term, one in zip(summed, computed, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else b.op("Sum", *parts)
 
 
 def _labels(b: Builder) -> Target | None:
@@ -89,75 +112,6 @@ def _labels(b: Builder) -> Target | None:
     shape = b.shape(losses[0].input[0])
     classes = shape[1] if shape is not None and len(shape) > 1 else None
     return Target(losses[0].input[1], classes if isinstance(classes, int) else None)
-
-
-def _arguments(b: Builder, text: str) -> tuple[str, str]:
-    """Split a text into prediction and target. Names may contain blanks, commas and brackets; known names win."""
-    splits = [(text, "targets")]
-    splits += [(text[: comma.start()], text[comma.end() :]) for comma in re.finditer(",", text)]
-    named = [(prediction.strip(), goal.strip()) for prediction, goal in splits]
-    fallback = named[-1] if len(named) <= 2 else named[0]
-    known = (
-        (prediction, goal)
-        for prediction, goal in reversed(named)
-        if b.known(prediction) is not None and goal and ("," not in goal or b.known(goal) is not None)
-    )
-    return next(known, fallback)
-
-
-Appended = tuple[str, Mapping[str, str], Target]
-"""An appended loss: its name, metrics by label, and the target."""
-
-
-def _cross_entropy(b: Builder, logits: str, target: str) -> Appended:
-    shape = b.shape(logits)
-    if shape is None or len(shape) < 2:
-        raise TrainingError(f"cross_entropy needs logits of shape [batch, classes, …]; {logits!r} has {_dims(shape)}")
-    labels = _target(b, target, (shape[0], *shape[2:]), DType.INT64, DType.INT32)
-    wide = b.cast(logits, DType.FLOAT)
-    value = b.op("SoftmaxCrossEntropyLoss", wide, labels, reduction="mean")
-    classes = b.op("ArgMax", logits, axis=1, keepdims=0)
-    hits = b.op("Cast", b.op("Equal", classes, b.cast(labels, DType.INT64)), to=DType.FLOAT.code)
-    accuracy = b.reduce("ReduceMean", hits, None, keepdims=False)
-    return value, {"accuracy": accuracy}, Target(labels, shape[1] if isinstance(shape[1], int) else None)
-
-
-def _binary_cross_entropy(b: Builder, logits: str, target: str) -> Appended:
-    targets = _target(b, target, b.shape(logits), DType.FLOAT)
-    wide = b.cast(logits, DType.FLOAT)
-    each = b.op("Sub", b.op("Softplus", wide), b.op("Mul", wide, targets))
-    return b.reduce("ReduceMean", each, None, keepdims=False), {}, Target(targets)
-
-
-def _mean_squared_error(b: Builder, prediction: str, target: str) -> Appended:
-    targets = _target(b, target, b.shape(prediction), DType.FLOAT)
-    off = b.op("Sub", b.cast(prediction, DType.FLOAT), targets)
-    return b.reduce("ReduceMean", b.op("Mul", off, off), None, keepdims=False), {}, Target(targets)
-
-
-LOSSES: Mapping[str, Callable[[Builder, str, str], Appended]] = {
-    "cross_entropy": _cross_entropy,
-    "binary_cross_entropy": _binary_cross_entropy,
-    "mean_squared_error": _mean_squared_error,
-}
-
-
-def _target(b: Builder, name: str, shape: Shape | None, *kinds: DType) -> str:
-    """Return the input of that name, appended if new. TrainingError for another type."""
-    if b.known(name) is None:
-        if shape is None:
-            raise TrainingError(
-                f"cannot declare the target {name!r}: the rank of the prediction is unknown; declare input shapes"
-            )
-        return b.input(name, kinds[0], shape)
-    if all(formal.name != name for formal in b.graph.input):
-        raise TrainingError(
-            f"the target {name!r} is a value of the model, but not an input; use an input or a new name"
-        )
-    dtype = b.dtype(name)
-    if dtype not in kinds:
-        raise TrainingError(f"the target {name!r} is {type_name(dtype)}; this loss needs {kinds[0].spelling}")
-    return name
 
 
 def _ones(b: Builder, name: str) -> tuple[int, ...]:

@@ -1,77 +1,92 @@
-"""Selection of the initializers that a step trains."""
+"""Selection of the initializers that a step trains, with the reason for each."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
-from amp_rewrite.ir.op_classes import LAYERS, RECURRENT
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, paths
 from amp_rewrite.rewrite.autodiff.vjp.row import Refuse, Stop
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
+from amp_rewrite.train.objective import fixed_values
+from amp_rewrite.train.objective.fixed_values import WEIGHTED
 from amp_rewrite.train.objective.losses import type_name
-from amp_rewrite.train.update.loss_scale import Array
-
-_SCORES = 4  # axes of attention scores: batch, heads, rows, columns
-_LARGEST = 1e4
-"""Magnitude above which a float32 initializer is a mask, not a weight."""
+from amp_rewrite.train.objective.module_parameters import ModuleParameters
+from amp_rewrite.train.objective.parameter_row import FROZEN, TRAINED, ParameterRow
 
 _HALF = (DType.FLOAT16, DType.BFLOAT16)
 
-# Ops that compute with weights: for them even a single number is a weight.
-_WEIGHTED = LAYERS | RECURRENT | {"Einsum", "PRelu", "LayerNormalization", "RMSNormalization"}
-_STATE = {"BatchNormalization": (3, 4), **dict.fromkeys(RECURRENT, (5, 6))}
-"""Inputs for running statistics or initial states; exporters write the latter as zeros."""
+
+@dataclass(frozen=True)
+class Selection:
+    """The trained initializers in the model's order, and a row for each candidate.
+
+    `one_row`: those whose rows are copies of one row, which is trained in their place.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[ParameterRow, ...]
+    one_row: tuple[str, ...] = ()
 
 
-def trained(
-    view: View, loss: str, parameters: str | Sequence[str] | None, freeze: str | Sequence[str]
-) -> tuple[str, ...]:
-    """Return the names of the trained float32 initializers, in the model's order.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A user's choice of parameters: globs on names of initializers."""
 
-    `parameters`: globs on names. The default is every initializer that the loss depends on through gradients, except
-    running statistics, initial states of recurrent layers, masks (`_is_mask`), and single numbers (an epsilon, a
-    scale) that are not a weight of a product, convolution or normalization. `freeze`: globs on names to exclude.
+    parameters: str | Sequence[str] | None = None
+    freeze: str | Sequence[str] = ()
+    module: ModuleParameters = field(default_factory=ModuleParameters)
 
-    TrainingError for a glob without a match, for an initializer in `parameters` that is not float32, and for an empty
-    result; by default also for half-precision weights, which could not be trained. O(nodes + uses); reads the values
-    of every candidate.
+
+def trained(view: View, loss: str, choice: Choice) -> Selection:
+    """Return the trained float32 initializers, and why each is or is not.
+
+    By default it is every initializer that the loss depends on through gradients, except running statistics, initial
+    states of recurrent layers, buffers by name, sinusoid tables and inverse frequencies, masks, and single numbers (an
+    epsilon, a scale) that are not a weight of a product, convolution or normalization. What a name in `parameters`
+    names is trained anyway; a glob selects among those that the rules leave, unless they leave none of its matches.
+
+    Initializers whose rows are copies of one row (an expanded token) are trained as that row.
+
+    TrainingError for a glob without a match, for an initializer in `parameters` that is not float32, for an empty
+    result, for weights that an exporter merged, and by default for half-precision weights, which could not be trained.
+    O(nodes + uses); reads the values of every candidate.
     """
     initializers = [v for v in view.values if v.scope == MAIN and v.role is Role.INITIALIZER]
     names = {v.name: v for v in initializers}
-    excluded = _matched(names, freeze)
-    if parameters is not None:
-        candidates = [names[name] for name in _matched(names, parameters)]
-        other = next((v for v in candidates if view.dtype(v.id) is not DType.FLOAT), None)
+    excluded = set(_matched(names, choice.freeze))
+    floats = [v for v in initializers if view.dtype(v.id) is DType.FLOAT]
+    if choice.parameters is None:
+        half = [v for v in initializers if view.dtype(v.id) in _HALF and v.name not in excluded]
+        _check_not_half(view, loss, half)
+        asked = {v.name: False for v in floats}
+    else:
+        asked = dict.fromkeys(_matched(names, choice.parameters), False)
+        other = next((names[n] for n in asked if view.dtype(names[n].id) is not DType.FLOAT), None)
         if other is not None:
             kind = type_name(view.dtype(other.id))
             raise TrainingError(f"parameter {other.name!r} is {kind}, but trained weights must be float32; cast it")
-    else:
-        candidates = [v for v in initializers if view.dtype(v.id) is DType.FLOAT]
-        _check_not_half(view, loss, [v for v in initializers if view.dtype(v.id) in _HALF and v.name not in excluded])
-        routes = _routes(view, loss, candidates)
-        candidates = [v for v in candidates if _is_weight(view, v, routes)]
-    left = {v.name for v in candidates} - set(excluded)
-    if candidates and not left:
-        raise TrainingError("every parameter is frozen, so there is nothing to train; freeze fewer")
-    if not left:
-        raise TrainingError(
-            f"the loss {loss!r} does not depend on a trainable float32 initializer; export the model with its weights"
-            " as initializers, or name them in `parameters`"
-        )
-    return tuple(v.name for v in initializers if v.name in left)
+    routes = _routes(view, loss, floats)
+    reasons = {v.name: _reason(view, v, routes, choice.module) for v in floats}
+    if choice.parameters is not None:
+        asked = _insisted(names, choice.parameters, reasons)
+    left = [n for n in names if n in asked and n not in excluded and (asked[n] or reasons.get(n) is None)]
+    _check_some(loss, left, [n for n in asked if asked[n] or reasons.get(n) is None])
+    _check_unmerged(view, [names[n] for n in left if not asked[n]], choice.module)
+    one_row = tuple(n for n in left if fixed_values.one_row(view, names[n]))
+    rows = [*_rows(view, floats, left, reasons, (asked, excluded, one_row)), *choice.module.lost()]
+    return Selection(tuple(left), tuple(rows), one_row)
 
 
-def _matched(names: dict[str, Value], globs: str | Sequence[str]) -> list[str]:
+def _matched(names: Mapping[str, Value], globs: str | Sequence[str]) -> list[str]:
     selected: dict[str, None] = {}
     for glob in (globs,) if isinstance(globs, str) else globs:
-        matched = [name for name in names if name == glob or fnmatch.fnmatchcase(name, glob)]
+        matched = _matches(names, glob)
         if not matched:
             hint = advice(glob, names, f"it has {_some(list(names))}")
             raise TrainingError(f"parameter {glob!r} is not an initializer of the model; {hint}")
@@ -79,16 +94,43 @@ def _matched(names: dict[str, Value], globs: str | Sequence[str]) -> list[str]:
     return list(selected)
 
 
-def _some(names: list[str]) -> str:
+def _matches(names: Mapping[str, Value], glob: str) -> list[str]:
+    return [name for name in names if name == glob or fnmatch.fnmatchcase(name, glob)]
+
+
+def _insisted(
+    names: Mapping[str, Value], globs: str | Sequence[str], reasons: Mapping[str, str | None]
+) -> dict[str, bool]:
+    """Return the names that the globs match; True if they are trained in spite of a reason not to."""
+    asked: dict[str, bool] = {}
+    for glob in (globs,) if isinstance(globs, str) else globs:
+        matched = _matches(names, glob)
+        alone = all(reasons.get(name) is not None for name in matched)
+        for name in matched:
+            asked[name] = asked.get(name, False) or name == glob or alone
+    return asked
+
+
+def _some(names: Sequence[str]) -> str:
     if not names:
         return "none at all"
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
+def _check_some(loss: str, left: Sequence[str], before: Sequence[str]) -> None:
+    if before and not left:
+        raise TrainingError("every parameter is frozen, so there is nothing to train; freeze fewer")
+    if not left:
+        raise TrainingError(
+            f"the loss {loss!r} does not depend on a trainable float32 initializer; export the model with its weights"
+            " as initializers, or name them in `parameters`"
+        )
+
+
 def _check_not_half(view: View, loss: str, half: Sequence[Value]) -> None:
     """Raise TrainingError if a loss depends on half-precision weights: a converted model, or a half export."""
     readers = _routes(view, loss, half).readers if half else ()
-    weights = (v for v in half if any(view.ops[use.op].kind in _WEIGHTED for use in view.uses[v.id]))
+    weights = (v for v in half if any(view.ops[use.op].kind in WEIGHTED for use in view.uses[v.id]))
     if left := [v.name for v in weights if v.id in readers]:
         raise TrainingError(
             f"{_some(left)} of the model {'is' if len(left) == 1 else 'are'} in half precision, but trained weights"
@@ -97,32 +139,40 @@ def _check_not_half(view: View, loss: str, half: Sequence[Value]) -> None:
         )
 
 
+def _check_unmerged(view: View, left: Sequence[Value], module: ModuleParameters) -> None:
+    """Raise TrainingError for an initializer that stands for several weights of equal start, merged by an exporter."""
+    for value in left:
+        others = module.merged_into(value.name)
+        if others:
+            who = f"PyTorch's exporter merged {_some(others)} into it, which were equal then"
+        elif not module.declared and fixed_values.merged(view, value):
+            readers = len({use.op for use in view.uses[value.id]})
+            who = f"{readers} ops read it and all its numbers are equal, so an exporter merged weights that were equal"
+        else:
+            continue
+        raise TrainingError(
+            f"the initializer {value.name!r} stands for several weights: {who}. Trained, they would stay one. Export"
+            " with amp_rewrite.train.from_torch(module, example), which keeps them apart; or name it in `parameters`"
+            " to train them as one, or in `freeze` to leave them"
+        )
+
+
 def _routes(view: View, loss: str, candidates: Sequence[Value]) -> Paths:
     target = next(v.id for v in view.values if v.scope == MAIN and v.name == loss)
     return paths(view, MAIN, [target], [v.id for v in candidates], VJPS)
 
 
-def _is_weight(view: View, value: Value, routes: Paths) -> bool:
-    """True if the loss has a gradient with respect to the initializer, and the initializer looks like a weight."""
+def _reason(view: View, value: Value, routes: Paths, module: ModuleParameters) -> str | None:
+    """Return why an initializer is not trained; None if it is."""
     passed = [u for u in view.uses[value.id] if value.id in routes.readers and _passes(view, value, u, routes)]
-    ops = {view.ops[u.op].kind for u in passed}
-    if not passed or any(u.slot in _STATE.get(view.ops[u.op].kind, ()) for u in view.uses[value.id]):
-        return False
-    assert value.tensor is not None
-    array = view.model.array(value.tensor)
-    if array.size <= 1 and not ops & _WEIGHTED:
-        return False
-    return not array.size or not _is_mask(array, ops)
+    if not passed:
+        return _UNREACHED
+    if value.name in module.declared:
+        return module.declared[value.name] or None
+    return fixed_values.reason(view, value, {view.ops[u.op].kind for u in passed})
 
 
-def _is_mask(array: Array, ops: set[str]) -> bool:
-    """True if an initializer is a mask: huge values, or a constant array added to attention scores.
-
-    Scores have four axes. A learned bias added to them is gathered from a table and not constant.
-    """
-    if np.abs(array).max() > _LARGEST:
-        return True
-    return array.ndim >= _SCORES and ops == {"Add"} and bool(array.min() == array.max())
+_UNREACHED = "no gradient of the loss reaches it"
 
 
 def _passes(view: View, value: Value, use: Use, routes: Paths) -> bool:
@@ -134,3 +184,32 @@ def _passes(view: View, value: Value, use: Use, routes: Paths) -> bool:
     if op.scope == MAIN:
         return use.slot in routes.slots.get(op.id, ())
     return any(value.id in captured for captured in routes.captured.values())
+
+
+def _rows(
+    view: View,
+    floats: Sequence[Value],
+    left: Sequence[str],
+    reasons: Mapping[str, str | None],
+    choices: tuple[Mapping[str, bool], set[str], Sequence[str]],
+) -> Iterator[ParameterRow]:
+    asked, excluded, one_row = choices
+    for value in floats:
+        assert value.tensor is not None
+        name, shape = value.name, tuple(int(dim) for dim in value.tensor.dims)
+        if name in left:
+            readers = len({use.op for use in view.uses[value.id]})
+            why = [f"read by {readers} ops"] if readers > 1 else []
+            if name in one_row:
+                why.append(f"its {shape[0]} rows are copies of one")
+                shape = (1, *shape[1:])
+            if reasons[name] is not None:
+                why.append(f"named in parameters, although it is {reasons[name]}")
+            yield ParameterRow(name, TRAINED, shape, ", ".join(why))
+        elif name in excluded:
+            yield ParameterRow(name, FROZEN, shape, "named in freeze")
+        elif reasons[name] is not None:
+            if reasons[name] != _UNREACHED or name not in asked:
+                yield ParameterRow(name, FROZEN, shape, str(reasons[name]))
+        else:
+            yield ParameterRow(name, FROZEN, shape, "not named in parameters")

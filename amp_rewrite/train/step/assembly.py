@@ -14,6 +14,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.report import Report
@@ -63,10 +64,19 @@ def with_inputs(model: Model, loss: str, names: Sequence[str]) -> tuple[Model, d
 
 
 def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str]) -> Model:
-    """Return the model with exactly these outputs in this order: new ones, then existing ones by name."""
+    """Return the model with exactly these outputs in this order: new ones, then existing ones by name.
+
+    Nodes that compute nothing for them are dropped, such as a Softmax whose logits the loss reads.
+    """
     proto = clone(model.proto)
     existing = {v.name: v for v in proto.graph.output}
     refill(proto.graph, "output", [*new, *(existing[name] for name in kept)])
+    needed, left = {v.name for v in proto.graph.output}, []
+    for node in reversed(proto.graph.node):
+        if needed.intersection(node.output):
+            needed.update(names_read([node]))
+            left.append(node)
+    refill(proto.graph, "node", left[::-1])
     return replace(model, proto=proto)
 
 

@@ -21,7 +21,9 @@ from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_o
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.objective.losses import objective
-from amp_rewrite.train.objective.parameters import trained
+from amp_rewrite.train.objective.module_parameters import ModuleParameters
+from amp_rewrite.train.objective.parameters import Choice, trained
+from amp_rewrite.train.objective.repeated_rows import with_one_row
 from amp_rewrite.train.step.assembly import lowered, policy_of, with_inputs, with_outputs
 from amp_rewrite.train.update.loss_scale import Array, Gradient
 
@@ -68,8 +70,10 @@ class ModelLoss:
         policy = policy_of(policy)
         source = Model.load(model, folder=folder)
         aim = objective(source, loss)
-        names = trained(View.of(aim.model), aim.loss, parameters, freeze)
-        ready, initial, _ = with_inputs(aim.model, aim.loss, names)
+        choice = Choice(parameters, freeze, ModuleParameters.of(model, source))
+        selection = trained(View.of(aim.model), aim.loss, choice)
+        names = selection.names
+        ready, initial, _ = with_inputs(with_one_row(aim.model, selection.one_row), aim.loss, names)
         b = Builder.of(ready)
         seed = b.input("seed", DType.FLOAT, ())
         computed = backward(b, {aim.loss: seed}, names)

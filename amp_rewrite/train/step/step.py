@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
 from onnx import ValueInfoProto
 from onnx.numpy_helper import from_array
 
@@ -18,17 +19,21 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import View
-from amp_rewrite.reports.report import Report
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import backward
+from amp_rewrite.rewrite.autodiff.lowering.opset import for_gradients
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective import losses
-from amp_rewrite.train.objective.losses import Objective, Target
-from amp_rewrite.train.objective.parameters import trained
-from amp_rewrite.train.objective.training_mode import in_training
+from amp_rewrite.train.objective.losses import Objective
+from amp_rewrite.train.objective.module_parameters import ModuleParameters
+from amp_rewrite.train.objective.parameters import Choice, trained
+from amp_rewrite.train.objective.prediction import Target
+from amp_rewrite.train.objective.repeated_rows import with_one_row
+from amp_rewrite.train.objective.training_mode import in_training, statistics
 from amp_rewrite.train.step.assembly import lowered, policy_of, with_inputs, with_outputs
+from amp_rewrite.train.step.training_report import TrainingReport
 from amp_rewrite.train.update import loss_scale as scales
 from amp_rewrite.train.update import optimizers
 from amp_rewrite.train.update.graph import ForwardPass, Scaling, StateVariable, Update, append_update
@@ -50,7 +55,7 @@ class TrainingStep:
         finite: bool, all gradients of the step are finite.
         applied: bool, the step changed the parameters (with micro-batches only the last run can).
         learning_rate: the input for the rate; `optimizer.learning_rate` is its default.
-        target: the targets of a loss given as text; None for others.
+        targets: the targets of a loss given as text; of others, the classes of the model's own loss.
         optimizer: the optimizer.
         loss_scale: the loss scale.
         policy: the policy.
@@ -59,7 +64,7 @@ class TrainingStep:
         objective: the `loss` argument of `training_step`.
         fingerprint: identifies the model in checkpoints.
         forward: the trained model; None for a step read from a file without it.
-        report: the type of each op; None under a policy that lowers nothing, and for a step from a file.
+        report: what is trained and why, and the type of each op; None for a step from a file.
     """
 
     model: Model
@@ -70,7 +75,7 @@ class TrainingStep:
     finite: str
     applied: str
     learning_rate: str
-    target: Target | None
+    targets: tuple[Target, ...]
     optimizer: optimizers.Optimizer
     loss_scale: LossScale | None
     policy: Policy
@@ -79,7 +84,12 @@ class TrainingStep:
     objective: str
     fingerprint: str
     forward: Model | None
-    report: Report | None
+    report: TrainingReport | None
+
+    @property
+    def target(self) -> Target | None:
+        """The first of the targets; None without any."""
+        return self.targets[0] if self.targets else None
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -122,7 +132,8 @@ class TrainingStep:
         if not self.training_mode:
             return self.model, self.loss, self.metrics
         aim = losses.objective(self._forward(), self.objective)
-        b = Builder.of(aim.model)
+        one_row = [s.input for s in self.state if s.name.startswith("parameter/") and _is_row(aim.model, s)]
+        b = Builder.of(with_one_row(aim.model, one_row))
         for name in self._weights():
             b.promote(name)
         return with_outputs(b.model(), _declared(aim), ()), aim.loss, aim.metrics
@@ -149,7 +160,8 @@ class TrainingStep:
         proto = clone(model.proto)
         for tensor in proto.graph.initializer:
             if tensor.name in weights:
-                tensor.CopyFrom(from_array(state[tensor.name], tensor.name))
+                values = np.broadcast_to(state[tensor.name], tuple(tensor.dims))
+                tensor.CopyFrom(from_array(np.ascontiguousarray(values).reshape(tuple(tensor.dims)), tensor.name))
         return replace(model, proto=proto)
 
 
@@ -211,9 +223,13 @@ def training_step(
     if not isinstance(micro_batches, int) or micro_batches < 1:
         raise TrainingError(f"micro_batches is {micro_batches!r}; use a whole number ≥ 1")
     source = Model.load(model, folder=folder)
-    aim = losses.objective(in_training(source) if training_mode else source, loss)
-    names = trained(View.of(aim.model), aim.loss, parameters, freeze)
-    ready, initial, buffers = with_inputs(aim.model, aim.loss, names)
+    at_opset, moved = for_gradients(source)
+    aim = losses.objective(in_training(at_opset) if training_mode else at_opset, loss)
+    statistics(aim.model.proto.graph.node, (t.name for t in aim.model.proto.graph.initializer))  # before all else
+    choice = Choice(parameters, freeze, ModuleParameters.of(model, source))
+    selection = trained(View.of(aim.model), aim.loss, choice)
+    names = selection.names
+    ready, initial, buffers = with_inputs(with_one_row(aim.model, selection.one_row), aim.loss, names)
     b = Builder.of(ready)
     scaling = Scaling.of(b, scale)
     gradients = backward(b, {aim.loss: scaling.scale or b.scalar(1.0, DType.FLOAT)}, names)
@@ -227,7 +243,7 @@ def training_step(
         batch=_batch(whole, update),
         loss=aim.loss,
         metrics=aim.metrics,
-        target=aim.target,
+        targets=aim.targets,
         optimizer=rule,
         loss_scale=scale,
         policy=policy,
@@ -236,7 +252,7 @@ def training_step(
         objective=loss,
         fingerprint=fingerprint(source).graph,
         forward=source,
-        report=report,
+        report=TrainingReport(_name(source), loss, selection.rows, (*aim.notes, *moved), report),
     )
 
 
@@ -253,6 +269,16 @@ def _rule_and_scale(
     if not isinstance(rule, optimizers.Optimizer):
         raise TrainingError(f"not an optimizer: {optimizer!r}; pass an Optimizer such as SGD(0.1), or its name")
     return rule, scales.get(loss_scale)
+
+
+def _is_row(model: Model, variable: StateVariable) -> bool:
+    """True if the state is one row of the model's initializer."""
+    dims = next(tuple(t.dims) for t in model.proto.graph.initializer if t.name == variable.input)
+    return dims != variable.initial.shape
+
+
+def _name(model: Model) -> str:
+    return model.path.name if model.path is not None else model.proto.graph.name or "model"
 
 
 def _declared(aim: Objective) -> list[ValueInfoProto]:

@@ -22,7 +22,7 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.store import Progress
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.train.objective.losses import Target
+from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.update import loss_scale as scales
 from amp_rewrite.train.update import optimizers
@@ -33,6 +33,8 @@ VERSION = 1
 _OUTPUTS = ("loss", "finite", "applied")
 _NAMES = (*_OUTPUTS, "learning_rate", "micro_batches", "training_mode", "objective", "fingerprint")
 """Fields of a step that are text or numbers in the metadata, too."""
+_LEFT_OUT = ("model", "forward", "report", "targets")
+"""Fields of a step that the metadata lack, or spell in another way."""
 _KINDS = {"micro_batches": int, "training_mode": bool, "objective": str, "fingerprint": str, "policy": str}
 
 
@@ -115,8 +117,8 @@ def load_step(path: str | Path, *, forward: object = None) -> TrainingStep:
 def _check_metadata(model: Model, metadata: Mapping[str, Any]) -> None:
     """Raise ValueError, TypeError or KeyError for metadata that does not fit the model, or of other types."""
     paths, before, after = zip(*metadata["state"], strict=True)
-    target, graph = metadata["target"], model.proto.graph
-    inputs = {metadata["learning_rate"], *metadata["batch"], *before, *([] if target is None else [target["name"]])}
+    graph = model.proto.graph
+    inputs = {metadata["learning_rate"], *metadata["batch"], *before, *(t["name"] for t in _targets(metadata))}
     outputs = {*(metadata[name] for name in _OUTPUTS), *metadata["metrics"], *after}
     if inputs - {v.name for v in graph.input} or outputs - {v.name for v in graph.output}:
         raise ValueError("a name is not one of the model's")
@@ -125,6 +127,14 @@ def _check_metadata(model: Model, metadata: Mapping[str, Any]) -> None:
         raise ValueError("state is missing, or an entry has another type")
     if metadata["micro_batches"] < 1:
         raise ValueError("micro_batches is below 1")
+
+
+def _targets(metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The targets; earlier files have one, or null."""
+    targets = metadata["target"]
+    if isinstance(targets, list):
+        return targets
+    return [] if targets is None else [targets]
 
 
 def _step(model: Model, metadata: Mapping[str, Any], trained: Model | None, path: str | Path) -> TrainingStep:
@@ -139,14 +149,13 @@ def _step(model: Model, metadata: Mapping[str, Any], trained: Model | None, path
     )
     defaults = {metadata["learning_rate"], *(s.input for s in state)}
     refill(proto.graph, "initializer", [t for t in proto.graph.initializer if t.name not in defaults])
-    target = metadata["target"]
     return TrainingStep(
         **{name: metadata[name] for name in _NAMES},
         model=replace(model, proto=proto),
         batch=tuple(metadata["batch"]),
         state=state,
         metrics=tuple(metadata["metrics"]),
-        target=None if target is None else Target(**target),
+        targets=tuple(Target(**target) for target in _targets(metadata)),
         optimizer=optimizers.deserialize(metadata["optimizer"]),
         loss_scale=scales.get(metadata["loss_scale"]),
         policy=Policy(metadata["policy"]),
@@ -156,12 +165,12 @@ def _step(model: Model, metadata: Mapping[str, Any], trained: Model | None, path
 
 
 def _described(step: TrainingStep) -> dict[str, Any]:
-    described = {name: value for name, value in vars(step).items() if name not in ("model", "forward", "report")}
+    described = {name: value for name, value in vars(step).items() if name not in _LEFT_OUT}
     return {
         "version": VERSION,
         **described,
         "state": [[s.name, s.input, s.output] for s in step.state],
-        "target": None if step.target is None else asdict(step.target),
+        "target": [asdict(target) for target in step.targets],
         "optimizer": scales.serialize(step.optimizer),
         "loss_scale": None if step.loss_scale is None else scales.serialize(step.loss_scale),
         "policy": step.policy.name,

@@ -19,6 +19,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.update.loss_scale import Array
@@ -292,11 +293,14 @@ class Trainer:
                         f"batch {number} has size {before} for {dim.dim_param!r} in {where!r}, but {size} in"
                         f" {formal.name!r}; use inputs of one size, or export the model with two dimension names"
                     )
-        target = self.step.target
-        if target is None or target.classes is None:
+        for target in self.step.targets:
+            self._check_classes(target, batch[target.name], number)
+
+    def _check_classes(self, target: Target, classes: Array, number: int) -> None:
+        """Raise TrainingError if a class is out of range."""
+        if target.classes is None:
             return
-        classes = batch[target.name]
-        wrong = classes[(classes < 0) | (classes >= target.classes)]
+        wrong = classes[((classes < 0) | (classes >= target.classes)) & (classes != target.ignored)]
         if wrong.size:
             raise TrainingError(
                 f"input {target.name!r} of batch {number} has class {int(wrong.flat[0])}, but the model has classes 0"

@@ -223,7 +223,8 @@ def test_under_float32_nothing_is_lowered() -> None:
     step = training_step(mlp(), loss=CROSS_ENTROPY, policy="float32")
     view = View.of(step.model)
 
-    assert (step.lowered, step.report, step.loss_scale) == (False, None, None)
+    assert step.report is not None
+    assert (step.lowered, step.report.conversion, step.loss_scale) == (False, None, None)
     assert not [v for v in view.values if (d := view.dtype(v.id)) is not None and d.low]
 
 

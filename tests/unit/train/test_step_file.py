@@ -189,6 +189,11 @@ def test_the_command_writes_a_step_and_says_what_it_is(folder: Path) -> None:
         "  optimizer    adam,clipnorm=1,learning_rate=0.01\n"
         "  loss scale   dynamic, 32768 at first\n"
         "  policy       mixed_float16\n"
+        "  trained: 4 of 212 numbers\n"
+        "    w1  [8, 16]\n"
+        "    b1  [16]\n"
+        "    w2  [16, 4]\n"
+        "    b2  [4]\n"
         "net.onnx → float16\n"
     )
     assert load_step("net.step.onnx").optimizer.clipnorm == 1.0
@@ -208,6 +213,12 @@ def test_the_command_takes_what_the_library_takes(folder: Path) -> None:
         "  optimizer    sgd,learning_rate=0.01\n"
         "  loss scale   8\n"
         "  policy       float32\n"
+        "  trained: 2 of 68 numbers\n"
+        "    w2  [16, 4]\n"
+        "    b2  [4]\n"
+        "  not trained: 2 of 144 numbers\n"
+        "    w1  [8, 16]        named in freeze\n"
+        "    b1  [16]           named in freeze\n"
     )
     made = load_step("s.onnx")
     assert (made.parameters, made.micro_batches) == (("w2", "b2"), 3)

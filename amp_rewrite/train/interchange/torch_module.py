@@ -1,0 +1,292 @@
+"""Export of PyTorch modules for training: every parameter and buffer stays an initializer of its own, under its name.
+
+An exporter for inference merges equal weights, folds others into constants and transposes some. So the export takes all
+parameters and buffers as inputs, which it cannot touch, and they become initializers afterwards (`bind`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from amp_rewrite.errors import TrainingError, one_line
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.names import claimed
+from amp_rewrite.train.interchange.binding import bind
+from amp_rewrite.train.objective.module_parameters import BUFFER, NO_GRAD, described
+
+if TYPE_CHECKING:
+    import torch
+
+OPSET = 20
+"""From 22 on, onnxruntime has no CUDA kernels of MaxPool and Dropout; below 20, Gelu is not one op."""
+_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
+
+
+def from_torch(
+    module: torch.nn.Module,
+    example: object,
+    *,
+    outputs: str | Sequence[str] | None = None,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    dropout: bool = False,
+    opset: int = OPSET,
+) -> Model:
+    """Export a PyTorch module with every parameter bound as an initializer, ready for `training_step`.
+
+    The module is exported in evaluation mode; it is not changed. Parameters with requires_grad=False and buffers are in
+    the model, but not trained. Inputs have the names of the arguments of `forward`.
+
+    Args:
+        module: the module, in float32.
+        example: an input, a tuple of inputs, or a mapping from names of arguments to inputs; tensors or arrays.
+        outputs: names of the outputs; by default the keys of a mapping that the module returns, else "output".
+        dynamic: names of dimensions that may change, by input and axis; by default the first axis of each input.
+        dropout: keep each nn.Dropout as an op, which `training_step(…, training_mode=True)` switches on.
+        opset: the ai.onnx opset.
+
+    Returns:
+        The model.
+
+    Raises:
+        TrainingError: PyTorch or onnxscript are missing, the module is not in float32, or PyTorch cannot export it.
+
+    Example:
+        >>> import torch
+        >>> from amp_rewrite.train import from_torch, training_step
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> step = training_step(from_torch(net, torch.ones(2, 4)), loss="cross_entropy(output, label)")
+        >>> step.parameters
+        ('0.weight', '0.bias', '2.weight', '2.bias')
+    """
+    torch = _torch()
+    if not isinstance(module, torch.nn.Module):
+        raise TrainingError(f"not a PyTorch module: {module!r}; pass a torch.nn.Module")
+    inputs = _inputs(torch, module, example)
+    state = _State.of(torch, module)
+    with _evaluating(torch, module, dropout), _quiet():
+        names = _output_names(torch, module, inputs, outputs)
+        program = _exported(torch, module, inputs, state, _Settings(names, _axes(inputs, dynamic), opset))
+    model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.by_input()})
+    if dropout:
+        _switch_off(model)
+    model.proto.graph.name = type(module).__name__
+    described(model, state.declared())
+    return model
+
+
+# -- torch -------------------------------------------------------------------------------------------
+
+
+def _torch() -> Any:
+    """Import PyTorch. TrainingError without it."""
+    try:
+        import onnxscript  # noqa: F401
+        import torch
+    except ImportError as cause:
+        raise TrainingError(
+            f"from_torch needs PyTorch and onnxscript, but {cause.name} is not installed; pip install torch onnxscript"
+        ) from cause
+    return torch
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter's notes about itself."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)
+
+
+@contextmanager
+def _evaluating(torch: Any, module: Any, dropout: bool) -> Iterator[None]:
+    """Put the module into evaluation mode, all but its Dropouts where they are to be kept."""
+    modes = {part: part.training for part in module.modules()}
+    try:
+        for part in modes:
+            part.training = dropout and isinstance(part, torch.nn.Dropout)
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Parameters and floating buffers of a module by name, and the names of the inputs that stand for them."""
+
+    parameters: Mapping[str, Any]
+    buffers: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, torch: Any, module: Any) -> _State:
+        parameters = dict(module.named_parameters())
+        buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
+        for name, tensor in {**parameters, **buffers}.items():
+            if tensor.dtype is not torch.float32:
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise TrainingError(
+                    f"{name!r} of the module is {kind}, but trained weights must be float32; pass module.float()"
+                )
+        if not parameters:
+            raise TrainingError("the module has no parameters, so there is nothing to train")
+        return cls(parameters, buffers)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.parameters, *self.buffers)
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        return (*self.parameters.values(), *self.buffers.values())
+
+    def by_input(self) -> Iterator[tuple[str, Any]]:
+        return zip(self.names, self.tensors, strict=True)
+
+    def declared(self) -> dict[str, str]:
+        """Return the reason why each tensor is not trained; "" for a parameter that is."""
+        own = {name: "" if p.requires_grad else NO_GRAD for name, p in self.parameters.items()}
+        return {**own, **dict.fromkeys(self.buffers, BUFFER)}
+
+
+# -- inputs and outputs --------------------------------------------------------------------------------
+
+
+def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
+    """Return the example's tensors by argument of `forward`, with at least two rows: a batch of 1 is not dynamic."""
+    arguments = [
+        p.name
+        for p in inspect.signature(module.forward).parameters.values()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY, p.POSITIONAL_ONLY)
+    ]
+    if isinstance(example, Mapping):
+        given = dict(example)
+    else:
+        values = example if isinstance(example, (tuple, list)) else (example,)
+        extra = [f"input_{i}" for i in range(len(arguments), len(values))]
+        given = dict(zip([*arguments, *extra], values, strict=False))
+    tensors = {name: torch.as_tensor(value) for name, value in given.items()}
+    if not tensors:
+        raise TrainingError("the example is empty; pass one input of the module, or several")
+    return {n: torch.cat((t, t)) if t.ndim and t.shape[0] == 1 else t for n, t in tensors.items()}
+
+
+def _axes(inputs: Mapping[str, Any], dynamic: Mapping[str, Mapping[int, str]] | None) -> dict[str, dict[int, str]]:
+    if dynamic is None:
+        return {name: {0: "batch"} if tensor.ndim else {} for name, tensor in inputs.items()}
+    unknown = next((name for name in dynamic if name not in inputs), None)
+    if unknown is not None:
+        raise TrainingError(f"dynamic names the input {unknown!r}, but the example has {', '.join(inputs)}")
+    return {name: dict(dynamic.get(name, {})) for name in inputs}
+
+
+def tensors_of(torch: Any, result: Any) -> dict[str, Any]:
+    """Return the tensors of a module's result by name: those of a mapping under its keys."""
+    if isinstance(result, torch.Tensor):
+        return {"output": result}
+    items = result.items() if isinstance(result, Mapping) else ((f"output_{i}", v) for i, v in enumerate(result))
+    return {name: value for name, value in items if isinstance(value, torch.Tensor)}
+
+
+def _output_names(
+    torch: Any, module: Any, inputs: Mapping[str, Any], outputs: str | Sequence[str] | None
+) -> tuple[str, ...]:
+    with torch.no_grad():
+        try:
+            own = tuple(tensors_of(torch, _call(module, inputs)))
+        except (RuntimeError, TypeError, ValueError, IndexError) as cause:
+            raise TrainingError(f"the module fails on the example: {one_line(cause)}; correct the example") from cause
+    if outputs is None:
+        return own
+    names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    if len(names) != len(own):
+        raise TrainingError(f"{len(names)} names for {len(own)} outputs of the module; give one name for each")
+    return names
+
+
+def _call(module: Any, inputs: Mapping[str, Any]) -> Any:
+    positional = [value for name, value in inputs.items() if name.startswith("input_") and name[6:].isdigit()]
+    if positional:
+        return module(*inputs.values())
+    return module(**inputs)
+
+
+# -- export --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Names of outputs, dynamic axes of inputs, and the opset of an export."""
+
+    outputs: tuple[str, ...]
+    axes: Mapping[str, Mapping[int, str]]
+    opset: int
+
+
+def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _State, settings: _Settings) -> Any:
+    names, tensors = list(inputs), state.tensors
+
+    class Called(torch.nn.Module):  # type: ignore[misc]
+        """The module, called with the arguments of its example."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+            return tuple(tensors_of(torch, _call(self.module, arguments)).values())
+
+    class Functional(torch.nn.Module):  # type: ignore[misc]
+        """The module as a function of its inputs, its parameters and its buffers."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.called = Called()
+
+        def forward(self, given: list[Any], held: list[Any]) -> Any:
+            own = {f"module.{name}": tensor for name, tensor in zip(state.names, held, strict=True)}
+            return torch.func.functional_call(self.called, own, (dict(zip(names, given, strict=True)),))
+
+    dims: dict[str, Any] = {}
+    for axes in settings.axes.values():
+        for dim in axes.values():
+            dims.setdefault(dim, torch.export.Dim(dim, min=1))
+    shapes = [{axis: dims[dim] for axis, dim in settings.axes[name].items()} for name in names]
+    taken = {*state.names}
+    try:
+        program = torch.onnx.export(
+            Functional(),
+            (list(inputs.values()), list(tensors)),
+            input_names=[*names, *state.names],
+            output_names=[claimed(name, taken) for name in settings.outputs],
+            dynamic_shapes=(shapes, [None] * len(tensors)),
+            opset_version=settings.opset,
+            dynamo=True,
+            verbose=False,
+        )
+    except Exception as cause:  # torch's exporter raises errors of many classes
+        raise TrainingError(
+            f"PyTorch cannot export the module: {one_line(cause)[:300]}; try the export with torch.onnx.export alone,"
+            " and name with `dynamic` the dimensions that change"
+        ) from cause
+    return program
+
+
+def _switch_off(model: Model) -> None:
+    """Let each Dropout pass its input, as an export for inference does, until a training step switches it on."""
+    for node in model.proto.graph.node:
+        if node.op_type == "Dropout" and not node.domain:
+            del node.input[2:]

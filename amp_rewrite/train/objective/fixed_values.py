@@ -1,0 +1,160 @@
+"""Initializers that are not weights (statistics, states, buffers, tables, masks), and those that are several or one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+import numpy as np
+
+from amp_rewrite.ir.nodes import Use, Value
+from amp_rewrite.ir.op_classes import COPIES, LAYERS, RECURRENT
+from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.view import Op, View
+from amp_rewrite.train.update.loss_scale import Array
+
+WEIGHTED = LAYERS | RECURRENT | {"Einsum", "PRelu", "LayerNormalization", "RMSNormalization"}
+"""Ops that compute with weights: for them even a single number is a weight."""
+_STATISTICS = (3, 4)
+_STATES = {**dict.fromkeys(RECURRENT, (5, 6))}
+"""Inputs for initial states; exporters write them as zeros."""
+_SCORES = 4  # axes of attention scores: batch, heads, rows, columns
+_HEADS = -3
+_LARGEST = 1e4
+"""Magnitude above which a float32 initializer is a mask, not a weight."""
+_NAMES = re.compile(
+    r"(?:^|[./_])(?:\w*inv_freq|freqs_cis|(?:cos|sin)_cached|running_(?:mean|var)|moving_(?:mean|variance)"
+    r"|(?:\w+_)?(?:attn|attention|causal)_mask|masked_bias|alibi|relative_coords_table|relative_position_index"
+    r"|position_ids|(?:pixel|image)_(?:mean|std)|mel_filters)$"
+)
+"""Names of buffers in PyTorch and Keras, at the end of a path."""
+_ROWS = 4096  # of a table that is examined
+_LEAST_ROWS, _LEAST_EQUATIONS = 4, 8
+_CLOSE = 1e-3
+_FREQUENCIES = 4
+
+
+def reason(view: View, value: Value, readers: Collection[str]) -> str | None:
+    """Return why an initializer is not a weight; None if it is one. `readers`: kinds of ops that give it a gradient."""
+    assert value.tensor is not None
+    uses = view.uses[value.id]
+    if any(view.ops[u.op].kind == "BatchNormalization" and u.slot in _STATISTICS for u in uses):
+        return "running statistics"
+    if all(_is_state(view, use) for use in uses):
+        return "the initial state of a recurrence"
+    if _NAMES.search(value.name):
+        return "a buffer by its name"
+    array = view.model.array(value.tensor)
+    if array.size <= 1:
+        return None if set(readers) & WEIGHTED else "a single number that no product or norm reads"
+    if np.abs(array).max() > _LARGEST:
+        return f"a mask, with numbers above {_LARGEST:g}"
+    if set(readers) == {"Add"} and array.ndim >= _SCORES and array.shape[_HEADS] == 1 and _equal(array):
+        return "a mask that masks nothing"
+    return _computed_table(array)
+
+
+def _equal(array: Array) -> bool:
+    return bool(array.min() == array.max())
+
+
+# -- states ------------------------------------------------------------------------------------------
+
+
+def _is_state(view: View, use: Use) -> bool:
+    """True if a use only hands a value on to the initial state of a recurrence, perhaps moved or repeated."""
+    op = view.ops[use.op]
+    if op.kind in _STATES:
+        return use.slot in _STATES[op.kind]
+    if op.kind in ("Loop", "Scan"):
+        return use.slot in _carried(op)
+    if op.kind not in COPIES or use.slot != 0:
+        return False
+    inner = [u for out in op.outputs if out is not None for u in view.uses[out]]
+    return bool(inner) and all(_is_state(view, u) for u in inner)
+
+
+def _carried(op: Op) -> range:
+    """Inputs of a Loop or Scan that are carried from step to step."""
+    if op.kind == "Loop":
+        return range(2, len(op.inputs))
+    scanned = attribute(op.node, "num_scan_inputs")
+    return range(len(op.inputs) - (scanned.i if scanned is not None else 0))
+
+
+# -- tables ------------------------------------------------------------------------------------------
+
+
+def _computed_table(array: Array) -> str | None:
+    """Return the name of a table that a formula gives: sinusoids of positions, or inverse frequencies."""
+    squeezed = array.squeeze()
+    if squeezed.ndim == 1:
+        return "a row of inverse frequencies" if is_frequencies(squeezed) else None
+    return "a table of sinusoids" if is_sinusoids(squeezed.reshape(len(squeezed), -1)) else None
+
+
+def is_frequencies(row: Array) -> bool:
+    """True for falling powers of one number, as 10000^(-2i/d): each is the same part of the one before."""
+    if len(row) < _FREQUENCIES or not (row > 0).all() or not np.isfinite(row).all():
+        return False
+    ratios = row[1:].astype(np.float64) / row[:-1]
+    return bool(ratios.max() < 1 - _CLOSE and ratios.max() - ratios.min() < _CLOSE * ratios.max())
+
+
+def is_sinusoids(table: Array) -> bool:
+    """True for a table [positions, features] whose columns are sinusoids of the position.
+
+    Such a column x obeys x(p + 1) + x(p - 1) = 2 cos(w) x(p), for sine and cosine alike.
+    """
+    if len(table) < _LEAST_ROWS or (len(table) - _LEAST_ROWS + 1) * table.shape[1] < _LEAST_EQUATIONS:
+        return False
+    few = table[:_LEAST_ROWS]  # rejects most weights without a copy of all
+    for rows in (few, table[:_ROWS]):
+        x = rows.astype(np.float64)
+        size = np.abs(x).max()
+        if not 0.5 <= size <= 1 + _CLOSE or _equal(x):
+            return False
+        sums, middle = x[2:] + x[:-2], x[1:-1]
+        square = (middle * middle).sum(0)
+        factor = np.where(square > 0, (sums * middle).sum(0) / np.where(square > 0, square, 1), 0)
+        if np.abs(sums - factor * middle).max() > _CLOSE or np.abs(factor).max() > 2 + _CLOSE:
+            return False
+    return bool(np.ptp(table[:_ROWS], axis=0).max() > _CLOSE)
+
+
+# -- merged and expanded weights -----------------------------------------------------------------------
+
+
+def merged(view: View, value: Value) -> bool:
+    """True if an initializer may stand for several weights that were equal: several ops read it, and it is constant.
+
+    Weights that are tied on purpose have numbers of their own.
+    """
+    assert value.tensor is not None
+    if len({use.op for use in view.uses[value.id]}) < 2:
+        return False
+    array = view.model.array(value.tensor)
+    return array.size > 1 and _equal(array)
+
+
+def one_row(view: View, value: Value) -> bool:
+    """True if all rows along the first axis are copies of one row, as of a token expanded to the batch by an exporter.
+
+    A constant initializer is one if it is concatenated along another axis, as tokens are.
+    """
+    assert value.tensor is not None
+    dims = value.tensor.dims
+    if len(dims) < 2 or dims[0] < 2:
+        return False
+    ops = [(view.ops[use.op], use.slot) for use in view.uses[value.id]]
+    if any(op.kind in WEIGHTED or op.kind.startswith("Gather") or op.scope != value.scope for op, _ in ops):
+        return False
+    array = view.model.array(value.tensor)
+    if not (array == array[:1]).all():
+        return False
+    return not _equal(array) or (len(dims) > 2 and all(_concatenates(op) for op, _ in ops))
+
+
+def _concatenates(op: Op) -> bool:
+    axis = attribute(op.node, "axis")
+    return op.kind == "Concat" and axis is not None and axis.i != 0

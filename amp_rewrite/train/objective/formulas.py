@@ -1,0 +1,230 @@
+"""Formulas of losses, appended to a model in float32. Names, options and values are those of torch.nn.functional."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.train.objective.prediction import Computed, Prediction, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A loss: the function that appends it, and the names of its options.
+
+    `activation`: the op whose result it also takes, in place of what goes into that op.
+    """
+
+    append: Callable[[Prediction], Computed]
+    options: tuple[str, ...] = ()
+    activation: str | None = None
+
+
+# -- classes -----------------------------------------------------------------------------------------
+
+
+def _cross_entropy(p: Prediction) -> Computed:
+    """The mean of -log p(class), as torch's cross_entropy with class indices."""
+    b = p.b
+    shape = p.by_class()
+    ignored = p.whole("ignore_index")
+    labels = p.targets((shape[0], *shape[2:]), DType.INT64, DType.INT32)
+    count = shape[1] if isinstance(shape[1], int) else None
+    weights = p.weights("class_weights", count)
+    smoothing = p.share("label_smoothing")
+    read = (p.x, labels) if weights is None else (p.x, labels, weights)
+    if p.logits and not smoothing:
+        value = b.op("SoftmaxCrossEntropyLoss", *read, reduction="mean", ignore_index=ignored)
+    else:
+        logs = p.logarithms(1)
+        value = b.op("NegativeLogLikelihoodLoss", logs, *read[1:], reduction="mean", ignore_index=ignored)
+        if smoothing:
+            spread = _spread(p, logs, labels, weights, ignored)
+            share = smoothing / p.known_classes(count)
+            value = b.op("Add", p.times(value, 1 - smoothing), p.times(spread, share))
+    accuracy = _accuracy(p, labels, ignored)
+    return Computed(value, {"accuracy": accuracy}, Target(labels, count, ignored))
+
+
+def _spread(p: Prediction, logs: str, labels: str, weights: str | None, ignored: int | None) -> str:
+    """The mean of the sum of -log p over all classes, weighted and without ignored rows as torch does."""
+    b = p.b
+    of_classes = logs if weights is None else b.op("Mul", logs, p.along_classes(weights))
+    rows = b.op("Neg", b.reduce("ReduceSum", of_classes, [1], keepdims=False))
+    kept = p.kept(labels, ignored)
+    share = kept
+    if weights is not None:
+        safe = labels
+        if ignored is not None:  # it may be out of the range of classes
+            safe = b.op("Where", p.dropped(labels, ignored), b.scalar(0, p.label_type), labels)
+        share = b.op("Mul", b.op("Gather", weights, safe), kept)
+    total = b.reduce("ReduceSum", b.op("Mul", rows, kept), None, keepdims=False)
+    return b.op("Div", total, b.reduce("ReduceSum", share, None, keepdims=False))
+
+
+def _accuracy(p: Prediction, labels: str, ignored: int | None) -> str:
+    b = p.b
+    classes = b.op("ArgMax", p.x, axis=1, keepdims=0)
+    hits = b.op("Cast", b.op("Equal", classes, b.cast(labels, DType.INT64)), to=DType.FLOAT.code)
+    if ignored is None:
+        return b.reduce("ReduceMean", hits, None, keepdims=False)
+    kept = p.kept(labels, ignored)
+    sums = [b.reduce("ReduceSum", part, None, keepdims=False) for part in (b.op("Mul", hits, kept), kept)]
+    return b.op("Div", *sums)
+
+
+def _categorical(p: Prediction) -> Computed:
+    """The mean over rows of -Σ t log p, as torch's cross_entropy with class probabilities."""
+    b = p.b
+    shape = p.by_class()
+    given = p.targets(p.shape(), DType.FLOAT)
+    targets = p.classes_second(given)
+    count = shape[1] if isinstance(shape[1], int) else None
+    weights, smoothing = p.weights("class_weights", count), p.share("label_smoothing")
+    if smoothing:
+        uniform = smoothing / p.known_classes(count)
+        targets = b.op("Add", p.times(targets, 1 - smoothing), b.scalar(uniform, DType.FLOAT))
+    logs = p.logarithms(1)
+    if weights is not None:
+        logs = b.op("Mul", logs, p.along_classes(weights))
+    rows = b.reduce("ReduceSum", b.op("Mul", targets, logs), [1], keepdims=False)
+    value = b.op("Neg", b.reduce("ReduceMean", rows, None, keepdims=False))
+    right = b.op("Equal", *(b.op("ArgMax", v, axis=1, keepdims=0) for v in (p.x, targets)))
+    accuracy = b.reduce("ReduceMean", b.op("Cast", right, to=DType.FLOAT.code), None, keepdims=False)
+    return Computed(value, {"accuracy": accuracy}, Target(given))
+
+
+def _kl_divergence(p: Prediction) -> Computed:
+    """Σ t (log t - log p) over the number of rows, as torch's kl_div with reduction="batchmean"."""
+    b = p.b
+    axis = p.class_axis(last=True)
+    targets = p.targets(p.shape(), DType.FLOAT)
+    own = b.op("Mul", targets, p.log_of(targets))
+    terms = b.op("Sub", own, b.op("Mul", targets, p.logarithms(axis)))
+    total = b.reduce("ReduceSum", terms, None, keepdims=False)
+    return Computed(p.over_rows(total), {}, Target(targets))
+
+
+def _binary_cross_entropy(p: Prediction) -> Computed:
+    """The mean of -(w t log p + (1 - t) log(1 - p)), as torch's binary_cross_entropy_with_logits with pos_weight w."""
+    b = p.b
+    targets = given = p.targets(p.shape(), DType.FLOAT)
+    smoothing = p.share("label_smoothing")
+    if smoothing:
+        targets = b.op("Add", p.times(targets, 1 - smoothing), b.scalar(smoothing / 2, DType.FLOAT))
+    positive = p.positive("pos_weight", 1.0)
+    if not p.logits:
+        yes, no = p.log_of(p.x), p.log_of(b.op("Sub", p.one, p.x))
+        gains = b.op("Mul", targets, p.times(yes, positive))
+        each = b.op("Neg", b.op("Add", gains, b.op("Mul", b.op("Sub", p.one, targets), no)))
+    elif positive == 1:
+        each = b.op("Sub", b.op("Softplus", p.x), b.op("Mul", p.x, targets))
+    else:
+        factor = b.op("Add", p.one, p.times(targets, positive - 1))
+        misses = b.op("Mul", factor, b.op("Softplus", b.op("Neg", p.x)))
+        each = b.op("Add", b.op("Mul", b.op("Sub", p.one, targets), p.x), misses)
+    return Computed(p.mean(each), {}, Target(given))
+
+
+# -- numbers -----------------------------------------------------------------------------------------
+
+
+def _mean_squared_error(p: Prediction) -> Computed:
+    targets = p.targets(p.shape(), DType.FLOAT)
+    off = p.b.op("Sub", p.x, targets)
+    return Computed(p.mean(p.b.op("Mul", off, off)), {}, Target(targets))
+
+
+def _mean_absolute_error(p: Prediction) -> Computed:
+    targets = p.targets(p.shape(), DType.FLOAT)
+    return Computed(p.mean(p.b.op("Abs", p.b.op("Sub", p.x, targets))), {}, Target(targets))
+
+
+def _huber(p: Prediction) -> Computed:
+    """½ d² within delta of the target, delta (|d| - ½ delta) beyond (Huber, 1964)."""
+    b, delta = p.b, p.positive("delta", 1.0)
+    targets = p.targets(p.shape(), DType.FLOAT)
+    off = b.op("Sub", p.x, targets)
+    size = b.op("Abs", off)
+    near = p.times(b.op("Mul", off, off), 0.5)
+    far = p.times(b.op("Sub", size, b.scalar(delta / 2, DType.FLOAT)), delta)
+    inside = b.op("LessOrEqual", size, b.scalar(delta, DType.FLOAT))
+    return Computed(p.mean(b.op("Where", inside, near, far)), {}, Target(targets))
+
+
+def _cosine(p: Prediction) -> Computed:
+    """The mean of 1 - cos over rows, as torch's cosine_embedding_loss of pairs that belong together."""
+    b = p.b
+    shape = p.shape()
+    targets = p.targets(shape, DType.FLOAT)
+    axis = p.axis(default=-1)
+    dot, own, other = (
+        b.reduce("ReduceSum", b.op("Mul", u, v), [axis], keepdims=False)
+        for u, v in ((p.x, targets), (p.x, p.x), (targets, targets))
+    )
+    tiny = b.scalar(_TINY_SQUARE, DType.FLOAT)
+    norms = b.op("Sqrt", b.op("Mul", b.op("Add", own, tiny), b.op("Add", other, tiny)))
+    return Computed(p.mean(b.op("Sub", p.one, b.op("Div", dot, norms))), {}, Target(targets))
+
+
+def _contrastive(p: Prediction) -> Computed:
+    """InfoNCE in both directions (van den Oord et al., 2018; Radford et al., CLIP, 2021): row i belongs to column i.
+
+    Of two sets of embeddings, the similarity is the cosine over the temperature; of one value, it is that value.
+    """
+    b = p.b
+    scores, shape = p.x, p.shape()
+    second = p.second_value()
+    if second is not None:
+        transposed = b.op("Transpose", _unit(p, second), perm=[1, 0])
+        heat = p.positive("temperature", 0.07)
+        scores = p.times(b.op("MatMul", _unit(p, p.x), transposed), 1 / heat)
+    elif len(shape) != 2 or (all(isinstance(d, int) for d in shape) and shape[0] != shape[1]):
+        raise TrainingError(
+            f"contrastive needs a square of similarities [batch, batch], or two embeddings; {p.name!r} has shape"
+            f" {list(shape)}"
+        )
+    elif "temperature" in p.options:
+        scores = p.times(scores, 1 / p.positive("temperature", 1.0))
+    rows = b.op("Gather", b.op("Shape", scores), b.scalar(0, DType.INT64))
+    labels = b.op("Range", b.scalar(0, DType.INT64), rows, b.scalar(1, DType.INT64))
+    views = (scores, b.op("Transpose", scores, perm=[1, 0]))
+    one, other = (_own_column(p, v, labels) for v in views)
+    hits = b.op("Cast", b.op("Equal", b.op("ArgMax", scores, axis=1, keepdims=0), labels), to=DType.FLOAT.code)
+    accuracy = b.reduce("ReduceMean", hits, None, keepdims=False)
+    return Computed(p.times(b.op("Add", one, other), 0.5), {"accuracy": accuracy}, None)
+
+
+def _own_column(p: Prediction, scores: str, labels: str) -> str:
+    """The mean over rows of -log softmax at the row's own column."""
+    b = p.b
+    logs = b.op("LogSoftmax", scores, axis=1)
+    columns = b.unsqueeze(labels, [1])
+    return b.op("Neg", b.reduce("ReduceMean", b.op("GatherElements", logs, columns, axis=1), None, keepdims=False))
+
+
+def _unit(p: Prediction, x: str) -> str:
+    """Rows of norm 1."""
+    b = p.b
+    square = b.reduce("ReduceSum", b.op("Mul", x, x), [1], keepdims=True)
+    return b.op("Div", x, b.op("Sqrt", b.op("Add", square, b.scalar(_TINY_SQUARE, DType.FLOAT))))
+
+
+_TINY_SQUARE = 1e-12
+"""Added to squares of norms, so that a row of zeros has a gradient; torch adds as much."""
+
+_CLASSES = ("axis", "from_logits", "class_weights", "label_smoothing")
+LOSSES: Mapping[str, Formula] = {
+    "cross_entropy": Formula(_cross_entropy, (*_CLASSES, "ignore_index"), "Softmax"),
+    "categorical_cross_entropy": Formula(_categorical, _CLASSES, "Softmax"),
+    "binary_cross_entropy": Formula(_binary_cross_entropy, ("from_logits", "pos_weight", "label_smoothing"), "Sigmoid"),
+    "kl_divergence": Formula(_kl_divergence, ("axis", "from_logits"), "Softmax"),
+    "mean_squared_error": Formula(_mean_squared_error),
+    "mean_absolute_error": Formula(_mean_absolute_error),
+    "huber": Formula(_huber, ("delta",)),
+    "cosine": Formula(_cosine, ("axis",)),
+    "contrastive": Formula(_contrastive, ("temperature",)),
+}
+"""Losses by name."""

@@ -1,0 +1,119 @@
+"""Losses as text: a sum of terms, each a value or LOSS(PREDICTION, TARGET, OPTION=VALUE, …), perhaps times a number."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from amp_rewrite.errors import TrainingError, advice
+
+_TERM = re.compile(r"\s*(?:(?P<factor>[-+]?[\d.]+(?:e[-+]?\d+)?)\s*\*\s*)?(?P<rest>.+?)\s*", re.DOTALL | re.IGNORECASE)
+_CALL = re.compile(r"(\w+)\s*\((.*)\)", re.DOTALL)
+_OPTION = re.compile(r"(?P<before>.*),\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<value>\[[^\[\]]*\]|[^,\[\]=]+)\s*", re.DOTALL)
+
+Known = Callable[[str], bool]
+"""True for the name of a value of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term of a loss. `loss` is empty for a value of the model; `target` is None if the text names none."""
+
+    prediction: str
+    loss: str = ""
+    target: str | None = None
+    factor: float = 1.0
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+def terms(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> tuple[Term, ...]:
+    """Return the terms of a loss. `losses`: the options of each loss by its name.
+
+    Names of values may contain any character; what is the name of a value as a whole is that value. TrainingError
+    for an unknown loss or option, and for an option that is not a number, a list, True or False.
+    """
+    if known(text):
+        return (Term(text),)
+    parts = list(_summands(text))
+    if len(parts) == 1 or not all(_is_term(part, known, losses) for part in parts):
+        parts = [text]
+    return tuple(_term(part, known, losses) for part in parts)
+
+
+def _summands(text: str) -> Iterator[str]:
+    """Yield the parts between plus signs outside brackets."""
+    depth, start = 0, 0
+    for position, character in enumerate(text):
+        depth += (character in "([") - (character in ")]")
+        if character == "+" and depth == 0 and text[:position].strip() and text[position - 1] not in "eE":
+            yield text[start:position]
+            start = position + 1
+    yield text[start:]
+
+
+def _is_term(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> bool:
+    match = _TERM.fullmatch(text)
+    if match is None:
+        return False
+    call = _CALL.fullmatch(match["rest"])
+    return known(match["rest"]) or (call is not None and call[1] in losses)
+
+
+def _term(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> Term:
+    match = _TERM.fullmatch(text)
+    if match is None:
+        return Term(text)
+    factor = 1.0 if match["factor"] is None else _number(match["factor"])
+    call = _CALL.fullmatch(match["rest"])
+    if known(match["rest"]) or call is None:
+        return Term(match["rest"] if match["factor"] else text, factor=factor)
+    if call[1] not in losses:
+        hint = advice(call[1], losses, f"use one of {', '.join(losses)}")
+        raise TrainingError(f"unknown loss {call[1]!r}; {hint}")
+    inside, options = _options(call[1], call[2], known, losses[call[1]])
+    prediction, target = _arguments(inside, known)
+    return Term(prediction, call[1], target, factor, options)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise TrainingError(f"the factor {text!r} of the loss is not a number; write 0.5 * LOSS(…)") from None
+
+
+def _options(loss: str, text: str, known: Known, allowed: Collection[str]) -> tuple[str, dict[str, object]]:
+    """Split options off the end of the arguments of a loss."""
+    options: dict[str, object] = {}
+    while not known(text.strip()) and (match := _OPTION.fullmatch(text)) is not None:
+        name = match["name"]
+        if name not in allowed:
+            legal = f"it has {', '.join(allowed)}" if allowed else "it has no options"
+            raise TrainingError(f"the loss {loss} has no option {name!r}; {advice(name, allowed, legal)}")
+        try:
+            value = ast.literal_eval(match["value"].strip())
+        except (ValueError, SyntaxError):
+            raise TrainingError(
+                f"{name}={match['value'].strip()} of the loss {loss} is neither a number nor a list of numbers, True"
+                " or False; correct it"
+            ) from None
+        if name in options:
+            raise TrainingError(f"the loss {loss} sets {name} twice; set it once")
+        options[name] = value
+        text = match["before"]
+    return text, options
+
+
+def _arguments(text: str, known: Known) -> tuple[str, str | None]:
+    """Split a text into prediction and target. Names may contain blanks, commas and brackets; known names win."""
+    commas = [match.start() for match in re.finditer(",", text)]
+    named = [(text.strip(), None), *((text[:at].strip(), text[at + 1 :].strip()) for at in commas)]
+    fallback = named[-1] if len(named) <= 2 else named[0]
+    fits = (
+        (prediction, goal)
+        for prediction, goal in reversed(named)
+        if known(prediction) and goal != "" and (goal is None or "," not in goal or known(goal))
+    )
+    return next(fits, fallback)

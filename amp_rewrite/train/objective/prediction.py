@@ -1,0 +1,282 @@
+"""The prediction of a loss: its logits or probabilities in float32, its options, and the targets beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.facts import Shape
+from amp_rewrite.train.objective.logits import Activation, activation, in_unit_interval
+from amp_rewrite.train.objective.loss_text import Term
+
+DEFAULT_TARGET = "targets"
+_FLOOR = 1e-12
+"""Least probability whose logarithm is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The input with the targets of a loss. `classes`: number of classes, for integer targets; `ignored`: one more."""
+
+    name: str
+    classes: int | None = None
+    ignored: int | None = None
+
+
+class Computed(NamedTuple):
+    """An appended loss: its name, metrics by label, and the target; None for a loss without one."""
+
+    value: str
+    metrics: Mapping[str, str]
+    target: Target | None
+
+
+@dataclass(slots=True)
+class Prediction:
+    """The prediction that a formula reads, while it appends its nodes.
+
+    `x`: the prediction in float32, logits or (`logits` False) probabilities. `declared`: targets that losses of the
+    same text added before, by name. `notes`: what the report tells about the loss.
+    """
+
+    b: Builder
+    term: Term
+    declared: dict[str, DType]
+    notes: list[str]
+    x: str = ""
+    logits: bool = True
+    found: Activation | None = None
+    moved: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.x = self.b.cast(self.name, DType.FLOAT)
+
+    @property
+    def name(self) -> str:
+        """The value that the text names."""
+        return self.term.prediction
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        return self.term.options
+
+    @property
+    def one(self) -> str:
+        return self.b.scalar(1.0, DType.FLOAT)
+
+    # -- logits and probabilities ----------------------------------------------------------------------
+
+    def decide(self, kind: str) -> None:
+        """Find out if the prediction holds logits or probabilities of this kind of activation; read logits if it can.
+
+        TrainingError for another activation, and for an axis that contradicts that of the Softmax.
+        """
+        view, known = self.b.facts.view, self.b.known(self.name)
+        assert known is not None
+        wanted = self.option("from_logits", None)
+        if wanted not in (None, True, False):
+            raise self.wrong("from_logits", wanted, "True or False")
+        shape = self.b.shape(self.name)
+        self.found = found = activation(view, known.id, None if shape is None else len(shape))
+        if wanted is True:
+            if found is not None:
+                self.notes.append(
+                    f"{self.term.loss} takes {self.name!r} for logits, as from_logits=True says, although a"
+                    f" {found.kind} computes it"
+                )
+            self.found = None
+            return
+        if found is not None and found.kind == kind:
+            logits = view.value_name(found.logits)
+            self.x = self.b.cast(logits, DType.FLOAT)
+            self.notes.append(
+                f"{self.term.loss} reads the logits {logits!r} in place of {self.name!r}, which a {kind} computes"
+            )
+            return
+        if found is not None and kind == "Softmax" and wanted is None:
+            raise TrainingError(
+                f"{self.term.loss}({self.name}): a Sigmoid computes {self.name!r}, so its classes do not exclude each"
+                " other; use binary_cross_entropy, or say from_logits=False to take it for probabilities"
+            )
+        self.found = None
+        if wanted is False or found is not None or in_unit_interval(view, known.id):
+            self.logits = False
+            self.notes.append(f"{self.term.loss} takes {self.name!r} for probabilities: it reads their logarithm")
+
+    def logarithms(self, axis: int) -> str:
+        """The logarithms of the probabilities over an axis."""
+        return self.b.op("LogSoftmax", self.x, axis=axis) if self.logits else self.log_of(self.x)
+
+    def log_of(self, x: str) -> str:
+        """The logarithm of numbers that may be 0."""
+        return self.b.op("Log", self.b.op("Max", x, self.b.scalar(_FLOOR, DType.FLOAT)))
+
+    # -- shapes ----------------------------------------------------------------------------------------
+
+    def shape(self) -> Shape:
+        """The shape of the prediction. TrainingError if its rank is unknown."""
+        shape = self.b.shape(self.name)
+        if shape is None:
+            raise TrainingError(
+                f"the rank of the prediction {self.name!r} is unknown; declare input shapes of the model"
+            )
+        return shape
+
+    def axis(self, default: int) -> int:
+        """The option `axis`, counted from the front."""
+        rank = len(self.shape())
+        axis = self.option("axis", default)
+        if not isinstance(axis, int) or isinstance(axis, bool) or not -rank <= axis < rank:
+            raise self.wrong("axis", axis, f"an axis of {self.name!r}, which has {rank}")
+        return axis % rank
+
+    def class_axis(self, *, last: bool = False) -> int:
+        """The axis of the classes: that of the Softmax, else the option, else axis 1 or the last one."""
+        asked = self.axis(-1 if last else 1)
+        if self.found is None or self.found.axis is None:
+            return asked
+        if "axis" in self.options and asked != self.found.axis:
+            raise TrainingError(
+                f"the Softmax of {self.name!r} runs over axis {self.found.axis}, but the loss has axis={asked}; give"
+                " the axis of the classes, or from_logits=True"
+            )
+        return self.found.axis
+
+    def by_class(self) -> Shape:
+        """Move the axis of the classes to place 1; return the shape then."""
+        shape = self.b.shape(self.name)
+        if shape is None or len(shape) < 2:
+            dims = "an unknown shape" if shape is None else f"shape {list(shape)}"
+            raise TrainingError(f"{self.term.loss} needs logits of shape [batch, classes, …]; {self.name!r} has {dims}")
+        axis = self.class_axis()
+        self.moved = [a for a in range(len(shape)) if a != axis]
+        self.moved.insert(1 if axis else 0, axis)
+        self.x = self.classes_second(self.x)
+        return tuple(shape[a] for a in self.moved)
+
+    def classes_second(self, x: str) -> str:
+        """Move the axis of the classes to place 1."""
+        return x if self.moved == sorted(self.moved) else self.b.op("Transpose", x, perm=self.moved)
+
+    def along_classes(self, weights: str) -> str:
+        """Weights of classes, shaped to multiply a prediction with classes at axis 1."""
+        return self.b.reshape(weights, [1, -1, *[1] * (len(self.shape()) - 2)])
+
+    def mean(self, each: str) -> str:
+        return self.b.reduce("ReduceMean", each, None, keepdims=False)
+
+    def over_rows(self, total: str) -> str:
+        """Divide a sum by the number of rows."""
+        rows = self.shape()[0]
+        if isinstance(rows, int):
+            return self.times(total, 1 / rows)
+        count = self.b.op("Gather", self.b.op("Shape", self.x), self.b.scalar(0, DType.INT64))
+        return self.b.op("Div", total, self.b.op("Cast", count, to=DType.FLOAT.code))
+
+    def times(self, x: str, factor: float) -> str:
+        """Multiply by a number."""
+        return x if factor == 1 else self.b.op("Mul", x, self.b.scalar(factor, DType.FLOAT))
+
+    # -- targets ---------------------------------------------------------------------------------------
+
+    def second_value(self) -> str | None:
+        """The value of the model that stands in the place of the target, in float32; None without one."""
+        name = self.term.target
+        if name is None:
+            return None
+        if self.b.known(name) is None:
+            raise TrainingError(f"the model has no value {name!r}; {self.term.loss} takes two values of the model")
+        return self.b.cast(name, DType.FLOAT)
+
+    def targets(self, shape: Shape, *kinds: DType) -> str:
+        """Return the input of the targets, appended if new. TrainingError for another type."""
+        b, name = self.b, self.term.target or DEFAULT_TARGET
+        if b.known(name) is None:
+            if name not in self.declared:
+                given = b.input(name, kinds[0], shape)
+                self.declared[given] = self.declared[name] = kinds[0]
+                return given
+            dtype: DType | None = self.declared[name]
+        elif all(formal.name != name for formal in b.graph.input):
+            raise TrainingError(
+                f"the target {name!r} is a value of the model, but not an input; use an input or a new name"
+            )
+        else:
+            dtype = b.dtype(name)
+        if dtype not in kinds:
+            kind = dtype.spelling if dtype else "of unknown type"
+            raise TrainingError(f"the target {name!r} is {kind}; this loss needs {kinds[0].spelling}")
+        return name
+
+    def kept(self, labels: str, ignored: int | None) -> str:
+        """1 for rows that count and 0 for ignored ones, of the shape of the labels."""
+        if ignored is None:
+            return self.b.op("Cast", self.b.op("Equal", labels, labels), to=DType.FLOAT.code)
+        return self.b.op("Cast", self.b.op("Not", self.dropped(labels, ignored)), to=DType.FLOAT.code)
+
+    def dropped(self, labels: str, ignored: int) -> str:
+        """True for ignored rows."""
+        return self.b.op("Equal", labels, self.b.scalar(ignored, self.label_type))
+
+    @property
+    def label_type(self) -> DType:
+        name = self.term.target or DEFAULT_TARGET
+        return self.b.dtype(name) or self.declared.get(name) or DType.INT64
+
+    # -- options ---------------------------------------------------------------------------------------
+
+    def option(self, name: str, default: object) -> object:
+        return self.options.get(name, default)
+
+    def whole(self, name: str) -> int | None:
+        """A whole number, or None."""
+        value = self.option(name, None)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise self.wrong(name, value, "a whole number")
+        return value
+
+    def share(self, name: str) -> float:
+        """A number from 0 to less than 1."""
+        value = self.option(name, 0.0)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
+            raise self.wrong(name, value, "a number from 0 to less than 1")
+        return float(value)
+
+    def positive(self, name: str, default: float) -> float:
+        """A number above 0."""
+        value = self.option(name, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= DType.FLOAT.max:
+            raise self.wrong(name, value, "a finite number above 0")
+        return float(value)
+
+    def weights(self, name: str, count: int | None) -> str | None:
+        """A list of one number per class, as a constant; None without the option."""
+        value = self.option(name, None)
+        if value is None:
+            return None
+        numbers = isinstance(value, (list, tuple)) and all(
+            isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= DType.FLOAT.max for v in value
+        )
+        if not numbers or not isinstance(value, (list, tuple)) or not any(value):
+            raise self.wrong(name, value, "a list of numbers ≥ 0, not all 0")
+        if count is not None and len(value) != count:
+            raise self.wrong(name, value, f"a list of {count} numbers, one per class")
+        return self.b.constant(np.array(value, np.float32))
+
+    def known_classes(self, count: int | None) -> int:
+        """The number of classes. TrainingError if it is not declared."""
+        if count is None:
+            raise TrainingError(
+                f"label_smoothing needs the number of classes, but that of {self.name!r} is not declared; declare it in"
+                " the model"
+            )
+        return count
+
+    def wrong(self, name: str, value: object, legal: str) -> TrainingError:
+        return TrainingError(f"{name}={value!r} of the loss {self.term.loss} must be {legal}; correct it")

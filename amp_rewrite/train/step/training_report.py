@@ -1,0 +1,143 @@
+"""The report of a training step: what is trained and why, how the loss reads the model, and the type of each op."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+
+from amp_rewrite.errors import count
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.result import Result
+from amp_rewrite.reports.rows import Row
+from amp_rewrite.train.objective.parameter_row import FOLDED, FROZEN, MERGED, TRAINED, ParameterRow
+
+_NUMBER = re.compile(r"\d+")
+_WIDTH = 60
+"""Most characters of a name before its shape."""
+
+
+@dataclass(frozen=True, repr=False)
+class TrainingReport(Result):
+    """What a training step does with a model.
+
+    Attributes:
+        model: the model's name.
+        loss: the loss as text.
+        parameters: each float32 initializer and each parameter of the PyTorch module that is known, with its role.
+        notes: how the loss reads its prediction, and what else was changed to train the model.
+        conversion: the type of each op; None under a policy that lowers nothing.
+
+    Example:
+        >>> from amp_rewrite.train import training_step
+        >>> step = training_step("model.onnx", loss="cross_entropy(probability, label)", policy="float32")
+        >>> step.report.notes
+        ("cross_entropy reads the logits 'linear_1' in place of 'probability', which a Softmax computes",)
+        >>> [row.name for row in step.report.trained][:2]
+        ['stem.0.weight', 'hidden.weight']
+    """
+
+    model: str
+    loss: str
+    parameters: tuple[ParameterRow, ...]
+    notes: tuple[str, ...]
+    conversion: Report | None
+
+    @property
+    def trained(self) -> tuple[ParameterRow, ...]:
+        """The parameters that the step changes."""
+        return tuple(row for row in self.parameters if row.role == TRAINED)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The ops of the conversion; none under a policy that lowers nothing."""
+        return () if self.conversion is None else tuple(self.conversion.rows)
+
+    @property
+    def brief(self) -> str:
+        """Model, loss, and number of trained parameters."""
+        numbers = sum(row.size for row in self.trained)
+        parameters = count(len(self.trained), "parameter")
+        return f"{self.model}: trains {parameters} of {count(numbers, 'number')} by {self.loss}"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the parameters as dictionaries."""
+        return (asdict(row) for row in self.parameters)
+
+    def table(self) -> str:
+        """Return the table of parameters and the notes as text. Names that differ by numbers alone share a line."""
+        lines = []
+        for role, words in _WORDS.items():
+            own = [row for row in self.parameters if row.role == role]
+            if own:
+                numbers = sum(row.size for row in own)
+                lines.append(f"  {words}: {len(own)} of {count(numbers, 'number')}")
+                lines += [f"    {line}" for line in _lines(own)]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines) + "\n"
+
+    def text(self, *, verbose: bool = False, command: str = "") -> str:
+        """Return the table of parameters, and the summary of the conversion. Ends with a newline.
+
+        Args:
+            verbose: add every row of the conversion.
+            command: the next step after the conversion.
+        """
+        converted = "" if self.conversion is None else "\n" + self.conversion.text(verbose=verbose, command=command)
+        return f"{self.brief}\n{self.table()}{converted}"
+
+    def to_json(self) -> str:
+        """Return JSON: model, loss, notes, parameters, and the report of the conversion."""
+        data = {
+            "model": self.model,
+            "loss": self.loss,
+            "notes": self.notes,
+            "parameters": list(self.records()),
+            "conversion": None if self.conversion is None else self.conversion.to_dict(),
+        }
+        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+
+_WORDS = {
+    TRAINED: "trained",
+    FROZEN: "not trained",
+    MERGED: "merged by the exporter",
+    FOLDED: "folded by the exporter",
+}
+
+
+def _lines(rows: Sequence[ParameterRow]) -> Iterator[str]:
+    """Yield a line for each run of rows whose names differ by numbers alone."""
+
+    def kind(row: ParameterRow) -> tuple[object, ...]:
+        return (_NUMBER.sub("#", row.name), row.shape, row.why)
+
+    lines: list[tuple[str, str, str]] = []
+    order = {key: position for position, key in reversed(list(enumerate(map(kind, rows))))}
+    for _, same in groupby(sorted(rows, key=lambda row: order[kind(row)]), key=kind):
+        group = list(same)
+        lines.append((_joined([row.name for row in group]), str(list(group[0].shape)), group[0].why))
+    width = min(max(len(name) for name, _, _ in lines), _WIDTH)
+    for name, dims, why in lines:
+        yield f"{name:<{width}}  {dims:<14} {why}".rstrip()
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Spell names that differ by numbers alone: "layers.{0…11}.weight"."""
+    numbers = [_NUMBER.findall(name) for name in names]
+    texts = _NUMBER.split(names[0])
+    spelled = [texts[0]]
+    for position, text in enumerate(texts[1:]):
+        values = list(dict.fromkeys(own[position] for own in numbers))
+        spelled.append(values[0] if len(values) == 1 else "{" + _range(values) + "}")
+        spelled.append(text)
+    return "".join(spelled)
+
+
+def _range(values: Sequence[str]) -> str:
+    whole = [int(value) for value in values]
+    if len(values) > 2 and whole == list(range(whole[0], whole[0] + len(whole))):
+        return f"{values[0]}…{values[-1]}"
+    return ",".join(values)

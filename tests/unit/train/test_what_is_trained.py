@@ -1,0 +1,354 @@
+"""What a step trains and what it leaves, with the reason, and models whose weights an exporter merged or folded."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+from onnx.numpy_helper import from_array
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.train.interchange.torch_module import from_torch
+from amp_rewrite.train.step.step import TrainingStep, training_step
+from amp_rewrite.train.step.trainer import Trainer
+from amp_rewrite.train.update.loss_scale import Array
+from support.train.nets import CROSS_ENTROPY, F32, PLACE, Run, batches, mlp, parsed
+
+RNG = np.random.default_rng(0)
+POSITIONS = np.arange(12)[:, None]
+WAVES = 10000 ** (-np.arange(4) / 4)[None]
+SINUSOIDS = np.concatenate((np.sin(POSITIONS * WAVES), np.cos(POSITIONS * WAVES)), axis=1)
+INTERLEAVED = np.stack((np.sin(POSITIONS * WAVES), np.cos(POSITIONS * WAVES)), axis=2).reshape(12, 8)
+
+
+def _with(model: ModelProto, **arrays: Array) -> ModelProto:
+    model.graph.initializer.extend(from_array(np.asarray(a, F32), name) for name, a in arrays.items())
+    return model
+
+
+def _step(model: object, **options: Any) -> TrainingStep:
+    return training_step(model, **{"loss": "loss", "policy": "float32", "optimizer": "sgd", **options})
+
+
+def _why(step: TrainingStep) -> dict[str, tuple[str, str]]:
+    assert step.report is not None
+    return {row.name: (row.role, row.why) for row in step.report.parameters}
+
+
+def _positions(table: Array, name: str = "table") -> ModelProto:
+    model = parsed(
+        f"""net (float[N,12,8] x) => (float loss) {{
+          p = Add (x, "{name}")  h = MatMul (p, w)  s = Mul (h, h)  loss = ReduceMean <keepdims = 0> (s)
+        }}"""
+    )
+    return _with(model, **{name: table, "w": RNG.normal(size=(8, 8))})
+
+
+# -- buffers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", [SINUSOIDS, INTERLEAVED, SINUSOIDS[None], np.sin(POSITIONS * np.tile(WAVES, 2))])
+def test_a_table_of_sinusoids_is_not_trained_unless_it_is_named(table: Array) -> None:
+    model = _positions(table)
+    assert _why(_step(model)) == {"table": ("frozen", "a table of sinusoids"), "w": ("trained", "")}
+
+    named = _step(model, parameters=["table", "w"])
+    assert named.parameters == ("table", "w")
+    assert _why(named)["table"][1] == "named in parameters, although it is a table of sinusoids"
+
+
+@pytest.mark.parametrize(
+    "table",
+    [np.zeros((12, 8)), np.ones((12, 8)), RNG.normal(size=(12, 8)) * 0.02, RNG.uniform(-1, 1, (12, 8))],
+    ids=["zeros", "ones", "normal", "uniform"],
+)
+def test_a_learned_table_is_trained_even_if_all_its_numbers_are_equal(table: Array) -> None:
+    assert _step(_positions(table)).parameters == ("table", "w")
+
+
+@pytest.mark.parametrize("name", ["model.rotary_emb.inv_freq", "causal_mask", "layers.0.cos_cached", "pixel_mean"])
+def test_a_buffer_is_known_by_its_name(name: str) -> None:
+    assert _why(_step(_positions(RNG.normal(size=(12, 8)), name)))[name] == ("frozen", "a buffer by its name")
+
+
+def test_inverse_frequencies_are_not_trained_and_falling_weights_are() -> None:
+    for row, role in ((WAVES[0], "frozen"), (np.array([1, 0.5, 0.4, 0.3]), "trained")):
+        model = parsed(
+            """net (float[N,4] x) => (float loss) { a = Mul (x, f)  c = Cos (a)  h = MatMul (c, w)  s = Mul (h, h)
+            loss = ReduceMean <keepdims = 0> (s) }"""
+        )
+        step = _step(_with(model, f=row, w=RNG.normal(size=(4, 4))))
+        assert _why(step)["f"][0] == role
+
+
+def test_an_initial_state_is_not_trained_behind_an_expand() -> None:
+    model = parsed(
+        """net (float[3,N,4] x) => (float loss) <int64[1] one = {1}, int64[1] five = {5}, int64[1] zero = {0}> {
+          all = Shape (x)  n = Slice (all, one, two, zero)  shape = Concat <axis = 0> (one, n, five)
+          h = Expand (start, shape)
+          y, last = RNN <hidden_size = 5> (x, w, r, "", "", h)
+          s = Mul (last, last)  loss = ReduceMean <keepdims = 0> (s)
+        }"""
+    )
+    model.graph.initializer.append(from_array(np.array([2]), "two"))
+    model = _with(model, start=RNG.normal(size=(1, 1, 5)), w=RNG.normal(size=(1, 5, 4)), r=RNG.normal(size=(1, 5, 5)))
+    step = _step(model)
+    assert step.parameters == ("w", "r")
+    assert _why(step)["start"] == ("frozen", "the initial state of a recurrence")
+
+
+def test_a_glob_leaves_what_the_rules_leave_and_a_name_does_not() -> None:
+    model = _positions(SINUSOIDS, "net.table")
+    assert _step(model, parameters=["*"]).parameters == ("w",)
+    assert _step(model, parameters=["*", "net.table"]).parameters == ("net.table", "w")
+    assert _step(model, parameters=["net.*", "w"]).parameters == ("net.table", "w")
+
+
+def test_everything_trained_is_printed() -> None:
+    step = training_step(mlp(), loss=CROSS_ENTROPY, policy="float32", freeze="b2")
+    assert str(step.report) == (
+        "net: trains 3 parameters of 208 numbers by cross_entropy(y, t)\n"
+        "  trained: 3 of 208 numbers\n"
+        "    w1  [8, 16]\n"
+        "    b1  [16]\n"
+        "    w2  [16, 4]\n"
+        "  not trained: 1 of 4 numbers\n"
+        "    b2  [4]            named in freeze\n"
+    )
+
+
+def test_names_that_differ_by_numbers_share_a_line() -> None:
+    model = parsed(
+        """net (float[N,4] x) => (float loss) { a = MatMul (x, "l.0.w")  b = MatMul (a, "l.1.w")
+        c = MatMul (b, "l.2.w")  s = Mul (c, c)  loss = ReduceMean <keepdims = 0> (s) }"""
+    )
+    model = _with(model, **{f"l.{i}.w": RNG.normal(size=(4, 4)) for i in range(3)})
+    report = _step(model).report
+    assert report is not None and "    l.{0…2}.w  [4, 4]\n" in report.table()
+
+
+def test_the_report_of_a_lowered_step_has_both_tables() -> None:
+    report = training_step(mlp(), loss=CROSS_ENTROPY).report
+    assert report is not None and report.conversion is not None
+    assert report.rows == tuple(report.conversion.rows)
+    assert "trained: 4 of 212 numbers" in report.text() and "→ float16" in report.text()
+    assert report.to_dict()["parameters"][0] == {"name": "w1", "role": "trained", "shape": [8, 16], "why": ""}
+
+
+# -- merged and expanded ones --------------------------------------------------------------------------
+
+_TWO_NORMS = """net (float[N,4] x) => (float loss) {
+  a = LayerNormalization (x, scale)  h = MatMul (a, w)  b = LayerNormalization (h, scale)
+  s = Mul (b, x)  loss = ReduceMean <keepdims = 0> (s)
+}"""
+
+
+def test_weights_that_an_exporter_merged_are_an_error_with_the_way_out() -> None:
+    model = _with(parsed(_TWO_NORMS), scale=np.ones(4), w=RNG.normal(size=(4, 4)))
+    with pytest.raises(TrainingError) as error:
+        _step(model)
+    assert str(error.value) == (
+        "the initializer 'scale' stands for several weights: 2 ops read it and all its numbers are equal, so an"
+        " exporter merged weights that were equal. Trained, they would stay one. Export with"
+        " amp_rewrite.train.from_torch(module, example), which keeps them apart; or name it in `parameters` to train"
+        " them as one, or in `freeze` to leave them"
+    )
+    assert _step(model, parameters=["scale", "w"]).parameters == ("scale", "w")
+    assert _step(model, freeze="scale").parameters == ("w",)
+
+
+def test_weights_that_are_tied_on_purpose_are_trained_and_told() -> None:
+    model = _with(parsed(_TWO_NORMS), scale=RNG.normal(size=4), w=RNG.normal(size=(4, 4)))
+    assert _why(_step(model))["scale"] == ("trained", "read by 2 ops")
+
+
+def _tokens(rows: int) -> ModelProto:
+    """A class token before the tokens of x, expanded to a batch of 3 where it has so many rows."""
+    token = "token" if rows > 1 else "all"
+    expand = "" if rows > 1 else "all = Expand (token, shape)"
+    model = parsed(
+        f"""net (float[3,2,4] x) => (float loss) <int64[3] shape = {{3, 1, 4}}> {{
+          {expand} t = Concat <axis = 1> ({token}, x)  h = MatMul (t, w)  s = Mul (h, h)
+          loss = ReduceMean <keepdims = 0> (s)
+        }}"""
+    )
+    rng = np.random.default_rng(1)
+    one = rng.normal(size=(1, 1, 4))
+    return _with(model, token=np.repeat(one, rows, axis=0), w=rng.normal(size=(4, 4)))
+
+
+def test_rows_expanded_from_one_token_are_trained_as_one_row() -> None:
+    batch = {"x": np.asarray(np.random.default_rng(2).normal(size=(3, 2, 4)), F32)}
+    step = _step(_tokens(3), optimizer="sgd,lr=0.1,momentum=0.9,clipnorm=0.5")
+    expanded, single = (Run(s) for s in (step, _step(_tokens(1), optimizer=step.optimizer)))
+    for _ in range(3):
+        expanded(batch)
+        single(batch)
+
+    assert _why(step)["token"] == ("trained", "its 3 rows are copies of one")
+    np.testing.assert_allclose(expanded.state["token"], single.state["token"], rtol=1e-6)
+    exported = step.trained(expanded.state).to_proto()
+    (token,) = (t for t in exported.graph.initializer if t.name == "token")
+    assert list(token.dims) == [3, 1, 4]
+    np.testing.assert_array_equal(
+        np.frombuffer(token.raw_data, F32).reshape(3, 1, 4), np.repeat(expanded.state["token"], 3, axis=0)
+    )
+
+
+def test_a_token_of_equal_numbers_is_one_row_too() -> None:
+    model = _tokens(3)
+    model.graph.initializer[1].CopyFrom(from_array(np.zeros((3, 1, 4), F32), "token"))
+    assert _why(_step(model))["token"][1] == "its 3 rows are copies of one"
+
+
+# -- opset -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opset", [12, 13, 15])
+def test_an_embedding_below_opset_16_is_moved_and_told(opset: int) -> None:
+    model = parsed("net (int64[N] ids) => (float[N,4] y) { e = Gather (table, ids)  y = MatMul (e, w) }", opset)
+    model = _with(model, table=RNG.normal(size=(5, 8)), w=RNG.normal(size=(8, 4)))
+    step = training_step(model, loss=CROSS_ENTROPY, policy="float32", optimizer="sgd,lr=1.0")
+    trainer = Trainer(step, **PLACE)
+    history = trainer.fit([{"ids": np.array([0, 1, 1]), "t": np.array([0, 1, 1])}], epochs=10)
+
+    assert history.losses[-1] < 0.5 * history.losses[0]
+    assert step.report is not None
+    assert step.report.notes == (
+        f"the step is at ai.onnx opset 16, whose ScatterND adds gradients; the model at {opset}",
+    )
+    assert trainer.export().proto.opset_import[0].version == opset
+
+
+# -- PyTorch -----------------------------------------------------------------------------------------
+
+
+def _module() -> Any:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+
+    class Net(torch.nn.Module):  # type: ignore[misc,name-defined]
+        """Two norms that start equal, a folded scale, an expanded token, a buffer and a frozen layer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.LayerNorm(8), torch.nn.LayerNorm(8)
+            self.linear, self.frozen = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
+            self.frozen.requires_grad_(False)
+            self.scale = torch.nn.Parameter(torch.tensor(0.3))
+            self.token = torch.nn.Parameter(torch.randn(1, 1, 8))
+            self.register_buffer("shift", torch.randn(3, 8))
+
+        def forward(self, x: Any) -> Any:
+            x = torch.cat((self.token.expand(x.shape[0], -1, -1), x), 1) + self.shift
+            x = self.second(self.linear(self.first(x))) * self.scale.exp()
+            return self.frozen(x).mean(1)
+
+    return Net()
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_is_exported_with_every_parameter_bound_and_trains_as_in_torch() -> None:
+    net = _module()
+    torch = sys.modules["torch"]
+    modes = [part.training for part in net.modules()]
+    model = from_torch(net, torch.randn(2, 2, 8))
+    step = training_step(model, loss="cross_entropy(output, label)", policy="float32", optimizer="sgd,lr=0.1")
+    trainable = {name for name, p in net.named_parameters() if p.requires_grad}
+
+    assert [part.training for part in net.modules()] == modes
+    assert set(step.parameters) == trainable
+    assert _why(step)["shift"] == ("frozen", "a buffer of the module")
+    assert _why(step)["frozen.weight"] == ("frozen", "a parameter with requires_grad=False")
+
+    trainer = Trainer(step, **PLACE)
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        x, label = rng.normal(size=(3, 2, 8)).astype(F32), rng.integers(0, 4, 3)
+        loss = torch.nn.functional.cross_entropy(net(torch.tensor(x)), torch.tensor(label))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert trainer.fit([{"x": x, "label": label}]).losses[0] == pytest.approx(loss.item(), abs=1e-6)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_what_the_exporter_merged_and_folded_is_listed_by_its_name_in_torch() -> None:
+    net = _module()
+    torch = sys.modules["torch"]
+    program = torch.onnx.export(net.eval(), (torch.randn(2, 2, 8),), dynamo=True, opset_version=20, verbose=False)
+    loss = f"mean_squared_error({program.model_proto.graph.output[0].name}, goal)"
+    with pytest.raises(TrainingError, match=r"exporter merged 'second\.weight' into it, which were equal then"):
+        _step(program, loss=loss)
+    why = _why(_step(program, loss=loss, freeze=["first.*"]))
+
+    assert why["second.weight"] == ("merged", "the exporter merged it into first.weight")
+    assert why["scale"][0] == "constant" and "from_torch(module, example)" in why["scale"][1]
+    assert why["shift"] == ("frozen", "a buffer of the module")
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_dropout_is_kept_for_training_mode_on_request() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 4))
+    example = torch.randn(2, 8)
+    model = from_torch(net, {"input": example}, dropout=True)
+    assert [node.op_type for node in model.proto.graph.node] == ["Gemm", "Dropout", "Gemm"]
+    batch = [{"input": b["x"], "t": b["t"]} for b in batches(1)]
+    still, dropped = (
+        Trainer(training_step(model, loss="cross_entropy(output, t)", policy="float32", training_mode=mode), **PLACE)
+        for mode in (False, True)
+    )
+    assert still.evaluate(batch).loss == dropped.evaluate(batch).loss
+    assert still.fit(batch).losses != dropped.fit(batch).losses
+
+
+def test_from_torch_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(TrainingError, match="from_torch needs PyTorch and onnxscript, but torch is not installed"):
+        from_torch(object(), np.ones(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda net: net.half(), "'scale' of the module is float16, but trained weights must be float32"),
+        (lambda net: "net", "not a PyTorch module: 'net'; pass a torch.nn.Module"),
+    ],
+)
+def test_a_module_that_can_not_be_trained_is_refused(change: Any, message: str) -> None:
+    with pytest.raises(TrainingError) as error:
+        from_torch(change(_module()), np.ones((2, 2, 8), F32))
+    assert message in str(error.value)
+
+
+@pytest.mark.torch
+@pytest.mark.transformers
+@pytest.mark.filterwarnings("ignore")
+def test_a_language_model_is_exported_in_one_call_and_all_of_it_is_trained() -> None:
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from amp_rewrite.train.interchange.transformers_model import from_transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=20, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    net = transformers.GPT2LMHeadModel(config).eval()
+    model = from_transformers(net)
+    step = training_step(model, loss="cross_entropy(logits, labels, axis=-1)", policy="float32")
+
+    assert set(step.parameters) == {name for name, _ in net.named_parameters()}
+    assert step.batch == ("input_ids", "attention_mask", "labels")
+    with pytest.raises(TrainingError, match="not a model of transformers: int; use from_torch"):
+        from_transformers(3)  # type: ignore[arg-type]
