@@ -108,9 +108,7 @@ LAST_PRODUCT = _reason("last_product", "after the last lowered product", Strengt
 TINY_PRODUCT = _reason("tiny_product", "in a part of the model whose products sum few terms each", Strength.SAFETY)
 QUANTIZED = _reason("quantized", "runs on integers, between DequantizeLinear and QuantizeLinear", Strength.SAFETY)
 PRODUCT = _reason("product", "a product over an axis, which easily exceeds the type", Strength.SAFETY)
-PROVED_OVERFLOW = _reason(
-    "proved_overflow", "after placeholder weights, where values are proved to exceed the type", Strength.SAFETY
-)
+PROVED_OVERFLOW = _reason("proved_overflow", "its values are proved to exceed the type", Strength.SAFETY)
 STATISTICS = _reason("statistics", "its statistics do not fit the type", Strength.SAFETY)
 ADDITIVE_MASK = _reason("additive_mask", "adds a mask that would overflow", Strength.SAFETY)
 OVERFLOW = _reason("overflow", "data showed values that the type cannot hold", Strength.PIN)
@@ -174,6 +172,7 @@ _REMARKS = {
     "unchecked": ("the model may be valid all the same", "`amp-rewrite doctor --open` tries whether it opens"),
     KERNEL_GATE: ("such ops stay float32", ""),
     OVERFLOW: ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
+    PROVED_OVERFLOW: ("the ops that compute with it stay float32", "calibrate with --data, if inputs are smaller"),
     SCHEMA_GATE: ("such ops stay float32", ""),
     UNDERFLOW: ("the ops that compute with it stay float32", ""),
     UNKNOWN_TYPE: ("such ops keep their type", "infer the model's shapes and types first, or export it again"),

@@ -17,6 +17,7 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError, spelled
 from amp_rewrite.evidence.ranges import Range, Ranges, key
+from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.dataflow import Flow, made_variable, reach, read_variable
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
@@ -85,23 +86,60 @@ def guard(
         for v, fault in _faults(view, ranges, to, headroom)
         if v not in saturate and not (v in proved and fault.rule in _PROVABLE)
     }
+    pins, unfit = _pinned(view, paint, faults)
+    batches = f"{count(ranges.batches, 'batch', 'batches')}, headroom {headroom:g}"
+    doubt = "; random data is not real data: calibrate with yours before you rely on this" if ranges.random else ""
+    return Guarded(
+        pins,
+        (Finding("calibrated", ranges.origin, batches + doubt), *_findings(view, unfit)),
+        Evidence(GUARDED, ranges.origin, ranges.batches, ranges.random),
+    )
+
+
+def guard_proved(
+    view: View, paint: Paint, least: Mapping[ValueId, float], to: DType, saturate: Collection[ValueId] = ()
+) -> Guarded:
+    """Return the pins and findings that follow from magnitudes that values are proved to reach."""
+    pins, unfit = _pinned(view, paint, _beyond(least, to, saturate))
+    return Guarded(pins, tuple(_findings(view, unfit)))
+
+
+def _findings(view: View, unfit: Mapping[ValueId, Fault]) -> list[Finding]:
+    return [Finding(fault.rule, view.value_name(v), fault.note) for v, fault in sorted(unfit.items())]
+
+
+def _pinned(
+    view: View, paint: Paint, faults: Mapping[ValueId, Fault]
+) -> tuple[tuple[Pin, ...], Mapping[ValueId, Fault]]:
+    """Return the pins that take every faulty value out of the low type, and the values that would have been in it."""
     held: dict[OpId, Pin] = {}
     unfit: dict[ValueId, Fault] = {}
-    while True:
+    while faults:
         coloring = paint(tuple(held.values()))
         fresh = {pin.op: pin for pin in _unfit(view, coloring, faults, unfit) if pin.op not in held}
         fresh = fresh or {pin.op: pin for pin in _holes(view, coloring, held) if pin.op not in held}
         if not fresh:
             break
         held |= fresh
-    batches = f"{count(ranges.batches, 'batch', 'batches')}, headroom {headroom:g}"
-    doubt = "; random data is not real data: calibrate with yours before you rely on this" if ranges.random else ""
-    findings = [Finding(fault.rule, view.value_name(v), fault.note) for v, fault in sorted(unfit.items())]
-    return Guarded(
-        tuple(held[op] for op in sorted(held)),
-        (Finding("calibrated", ranges.origin, batches + doubt), *findings),
-        Evidence(GUARDED, ranges.origin, ranges.batches, ranges.random),
-    )
+    return tuple(held[op] for op in sorted(held)), unfit
+
+
+def _beyond(least: Mapping[ValueId, float], to: DType, saturate: Collection[ValueId]) -> dict[ValueId, Fault]:
+    return {
+        value: Fault(reasons.PROVED_OVERFLOW, f"is proved to reach {size:g} for inputs of size 1, beyond {to.max:g}")
+        for value, size in least.items()
+        if size > to.max and value not in saturate
+    }
+
+
+def proved_overflowing(
+    view: View, coloring: Coloring, least: Mapping[ValueId, float], to: DType, saturate: Collection[ValueId] = ()
+) -> Mapping[ValueId, Fit]:
+    """Return the values that a coloring makes or reads low, but that are proved to overflow, with their sizes."""
+    unfit: dict[ValueId, Fault] = {}
+    for _ in _unfit(view, coloring, _beyond(least, to, saturate), unfit):
+        pass
+    return {value: Fit(absmax=least[value]) for value in unfit}
 
 
 def overflowing(

@@ -13,6 +13,7 @@ from amp_rewrite.files.float16 import BLOCK, to_float16
 Array = NDArray[Any]
 
 _LARGE = 1 << 12  # elements from which it pays to convert in whole arrays
+_NORMAL = 126  # powers of two up to this one are normal numbers of float32
 # The bit pattern of infinity; the one below it is the largest finite value.
 _INFINITY: dict[DType, tuple[type[np.unsignedinteger[Any]], int]] = {
     DType.FLOAT16: (np.uint16, 0x7C00),
@@ -30,6 +31,21 @@ def cast(values: Array, to: DType, memory: Array | None = None) -> Array:
     if to is DType.FLOAT16 and values.dtype == np.float32 and values.size >= _LARGE:
         return _cast_in_blocks(values, memory)
     return _cast_whole(values, to)
+
+
+def scaled(values: Array, exponent: int) -> Array:
+    """Return floating values times 2⁻ᵉ, in float32 or wider; the array itself may be overwritten.
+
+    Exact but for subnormal numbers and those beyond the type.
+    """
+    if values.dtype.itemsize < 4:
+        values = values.astype(np.float32)
+    with np.errstate(all="ignore"):
+        if abs(exponent) <= _NORMAL:
+            np.multiply(values, values.dtype.type(2.0**-exponent), out=values)
+        else:
+            np.ldexp(values, -exponent, out=values)
+    return values
 
 
 def _cast_in_blocks(values: Array, memory: Array | None) -> Array:

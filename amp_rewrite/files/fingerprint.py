@@ -74,6 +74,7 @@ def _sampled(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | mem
     if is_stub(tensor):
         place = tensors.source(tensor)
         yield place.dtype.name.encode()  # with a pending cast, the bytes have another type
+        yield str(place.exponent).encode() if place.exponent else b""
         for at, length in _spread(place.length):
             piece = bytearray(length)
             sources.fill(place, at, memoryview(piece))

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias
 
@@ -20,7 +20,7 @@ from onnx.serialization import registry
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files import program, store, tensors, wire
+from amp_rewrite.files import casting, program, store, tensors, wire
 from amp_rewrite.files.casting import Array, cast
 from amp_rewrite.files.external_data import Folder
 from amp_rewrite.files.foreign import foreign
@@ -182,7 +182,7 @@ class Model:
             if not is_stub(tensor):
                 return Fit.of(tensors.chunks(tensor, tensors.CHUNK, sources), to)
             chunks = tensors.chunks(tensor, tensors.CHUNK, sources, memory=sources.memory if memory is None else memory)
-            pending = tensors.source(tensor).dtype is not kind
+            pending = tensors.is_pending(tensor)
             return Fit.of((cast(c, kind) for c in chunks) if pending else chunks, to, ours=True)
 
     @property
@@ -262,6 +262,21 @@ def baked(tensor: TensorProto, to: DType, *, name: str | None = None, model: Mod
             out.raw_data = cast(model.array(tensor), to).tobytes()
     if name is not None:
         out.name = name
+    return out
+
+
+def scaled(tensor: TensorProto, exponent: int, *, name: str, model: Model) -> TensorProto:
+    """Return a new tensor with the values of a float32 `tensor` times 2⁻ᵉ; all but the name is kept.
+
+    Values in memory are scaled at once. A stub gets a pending scale.
+    """
+    out = tensors.without_values(tensor)
+    if is_stub(tensor):
+        place = tensors.source(tensor)
+        tensors.make_stub(out, replace(place, exponent=place.exponent + exponent))
+    else:
+        out.raw_data = casting.scaled(model.array(tensor).copy(), exponent).tobytes()
+    out.name = name
     return out
 
 

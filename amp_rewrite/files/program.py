@@ -162,7 +162,7 @@ class _Shelf:
             base = os.fspath(tensor.base_dir)
             return self._folders.setdefault(base, Folder(Path(base))).source(proto)
         held = Held(tensor, kind, count := elements(proto))
-        return Source("", 0, kind.nbytes(count), kind, held.key, explicit, held)
+        return Source("", 0, kind.nbytes(count), kind, held.key, explicit, held=held)
 
 
 _HEAVY = frozenset(("TENSOR", "TENSORS", "GRAPH", "GRAPHS"))

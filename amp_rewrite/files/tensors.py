@@ -3,7 +3,8 @@
 A *stub* is a TensorProto whose bytes are in a file: data_location is EXTERNAL, and external_data has the absolute
 path, the offset, the length, and the *stamp* of the file. The stub of a tensor of a program in memory has no path, and
 the key of that tensor (see `held`) as its stamp. If the bytes have another element type than `data_type`, the stub
-carries a *pending cast*, which is applied on reading. All of this is inside the TensorProto, so a stub can be copied,
+carries a *pending cast*, and it may carry a *pending scale*, a power of two: both are applied on reading, the scale
+first. All of this is inside the TensorProto, so a stub can be copied,
 renamed and moved between models like any other tensor.
 """
 
@@ -24,13 +25,14 @@ import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files.casting import Array, cast
+from amp_rewrite.files.casting import Array, cast, scaled
 from amp_rewrite.files.held import Held, copy_bytes, held
 from amp_rewrite.files.regular import open_regular
 
 CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
 
 _DTYPE, _STAMP, _EXPLICIT = "amp_rewrite.dtype", "amp_rewrite.stamp", "amp_rewrite.explicit"
+_EXPONENT = "amp_rewrite.exponent"
 _CHANGED = "{} has changed since the model was loaded from it; load it again"
 _OPEN_FILES = 32
 _COPIED = 1 << 20  # bytes
@@ -41,7 +43,8 @@ class Source:
     """Location of a stub's bytes, and their type there.
 
     `stamp`: identifies one state of the file, or `held`, the tensor of a program; then there is no path. `explicit`:
-    the tensor in memory has data_location set to DEFAULT, instead of unset.
+    the tensor in memory has data_location set to DEFAULT, instead of unset. `exponent`: the values are those of the
+    bytes times 2⁻ᵉ.
     """
 
     path: str
@@ -50,6 +53,7 @@ class Source:
     dtype: DType
     stamp: str
     explicit: bool
+    exponent: int = 0
     held: Held | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -79,6 +83,7 @@ def source(tensor: onnx.TensorProto) -> Source:
             dtype=DType[entries[_DTYPE]],
             stamp=entries[_STAMP],
             explicit=_EXPLICIT in entries,
+            exponent=int(entries.get(_EXPONENT, "0")),
             held=None if entries["location"] else held(entries[_STAMP]),
         )
     except KeyError as cause:
@@ -95,8 +100,18 @@ def make_stub(tensor: onnx.TensorProto, source: Source) -> None:
     entries |= {_DTYPE: source.dtype.name, _STAMP: source.stamp}
     if source.explicit:
         entries[_EXPLICIT] = "1"
+    if source.exponent:
+        entries[_EXPONENT] = str(source.exponent)
     for key, value in entries.items():
         tensor.external_data.add(key=key, value=value)
+
+
+def is_pending(tensor: onnx.TensorProto) -> bool:
+    """True for a stub with a pending cast or scale: its bytes are not its values."""
+    if not is_stub(tensor):
+        return False
+    place = source(tensor)
+    return place.dtype.code != tensor.data_type or place.exponent != 0
 
 
 def without_values(tensor: onnx.TensorProto) -> onnx.TensorProto:
@@ -262,7 +277,8 @@ def _check_state(path: str, state: str, file: BinaryIO) -> None:
 def chunks(tensor: onnx.TensorProto, count: int, sources: Sources, *, memory: Array | None = None) -> Iterator[Array]:
     """Yield the tensor's elements in order, as flat arrays of at most `count`, before the pending cast.
 
-    `memory`: bytes to read a stub into; then an array is valid until the next one is requested.
+    Scaled ones have float32 or a wider type. `memory`: bytes to read a stub into; then an array is valid until the next
+    one is requested.
     """
     place = source(tensor) if is_stub(tensor) else None
     if place is None or place.dtype.bits < 8:
@@ -274,7 +290,8 @@ def chunks(tensor: onnx.TensorProto, count: int, sources: Sources, *, memory: Ar
         needed = place.dtype.nbytes(min(count, size - at))
         held: Array = np.empty(needed, np.uint8) if memory is None else memory[:needed]
         sources.fill(place, place.dtype.nbytes(at), held.data)
-        yield held.view(place.dtype.numpy)
+        values = held.view(place.dtype.numpy)
+        yield scaled(values, place.exponent) if place.exponent else values
 
 
 def array(tensor: onnx.TensorProto, sources: Sources) -> Array:
@@ -285,7 +302,7 @@ def array(tensor: onnx.TensorProto, sources: Sources) -> Array:
     if place.dtype.bits < 8:
         return _unpacked(tensor, place, sources)
     out: Array = np.empty(elements(tensor), kind.numpy)
-    if place.dtype is kind:
+    if not is_pending(tensor):
         sources.fill(place, 0, out.view(np.uint8).data)
     else:
         at = 0
@@ -327,9 +344,10 @@ def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memo
         yield tensor.raw_data if tensor.HasField("raw_data") else in_memory(tensor).tobytes()
         return
     place, kind = source(tensor), dtype(tensor)
-    if place.dtype is not kind:
+    if is_pending(tensor):
         for chunk in chunks(tensor, CHUNK, sources, memory=sources.memory):
-            yield cast(chunk, kind, sources.made).view(np.uint8).data
+            done = chunk if chunk.dtype == kind.numpy else cast(chunk, kind, sources.made)
+            yield done.view(np.uint8).data
         return
     for at in range(0, place.length, _COPIED):
         part = sources.made[: min(_COPIED, place.length - at)]

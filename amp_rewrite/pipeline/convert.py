@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 from onnx import ModelProto
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.bounds.bound import Bound, Klass, counted
 from amp_rewrite.decide.cast_plan import Plan, plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.errors import Finding, PolicyError, spelled
@@ -19,9 +20,10 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.schema import of_runtime_alone
-from amp_rewrite.ir.view import View
+from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.shifted import shifted
+from amp_rewrite.pipeline.shift_rows import refusing, unshifted
+from amp_rewrite.pipeline.shifted import bounds_before, measured_bounds, shifted
 from amp_rewrite.reports.annotations import annotate, unannotate
 from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.report import Report
@@ -167,11 +169,8 @@ def convert(
     request = Request.of(**options)
     draft = Draft.of(model, request, folder=folder)  # load, view, canonicalize, find_hazards
     known = ranges_for(draft, ranges) if ranges is not None else None if data is None else _measured(draft, data)
-    if known is None:
-        draft, _ = shifted(draft, None, headroom)
-        return finish(draft, draft.paint())  # plan_casts, apply, check, report_of
     draft, measured = shifted_and_guarded(draft, known, headroom)
-    return finish(draft, draft.paint(measured.pins), measured.findings, measured=measured)
+    return finish(draft, draft.paint(measured.pins), measured.findings, measured=measured)  # plan_casts, apply, check …
 
 
 def _measured(draft: Draft, data: Data) -> Ranges:
@@ -207,18 +206,23 @@ def model_name(draft: Draft) -> str:
     return draft.source.path.name if draft.source.path is not None else "the model"
 
 
-def shifted_and_guarded(draft: Draft, ranges: Ranges, headroom: float) -> tuple[Draft, Guarded]:
-    """Return the draft, and the pins and findings that ranges imply for it.
+def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> tuple[Draft, Guarded]:
+    """Return the draft, and the pins and findings that ranges imply for it; without ranges, those that proofs imply.
 
     It is shifted by the exponent that is asked for, or if that lowers more compute ops than float32 for what overflows.
     """
-    moved, known = shifted(draft, ranges, headroom)
-    pinned = guarded(moved, known or ranges, headroom)
-    if moved.view is draft.view or moved.request.shift != AUTO_SHIFT or draft.view.low_types:
+    tried = shifted(draft, ranges, headroom)
+    known = bounds_before(tried) if ranges is not None else {}
+    moved, plain = tried.draft, tried.plain
+    pinned = _guarded(moved, tried.ranges, headroom, tried.carried(known), tried.least)
+    if tried.shift is None or moved.request.shift != AUTO_SHIFT or draft.view.low_types:
         return moved, pinned
-    plain = guarded(draft, ranges, headroom)
-    gains = _compute_lowered(moved, pinned) > _compute_lowered(draft, plain)
-    return (moved, pinned) if gains else (draft, plain)
+    unmoved = _guarded(plain, ranges, headroom, known, tried.plain_least)
+    if _compute_lowered(moved, pinned) > _compute_lowered(plain, unmoved):
+        return moved, pinned
+    rows = unshifted(moved.shifts, "a shift would lower no more products")
+    notes = (refusing(row.value, row.absmax, row.why) for row in rows)
+    return replace(plain, notes=(*plain.notes, *notes), shifts=(*plain.shifts, *rows)), unmoved
 
 
 def _compute_lowered(draft: Draft, measured: Guarded) -> int:
@@ -227,15 +231,20 @@ def _compute_lowered(draft: Draft, measured: Guarded) -> int:
     return sum(coloring.entries[op].color is Color.ALLOW for op in low)
 
 
-def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Guarded:
-    """Return the pins and findings that ranges imply for a draft."""
-    from amp_rewrite.decide.bounds.analysis import bounds  # late: only conversions with ranges pay for it
-    from amp_rewrite.decide.bounds.bound import BoundOptions, Klass, counted
-    from amp_rewrite.evidence.bounds import magnitudes
-    from amp_rewrite.evidence.guard import guard
+def _guarded(
+    draft: Draft,
+    ranges: Ranges | None,
+    headroom: float,
+    known: Mapping[ValueId, Bound],
+    least: Mapping[ValueId, float] | None,
+) -> Guarded:
+    """Return the pins and findings that ranges and bounds imply for a draft; without ranges, proved magnitudes."""
+    from amp_rewrite.evidence.guard import Guarded, guard, guard_proved  # late: few conversions without data pay for it
 
     to, saturate = draft.request.to, draft.hazards.saturate
-    known = bounds(draft.view, BoundOptions(to, measured=magnitudes(draft.view, ranges), headroom=headroom))
+    if ranges is None:
+        return guard_proved(draft.view, draft.paint, least, to, saturate) if least else Guarded()
+    known = measured_bounds(draft.view, known, ranges, headroom)
     proved = frozenset(value for value, bound in known.items() if bound.klass is Klass.FITS)
     pins = guard(draft.view, draft.paint, ranges, to, headroom=headroom, saturate=saturate, proved=proved)
     return replace(pins, bounds=counted(known.values()))
@@ -288,6 +297,8 @@ def _report(
     )
     if measured is not None:
         report = replace(report, evidence=measured.evidence, bounds=measured.bounds)
+    if draft.shifts:
+        report = replace(report, shifts=draft.shifts)
     if request.log_path is not None:
         dump(request.log_path, report_of(view, name=name, tool=VERSION), report, request.lists)
     return report

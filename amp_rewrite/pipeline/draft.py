@@ -20,6 +20,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.options import Request
@@ -35,7 +36,7 @@ class Draft:
     `source` is the caller's model, `base` the result if nothing is lowered, `view` the one to paint, with the
     `expansions` that led to it. `clusters` are the groups of ops that compute one thing together, with or without
     safety rules. `rescale`: quantizers get scales of the low type. `notes`: findings of a model left alone, too.
-    `widened`: low values of the model have become float32.
+    `widened`: low values of the model have become float32. `shifts`: what became of values beyond the type.
     """
 
     request: Request
@@ -51,6 +52,7 @@ class Draft:
     rescale: bool = False
     notes: tuple[Finding, ...] = ()
     widened: bool = False
+    shifts: tuple[ShiftRow, ...] = ()
 
     @classmethod
     def of(cls, model: object, request: Request, *, folder: str | Path | None = None, widen: bool = False) -> Draft:

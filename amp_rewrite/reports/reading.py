@@ -79,6 +79,15 @@ def natural(value: object) -> int:
     return number
 
 
+def size(value: object) -> float:
+    """Read a finite number that is not negative."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise Malformed(f"must be a number, but is {kind(value)}")
+    if value < 0:
+        raise Malformed(f"must not be negative, but is {value:g}")
+    return float(value)
+
+
 def flag(value: object) -> bool:
     """Read true or false."""
     if not isinstance(value, bool):

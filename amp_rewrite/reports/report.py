@@ -29,6 +29,7 @@ from amp_rewrite.reports.rows import (
     PortRow,
     ReportData,
     Row,
+    ShiftRow,
     Totals,
 )
 from amp_rewrite.reports.summary import NEXT, summary
@@ -56,6 +57,7 @@ class Report(Result, ReportData):
         weights: bytes of weights by type.
         evidence: how far data have checked the conversion, and the next command.
         bounds: numbers of float values by class, where bounds were proved.
+        shifts: regions of values that are computed times a power of two, and values beyond the type that are not.
         schema: version of the format.
 
     Example:
@@ -126,7 +128,14 @@ class Report(Result, ReportData):
             parts.append(f'  "evidence": {_dump(evidence)}')
         if self.bounds:
             parts.append(f'  "bounds": {_dump(dict(self.bounds))}')
-        for name in ("findings", *(_PORTS if self.schema > 1 else ()), "casts", "baked", "rows"):
+        for name in (
+            *(("shifts",) if self.shifts else ()),
+            "findings",
+            *(_PORTS if self.schema > 1 else ()),
+            "casts",
+            "baked",
+            "rows",
+        ):
             lines = ",\n".join(f"    {_dump(_encode(item))}" for item in getattr(self, name))
             parts.append(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []')
         return "{\n" + ",\n".join(parts) + "\n}\n"
@@ -258,6 +267,7 @@ _TYPES: dict[str, Reader] = {
     "str | None": optional(reading.text),
     "int": reading.natural,
     "int | None": optional(reading.natural),
+    "float": reading.size,
     "bool": reading.flag,
     "Mapping[str, int]": map_of(reading.integer),
     "Mapping[str, str]": shared(map_of(reading.text)),
@@ -269,6 +279,7 @@ _TYPES: dict[str, Reader] = {
 }
 _ITEMS: dict[str, Reader] = {
     "findings": _object(Finding),
+    "shifts": _object(ShiftRow),
     "inputs": _object(PortRow),
     "outputs": _object(PortRow),
     "casts": _object(CastRow),
@@ -277,9 +288,16 @@ _ITEMS: dict[str, Reader] = {
 }
 """Readers of the items of a report's lists."""
 _SIGNED = {(Row, "because_row"), (CastRow, "after"), (PortRow, "after")}
-_NAMES = {(Row, "name"), (CastRow, "value"), (BakeRow, "value"), (PortRow, "name"), (Finding, "subject")}
+_NAMES = {
+    (Row, "name"),
+    (CastRow, "value"),
+    (BakeRow, "value"),
+    (ShiftRow, "value"),
+    (PortRow, "name"),
+    (Finding, "subject"),
+}
 """Texts that differ from row to row; the others are shared."""
-_CLASSES = (Report, Header, Totals, Evidence, Row, CastRow, BakeRow, PortRow, Finding)
+_CLASSES = (Report, Header, Totals, Evidence, Row, CastRow, BakeRow, PortRow, ShiftRow, Finding)
 
 
 def _parts(cls: Any) -> list[tuple[str, str, object]]:
@@ -318,7 +336,7 @@ _READERS[Header] |= {name: (name, optional(reading.text)) for name in STATED}  #
 _PORTS = ("inputs", "outputs")
 _NEW = (*_PORTS, "weights")
 """Fields of a report from version 2 on."""
-_OPTIONAL = (*_NEW, "evidence", "bounds")
+_OPTIONAL = (*_NEW, "evidence", "bounds", "shifts")
 _NEEDED: dict[type, tuple[str, ...]] = {
     cls: tuple(name for name, _, default in parts if default is MISSING or (cls is Report and name not in _OPTIONAL))
     for cls, parts in _PARTS.items()

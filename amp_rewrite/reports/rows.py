@@ -144,6 +144,30 @@ class BakeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ShiftRow:
+    """A region of values that is computed times 2⁻ᵏ, or a value beyond the low type that is not.
+
+    `value` is the largest of the region, `exponent` its k: 0 for one that is not shifted, and `why` says why.
+    `evidence` is "data", "proof" (bounds that follow from the weights) or "option" (an exponent asked for without
+    data). `values` counts the shifted values, `kept` names those of the region that stay as they are since they are too
+    small. `absmax` is the largest magnitude before the shift, `headroom` the factor to the largest number of the type,
+    before and after; both are 0 where no magnitude is known. `ends` names the ops before or after which a Mul undoes
+    the shift.
+    """
+
+    value: str
+    exponent: int = 0
+    evidence: str = "data"
+    values: int = 1
+    absmax: float = 0.0
+    headroom: float = 0.0
+    headroom_after: float = 0.0
+    kept: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """Counts over the whole report; bytes of weights are those of dense initializers and Constants.
 
@@ -176,7 +200,8 @@ class ReportData:
     """Rows in topological order, with header, totals, casts, findings, and the inputs and outputs of the model.
 
     `weights` are the bytes of dense initializers and Constants after the conversion, by element type. `evidence` says
-    how far data have checked the conversion, `bounds` how many float values are proved to fit, or measured to.
+    how far data have checked the conversion, `bounds` how many float values are proved to fit, or measured to, `shifts`
+    which values beyond the type are computed times a power of two.
     """
 
     model: Header
@@ -190,6 +215,7 @@ class ReportData:
     weights: Mapping[str, int] = field(default_factory=dict)
     evidence: Evidence = UNCHECKED
     bounds: Mapping[str, int] = field(default_factory=dict)
+    shifts: tuple[ShiftRow, ...] = ()
     schema: int = SCHEMA
 
     @property

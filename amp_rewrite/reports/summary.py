@@ -11,7 +11,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
 from amp_rewrite.reports.evidence import UNCHECKED
 from amp_rewrite.reports.render import count, plain, share, shortened, size, table
-from amp_rewrite.reports.rows import ReportData, Row
+from amp_rewrite.reports.rows import ReportData, Row, ShiftRow
 
 _LOW = ("float16", "bfloat16")
 _SHOWN_CASTS = 6
@@ -86,7 +86,17 @@ def _totals(report: ReportData) -> list[tuple[str, str]]:
         facts.append(("kernel gate", f"{count(totals.refused, 'op')} refused"))
     if report.bounds:
         facts.append(("ranges", ", ".join(f"{number} {words}" for words, number in report.bounds.items() if number)))
+    if report.shifts:
+        facts.append(("shifts", shift_counts(report.shifts)))
     return facts
+
+
+def shift_counts(shifts: Sequence[ShiftRow]) -> str:
+    """Return the number of regions by exponent, and of values that are left alone."""
+    exponents = Counter(row.exponent for row in shifts)
+    parts = [f"{count(n, 'region')} times 2^-{exponent}" for exponent, n in sorted(exponents.items()) if exponent]
+    parts += [f"{count(exponents[0], 'value')} beyond the type not shifted"] if exponents[0] else []
+    return ", ".join(parts)
 
 
 def _cast_counts(report: ReportData) -> str:

@@ -14,7 +14,7 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
-from amp_rewrite.files.tensors import Sources, is_stub, materialized, nbytes, source
+from amp_rewrite.files.tensors import Sources, is_pending, is_stub, materialized, nbytes, source
 
 _FROM_FOLDER = "session.model_external_initializers_file_folder_path"
 _LARGEST_MESSAGE = 1 << 26  # bytes of tensors in memory above which a model is passed as a file
@@ -25,7 +25,7 @@ def model_input(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]
     """Yield the model for onnxruntime, a message that refers to the files of weights or a path, and session entries."""
     heavy = [t for t in wire.tensors(model.proto) if is_stub(t)]
     in_memory = sum(nbytes(t) for t in wire.tensors(model.proto) if not is_stub(t) or source(t).in_memory)
-    if in_memory <= _LARGEST_MESSAGE and all(source(stub).dtype.code == stub.data_type for stub in heavy):
+    if in_memory <= _LARGEST_MESSAGE and not any(map(is_pending, heavy)):
         yield _message(model.proto, heavy)
         return
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", ignore_cleanup_errors=True) as folder:

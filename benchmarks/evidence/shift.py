@@ -319,7 +319,7 @@ def measured(name: str, folder: Path) -> Row:
     reference = _float32(model, one)
     findings = [finding for finding in auto.report.findings if finding.kind == "shifted"]
     before = Draft.of(model, Request.of(), widen=one.half)
-    after, _ = shifted(Draft.of(model, Request.of()), ranges, HEADROOM)
+    after = shifted(Draft.of(model, Request.of()), ranges, HEADROOM).draft
     graphs = [draft.view.model.to_proto() for draft in (before, after)]
     muls = len(graphs[1].graph.node) - len(graphs[0].graph.node)
     return Row(

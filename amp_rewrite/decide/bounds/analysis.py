@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from amp_rewrite.decide.bounds.bound import Bound, BoundOptions, Klass
+from amp_rewrite.decide.bounds.bound import Bound, BoundOptions, Klass, classified
 from amp_rewrite.decide.bounds.walk import Walk
+from amp_rewrite.decide.bounds.weights import notable
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import MOVES
 from amp_rewrite.ir.view import MAIN, ValueId, View
@@ -14,17 +15,28 @@ from amp_rewrite.ir.view import MAIN, ValueId, View
 
 def bounds(view: View, options: BoundOptions) -> Mapping[ValueId, Bound]:
     """Return the bound of each floating value that an op computes or the model takes; constants have none."""
-    above = Walk.of(view, options.to, options.inputs)
-    least = magnitudes_of_ones(view) if options.below else {}
+    above = Walk.of(view, options.to, options.inputs, exponent=options.exponent)
+    least = (magnitudes_of_ones(view) or sure_magnitudes(view)) if options.below else {}
     return {value: _bound(view, value, above, least.get(value, 0.0), options) for value in _values(view)}
 
 
 def magnitudes_of_ones(view: View) -> dict[ValueId, float]:
     """Return the magnitudes that some element of each float value is proved to have in float32, for inputs of ones."""
-    ones = {view.value_name(v): (1.0, 1.0) for v in view.scopes[MAIN].inputs if _floating(view, v)}
-    if not ones:
-        return {}
-    return Walk.of(view, DType.FLOAT, ones, spatial=True).least
+    ones = _ones(view)
+    return Walk.of(view, DType.FLOAT, ones, spatial=True).least if ones else {}
+
+
+def sure_magnitudes(view: View) -> dict[ValueId, float]:
+    """Return such magnitudes as far as they follow without reading all weights; none where no weight is `notable`.
+
+    Numbers that grow from layer to layer are not followed through convolutions with padding, nor past the first norm;
+    large numbers in embeddings, gains and biases are. Of a model without float inputs they are reached on every input.
+    """
+    return Walk.of(view, DType.FLOAT, _ones(view), frugal=True).least if notable(view) else {}
+
+
+def _ones(view: View) -> dict[str, tuple[float, float]]:
+    return {view.value_name(v): (1.0, 1.0) for v in view.scopes[MAIN].inputs if _floating(view, v)}
 
 
 def _values(view: View) -> Iterator[ValueId]:
@@ -45,17 +57,10 @@ def _bound(view: View, value: ValueId, walk: Walk, least: float, options: BoundO
     op = view.producer(value)
     read = op.operands if op is not None else ()
     rests = sorted((v for v in read if view.constant(v) is None and _floating(view, v)), key=lambda v: -_size(walk, v))
-    klass = Klass.UNKNOWN
-    measured = options.measured.get(value)
-    if max(-lo, hi) <= options.to.max:
-        klass = Klass.FITS
-    elif least > options.to.max:
-        klass = Klass.OVERFLOWS
-    elif measured is not None and measured * options.headroom <= options.to.max:
-        klass = Klass.MEASURED
     kind = op.kind if op is not None else "input"
     because = f"{kind}: {hull.why or state.why}" if op is None or op.kind not in MOVES else f"{kind}: the same numbers"
-    return Bound(lo, hi, klass, because, tuple(dict.fromkeys(rests)), state.fills, least)
+    bound = Bound(lo, hi, Klass.UNKNOWN, because, tuple(dict.fromkeys(rests)), state.fills, least)
+    return classified(bound, options.to, options.measured.get(value), options.headroom)
 
 
 def _size(walk: Walk, value: ValueId) -> float:

@@ -30,12 +30,12 @@ class Arithmetic:
     least: float
 
     @classmethod
-    def of(cls, to: DType, *others: DType | None) -> Arithmetic:
-        """Return the roundings of values that have one of these types, or float32."""
+    def of(cls, to: DType, *others: DType | None, exponent: int = 0) -> Arithmetic:
+        """Return the roundings of values that have one of these types, or float32, times 2⁻ᵉ at most."""
         types = [to, DType.FLOAT, *(t for t in others if t is not None and t.floating)]
         unit = max(t.eps for t in types) / 2
         least = max(max(t.smallest_subnormal for t in types) / 2, DType.FLOAT.tiny)
-        return cls(unit + _LIBRARY + _SLACK, least)
+        return cls(unit + _LIBRARY + _SLACK, math.ldexp(least, exponent))
 
     def settle(self, state: State) -> State:
         """Return the state of a value after it was rounded."""

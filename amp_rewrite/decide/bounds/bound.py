@@ -45,6 +45,26 @@ class Bound(NamedTuple):
         return max(-self.lo, self.hi)
 
 
+def classified(bound: Bound, to: DType, measured: float | None = None, headroom: float = 1.0) -> Bound:
+    """Return a bound with the class that follows from it, and from the largest magnitude that was measured."""
+    if bound.absmax <= to.max:
+        klass = Klass.FITS
+    elif bound.least > to.max:
+        klass = Klass.OVERFLOWS
+    else:
+        fits = measured is not None and measured * headroom <= to.max
+        klass = Klass.MEASURED if fits else Klass.UNKNOWN
+    return bound if klass is bound.klass else bound._replace(klass=klass)
+
+
+def scaled(bound: Bound, exponent: int, to: DType) -> Bound:
+    """Return the bound of a value times 2⁻ᵉ."""
+    if not exponent:
+        return bound
+    lo, hi, least = (math.ldexp(size, -exponent) for size in (bound.lo, bound.hi, bound.least))
+    return classified(bound._replace(lo=lo, hi=hi, least=least), to)
+
+
 def counted(bounds: Iterable[Bound]) -> dict[str, int]:
     """Return the number of bounds by class, in the order of the classes."""
     counts = Counter(bound.klass for bound in bounds)
@@ -61,6 +81,7 @@ class BoundOptions:
         measured: the largest magnitudes that were measured, by value.
         headroom: the factor that a measured magnitude needs to spare.
         below: prove overflow, too, for inputs that are ones.
+        exponent: values may be computed times 2⁻ᵉ with an e up to this one: small numbers are rounded more coarsely.
     """
 
     to: DType = DType.FLOAT16
@@ -68,3 +89,4 @@ class BoundOptions:
     measured: Mapping[ValueId, float] = field(default_factory=dict)
     headroom: float = 1.0
     below: bool = True
+    exponent: int = 0

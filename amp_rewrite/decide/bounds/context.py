@@ -21,6 +21,7 @@ class Context:
 
     `states`: of its inputs; None for one that is left out. `arithmetic`: the roundings of its results. `is_read`:
     an op reads the first result, so its norm may be needed. `spatial`: what differs from place to place is followed.
+    `frugal`: of large weights only the largest magnitude is read, where no more than that would help.
     """
 
     view: View
@@ -30,6 +31,7 @@ class Context:
     arithmetic: Arithmetic
     is_read: bool = True
     spatial: bool = False
+    frugal: bool = False
 
     def at(self, slot: int) -> State:
         """Return the state of an input; an unknown one if it is left out."""

@@ -20,7 +20,7 @@ from amp_rewrite.decide.bounds.state import Ball, State, box, floored, reduced
 from amp_rewrite.decide.bounds.weights import BLOCK, Part
 from amp_rewrite.files.casting import Array
 
-_UNIT32 = 2.0**-24
+_NARROW = 1e-2
 
 
 class Rows(NamedTuple):
@@ -31,6 +31,11 @@ class Rows(NamedTuple):
     center: Array
     scale: Array
     radius: float
+
+    @property
+    def narrow(self) -> bool:
+        """True if the box is little more than one row of numbers."""
+        return float((self.hi - self.lo).sum()) <= _NARROW * float(np.maximum(-self.lo, self.hi).sum())
 
     @classmethod
     def of(cls, state: State, length: int) -> Rows | None:
@@ -120,6 +125,15 @@ def product(x: Rows, matrix: Iterable[Part], columns: int, arithmetic: Arithmeti
     if radii is not None and columns % BLOCK == 0:
         ball = Ball(ball.axes, ball.sizes, ball.radius, ball.center, None, radii)
     return box(lo, hi, ball=ball)
+
+
+def by_size(x: Rows, largest: float, columns: int, arithmetic: Arithmetic) -> State:
+    """Return the state of x·W for a W whose numbers are at most `largest`."""
+    terms = x.lo.size
+    sizes = float(np.maximum(-x.lo, x.hi).sum())
+    norm = x.radius * float(np.sqrt(np.square(x.scale).sum())) + float(np.abs(x.center).sum())
+    most = largest * min(sizes, norm) * (1 + gamma(terms) + arithmetic.unit) + arithmetic.least * sizes
+    return box(np.full(columns, -most), np.full(columns, most))
 
 
 def _length(numbers: Array) -> float:

@@ -11,12 +11,12 @@ import numpy as np
 from amp_rewrite.decide.bounds.arithmetic import gamma
 from amp_rewrite.decide.bounds.context import Context, Table
 from amp_rewrite.decide.bounds.elementwise import added
-from amp_rewrite.decide.bounds.linear import Rows, product
+from amp_rewrite.decide.bounds.linear import Rows, by_size, product
 from amp_rewrite.decide.bounds.matrices import multiplied
 from amp_rewrite.decide.bounds.reshape import transposed
 from amp_rewrite.decide.bounds.state import Ball, Sizes, State, box, reduced, unknown
 from amp_rewrite.decide.bounds.throughout import number_throughout
-from amp_rewrite.decide.bounds.weights import matrix_of, parts
+from amp_rewrite.decide.bounds.weights import largest, matrix_of, parts
 from amp_rewrite.ir.op_classes import RECURRENT
 
 _WIDEST = 1 << 14
@@ -48,9 +48,12 @@ def _product(context: Context, flags: tuple[bool, bool], alpha: float = 1.0) -> 
         rows = Rows.of(a, matrix.rows)
         if rows is None:
             return unknown("a product of numbers that are not bounded")
-        blocks = context.is_read and matrix.columns <= _WIDEST
-        weight = parts(context.view.model, matrix)
-        state = product(rows, weight, matrix.columns, context.arithmetic, blocks=blocks)
+        if context.frugal and not rows.narrow:
+            state = by_size(rows, largest(context.view, matrix.value), matrix.columns, context.arithmetic)
+        else:
+            blocks = context.is_read and matrix.columns <= _WIDEST and not context.frugal
+            weight = parts(context.view.model, matrix)
+            state = product(rows, weight, matrix.columns, context.arithmetic, blocks=blocks)
         state = replace(state, why="‖x‖·‖w‖ (Cauchy–Schwarz), or |x|·|w|")
     else:
         if flags[1]:

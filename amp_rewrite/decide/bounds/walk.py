@@ -45,6 +45,8 @@ class Walk:
     to: DType
     inputs: Mapping[str, tuple[float, float]]
     spatial: bool = False
+    frugal: bool = False
+    exponent: int = 0
     known: dict[ValueId, State] = field(default_factory=dict)
     ends: Mapping[OpId, tuple[Cluster, OpId]] = field(default_factory=dict)
     shapes: Callable[[ValueId | None], Sizes] = lambda _: None
@@ -54,10 +56,23 @@ class Walk:
     """Uses of a value that are to come, in a walk along maps: a state that is not read again shrinks to its hull."""
 
     @classmethod
-    def of(cls, view: View, to: DType, inputs: Mapping[str, tuple[float, float]], *, spatial: bool = False) -> Walk:
-        """Return the walk, done. `spatial`: follow what differs from place to place of a map."""
+    def of(
+        cls,
+        view: View,
+        to: DType,
+        inputs: Mapping[str, tuple[float, float]],
+        *,
+        spatial: bool = False,
+        frugal: bool = False,
+        exponent: int = 0,
+    ) -> Walk:
+        """Return the walk, done. `spatial`: follow what differs from place to place of a map.
+
+        `frugal`: read of large weights only the largest magnitude, save where the numbers that meet them are known.
+        `exponent`: as in `BoundOptions`.
+        """
         dims = known_dims(view)
-        walk = cls(view, to, inputs, spatial, shapes=lambda value: shape_at(dims, view, value))
+        walk = cls(view, to, inputs, spatial, frugal, exponent, shapes=lambda value: shape_at(dims, view, value))
         walk.ends = _ends(view)
         walk._start()
         for op in view.ops:
@@ -81,14 +96,14 @@ class Walk:
 
     def arithmetic(self, value: ValueId | None) -> Arithmetic:
         """Return the roundings of a value in its own type, or the low one."""
-        return Arithmetic.of(self.to, self.view.dtype(value))
+        return Arithmetic.of(self.to, self.view.dtype(value), exponent=self.exponent)
 
     def state(self, value: ValueId) -> State:
         """Return the state of a value."""
         if value in self.known:
             return self.known[value]
         if value not in self.constants:
-            own = constant(self.view, value) if self.view.constant(value) is not None else None
+            own = constant(self.view, value, frugal=self.frugal) if self.view.constant(value) is not None else None
             own = own if own is not None else unknown("an unknown value")
             dtype = self.view.dtype(value)
             floating = dtype is not None and dtype.floating
@@ -137,7 +152,9 @@ class Walk:
         ]
         result = op.outputs[0] if op.outputs else None
         is_read = result is not None and bool(self.view.uses[result])
-        context = Context(self.view, op, states, self.shapes, self.arithmetic(result), is_read, self.spatial)
+        context = Context(
+            self.view, op, states, self.shapes, self.arithmetic(result), is_read, self.spatial, self.frugal
+        )
         try:
             with np.errstate(all="ignore"):
                 made = step(context)

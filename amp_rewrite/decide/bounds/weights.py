@@ -22,6 +22,8 @@ _PART = 1 << 19
 """Elements that are read at once."""
 EXTREME = 1e30
 """Numbers from here on are fills, which win or lose every comparison."""
+NOTABLE = 16.0
+"""Weights below it do not drive values out of float16 by themselves."""
 BLOCK = 64
 """Columns of a weight whose product with themselves bounds a spectral norm."""
 
@@ -29,6 +31,7 @@ BLOCK = 64
 class Matrix(NamedTuple):
     """A constant matrix; `turned`: stored transposed. `rows` are summed over, `columns` are results."""
 
+    value: ValueId
     tensor: TensorProto
     turned: bool
     rows: int
@@ -55,10 +58,10 @@ def matrix_of(view: View, value: ValueId | None, *, turned: bool = False) -> Mat
             return None
         value = op.inputs[0]
     tensor = view.constant(value)
-    if tensor is None or len(tensor.dims) != 2 or not _floating(tensor):
+    if value is None or tensor is None or len(tensor.dims) != 2 or not _floating(tensor):
         return None
     rows, columns = tensor.dims[::-1] if turned else tensor.dims
-    return Matrix(tensor, turned, int(rows), int(columns))
+    return Matrix(value, tensor, turned, int(rows), int(columns))
 
 
 def parts(model: Model, matrix: Matrix) -> Iterator[Part]:
@@ -113,14 +116,33 @@ def table_of(model: Model, tensor: TensorProto) -> Table:
     return Table(lo, hi, math.inf if fills or wide else longest, fills)
 
 
-def constant(view: View, value: ValueId) -> State | None:
-    """Return the state of a constant: its numbers, if it is small, else what is known of its rows."""
+def largest(view: View, value: ValueId) -> float:
+    """Return the largest magnitude of a constant, read once for all who ask; infinity for a fill or NaN."""
+    fit = view.fit(value, DType.FLOAT16)
+    return fit.absmax if not fit.nonfinite and fit.absmax < EXTREME else math.inf
+
+
+def notable(view: View) -> bool:
+    """True if a constant holds numbers that may drive values out of float16. O(constants), which are read once."""
+    floats = (
+        value.id for value in view.values if (dtype := view.tensor_dtype(value.id)) is not None and dtype.floating
+    )
+    return any(view.constant(v) is not None and NOTABLE <= largest(view, v) < math.inf for v in floats)
+
+
+def constant(view: View, value: ValueId, *, frugal: bool = False) -> State | None:
+    """Return the state of a constant: its numbers, if it is small, else what is known of its rows.
+
+    `frugal`: of a large one with small numbers, only the largest magnitude.
+    """
     tensor = view.constant(value)
     dtype = DType.of(tensor.data_type) if tensor is not None else None
     if tensor is None or dtype is None or dtype in (DType.STRING, DType.COMPLEX64, DType.COMPLEX128):
         return None
     name, whole = view.value_name(value), not dtype.floating
     if math.prod(tensor.dims) > MOST:
+        if frugal and dtype.floating and (most := largest(view, value)) < NOTABLE:
+            return box(-most, most, f"the largest number of {name!r}")
         return replace(table_of(view.model, tensor).state(name), whole=whole)
     numbers = view.model.array(tensor).astype(np.float64)
     extreme = ~(np.abs(numbers) < EXTREME)

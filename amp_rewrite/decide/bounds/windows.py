@@ -15,6 +15,7 @@ from amp_rewrite.decide.bounds.arithmetic import gamma
 from amp_rewrite.decide.bounds.context import Context, Table
 from amp_rewrite.decide.bounds.state import MOST_OF_MAPS, State, box, lengths, reduced, unknown
 from amp_rewrite.decide.bounds.throughout import number_throughout
+from amp_rewrite.decide.bounds.weights import largest
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import attribute
 
@@ -124,9 +125,13 @@ def _convolved(context: Context) -> State:
     if number is not None:
         total = _uniform(context, x, shape, number, window)
     else:
-        tensor = context.view.constant(context.op.inputs[1])
-        exact = _filtered(context, x, shape, tensor, window) if tensor is not None else None
-        total = exact if exact is not None else _unfiltered(context, x, shape)
+        value = context.op.inputs[1]
+        tensor = context.view.constant(value)
+        if value is not None and tensor is not None and context.frugal and not _narrow(x):
+            total = _unfiltered(x, shape, largest(context.view, value))
+        else:
+            exact = _filtered(context, x, shape, tensor, window) if tensor is not None else None
+            total = exact if exact is not None else _unfiltered(x, shape, context.at(1).absmax)
     if not bias.known:
         return unknown("a bias that is not bounded")
     return box(total.lo + bias.lo, total.hi + bias.hi, total.why)
@@ -239,12 +244,17 @@ def _by_channel(end: Array, rank: int, channels: int, by: Callable[..., Array]) 
     return np.broadcast_to(row, channels) if row.size in (1, channels) else None
 
 
-def _unfiltered(context: Context, x: State, shape: Sequence[int]) -> State:
-    """Bound a convolution with filters that are not constant, by the sizes of its terms."""
-    w, terms = context.at(1), math.prod(shape[1:])
-    if not (x.known and w.known):
+def _narrow(x: State) -> bool:
+    """True if the box is little more than the numbers of one map."""
+    return x.known and float((x.hi - x.lo).sum()) <= 1e-2 * float(x.size.sum())
+
+
+def _unfiltered(x: State, shape: Sequence[int], largest: float) -> State:
+    """Bound a convolution by the sizes of its terms, with filters of numbers that are at most `largest`."""
+    terms = math.prod(shape[1:])
+    if not x.known or not math.isfinite(largest):
         return unknown("a convolution of numbers that are not bounded")
-    most = x.absmax * w.absmax * terms * (1 + gamma(terms))
+    most = x.absmax * largest * terms * (1 + gamma(terms))
     return box(-most, most, "terms · |x| · |w|")
 
 

@@ -52,7 +52,7 @@ def _stored(model: Model, tensor: TensorProto) -> TensorProto | None:
     if not is_stub(tensor):
         return None
     place, to = source(tensor), DType.of(tensor.data_type)
-    if to is None or place.dtype is to or not (to.floating and place.dtype.floating):
+    if to is None or place.dtype is to or place.exponent or not (to.floating and place.dtype.floating):
         return None
     stored = without_values(tensor)
     make_stub(stored, place)

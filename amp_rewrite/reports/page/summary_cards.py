@@ -10,10 +10,12 @@ from xml.etree.ElementTree import Element
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.reports.page.barcode import low_name
+from amp_rewrite.reports.page.chart import table
 from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.markup import element
 from amp_rewrite.reports.render import count, share, size
 from amp_rewrite.reports.rows import ReportData
+from amp_rewrite.reports.summary import shift_counts
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.page.facts import Work
@@ -45,6 +47,8 @@ def summary_cards(report: ReportData, work: Work | None = None) -> Figure:
         "weights": dict(report.weights),
         "findings": findings,
     }
+    if report.shifts:
+        data["shifts"] = [asdict(row) for row in report.shifts]
     if work is not None:
         data["work"] = asdict(work)
     low = low_name(report)
@@ -55,7 +59,11 @@ def summary_cards(report: ReportData, work: Work | None = None) -> Figure:
     if work is not None and work.bytes:
         cards.append(_share(f"bytes moved in {low}", work.bytes_low, work.bytes, "bytes"))
     cards += [_casts(report), _weights(report)]
+    if report.shifts:
+        cards.append(_shifts(report))
     parts = [element("div", *cards, class_="cards")]
+    if report.shifts:
+        parts += [element("h3", "Range shifts", class_="part"), _regions(report)]
     if findings:
         parts += [element("h3", "Findings"), element("div", *map(_finding, findings), class_="cards findings")]
     lead = f"{report.model.name} as it is." if report.inventory else f"{report.model.name} in {report.model.to}."
@@ -116,6 +124,31 @@ def _weights(report: ReportData) -> Element:
     if not totals.baked:
         return _card("weights", size(totals.weights_before), types)
     return _card("weights", f"{size(totals.weights_before)} → {size(totals.weights_after)}", types)
+
+
+def _shifts(report: ReportData) -> Element:
+    regions = [row for row in report.shifts if row.exponent]
+    values = sum(row.values for row in regions)
+    return _card("regions shifted", str(len(regions)), f"{count(values, 'value')}: {shift_counts(report.shifts)}")
+
+
+def _regions(report: ReportData) -> Element:
+    """Return the table of regions: exponent, evidence, sizes and headroom before and after."""
+    head = ("largest value", "evidence", "remarks", "times", "values", "magnitude", "headroom", "then")
+    cells = (
+        (
+            row.value,
+            row.evidence,
+            row.why or (f"undone at {count(len(row.ends), 'op')}" if row.ends else ""),
+            f"2^-{row.exponent}" if row.exponent else "1",
+            str(row.values),
+            f"{row.absmax:.4g}" if row.absmax else "",
+            f"{row.headroom:.2g}" if row.absmax else "",
+            f"{row.headroom_after:.2g}" if row.absmax else "",
+        )
+        for row in report.shifts
+    )
+    return table(head, cells, right=5)
 
 
 def _findings(report: ReportData) -> list[dict[str, object]]:

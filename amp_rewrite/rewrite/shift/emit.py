@@ -12,7 +12,7 @@ import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.casting import Array
+from amp_rewrite.files.model import scaled
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.builder import new_node
@@ -25,13 +25,11 @@ from amp_rewrite.rewrite.shift.equations import Equations, value_at
 from amp_rewrite.rewrite.shift.plan import Plan, Want
 from amp_rewrite.rewrite.shift.ports import Asked, solve_ports
 from amp_rewrite.rewrite.shift.records import Port, attribute_value
-from amp_rewrite.rewrite.shift.rounding import constant_keeps, scaled, value_keeps
+from amp_rewrite.rewrite.shift.rounding import constant_keeps, is_exact, sampled, value_keeps
 
 KIND = "shifted"
 SMALL = 1 << 12
 """Elements of a constant that may be stored more than once."""
-LARGEST_COPIES = 1 << 30
-"""Bytes of scaled constants; those beyond stay as they are, and Muls scale what they multiply."""
 _SUMMANDS = {
     **dict.fromkeys(("Add", "Sub", "Sum", "Max", "Min", "Mean", "Concat", "Clip", "Where", "Pad"), range(1 << 16)),
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "LayerNormalization", "InstanceNormalization"), (2,)),
@@ -75,7 +73,7 @@ def emit(equations: Equations, plan: Plan, fits: Mapping[ValueId, Fit], want: Wa
     for value, several in powers.items():
         several.update(0 for use in view.uses[value] if use.op not in known)
     shared = {v for v, several in powers.items() if len(several) > 1 and _elements(view, v) > SMALL}
-    last = _Emitter(equations, plan, fits, want, shared, first.cache)
+    last = _Emitter(equations, plan, fits, want, shared, first.keeps)
     return last.emitted()
 
 
@@ -92,17 +90,16 @@ class _Emitter:
         fits: Mapping[ValueId, Fit],
         want: Want,
         shared: Collection[ValueId] = (),
-        cache: dict[tuple[ValueId, int], Array | None] | None = None,
+        keeps: dict[tuple[ValueId, int, bool], bool] | None = None,
     ) -> None:
         self.equations, self.view, self.plan, self.fits, self.want = equations, equations.view, plan, fits, want
         self.shared = shared
-        self.cache = {} if cache is None else cache
+        self.keeps = {} if keeps is None else keeps
         self.natural: dict[ValueId, int] = {}
         self.taken = set(self.view.names)
         self.names: dict[tuple[ValueId, int, ScopeId], str] = {}
         self.constants: dict[tuple[ValueId, int], TensorProto] = {}
         self.factors: dict[int, TensorProto] = {}
-        self.bytes = 0
         self.context = Context(want.to)
         self.result = Shifted(copied=sorted(shared))
 
@@ -161,24 +158,21 @@ class _Emitter:
         assert value is not None
         if value in self.shared:
             return False
-        array = self._array(value, exponent)
-        if array is None:
-            return False
-        if port.slot in _SUMMANDS.get(op.kind, ()):
-            return True
-        original = self.view.array(value)
-        assert original is not None
-        return constant_keeps(original, exponent, self.want.to, flush=self.want.flush)
+        return self._constant_allowed(value, exponent, summand=port.slot in _SUMMANDS.get(op.kind, ()))
 
-    def _array(self, value: ValueId, exponent: int) -> Array | None:
-        """Return a constant times 2⁻ᵉ; None if that is not exact, or too many bytes are copied already."""
-        key = value, exponent
-        if key not in self.cache:
-            array = self.view.array(value)
-            fits = array is not None and self.bytes + array.nbytes <= LARGEST_COPIES
-            self.cache[key] = scaled(array, exponent) if fits and array is not None else None
-            self.bytes += array.nbytes if fits and array is not None else 0
-        return self.cache[key]
+    def _constant_allowed(self, value: ValueId, exponent: int, *, summand: bool) -> bool:
+        """True if a constant times 2⁻ᵉ is exact in float32, and keeps its digits in the low type."""
+        key = value, exponent, summand
+        if key not in self.keeps:
+            tensor, model = self.view.constant(value), self.view.model
+            allowed = tensor is not None and self.view.dtype(value) is DType.FLOAT
+            if tensor is not None and allowed:
+                allowed = is_exact(self.view.fit(value, self.want.to), model.chunks(tensor), exponent)
+            if tensor is not None and allowed and not summand:
+                sample = sampled(model.chunks(tensor), _elements(self.view, value))
+                allowed = constant_keeps(sample, exponent, self.want.to, flush=self.want.flush)
+            self.keeps[key] = allowed
+        return self.keeps[key]
 
     # -- nodes -------------------------------------------------------------------------------------------
 
@@ -240,9 +234,9 @@ class _Emitter:
         key = value, exponent
         if key not in self.constants:
             name = claimed(f"{self.view.value_name(value)}_shifted_{exponent}".replace("-", "m"), self.taken)
-            array = self._array(value, exponent)
-            assert array is not None
-            self.constants[key] = onnx.numpy_helper.from_array(array, name)
+            tensor = self.view.constant(value)
+            assert tensor is not None
+            self.constants[key] = scaled(tensor, exponent, name=name, model=self.view.model)
         return self.constants[key]
 
     def _factor(self, exponent: int) -> TensorProto:

@@ -6,6 +6,7 @@ Powers of two change no digit of a normal number. What a shift costs are the num
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -19,22 +20,37 @@ _SAMPLE = 1 << 18
 """Elements of a constant whose rounding is compared: more do not change the root of their mean square."""
 
 
-def scaled(array: Array, exponent: int) -> Array | None:
-    """Return an array times 2⁻ᵉ; None if that is not exact in its type."""
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        shifted = np.ldexp(array, -exponent).astype(array.dtype)
-        back = np.ldexp(shifted, exponent).astype(array.dtype)
-    exact = np.array_equal(back, array, equal_nan=True) and not (np.isinf(shifted) & ~np.isinf(array)).any()
-    return shifted if exact else None
+def is_exact(fit: Fit, chunks: Iterable[Array], exponent: int) -> bool:
+    """True if float32 numbers times 2⁻ᵉ are float32 numbers. The chunks are read only if some may be subnormal."""
+    if math.ldexp(fit.absmax, -exponent) > DType.FLOAT.max:
+        return False
+    if not fit.absmin or min(fit.absmin, math.ldexp(fit.absmin, -exponent)) >= DType.FLOAT.tiny:
+        return True
+    return all(_is_exact(chunk, exponent) for chunk in chunks)
+
+
+def _is_exact(values: Array, exponent: int) -> bool:
+    with np.errstate(all="ignore"):
+        shifted = np.ldexp(values.astype(np.float32), -exponent)
+        return np.array_equal(np.ldexp(shifted, exponent), values, equal_nan=True)
+
+
+def sampled(chunks: Iterable[Array], count: int) -> Array:
+    """Return evenly spread elements of a constant of `count` elements, and the largest of all."""
+    step = max(1, -(-count // _SAMPLE))
+    parts, at, largest = list[Array](), 0, np.zeros(1, np.float32)
+    for chunk in chunks:
+        parts.append(chunk[(-at) % step :: step].astype(np.float32))
+        at += chunk.size
+        if step > 1 and chunk.size:
+            top = max(float(chunk.max()), -float(chunk.min()))
+            largest = np.maximum(largest, np.float32(top))
+    return np.concatenate([*parts, largest]) if step > 1 else np.concatenate([*parts, largest[:0]])
 
 
 def constant_keeps(array: Array, exponent: int, to: DType, *, flush: bool) -> bool:
     """True if a constant times 2⁻ᵉ rounds to the low type with at most 10 % more error, and does not overflow."""
-    flat = array.reshape(-1)
-    if flat.size > _SAMPLE:
-        step = -(-flat.size // _SAMPLE)
-        flat = np.concatenate([flat[::step], flat[[int(np.abs(flat).argmax())]]])
-    exact = flat.astype(np.float64)
+    exact = array.reshape(-1).astype(np.float64)
     factor = math.ldexp(1.0, -exponent)
     largest = float(np.abs(exact).max(initial=0.0))
     if largest * factor > to.max >= largest:

@@ -8,13 +8,14 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import tensors
-from amp_rewrite.files.model import Model, baked
-from amp_rewrite.files.tensors import Source, Sources
+from amp_rewrite.files.casting import cast
+from amp_rewrite.files.model import Model, baked, scaled
+from amp_rewrite.files.tensors import Source, Sources, is_stub, payload
 from unit.files.test_casting import edges
 
 NO_MODEL = Model(onnx.ModelProto())
@@ -153,3 +154,39 @@ def test_a_tensor_without_values_keeps_its_name_type_and_dims():
         getattr(full, name).append(1)
     tensors.drop_values(full)
     assert full == TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2])
+
+
+# -- pending scales ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored", [np.float32, np.float16])
+@pytest.mark.parametrize("to", [DType.FLOAT, DType.FLOAT16, DType.BFLOAT16])
+def test_a_scaled_stub_reads_as_its_values_times_a_power_of_two(tmp_path: Path, stored: type, to: DType) -> None:
+    values = (np.random.default_rng(0).standard_normal((300, 1000)) * 1e4).astype(stored)
+    tensor = numpy_helper.from_array(values, "w")
+    graph = helper.make_graph(
+        [helper.make_node("Shape", ["w"], ["y"])],
+        "g",
+        [],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, [2])],
+        [tensor],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, ir_version=10), path)
+    model = Model.load(path)
+    stub = model.proto.graph.initializer[0]
+    wide = baked(stub, DType.FLOAT, model=model)
+    scaled_twice = scaled(scaled(wide, 1, name="a", model=model), 2, name="b", model=model)
+    low = baked(scaled_twice, to, model=model)
+    wanted = cast(values.astype(np.float32) / 8, to)
+    assert is_stub(low) and low.name == "b"
+    assert np.array_equal(model.array(low), wanted)
+    with Sources() as sources:
+        assert b"".join(map(bytes, payload(low, sources))) == wanted.tobytes()
+    assert model.fit(scaled_twice, DType.FLOAT16).absmax == np.abs(values.astype(np.float32)).max() / 8
+    model.proto.graph.initializer[0].CopyFrom(low)
+    model.proto.graph.initializer[0].name = "w"
+    for external in (False, True):
+        model.save(tmp_path / "saved.onnx", external_data=external, overwrite=True)
+        saved = Model.load(tmp_path / "saved.onnx")
+        assert np.array_equal(saved.array(saved.proto.graph.initializer[0]), wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,13 @@ import pytest
 from onnx import ModelProto
 
 import amp_rewrite
+from amp_rewrite.decide.bounds.analysis import bounds
+from amp_rewrite.decide.bounds.bound import BoundOptions
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.shifted import shifted
+from amp_rewrite.pipeline.shifted import bounds_before, shifted
 from amp_rewrite.settings.options import Request
 from support import cases
 from support.hard_models import halved
@@ -30,7 +33,7 @@ def _casts(converted: amp_rewrite.Converted) -> int:
 def _twins(model: ModelProto, ranges: Ranges, *, widen: bool = False) -> tuple[ModelProto, ModelProto]:
     """The model that is painted, without and with a shift."""
     before = Draft.of(model, Request.of(), widen=widen)
-    after, _ = shifted(Draft.of(model, Request.of()), ranges, 2.0)
+    after = shifted(Draft.of(model, Request.of()), ranges, 2.0).draft
     return before.view.model.to_proto(), after.view.model.to_proto()
 
 
@@ -102,8 +105,7 @@ def test_a_region_takes_the_smallest_exponent_or_the_one_asked_for() -> None:
 
 
 def _exponent(converted: amp_rewrite.Converted) -> int:
-    words = next(f.message for f in converted.report.findings if f.kind == "shifted")
-    return int(words.partition("2^-")[2].partition(";")[0])
+    return next(row.exponent for row in converted.report.shifts if row.exponent)
 
 
 def test_repair_needs_no_region_in_float32() -> None:
@@ -168,3 +170,85 @@ def test_a_cache_keeps_its_meaning_for_callers() -> None:
     assert before != after
     assert [value.name for value in after.graph.output] == ["c", "y"]
     assert bits(before, feed) == bits(after, feed)
+
+
+# -- proofs, and what the report says --------------------------------------------------------------------
+
+OUTLIERS = "b=Gather(e,i);c=Mul(b,s);n=LayerNormalization(c,g);h=MatMul(n,w);a=Add(c,h)"
+TOKENS = {"i": np.array([1, 5, 60, 7])}
+
+
+def _embedded(text: str, largest: float) -> ModelProto:
+    """A model of tokens: two channels of its table, times a constant, go up to 16 times `largest`."""
+    table = np.random.default_rng(3).standard_normal((64, 8)).astype(np.float32)
+    table[:, 3], table[:, 5] = largest, -largest
+    constants = {"e": table, "w": WEIGHTS, "g": np.ones(8, np.float32), "s": np.float32(16)}
+    shapes, types = {"i": (4,), "y": (4, 8)}, {"i": "int"}
+    return cases.build(text, ["y"], shapes=shapes, types=types, constants=constants)
+
+
+STREAMED = f"{OUTLIERS};z=MatMul(a,w);y=Tanh(z)"
+
+
+def test_a_proved_overflow_is_shifted_without_data() -> None:
+    model = _embedded(STREAMED, 12288)
+    auto, none = (amp_rewrite.convert(model, shift=how) for how in ("auto", "none"))
+    assert auto.report.totals.compute_lowered > none.report.totals.compute_lowered
+    row = next(row for row in auto.report.shifts if row.exponent)
+    assert (row.evidence, row.value, row.exponent) == ("proof", "c", 3)
+    assert row.headroom < 1 and row.headroom_after == 8 * row.headroom > 2
+    assert any(row.rule == "proved_overflow" for row in none.report.rows)
+    draft = Draft.of(model, Request.of())
+    assert bits(shifted(draft, None, 2.0).draft.view.model.to_proto(), TOKENS) == bits(model, TOKENS)
+    for converted in (auto, none):
+        assert amp_rewrite.verify(model, converted, TOKENS, tolerance=1e-2, emulate=True).ok  # type: ignore[arg-type]
+
+
+def test_without_a_proof_nothing_is_shifted_without_data() -> None:
+    model = _embedded(STREAMED, 512)
+    auto, none = (amp_rewrite.convert(model, shift=how) for how in ("auto", "none"))
+    assert auto.model.graph == none.model.graph and not auto.report.shifts
+
+
+def test_data_go_before_proofs() -> None:
+    text = f"c=Mul(x,s);{LARGE.replace('(x,', '(c,')}"
+    constants = {"w": WEIGHTS, "v": WEIGHTS, "g": np.ones(8, np.float32), "s": np.float32(1e5)}
+    model = cases.build(text, ["y"], constants=constants)
+    assert any(row.evidence == "proof" for row in amp_rewrite.convert(model).report.shifts)
+    assert not amp_rewrite.convert(model, data={"x": FEED["x"] * 1e-5}).report.shifts
+
+
+def test_a_shift_that_lowers_no_more_products_is_undone_and_named() -> None:
+    model = _embedded(f"{OUTLIERS};k=LayerNormalization(a,g);y=MatMul(k,w)", 12288)
+    converted = amp_rewrite.convert(model, data=TOKENS)
+    row = next(row for row in converted.report.shifts if row.value == "c")
+    assert (row.exponent, row.evidence) == (0, "data") and "no more products" in row.why
+    assert any(f.kind == "not_shifted" and f.subject == "c" for f in converted.report.findings)
+
+
+def test_too_much_range_is_named_even_where_no_shift_is_made() -> None:
+    model = _embedded(f"{OUTLIERS};o=Mul(a,a);k=LayerNormalization(a,g);y=MatMul(o,w)", 6e4)
+    rows = amp_rewrite.convert(model, data=TOKENS).report.shifts
+    assert {row.value: row.exponent for row in rows}["o"] == 0
+    assert any("too much range" in row.why for row in rows)
+
+
+def test_bounds_of_a_shifted_model_follow_from_those_before() -> None:
+    model = _embedded(STREAMED, 12288)
+    ranges = calibrate(model, TOKENS)
+    tried = shifted(Draft.of(model, Request.of()), ranges, 2.0)
+    carried = tried.carried(bounds_before(tried))
+    view = tried.draft.view
+    own = {view.value_name(v): bound for v, bound in bounds(view, BoundOptions(below=False)).items()}
+    assert tried.exponent == 4
+    for value, bound in carried.items():
+        assert bound.absmax == pytest.approx(own[view.value_name(value)].absmax, rel=1e-2)
+
+
+def test_the_report_states_shifts_in_json_text_and_page() -> None:
+    report = amp_rewrite.convert(_embedded(STREAMED, 12288)).report
+    assert amp_rewrite.Report.from_json(report.to_json(), "report.json") == report
+    assert "shifts" in json.loads(report.to_json())
+    assert "1 region times 2^-3" in report.text()
+    assert "Range shifts" in report.to_html()
+    assert "shifts" not in json.loads(amp_rewrite.convert(_model()).report.to_json())

@@ -25,7 +25,7 @@ from amp_rewrite.reports.explain import explained
 from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size, table
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
-from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
+from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, ShiftRow, Totals
 from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.options import STATED
 from support.paths import ROOT, TESTS
@@ -356,7 +356,7 @@ def test_a_report_too_large_to_be_one_is_refused_unread(monkeypatch: pytest.Monk
 
 def test_the_json_schema_names_the_fields_that_reports_have() -> None:
     classes = {"model": Header, "totals": Totals, "row": Row, "cast": CastRow, "bake": BakeRow, "finding": Finding}
-    classes |= {"port": PortRow}
+    classes |= {"port": PortRow, "shift": ShiftRow}
     for name, cls in classes.items():
         stated = SCHEMA["$defs"][name]["properties"]
         own = {field.rstrip("_") for field in cls.__annotations__}
