@@ -7,6 +7,7 @@ raises errors of onnxruntime as one line.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer
 from amp_rewrite.runtime.gpu import loads
 from amp_rewrite.runtime.hazards import CPU as CPU
 from amp_rewrite.runtime.hazards import CUDA as CUDA
-from amp_rewrite.runtime.hazards import skipped
+from amp_rewrite.runtime.hazards import avoiding, skipped
 from amp_rewrite.runtime.model_input import model_input
 from amp_rewrite.runtime.ort_errors import one_line
 from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
@@ -258,8 +259,8 @@ def probe() -> dict[str, Any]:
     }
 
 
-def kernel_registry() -> list[dict[str, Any]]:
-    """Return all kernel registrations of this onnxruntime as JSON; docs/reference/tables.md describes the format.
+def kernel_registry() -> dict[str, Any]:
+    """Return the kernels, schemas and limits of this onnxruntime as JSON (docs/reference/tables.md).
 
     The process crashes with a segmentation fault if the CUDA or the TensorRT library cannot be loaded.
     """
@@ -267,7 +268,7 @@ def kernel_registry() -> list[dict[str, Any]]:
 
     if has_provider(CUDA):
         _preload_once()
-    return [
+    kernels = [
         {
             "provider": k.provider,
             "domain": k.domain or "ai.onnx",
@@ -277,6 +278,43 @@ def kernel_registry() -> list[dict[str, Any]]:
         }
         for k in state.get_all_opkernel_def()
     ]
+    schemas = [_schema(s) for s in state.get_all_operator_schema() if not s.deprecated]
+    return {
+        "opset": _limit(r"is till opset (\d+)", opset=10_000),
+        "ir": _limit(r"max supported IR version: (\d+)", ir=10_000),
+        "kernels": kernels,
+        "schemas": schemas,
+    }
+
+
+def _schema(schema: Any) -> dict[str, Any]:
+    """Return the schema of an operator as JSON: formals with their types, variables with the types that they admit."""
+    return {
+        "domain": schema.domain or "ai.onnx",
+        "op": schema.name,
+        "since": schema.since_version,
+        "inputs": [[formal.name, formal.typeStr, formal.option.name] for formal in schema.inputs],
+        "outputs": [[formal.name, formal.typeStr, formal.option.name] for formal in schema.outputs],
+        "types": {c.type_param_str: sorted(c.allowed_type_strs) for c in schema.type_constraints},
+        "attributes": sorted(schema.attributes),
+    }
+
+
+def _limit(words: str, opset: int = 1, ir: int = 3) -> int | None:
+    """Return the number in the objection of this onnxruntime to a model beyond its limits; None without one."""
+    import onnx.parser
+    import onnxruntime as ort
+
+    text = '<ir_version: 8, opset_import: ["" : 13]> probe (float[1] x) => (float[1] y) { y = Neg(x) }'
+    model = onnx.parser.parse_model(text)
+    model.opset_import[0].version, model.ir_version = opset, ir
+    try:
+        with one_line("open"):
+            ort.InferenceSession(model.SerializeToString(), providers=[CPU])
+    except ModelError as objection:
+        found = re.search(words, str(objection.__cause__))
+        return int(found[1]) if found else None
+    return None
 
 
 def _check_providers(providers: Sequence[str]) -> None:
@@ -309,8 +347,10 @@ def _opened(
         settings.enable_profiling, settings.profile_file_prefix = True, options.profile
     kinds = frozenset(node.op_type for node in nodes) if options.optimized else frozenset()
     avoided = skipped(model, kinds, ort.__version__, options.providers)
+    safe = {options.providers[0]: avoiding(model, kinds, ort.__version__, options.providers)}
     by_provider = {
-        p: {**_PROVIDER_OPTIONS.get(p, {}), **options.provider_options.get(p, {})} for p in options.providers
+        p: {**_PROVIDER_OPTIONS.get(p, {}), **safe.get(p, {}), **options.provider_options.get(p, {})}
+        for p in options.providers
     }
     ort.set_default_logger_severity(_QUIET)  # a provider that does not open says so outside of any session
     try:
