@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from amp_rewrite.runtime.hazards import avoiding, skipped
 from amp_rewrite.runtime.model_input import model_input
 from amp_rewrite.runtime.ort_errors import one_line
 from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
+from amp_rewrite.runtime.plugins import described, devices, refusals, registered
 from amp_rewrite.runtime.ports import Port, input_ports, output_ports
 from amp_rewrite.runtime.subgraph import check_names, reduced, written_to
 
@@ -221,7 +222,14 @@ def has_provider(name: str) -> bool:
     """True if this onnxruntime is built with a provider, even if the provider does not open."""
     import onnxruntime as ort
 
-    return name in ort.get_available_providers()
+    return name in ort.get_available_providers() or bool(devices(ort, name))
+
+
+def offered_device(provider: str) -> str:
+    """Return the device of a plugin's provider in words; "" for other providers."""
+    import onnxruntime as ort
+
+    return next((described(device) for device in devices(ort, provider) if provider != CPU), "")
 
 
 def cuda_release() -> int | None:
@@ -256,6 +264,10 @@ def probe() -> dict[str, Any]:
         "cuda": getattr(ort, "cuda_version", None) or None,
         "providers": ort.get_available_providers(),
         "opens": has_provider(CUDA) and cuda_opens(),
+        "plugins": [
+            {**asdict(plugin), "devices": [described(d) for name in plugin.providers for d in devices(ort, name)]}
+            for plugin in registered(ort)
+        ],
     }
 
 
@@ -321,9 +333,15 @@ def _check_providers(providers: Sequence[str]) -> None:
     import onnxruntime as ort
 
     known = ort.get_available_providers()
-    for provider in providers or ("",):
-        if provider not in known:
-            raise PolicyError(f"this onnxruntime has no provider {provider!r}; use one of {', '.join(known)}")
+    if any(provider not in known for provider in providers):
+        usable = [name for plugin in registered(ort) if not plugin.failure for name in plugin.providers]
+        known = list(dict.fromkeys((*known, *usable)))
+    for number, provider in enumerate(providers or ("",)):
+        if provider not in known and not devices(ort, provider):
+            why = "".join(f" ({refusal})" for refusal in refusals(ort, provider))
+            raise PolicyError(f"this onnxruntime has no provider {provider!r}{why}; use one of {', '.join(known)}")
+        if devices(ort, provider) and provider != CPU and (number or set(providers[1:]) - {CPU}):
+            raise PolicyError(f"{provider} is a plugin, which runs alone before {CPU}; name no other provider with it")
 
 
 def _opened(
@@ -352,16 +370,30 @@ def _opened(
         p: {**_PROVIDER_OPTIONS.get(p, {}), **safe.get(p, {}), **options.provider_options.get(p, {})}
         for p in options.providers
     }
+    first = options.providers[0]
+    offered = () if first == CPU else devices(ort, first)
+    plugged = _device(offered, by_provider[first]) if offered else None
     ort.set_default_logger_severity(_QUIET)  # a provider that does not open says so outside of any session
     try:
         with one_line("open"):
             if {CUDA, TENSORRT}.intersection(by_provider):
                 _preload_once()
+            if plugged is not None:
+                settings.add_provider_for_devices([plugged], by_provider[first])
+                return ort.InferenceSession(given, settings, disabled_optimizers=avoided or None, enable_fallback=0)
             return ort.InferenceSession(
                 given, settings, list(by_provider.items()), disabled_optimizers=avoided or None, enable_fallback=0
             )
     finally:
         ort.set_default_logger_severity(_DEFAULT_SEVERITY)
+
+
+def _device(offered: Sequence[Any], options: dict[str, str]) -> Any:
+    """Return the device that the option `device_id` numbers, and take that out; PolicyError for a wrong number."""
+    number = options.pop("device_id", "0")
+    if not number.isdecimal() or int(number) >= len(offered):
+        raise PolicyError(f"device {number} of {offered[0].ep_name} does not exist; it has {len(offered)}, from 0 on")
+    return offered[int(number)]
 
 
 @cache

@@ -195,6 +195,7 @@ def _machine(
         yield Check("provider", OK, "CUDAExecutionProvider opens")
     else:
         yield Check("provider", FINDING, "CUDAExecutionProvider does not open: models run on the CPU")
+    yield from _plugins(told)
     yield _table(packages, _kernels(packages))
 
 
@@ -258,6 +259,17 @@ def _libraries(built: int, load: Loader) -> Iterator[Check]:
     if all(library.where for library in known):
         by_pip = sum(library.where == "pip" for library in known)
         yield Check("libraries", OK, f"all {len(known)} of CUDA {built} and cuDNN are here, {by_pip} of them by pip")
+
+
+def _plugins(told: Asked) -> Iterator[Check]:
+    """Return a check per package with a provider of its own."""
+    for plugin in told.get("plugins", ()):
+        named = f"{plugin['package']} {plugin['release']}"
+        if plugin["failure"]:
+            yield Check("plugin", UNKNOWN, f"{named}: {plugin['failure']}", "its documentation names what it needs")
+        else:
+            offered = f"{', '.join(plugin['providers'])} on {', '.join(plugin['devices'])}"
+            yield Check("plugin", OK, f"{named} offers {offered}")
 
 
 def _kernels(packages: Mapping[str, str]) -> Kernels:

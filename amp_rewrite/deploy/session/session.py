@@ -38,7 +38,16 @@ from amp_rewrite.version import VERSION
 if TYPE_CHECKING:
     from amp_rewrite.runtime.binding import Binding
 
-_TARGETS = {CUDA: Target.ORT_CUDA, CPU: Target.ORT_CUDA, TENSORRT: Target.TENSORRT}
+_TARGETS = {
+    CUDA: Target.ORT_CUDA,
+    CPU: Target.ORT_CUDA,
+    TENSORRT: Target.TENSORRT,
+    "NvTensorRTRTXExecutionProvider": Target.TENSORRT,
+    "DmlExecutionProvider": Target.DIRECTML,
+    "OpenVINOExecutionProvider": Target.OPENVINO,
+    "CoreMLExecutionProvider": Target.COREML,
+    "QNNExecutionProvider": Target.QNN,
+}
 _ON_GPU = (CUDA, TENSORRT)
 
 
