@@ -1,8 +1,9 @@
 """Rebuild `amp_rewrite/runtime/_tables` from the installed onnxruntime wheel; see docs/reference/tables.md.
 
-python tools/build_tables.py schemas                  writes contrib_schemas.json and contrib_defaults.json
-python tools/build_tables.py dump REGISTRY.json       needs the CUDA provider library to load
-python tools/build_tables.py kernels REGISTRY.json    writes cuda_kernels.json from a dump
+python tools/build_tables.py schemas          writes contrib_schemas.json and contrib_defaults.json
+python tools/build_tables.py kernels FOLDER   writes cuda_kernels.json and cuda_history.json from dumps of releases
+
+tools/dump_releases.py writes the dumps.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from amp_rewrite.runtime.kernels import patched, release_number
+from amp_rewrite.runtime.registry import table_of
+
 TABLES = Path(__file__).resolve().parent.parent / "amp_rewrite" / "runtime" / "_tables"
 SCHEMA = 1
+SOURCE = "onnxruntime get_all_opkernel_def and get_all_operator_schema"
 
 Json = dict[str, Any]
 
@@ -28,24 +32,18 @@ def main() -> None:
     parser.add_argument("--date", default=datetime.date.today().isoformat(), help="date for the header")
     steps = parser.add_subparsers(dest="step", required=True)
     steps.add_parser("schemas")
-    for step in ("dump", "kernels"):
-        steps.add_parser(step).add_argument("registry", type=Path)
+    steps.add_parser("kernels").add_argument("folder", type=Path)
     args = parser.parse_args()
-    if args.step == "dump":
-        from amp_rewrite.runtime.runner import kernel_registry
-
-        dump = {"runtime": wheel(), "kernels": kernel_registry()}
-        args.registry.write_text(json.dumps(dump, indent=0) + "\n")
-    elif args.step == "schemas":
+    if args.step == "schemas":
         table = contrib_table(args.date)
         (args.out / "contrib_schemas.json").write_text(spell(table, "ops"))
         (args.out / "contrib_defaults.json").write_text(spell({**table, "ops": defaults(table["ops"])}, "ops"))
     else:
-        dump = json.loads(args.registry.read_text())
-        if dump["runtime"] != wheel():
-            raise SystemExit(f"{args.registry} is a dump of {dump['runtime']}, not of {wheel()}; dump again")
-        table = kernel_table(dump["kernels"], args.date)
-        (args.out / "cuda_kernels.json").write_text(spell(table, "kernels"))
+        newest, *older = tables(args.folder)
+        head = {"schema": SCHEMA, "provider": "CUDAExecutionProvider", "source": SOURCE, "date": args.date}
+        (args.out / "cuda_kernels.json").write_text(spell({**head, **newest}, "kernels"))
+        sets, changes = history(newest, older)
+        (args.out / "cuda_history.json").write_text(spell({**head, "sets": sets, "releases": changes}, "releases"))
 
 
 def spell(table: Json, body: str) -> str:
@@ -144,107 +142,50 @@ def formal(parameter: Any) -> list[Any]:
     return [*row, parameter.isHomogeneous] if row[2] == "Variadic" else row
 
 
-OPEN = 2**31 - 1  # the registry's "no last version"
-DOMAINS = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
-
-Product = tuple[frozenset[str], ...]  # for each type variable the types that one kernel admits
-
-
-def kernel_table(registry: Iterable[Json], date: str) -> Json:
-    """The CUDA kernels of a registry dump, their parameters resolved to type variables, equal rows merged."""
-    schemas = schemas_by_op()
-    rows: dict[tuple[str, int, int, tuple[str, ...]], list[Product]] = {}
-    for kernel in registry:
-        if kernel["provider"] != "CUDAExecutionProvider" or kernel["domain"] not in DOMAINS:
-            continue
-        key = f"{kernel['domain']}::{kernel['op']}"
-        first, last = kernel["versions"]
-        types = resolved(key, first, last, kernel["types"], schemas.get(key, {}))
-        names = tuple(sorted(types))
-        rows.setdefault((key, first, last, names), []).append(tuple(frozenset(types[n]) for n in names))
-    sets: dict[frozenset[str], int] = {}
-    kernels: Json = {}
-    for (key, first, last, names), products in sorted(rows.items()):
-        for product in merged(products):
-            indices = [sets.setdefault(allowed, len(sets)) for allowed in product]
-            row = [first, None if last == OPEN else last, dict(zip(names, indices, strict=True))]
-            kernels.setdefault(key, []).append(row)
-    return {
-        "schema": SCHEMA,
-        "runtime": wheel(),
-        "provider": "CUDAExecutionProvider",
-        "source": "onnxruntime get_all_opkernel_def",
-        "date": date,
-        "aliases": aliases(schemas, kernels),
-        "sets": [sorted(allowed) for allowed in sets],
-        "kernels": kernels,
-    }
+def tables(folder: Path) -> list[Json]:
+    """The tables of the dumps in a folder, newest first."""
+    dumps = [json.loads(file.read_text()) for file in folder.glob("*.json")]
+    dumps.sort(key=lambda dump: release_number(release_of(dump)), reverse=True)
+    if not dumps:
+        raise SystemExit(f"{folder} holds no dump; tools/dump_releases.py writes them")
+    return [table_of(dump) for dump in dumps]
 
 
-def schemas_by_op() -> dict[str, dict[int, Any]]:
-    """Each operator's schemas in the installed wheel, by since_version."""
-    found: dict[str, dict[int, Any]] = {}
-    for s in ort_schemas():
-        found.setdefault(f"{normal_domain(s.domain)}::{s.name}", {})[s.since_version] = s
-    return found
+def release_of(table: Json) -> str:
+    """The release in "onnxruntime-gpu 1.31.1"."""
+    return str(table["runtime"]).rpartition(" ")[2]
 
 
-def resolved(
-    key: str, first: int, last: int, types: Mapping[str, list[str]], schemas: Mapping[int, Any]
-) -> Mapping[str, list[str]]:
-    """`types` by schema type variable, without the parameters that name a formal of fixed type.
-
-    A kernel parameter is a type variable that some formal uses, or else the name of a formal whose type is
-    fixed; this is how the runtime itself looks it up. A fixed type cannot change, so it must be admitted and
-    is then no constraint. Anything else ends the build: an unresolved name is a table that lies.
-    """
-    served = [s for v, s in schemas.items() if v == first or (last != OPEN and first <= v <= last)]
-    fixed: set[str] = set()
-    for schema in served:
-        variables = {c.type_param_str for c in schema.type_constraints}
-        formals = [*schema.inputs, *schema.outputs]
-        used = {f.typeStr for f in formals} & variables
-        plain = {f.name: f.typeStr for f in formals if f.typeStr not in variables}
-        for name, allowed in types.items():
-            if name not in used and plain.get(name) not in allowed:
-                raise SystemExit(f"{key} {first}..{last}: parameter {name!r} is not in schema {schema.since_version}")
-            if name not in used:
-                fixed.add(name)
-    if not served:
-        raise SystemExit(f"{key} {first}..{last}: no schema of the wheel has a version in that range")
-    return {name: allowed for name, allowed in types.items() if name not in fixed}
-
-
-def merged(products: Iterable[Product]) -> list[Product]:
-    """Fewer products with exactly the same union: those that differ in one place only are joined."""
-    rows = sorted(set(products), key=lambda row: [sorted(place) for place in row])
-    width = len(rows[0])
-    before = 0
-    while len(rows) != before:
-        before = len(rows)
-        for place in range(width):
-            joined: dict[Product, frozenset[str]] = {}
-            for row in rows:
-                rest = row[:place] + row[place + 1 :]
-                joined[rest] = joined.get(rest, frozenset()) | row[place]
-            rows = [(*rest[:place], union, *rest[place:]) for rest, union in joined.items()]
-    return rows
+def history(newest: Json, older: list[Json]) -> tuple[list[list[str]], Json]:
+    """The changes from each table to the next older one, and the sets of types that all of them name by number."""
+    sets = [*newest["sets"]]
+    numbers = {tuple(allowed): index for index, allowed in enumerate(sets)}
+    changes: Json = {}
+    now = newest
+    for table in older:
+        for allowed in table["sets"]:
+            if numbers.setdefault(tuple(allowed), len(sets)) == len(sets):
+                sets.append(allowed)
+        there = [numbers[tuple(allowed)] for allowed in table["sets"]]
+        kernels = {
+            key: [[since, last, {name: there[i] for name, i in types.items()}] for since, last, types in rows]
+            for key, rows in table["kernels"].items()
+        }
+        table = {**table, "kernels": kernels}
+        change: Json = {name: table[name] for name in ("runtime", "opset", "ir")}
+        for part in ("kernels", "aliases", "contrib"):
+            change[part] = difference(now[part], table[part])
+        if patched(now, change) | {"sets": None} != table | {"sets": None}:
+            raise SystemExit(f"the changes to {table['runtime']} do not give its table")
+        changes[release_of(table)] = change
+        now = table
+    return sets, changes
 
 
-def aliases(schemas: Mapping[str, Mapping[int, Any]], kernels: Iterable[str]) -> dict[str, list[list[int]]]:
-    """[version, the runtime's version] of the schema versions that onnx has and the runtime does not.
-
-    Only up to the newest ai.onnx opset of the runtime: it refuses a model of a later one.
-    """
-    import onnx.defs
-
-    newest = max(v for key, versions in schemas.items() if key.startswith("ai.onnx::") for v in versions)
-    found: dict[str, list[list[int]]] = {}
-    for s in sorted(onnx.defs.get_all_schemas_with_history(), key=lambda s: (s.name, s.since_version)):
-        key, version = f"{normal_domain(s.domain)}::{s.name}", s.since_version
-        if s.domain == "" and key in kernels and version <= newest and version not in schemas[key]:
-            found.setdefault(key, []).append([version, max(v for v in schemas[key] if v < version)])
-    return found
+def difference(newer: Json, older: Json) -> Json:
+    """The entries of the older table that the newer one does not have like this; null for those that it lacks."""
+    gone = {key: None for key in newer if key not in older}
+    return dict(sorted(({key: entry for key, entry in older.items() if newer.get(key) != entry} | gone).items()))
 
 
 if __name__ == "__main__":

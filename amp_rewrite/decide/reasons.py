@@ -118,6 +118,7 @@ UNSEEN = _reason("unseen", "no data reached it", Strength.PIN)
 REPAIR = _reason("repair", "pinned so that the outputs stay within tolerance", Strength.PIN)
 LOSS = _reason("loss", "computes the loss of a training step, in float32", Strength.PIN)
 UPDATE = _reason("update", "updates the state of a training step, in float32", Strength.PIN)
+RUNTIME_FAULT = _reason("runtime_fault", "the target computes it wrongly in the low type", Strength.PIN)
 MIN_CUT = _reason("min_cut", "the border between float32 and the low type costs least here", Strength.SPREAD)
 JOIN = _reason("join", "lowered values meet here: one Cast after it replaces several before it", Strength.SPREAD)
 
@@ -139,16 +140,18 @@ KINDS = {
     "fused": "ops replaced by one operator, or computed in advance",
     "inlined": "a function replaced by its body",
     "not_fused": "ops that compute a known operator and are not replaced by it",
+    "kernel_table": "the release of the target has no kernel table of its own",
     "not_shifted": "a value beyond the type that no shift brings into it",
     "opset": "a change of the opset, or the obstacle to it",
     "placement": "Casts that moving the border between the types saves",
     "repaired": "ops pinned until the outputs are within tolerance",
-    "runtime_hazard": "a valid model on which a release of onnxruntime dies or miscomputes, and the way round",
+    "runtime_hazard": "a valid model on which a release of a runtime dies or miscomputes, and the way round",
     "runtime_only": "operators of ai.onnx that onnxruntime alone knows",
     "saturated": "numbers beyond the type become its largest finite number",
     "scaled": "a constant stored times a power of two, with the inverse in a neighbour",
     "selected": "a mask that was added, and is now applied by Where",
     "shifted": "values beyond the type, computed times a power of two",
+    "target_limits": "an opset or IR version that the target does not open",
     "sorted": "nodes brought into topological order",
     "unchecked": "a check of the result that was not possible",
     "widened": "ops of another low type that became float32 first",
@@ -169,6 +172,8 @@ _REMARKS = {
     "repaired": ("these ops compute in float32", "a larger tolerance pins fewer"),
     "runtime_only": ("other runtimes refuse the model", "export it again without onnxruntime's optimizations"),
     "saturated": ("harmless in a mask, an error elsewhere", "--keep the ops that read it, unless it is a mask"),
+    "kernel_table": ("kernels of other releases decide", "give the target a file that `doctor --dump-kernels` wrote"),
+    "target_limits": ("the target refuses the model", "--opset auto, or a newer release of the target"),
     "unchecked": ("the model may be valid all the same", "`amp-rewrite doctor --open` tries whether it opens"),
     KERNEL_GATE: ("such ops stay float32", ""),
     OVERFLOW: ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
@@ -187,7 +192,7 @@ _SELF_EVIDENT = {
     "opset": ("operators and kernels of another opset apply", "leave --opset out to keep the model's own"),
     "runtime_hazard": (
         "the process dies, or numbers are wrong, in sessions with default settings",
-        "open the model with the optimizers disabled that the message names",
+        "open the model with the options that the message names",
     ),
     "scaled": ("the same numbers, without digits lost to the low type", "nothing"),
     "selected": ("the same numbers in every type, also in rows that show no key", "nothing"),

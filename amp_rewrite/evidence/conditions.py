@@ -12,7 +12,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.check import misdeclared
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.ort_errors import NO_KERNEL
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Runner, SessionOptions, cuda_opens
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,13 @@ class Conditions:
 
     @property
     def emulates(self) -> bool:
-        """True if low-precision ops run as float32 ops that round."""
-        return not cuda_opens() if self.emulate is None else self.emulate
+        """True if low-precision ops run as float32 ops that round.
+
+        By default without CUDA, unless the caller names a provider that computes in low types itself.
+        """
+        if self.emulate is not None:
+            return self.emulate
+        return self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_opens()
 
     def feed(self, data: object, model: Model) -> Feed:
         """Return the data as batches for a model."""

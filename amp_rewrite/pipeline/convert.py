@@ -20,7 +20,7 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.schema import of_runtime_alone
-from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.shift_rows import refusing, unshifted
 from amp_rewrite.pipeline.shifted import bounds_before, measured_bounds, shifted
@@ -32,6 +32,7 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.runtime.hazards import told
+from amp_rewrite.runtime.kernels import Kernels, release_number
 from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, Target
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.list_entry import Color
@@ -265,7 +266,7 @@ def finish(
     """
     view = draft.view
     plan = plan_casts(view, coloring, draft.io, draft.hazards.saturate)
-    foreign = _unknown_elsewhere(view, draft.request.target)
+    foreign = (*_unknown_elsewhere(view, draft.request.target), *_unopened(view, draft.request.target))
     findings = (*_unserved(view, coloring), *foreign, *coloring.findings, *findings)
     if plan.empty:
         result = draft.base
@@ -275,7 +276,8 @@ def finish(
         unchecked = check(view.model, view, plan, result)
         planned = {(finding.kind, finding.subject) for finding in plan.findings}
         hazardous = [f for f in draft.hazards.findings if (f.kind, f.subject) not in planned]
-        dangers = told(view, lambda value: plan.retype.get(value) or view.dtype(value))
+        aim = draft.request.target.aim
+        dangers = told(view, lambda value: plan.retype.get(value) or view.dtype(value), aim)
         findings = (*draft.expansions, *hazardous, *unchecked, *dangers, *findings)
     report = _report(draft, coloring, plan, findings, measured)
     if draft.request.annotate:
@@ -316,12 +318,36 @@ def _unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
 
 def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
     """Return findings about operators of ai.onnx that onnxruntime alone knows, for other targets than onnxruntime."""
-    if target is Target.ORT_CUDA:
+    if target.family is Target.ORT_CUDA:
         return ()
     opset = view.opsets.get("", 1)
     kinds = sorted({op.op_type for op in view.ops if not op.domain})
     note = f"not in ai.onnx opset {opset}: an operator that onnxruntime's optimizers write, and it alone knows"
     return tuple(Finding("runtime_only", kind, note) for kind in kinds if of_runtime_alone("", kind, opset))
+
+
+def _unopened(view: View, target: Target) -> Iterator[Finding]:
+    """Yield findings about a target that does not open the model, or whose kernels are those of another release."""
+    kernels, proto = target.kernels, view.model.proto
+    opset, ir = view.opsets.get("", 1), proto.ir_version
+    if target.opset is not None and opset > target.opset:
+        note = f"{target.value} opens models up to opset {target.opset}, and this one has {opset}"
+        yield Finding("target_limits", "opset", note)
+    if kernels is None:
+        return
+    if kernels.ir is not None and ir > kernels.ir:
+        yield Finding("target_limits", "IR", f"{kernels.runtime} opens models up to IR version {kernels.ir}, not {ir}")
+    own = kernels.runtime.rpartition(" ")[2]
+    if target.release not in ("", own):
+        newer = release_number(target.release) > release_number(own)
+        late = sorted({op.kind for op in view.ops if not op.domain and _beyond(op, kernels)}) if newer else []
+        more = f"; float32, as of a newer opset: {', '.join(late)}" if late else ""
+        yield Finding("kernel_table", target.value, f"no kernel table of {target.release}: that of {own} decides{more}")
+
+
+def _beyond(op: Op, kernels: Kernels) -> bool:
+    """True if an operator is of an opset after those that a kernel table knows."""
+    return op.signature is not None and kernels.opset is not None and op.signature.since > kernels.opset
 
 
 def _signed(result: Model, request: Request, more: Sequence[str]) -> Model:

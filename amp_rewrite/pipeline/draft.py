@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.state import PaintOptions
@@ -22,6 +23,7 @@ from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize
+from amp_rewrite.runtime.hazards import faults
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.options import Request
 
@@ -149,6 +151,13 @@ def _resolved(
     """Return the hazards of a view, its clusters, and the types that its inputs and outputs get."""
     superseded = (quantized.name,) if rescale else ()
     hazards = find_hazards(view, request.to, but=superseded) if request.safe else Hazards()
+    wrong = list(faults(view, request.to, request.target.aim)) if request.safe else []
+    if wrong:
+        pinned = {pin.op: pin for pin in hazards.pins}
+        for op, fault in wrong:
+            note = f"{fault.runtime} {fault.harm} ({fault.source})"
+            pinned.setdefault(op.id, Pin(op.id, reasons.RUNTIME_FAULT, None, note))
+        hazards = replace(hazards, pins=tuple(pinned[op] for op in sorted(pinned)))
     groups = hazards.clusters if request.safe else clusters(view)
     return hazards, groups, io_types(view, parse_io(request.io), request.to)
 

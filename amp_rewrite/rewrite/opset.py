@@ -47,6 +47,12 @@ def at_opset(
     current = view.opsets.get("", 0)
     if wanted == current or not current:
         return view, ()
+    most = target.opset
+    if isinstance(wanted, int) and most is not None and wanted > most:
+        raise ModelError(
+            f"the model cannot be moved to opset {wanted}: target {target.value} opens models up to opset {most}; use"
+            f" {spelled('opset', most)} or a newer target"
+        )
     if not isinstance(wanted, int):
         return _best(view, _Judge.of(view, to, target, fusing))
     model = moved_to(view, wanted)
@@ -79,20 +85,21 @@ class _Judge:
     def covers(self, view: View) -> _Coverage:
         """Return how the target serves each op: once for the types that it has, once more for the low type."""
         gate = Gate.of(self.target, self.to)
+        opened = self.target.opset is None or view.opsets.get("", 1) <= self.target.opset
         served, kinds = [], []
         for op in view.ops:
             kind = self.whole.get(op.id)
             apart = kind is not None and view.opsets[""] < _ONE_OP[kind]
             known = op.signature is not None and not op.bodies
             low = known and not apart and bool(gate.lowerable_groups(view, op).groups)
-            served.append((gate.runs(view, op, ()) + low) if known else 0)
+            served.append((gate.runs(view, op, ()) + low) if known and opened else 0)
             kinds.append(f"{kind.replace('_', ' ')} as one op" if kind is not None else op.kind)
         return _Coverage(tuple(served), tuple(kinds))
 
 
 def _wholes(view: View, to: DType, target: Target) -> Iterator[tuple[OpId, str]]:
     """Yield the ops that some opset has one op for, and what that computes."""
-    if target is not Target.TENSORRT:
+    if target.family is not Target.TENSORRT:
         for _, site in sites(view, Context(to)):
             if not isinstance(site, str):
                 yield from ((op, ATTENTION) for op in site.form.ops)
@@ -149,8 +156,10 @@ def _candidates(view: View, judge: _Judge) -> Iterator[int]:
     current = view.opsets[""]
     types = sorted({op.op_type for op in view.ops if not op.domain})
     steps = sorted({_ONE_OP[kind] for kind in judge.whole.values()})
-    seen = {_versions(types, current, steps)}
-    for opset in (*range(current + 1, NEWEST_MOVED + 1), *range(current - 1, OLDEST_MOVED - 1, -1)):
+    unknown = NEWEST_MOVED if judge.target.limits is None else current  # operators that it may not have
+    newest = min(NEWEST_MOVED, judge.target.opset or unknown)
+    seen = set() if current > newest else {_versions(types, current, steps)}
+    for opset in (*range(current + 1, newest + 1), *range(min(current - 1, newest), OLDEST_MOVED - 1, -1)):
         versions = _versions(types, opset, steps)
         if versions not in seen:
             seen.add(versions)

@@ -1,21 +1,24 @@
-"""Models on which a release of onnxruntime dies or miscomputes, although they are valid, and the way round.
+"""Models on which a release of a runtime dies or miscomputes, although they are valid, and the way round.
 
-A row of `HAZARDS` names releases, a provider, a pattern of ops, and the optimizers without which it does no harm.
-Sessions of this package leave those out; reports name the ops. Tests hold each row in subprocesses.
+A row of `HAZARDS` names releases, a provider, a pattern of ops, and the way round: optimizers to leave out and options
+of the provider, as sessions of this package do, or ops that conversions for such a release keep in float32. Reports
+name the ops. Tests hold the rows of this machine's onnxruntime in subprocesses; the others have a source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import Flow, first_input_of, only_reader, origin
 from amp_rewrite.ir.op_classes import CASTS, COPIES, DEQUANTIZES, LAYERS, QUANTIZES, RELABELS
-from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.schema import attribute, int_attribute
+from amp_rewrite.ir.shapes.onnx_shapes import shapes_of
 from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.runtime.kernels import release_number
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -23,40 +26,82 @@ Made = Callable[[ValueId], DType | None]
 """The element type in which a value is made, which may differ from that in the view."""
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeHazard:
-    """A hazard of onnxruntime.
+ONNXRUNTIME, TENSORRT, DIRECTML = "onnxruntime", "TensorRT", "DirectML"
+"""Runtimes that have hazards."""
 
-    `since`: the first release that is known to have it, and `until` the first without. `provider`: None for all.
-    `kinds`: ops without which `find` yields nothing. `find`: the ops at which it happens. `harm`: a verb and its
-    objects. `skip`: the optimizers to disable. `told`: reports name it; False where the harm depends on the machine.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeHazard:
+    """A hazard of a runtime.
+
+    `since`: the first release that is known to have it, and `until` the first without. `provider`: of onnxruntime, None
+    for all. `kinds`: ops without which `find` yields nothing. `find`: the ops at which it happens. `harm`: a verb and
+    its objects. The ways round, of which a hazard has one: `skip`, the optimizers to disable; `options`, those of the
+    provider to set; `keep`, the ops stay float32 in conversions for such a release. `told`: reports name it; False
+    where the harm depends on the machine. `source`: the page that tells of it; "" for what was found here.
     """
 
     name: str
-    since: tuple[int, int]
+    since: tuple[int, ...]
     provider: str | None
     kinds: frozenset[str]
     find: Callable[[View, Made], Iterator[Op]]
     harm: str
-    skip: tuple[str, ...]
-    until: tuple[int, int] | None = None
+    skip: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    keep: bool = False
+    until: tuple[int, ...] | None = None
     told: bool = True
+    runtime: str = ONNXRUNTIME
+    source: str = ""
 
     def holds(self, release: str, providers: Sequence[str]) -> bool:
         """True if a release of onnxruntime has the hazard with these providers, of which the first runs the model."""
-        number = tuple(int(part) for part in release.split(".")[:2] if part.isdecimal())
-        known = self.since <= number and (self.until is None or number < self.until)
-        return known and (self.provider is None or self.provider == providers[0])
+        return self.runtime == ONNXRUNTIME and self._has(release) and self.provider in (None, providers[0])
+
+    def affects(self, aim: Aim) -> bool:
+        """True if models for this runtime meet the hazard; a runtime without a release meets all of its hazards."""
+        return self.runtime == aim.runtime and self.provider in aim.providers and self._has(aim.release or "")
+
+    def _has(self, release: str) -> bool:
+        number = release_number(release)
+        first = self.since[: len(number)]  # of a major release some minor ones have it
+        return not number or (first <= number and (self.until is None or number < self.until))
 
     @property
     def finding(self) -> str:
         """The message of a report."""
         release = ".".join(map(str, self.since))
         where = f" with the {self.provider}" if self.provider is not None else ""
-        return (
-            f"onnxruntime {release}{where} {self.harm} · open it with disabled_optimizers={list(self.skip)};"
-            " `amp-rewrite doctor --open` tries whether it opens here"
-        )
+        fact = f"{self.runtime} {release}{where} {self.harm}".replace("  ", " ")
+        return f"{fact} · {self.remedy}"
+
+    @property
+    def remedy(self) -> str:
+        """The way round, as an imperative."""
+        if self.skip:
+            return (
+                f"open it with disabled_optimizers={list(self.skip)}; `amp-rewrite doctor --open` tries whether it"
+                " opens here"
+            )
+        if self.options:
+            stated = ", ".join(f"{name}={value}" for name, value in self.options.items())
+            return f"set the provider option {stated}, as sessions of this package do"
+        return "keep these ops float32 (`--keep`), or use a release without it"
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """The runtime of a conversion's result: its release, "" if unstated, and the providers of onnxruntime."""
+
+    runtime: str = ONNXRUNTIME
+    release: str = ""
+    providers: tuple[str | None, ...] = (None, CPU, CUDA)
+
+    @property
+    def exact(self) -> bool:
+        """True if the release is stated as far as hazards are."""
+        return self.runtime == ONNXRUNTIME or len(release_number(self.release)) > 1
 
 
 # -- patterns ----------------------------------------------------------------------------------------
@@ -122,46 +167,154 @@ def _recurrent(view: View, made: Made) -> Iterator[Op]:
     yield from (op for op in lstms if any(made(v) is DType.FLOAT16 for v in op.results))
 
 
+def _wide_heads(view: View, made: Made) -> Iterator[Op]:
+    """Yield float16 Attention with heads of more than 256 elements."""
+    ops = [op for op in view.ops if op.kind == "Attention" and any(made(v) is DType.FLOAT16 for v in op.results)]
+    shapes = shapes_of(view) if ops else {}
+    for op in ops:
+        query = op.inputs[0]
+        shape = None if query is None else shapes.get((view.values[query].scope, view.values[query].name))
+        if shape is None or (width := shape[-1]) is None:
+            continue
+        heads = int_attribute(op.node, "q_num_heads", 1) if len(shape) == 3 else 1
+        if width // max(heads, 1) > _WIDEST_HEAD:
+            yield op
+
+
+_WIDEST_HEAD = 256
+_SKIP_NORMS = tuple(f"com.microsoft::{name}LayerNormalization" for name in ("Embed", "Skip", "SkipSimplified"))
+_NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+
+
+def _summed_norms(view: View, made: Made) -> Iterator[Op]:
+    """Yield float16 norms of a sum, which onnxruntime fuses with it, and such fused norms."""
+    for op in view.ops:
+        if op.kind not in (*_NORMS, *_SKIP_NORMS) or op.outputs[0] is None or made(op.outputs[0]) is not DType.FLOAT16:
+            continue
+        maker = view.producer(op.inputs[0])
+        if op.kind in _SKIP_NORMS or (maker is not None and maker.kind == "Add"):
+            yield op
+
+
+def _grouped(view: View, made: Made) -> Iterator[Op]:
+    """Yield float16 convolutions of several groups."""
+    for op in view.ops:
+        grouped = op.kind in ("Conv", "ConvTranspose") and int_attribute(op.node, "group", 1) > 1
+        if grouped and any(made(value) is DType.FLOAT16 for value in op.results):
+            yield op
+
+
+def _norms(view: View, made: Made) -> Iterator[Op]:
+    """Yield float16 LayerNormalizations."""
+    norms = (op for op in view.ops if op.kind == "LayerNormalization")
+    yield from (op for op in norms if op.outputs[0] is not None and made(op.outputs[0]) is DType.FLOAT16)
+
+
+_ISSUES = "https://github.com/microsoft/onnxruntime/issues"
+
 HAZARDS = (
     RuntimeHazard(
-        "transposed_product",
-        (1, 31),
-        CPU,
-        frozenset({"Transpose", "MatMul"}),
-        _batch_transposes,
-        "dies (SIGSEGV) at its default level of a float16 Transpose of the batch axis before MatMul with a constant",
-        ("MatmulTransposeFusion",),
+        name="transposed_product",
+        since=(1, 31),
+        provider=CPU,
+        kinds=frozenset({"Transpose", "MatMul"}),
+        find=_batch_transposes,
+        harm="dies (SIGSEGV) at its default level of a float16 Transpose of the batch axis before MatMul with a"
+        " constant",
+        skip=("MatmulTransposeFusion",),
     ),
     RuntimeHazard(
-        "quantized_bias",
-        (1, 31),
-        None,
-        frozenset({"DequantizeLinear", "QuantizeLinear"}),
-        _biased_layers,
-        "quantizes a bias between float16 quantizers anew, with a scale that float16 does not hold",
-        ("WeightBiasQuantization",),
+        name="quantized_bias",
+        since=(1, 31),
+        provider=None,
+        kinds=frozenset({"DequantizeLinear", "QuantizeLinear"}),
+        find=_biased_layers,
+        harm="quantizes a bias between float16 quantizers anew, with a scale that float16 does not hold",
+        skip=("WeightBiasQuantization",),
     ),
     RuntimeHazard(
-        "recurrent_layout",
-        (1, 31),
-        CPU,
-        frozenset({"LSTM"}),
-        _recurrent,
-        "may die at its default level of a float16 LSTM before a Transpose",
-        ("NchwcTransformer",),
+        name="recurrent_layout",
+        since=(1, 31),
+        provider=CPU,
+        kinds=frozenset({"LSTM"}),
+        find=_recurrent,
+        harm="may die at its default level of a float16 LSTM before a Transpose",
+        skip=("NchwcTransformer",),
         told=False,
+    ),
+    # Merged after 1.25.1; 1.26.0 does not list the fix (pull request 28198), so it counts from the next release on.
+    RuntimeHazard(
+        name="wide_heads",
+        since=(1, 25),
+        until=(1, 27),
+        provider=CUDA,
+        kinds=frozenset({"Attention"}),
+        find=_wide_heads,
+        harm="makes NaN of float16 Attention with heads of more than 256 elements",
+        keep=True,
+        source=f"{_ISSUES}/28195",
+    ),
+    # Merged (pull request 28682) three weeks before 1.27.0, whose notes do not list it; 1.28 deprecates the option.
+    RuntimeHazard(
+        name="summed_norms",
+        since=(1, 20),
+        until=(1, 28),
+        provider=CUDA,
+        kinds=frozenset(),
+        find=_summed_norms,
+        harm="sums squares in float16 where it fuses a norm with the sum before it, and returns zeros or NaN for large"
+        " values",
+        options={"enable_skip_layer_norm_strict_mode": "1"},
+        source=f"{_ISSUES}/29034",
+    ),
+    RuntimeHazard(
+        name="grouped_convolution",
+        since=(11, 2),
+        provider=None,
+        kinds=frozenset(),
+        find=_grouped,
+        harm="finds no kernel for float16 convolutions of several groups, and builds no engine",
+        keep=True,
+        runtime=TENSORRT,
+        source="https://github.com/NVIDIA/TensorRT/issues/4838",
+    ),
+    RuntimeHazard(
+        name="norm_variance",
+        since=(),
+        provider=None,
+        kinds=frozenset({"LayerNormalization"}),
+        find=_norms,
+        harm="holds the variance of a float16 LayerNormalization in float16, whatever `stash_type` says: values beyond"
+        " some 250 overflow",
+        runtime=DIRECTML,
+        source=f"{_ISSUES}/17692",
     ),
 )
 """All known hazards."""
 
 
-def told(view: View, made: Made) -> Iterator[Finding]:
+def told(view: View, made: Made, aim: Aim = Aim()) -> Iterator[Finding]:
     """Yield a finding for each hazard in a model, at its first op. `made`: the types after a conversion. O(nodes)."""
     kinds = {op.kind for op in view.ops}
     for hazard in HAZARDS:
-        op = next(hazard.find(view, made), None) if hazard.told and hazard.kinds <= kinds else None
+        met = hazard.told and hazard.kinds <= kinds and hazard.affects(aim)
+        op = next(hazard.find(view, made), None) if met else None
         if op is not None:
             yield Finding("runtime_hazard", op.name, hazard.finding)
+
+
+def faults(view: View, to: DType, aim: Aim) -> Iterator[tuple[Op, RuntimeHazard]]:
+    """Yield the ops that a release computes wrongly in the low type, and the hazard. O(nodes)."""
+    kinds = {op.kind for op in view.ops}
+
+    def made(value: ValueId) -> DType | None:
+        dtype = view.dtype(value)
+        return to if dtype is DType.FLOAT else dtype
+
+    for hazard in HAZARDS if aim.exact else ():
+        if hazard.keep and hazard.kinds <= kinds and hazard.affects(aim):
+            for op in hazard.find(view, made):
+                yield op, hazard
 
 
 def skipped(model: Model, kinds: frozenset[str], release: str, providers: Sequence[str]) -> list[str]:
@@ -169,12 +322,30 @@ def skipped(model: Model, kinds: frozenset[str], release: str, providers: Sequen
 
     A model that this package cannot read is taken to have each hazard whose ops it has.
     """
-    possible = [hazard for hazard in HAZARDS if hazard.kinds <= kinds and hazard.holds(release, providers)]
+    return [name for hazard in _present(model, kinds, release, providers, "skip") for name in hazard.skip]
+
+
+def avoiding(model: Model, kinds: frozenset[str], release: str, providers: Sequence[str]) -> dict[str, str]:
+    """Return the options of the first provider with which hazards of a model do no harm."""
+    stated: dict[str, str] = {}
+    for hazard in _present(model, kinds, release, providers, "options"):
+        stated |= hazard.options
+    return stated
+
+
+def _present(
+    model: Model, kinds: frozenset[str], release: str, providers: Sequence[str], way: str
+) -> list[RuntimeHazard]:
+    """Return the hazards of a model with a way round of one kind."""
+    possible = [
+        hazard
+        for hazard in HAZARDS
+        if getattr(hazard, way) and hazard.kinds <= kinds and hazard.holds(release, providers)
+    ]
     if not possible:
         return []
     try:
         view = View.of(model)
     except ModelError:
-        return [name for hazard in possible for name in hazard.skip]
-    present = (hazard for hazard in possible if next(hazard.find(view, view.dtype), None) is not None)
-    return [name for hazard in present for name in hazard.skip]
+        return possible
+    return [hazard for hazard in possible if next(hazard.find(view, view.dtype), None) is not None]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-_TABLE = Path(__file__).parent / "_tables" / "cuda_kernels.json"
+_TABLES = Path(__file__).parent / "_tables"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,29 @@ class Kernels:
 
     The domain "" is "ai.onnx". `types`: the ONNX type string of each type variable of the operator's schema, such as
     {"T": "tensor(float16)"}, without variables of absent optional inputs. Operators that the runtime expands as
-    functions have no kernel of their own.
+    functions have no kernel of their own. `opset`, `ir`: the newest that the runtime opens; None if unknown. `contrib`:
+    inputs, outputs and attributes of each operator of com.microsoft; None if unknown.
     """
 
     runtime: str
     provider: str
     registrations: Mapping[str, tuple[Registration, ...]] = field(repr=False)
     aliases: Mapping[str, Mapping[int, int]] = field(repr=False)
+    opset: int | None = None
+    ir: int | None = None
+    contrib: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of all registrations. O(registrations)."""
+        rows = [
+            [
+                key,
+                [[k.since, k.last, sorted((name, sorted(types)) for name, types in k.types.items())] for k in kernels],
+            ]
+            for key, kernels in sorted(self.registrations.items())
+        ]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
     def runs(self, domain: str, op_type: str, since_version: int, types: Mapping[str, str]) -> bool:
         """True if one registered kernel serves the version and admits all of `types` together."""
@@ -67,6 +85,19 @@ class Kernels:
         spelled = ", ".join(f"{variable}={types[variable]}" for variable in sorted(types))
         return f"no {self.provider} kernel for {name} with {spelled}"
 
+    def contrib_refusal(self, op_type: str, inputs: int, outputs: int, attributes: Collection[str]) -> str | None:
+        """Return why this release cannot open a node of com.microsoft; None if it can, or if that is unknown."""
+        if self.contrib is None:
+            return None
+        if op_type not in self.contrib:
+            return f"{self.runtime} has no com.microsoft.{op_type}"
+        *most, known = self.contrib[op_type]
+        for count, limit, ports in zip((inputs, outputs), most, ("inputs", "outputs"), strict=True):
+            if isinstance(limit, int) and count > limit:
+                return f"{op_type} of {self.runtime} has {limit} {ports}, not {count}"
+        unknown = next((name for name in attributes if name not in known), None)
+        return None if unknown is None else f"{op_type} of {self.runtime} has no attribute {unknown!r}"
+
     def _serving(self, domain: str, op_type: str, since_version: int) -> Iterator[Registration]:
         key = _key(domain, op_type)
         version = self.aliases.get(key, {}).get(since_version, since_version)
@@ -74,9 +105,18 @@ class Kernels:
 
 
 @functools.cache
-def load_kernels() -> Kernels:
-    """Load the kernel table of the CUDA provider (docs/reference/tables.md)."""
-    table = json.loads(_TABLE.read_text(encoding="utf-8"))
+def load_kernels(release: str = "") -> Kernels:
+    """Load the kernel table of the CUDA provider of one of the `releases`, by default the newest."""
+    return kernels_of(_row(release or releases()[-1]))
+
+
+def releases() -> tuple[str, ...]:
+    """Return the releases of onnxruntime-gpu that have a table, oldest first."""
+    return tuple(sorted((_release(_newest()["runtime"]), *_history()["releases"]), key=release_number))
+
+
+def kernels_of(table: Mapping[str, Any]) -> Kernels:
+    """Return the kernels of a table as the files hold it (docs/reference/tables.md)."""
     sets = [frozenset(allowed) for allowed in table["sets"]]
     registrations = {
         key: tuple(
@@ -86,8 +126,58 @@ def load_kernels() -> Kernels:
         for key, rows in table["kernels"].items()
     }
     aliases = {key: dict(pairs) for key, pairs in table["aliases"].items()}
-    return Kernels(table["runtime"], "cuda", registrations, aliases)
+    limits = (table["opset"], table["ir"])
+    return Kernels(table["runtime"], "cuda", registrations, aliases, *limits, contrib=table["contrib"])
+
+
+@functools.cache
+def _newest() -> Mapping[str, Any]:
+    table: Mapping[str, Any] = json.loads((_TABLES / "cuda_kernels.json").read_text(encoding="utf-8"))
+    return table
+
+
+@functools.cache
+def _history() -> Mapping[str, Any]:
+    table: Mapping[str, Any] = json.loads((_TABLES / "cuda_history.json").read_text(encoding="utf-8"))
+    return table
+
+
+def _row(release: str) -> Mapping[str, Any]:
+    """Return the whole table of a release: the newest, with the changes of each older release down to it."""
+    table = _newest()
+    if release == _release(table["runtime"]):
+        return table
+    history = _history()
+    table = {**table, "sets": history["sets"]}
+    for older, change in history["releases"].items():
+        table = patched(table, change)
+        if older == release:
+            break
+    return table
+
+
+def patched(table: Mapping[str, Any], change: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a table with the changes to an older release; entries that it lacks are null in a change."""
+    parts = {}
+    for part in ("kernels", "aliases", "contrib"):
+        merged = {**table[part], **change.get(part, {})}
+        parts[part] = {key: entry for key, entry in merged.items() if entry is not None}
+    return {**table, **{name: change[name] for name in ("runtime", "opset", "ir")}, **parts}
+
+
+def _release(runtime: str) -> str:
+    return runtime.rpartition(" ")[2]
 
 
 def _key(domain: str, op_type: str) -> str:
     return f"{domain or 'ai.onnx'}::{op_type}"
+
+
+def release_number(release: str) -> tuple[int, ...]:
+    """Return the leading numbers of a release: (1, 22, 0) of "1.22.0", (1, 32) of "1.32.dev3". Empty without one."""
+    numbers: list[int] = []
+    for part in release.split("."):
+        if not part.isdecimal():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)

@@ -7,9 +7,10 @@ raises errors of onnxruntime as one line.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,11 @@ from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer
 from amp_rewrite.runtime.gpu import loads
 from amp_rewrite.runtime.hazards import CPU as CPU
 from amp_rewrite.runtime.hazards import CUDA as CUDA
-from amp_rewrite.runtime.hazards import skipped
+from amp_rewrite.runtime.hazards import avoiding, skipped
 from amp_rewrite.runtime.model_input import model_input
 from amp_rewrite.runtime.ort_errors import one_line
 from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
+from amp_rewrite.runtime.plugins import described, devices, refusals, registered
 from amp_rewrite.runtime.ports import Port, input_ports, output_ports
 from amp_rewrite.runtime.subgraph import check_names, reduced, written_to
 
@@ -220,7 +222,14 @@ def has_provider(name: str) -> bool:
     """True if this onnxruntime is built with a provider, even if the provider does not open."""
     import onnxruntime as ort
 
-    return name in ort.get_available_providers()
+    return name in ort.get_available_providers() or bool(devices(ort, name))
+
+
+def offered_device(provider: str) -> str:
+    """Return the device of a plugin's provider in words; "" for other providers."""
+    import onnxruntime as ort
+
+    return next((described(device) for device in devices(ort, provider) if provider != CPU), "")
 
 
 def cuda_release() -> int | None:
@@ -255,11 +264,15 @@ def probe() -> dict[str, Any]:
         "cuda": getattr(ort, "cuda_version", None) or None,
         "providers": ort.get_available_providers(),
         "opens": has_provider(CUDA) and cuda_opens(),
+        "plugins": [
+            {**asdict(plugin), "devices": [described(d) for name in plugin.providers for d in devices(ort, name)]}
+            for plugin in registered(ort)
+        ],
     }
 
 
-def kernel_registry() -> list[dict[str, Any]]:
-    """Return all kernel registrations of this onnxruntime as JSON; docs/reference/tables.md describes the format.
+def kernel_registry() -> dict[str, Any]:
+    """Return the kernels, schemas and limits of this onnxruntime as JSON (docs/reference/tables.md).
 
     The process crashes with a segmentation fault if the CUDA or the TensorRT library cannot be loaded.
     """
@@ -267,7 +280,7 @@ def kernel_registry() -> list[dict[str, Any]]:
 
     if has_provider(CUDA):
         _preload_once()
-    return [
+    kernels = [
         {
             "provider": k.provider,
             "domain": k.domain or "ai.onnx",
@@ -277,15 +290,58 @@ def kernel_registry() -> list[dict[str, Any]]:
         }
         for k in state.get_all_opkernel_def()
     ]
+    schemas = [_schema(s) for s in state.get_all_operator_schema() if not s.deprecated]
+    return {
+        "opset": _limit(r"is till opset (\d+)", opset=10_000),
+        "ir": _limit(r"max supported IR version: (\d+)", ir=10_000),
+        "kernels": kernels,
+        "schemas": schemas,
+    }
+
+
+def _schema(schema: Any) -> dict[str, Any]:
+    """Return the schema of an operator as JSON: formals with their types, variables with the types that they admit."""
+    return {
+        "domain": schema.domain or "ai.onnx",
+        "op": schema.name,
+        "since": schema.since_version,
+        "inputs": [[formal.name, formal.typeStr, formal.option.name] for formal in schema.inputs],
+        "outputs": [[formal.name, formal.typeStr, formal.option.name] for formal in schema.outputs],
+        "types": {c.type_param_str: sorted(c.allowed_type_strs) for c in schema.type_constraints},
+        "attributes": sorted(schema.attributes),
+    }
+
+
+def _limit(words: str, opset: int = 1, ir: int = 3) -> int | None:
+    """Return the number in the objection of this onnxruntime to a model beyond its limits; None without one."""
+    import onnx.parser
+    import onnxruntime as ort
+
+    text = '<ir_version: 8, opset_import: ["" : 13]> probe (float[1] x) => (float[1] y) { y = Neg(x) }'
+    model = onnx.parser.parse_model(text)
+    model.opset_import[0].version, model.ir_version = opset, ir
+    try:
+        with one_line("open"):
+            ort.InferenceSession(model.SerializeToString(), providers=[CPU])
+    except ModelError as objection:
+        found = re.search(words, str(objection.__cause__))
+        return int(found[1]) if found else None
+    return None
 
 
 def _check_providers(providers: Sequence[str]) -> None:
     import onnxruntime as ort
 
     known = ort.get_available_providers()
-    for provider in providers or ("",):
-        if provider not in known:
-            raise PolicyError(f"this onnxruntime has no provider {provider!r}; use one of {', '.join(known)}")
+    if any(provider not in known for provider in providers):
+        usable = [name for plugin in registered(ort) if not plugin.failure for name in plugin.providers]
+        known = list(dict.fromkeys((*known, *usable)))
+    for number, provider in enumerate(providers or ("",)):
+        if provider not in known and not devices(ort, provider):
+            why = "".join(f" ({refusal})" for refusal in refusals(ort, provider))
+            raise PolicyError(f"this onnxruntime has no provider {provider!r}{why}; use one of {', '.join(known)}")
+        if devices(ort, provider) and provider != CPU and (number or set(providers[1:]) - {CPU}):
+            raise PolicyError(f"{provider} is a plugin, which runs alone before {CPU}; name no other provider with it")
 
 
 def _opened(
@@ -309,19 +365,35 @@ def _opened(
         settings.enable_profiling, settings.profile_file_prefix = True, options.profile
     kinds = frozenset(node.op_type for node in nodes) if options.optimized else frozenset()
     avoided = skipped(model, kinds, ort.__version__, options.providers)
+    safe = {options.providers[0]: avoiding(model, kinds, ort.__version__, options.providers)}
     by_provider = {
-        p: {**_PROVIDER_OPTIONS.get(p, {}), **options.provider_options.get(p, {})} for p in options.providers
+        p: {**_PROVIDER_OPTIONS.get(p, {}), **safe.get(p, {}), **options.provider_options.get(p, {})}
+        for p in options.providers
     }
+    first = options.providers[0]
+    offered = () if first == CPU else devices(ort, first)
+    plugged = _device(offered, by_provider[first]) if offered else None
     ort.set_default_logger_severity(_QUIET)  # a provider that does not open says so outside of any session
     try:
         with one_line("open"):
             if {CUDA, TENSORRT}.intersection(by_provider):
                 _preload_once()
+            if plugged is not None:
+                settings.add_provider_for_devices([plugged], by_provider[first])
+                return ort.InferenceSession(given, settings, disabled_optimizers=avoided or None, enable_fallback=0)
             return ort.InferenceSession(
                 given, settings, list(by_provider.items()), disabled_optimizers=avoided or None, enable_fallback=0
             )
     finally:
         ort.set_default_logger_severity(_DEFAULT_SEVERITY)
+
+
+def _device(offered: Sequence[Any], options: dict[str, str]) -> Any:
+    """Return the device that the option `device_id` numbers, and take that out; PolicyError for a wrong number."""
+    number = options.pop("device_id", "0")
+    if not number.isdecimal() or int(number) >= len(offered):
+        raise PolicyError(f"device {number} of {offered[0].ep_name} does not exist; it has {len(offered)}, from 0 on")
+    return offered[int(number)]
 
 
 @cache

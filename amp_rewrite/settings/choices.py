@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self, cast
 
 from amp_rewrite.errors import PolicyError, advice
 from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.runtime.roofline import ROOFS, Roof
 
+if TYPE_CHECKING:
+    from amp_rewrite.runtime.hazards import Aim
+    from amp_rewrite.runtime.kernels import Kernels
+    from amp_rewrite.runtime.limits import Limits
+
 # Words of the choices, for static checkers and completion.
 LevelName = Literal["default", "tensor-cores-only", "treat-gray-as-deny", "unsafe-force-all", "lower-all"]
-TargetName = Literal["ort-cuda", "onnx", "tensorrt"]
+TargetName = Literal["ort-cuda", "onnx", "tensorrt", "directml", "openvino", "coreml", "qnn"]
+TargetRelease = Literal[
+    "ort-cuda:1.20",
+    "ort-cuda:1.21",
+    "ort-cuda:1.22",
+    "ort-cuda:1.23",
+    "ort-cuda:1.24",
+    "ort-cuda:1.25",
+    "ort-cuda:1.26",
+    "ort-cuda:1.27",
+    "ort-cuda:1.28",
+    "ort-cuda:1.29",
+    "ort-cuda:1.30",
+    "ort-cuda:1.31",
+    "tensorrt:10",
+    "tensorrt:11",
+    "tensorrt:11.2",
+]
 SafetyName = Literal["default", "none"]
 QuantizedName = Literal["keep", "rescale"]
 FuseName = Literal["basic", "none", "contrib"]
@@ -54,16 +78,126 @@ class Target(_Choice):
     """Runtime of the result, which decides what is legal.
 
     `ORT_CUDA`: onnxruntime's CUDA provider; an op is lowered only if a kernel runs its joint type assignment.
-    `ONNX`: the schema alone decides. `TENSORRT`: the schema decides, and all float types of an op are one.
+    `ONNX`: the schema alone decides. For all others the schema decides, all float types of an op are one, and what the
+    runtime's documentation excludes stays float32 (docs/reference/targets.md).
+
+    A member names the runtime. `parse` also makes targets of one release ("ort-cuda:1.22", "tensorrt:11.2") and of the
+    kernels in a file ("registry.json"), which have the same `family`.
     """
 
     ORT_CUDA = "ort-cuda"
     ONNX = "onnx"
     TENSORRT = "tensorrt"
+    DIRECTML = "directml"
+    OPENVINO = "openvino"
+    COREML = "coreml"
+    QNN = "qnn"
+
+    _release: str
+    _read: Kernels | None
+    _family: str
+
+    def __init__(self, family: str) -> None:
+        self._release, self._read, self._family = "", None, family
 
     @classmethod
     def _missing_(cls, value: object) -> Target | None:
-        return {"cuda": cls.ORT_CUDA, "gpu": cls.ORT_CUDA, "trt": cls.TENSORRT}.get(str(value))
+        word = str(value)
+        name, colon, release = word.partition(":")
+        if not colon:
+            words = {"cuda": cls.ORT_CUDA, "gpu": cls.ORT_CUDA, "trt": cls.TENSORRT, "dml": cls.DIRECTML}
+            return words.get(word)
+        return cls._of(cls(name), release)
+
+    @classmethod
+    def parse(cls, spelling: str | os.PathLike[str] | Self) -> Self:
+        """Return the target of a word, in any case, of a word with a release, or of a file of kernels.
+
+        Raises:
+            PolicyError: the word, the release or the file is unknown or unusable.
+        """
+        text = os.fspath(spelling) if isinstance(spelling, os.PathLike) else spelling
+        if not isinstance(text, str) or not (text.lower().endswith(".json") or isinstance(spelling, os.PathLike)):
+            name, colon, release = str(text).partition(":") if isinstance(text, str) else ("", "", "")
+            return cls._of(super().parse(name), release.strip() or "none") if colon else super().parse(spelling)  # type: ignore[arg-type]
+        from amp_rewrite.runtime.releases import read_kernels  # late: few targets are files
+
+        name, _, rest = text.partition(":")
+        file = rest if name.lower() in (cls.ORT_CUDA.value, "cuda", "gpu") else text
+        kernels = read_kernels(Path(file))
+        return cls._made(cls.ORT_CUDA, file, kernels.runtime.rpartition(" ")[2], kernels)
+
+    @classmethod
+    def _of(cls, family: Self, release: str) -> Self:
+        """Return the target of a release; PolicyError for one that is not known, and for runtimes without releases."""
+        if family is cls.ORT_CUDA:
+            from amp_rewrite.runtime.kernels import release_number, releases  # late: few state one
+            from amp_rewrite.runtime.releases import known_release
+
+            served = known_release(release)
+            exact = release_number(served)[: len(release_number(release))] == release_number(release)
+            return cls._made(family, served if exact and served in releases() else release, "")
+        if family is not cls.TENSORRT or release.partition(".")[0] not in ("10", "11"):
+            known = "ort-cuda:1.22, tensorrt:10 and tensorrt:11.2 are"
+            raise PolicyError(f"unknown release {release!r} of target {family.value}; {known} targets of a release")
+        return cls._made(family, release, "")
+
+    @classmethod
+    def _made(cls, family: Self, word: str, release: str, kernels: Kernels | None = None) -> Self:
+        """Return a target that is not a member, as `enum.Flag` makes combinations; one of a release is single."""
+        value = f"{family.value}:{word}"
+        if kernels is None and value in cls._value2member_map_:
+            return cast(Self, cls._value2member_map_[value])
+        made = object.__new__(cls)
+        made._name_, made._value_ = f"{family.name}:{word}", value
+        made._release, made._read, made._family = release or word, kernels, family.value
+        if kernels is None:
+            cls._value2member_map_[value] = made
+        return made
+
+    @property
+    def release(self) -> str:
+        """The release of the runtime; "" for the newest that is known."""
+        return self._release
+
+    @property
+    def family(self) -> Target:
+        """The member that names the runtime, whatever its release."""
+        return Target(self._family)
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """The kernel table of the target; None for a runtime whose kernels are not known."""
+        if self.family is not Target.ORT_CUDA:
+            return None
+        from amp_rewrite.runtime.kernels import load_kernels  # late: not every command converts
+        from amp_rewrite.runtime.releases import known_release
+
+        return self._read or load_kernels(known_release(self.release) if self.release else "")
+
+    @property
+    def limits(self) -> Limits | None:
+        """What the documentation of the runtime excludes; None for onnxruntime's CUDA provider and for ONNX."""
+        from amp_rewrite.runtime.limits import LIMITS  # late: not every command converts
+
+        return LIMITS.get(self._family)
+
+    @property
+    def aim(self) -> Aim:
+        """The target as the table of hazards knows it."""
+        from amp_rewrite.runtime.hazards import CPU, CUDA, DIRECTML, ONNXRUNTIME, TENSORRT, Aim  # late: as above
+
+        family, kernels = self.family, self.kernels
+        if kernels is not None:
+            return Aim(ONNXRUNTIME, kernels.runtime.rpartition(" ")[2])
+        runtime = {Target.TENSORRT: TENSORRT, Target.DIRECTML: DIRECTML}.get(family)
+        return Aim(ONNXRUNTIME, providers=(None, CPU)) if runtime is None else Aim(runtime, self.release, (None, CUDA))
+
+    @property
+    def opset(self) -> int | None:
+        """The newest ai.onnx opset that the runtime opens; None if unknown."""
+        known = self.kernels or self.limits
+        return None if known is None else known.opset
 
 
 class Safety(_Choice):

@@ -35,6 +35,7 @@ from amp_rewrite.settings.choices import (
     Shift,
     Target,
     TargetName,
+    TargetRelease,
     check_headroom,
     parse_opset,
     parse_shift,
@@ -154,12 +155,28 @@ def _texts(value: str | Sequence[str], _values: Values) -> tuple[str, ...]:
 def _runnable(fuse: Fuse, values: Values) -> Fuse:
     """PolicyError for fusing into operators that the target cannot run."""
     target = values["target"]
-    if fuse is Fuse.CONTRIB and target is not Target.ORT_CUDA:
+    if fuse is Fuse.CONTRIB and target.family is not Target.ORT_CUDA:
         raise PolicyError(
             f"fuse 'contrib' makes operators that only onnxruntime has, and the target is {target.value!r}; use target"
             " 'ort-cuda', or fuse 'basic'"
         )
     return fuse
+
+
+def _served(target: Target, values: Values) -> Target:
+    """Return the target, of the installed onnxruntime if it states no release; PolicyError for a type that it lacks."""
+    limits = target.limits
+    if limits is not None and values["to"] not in limits.low:
+        known = " and ".join(sorted(dtype.spelling for dtype in limits.low))
+        raise PolicyError(
+            f"{limits.runtime} does not compute in {values['to'].spelling}, only in {known}; use {spelled('to', known)}"
+        )
+    if target is not Target.ORT_CUDA:
+        return target
+    from amp_rewrite.runtime.releases import installed_release, known_release  # late: help needs no package metadata
+
+    installed = installed_release()
+    return target if installed in ("", known_release("")) else Target.parse(f"{target.value}:{installed}")
 
 
 def _placed(value: Placement | None, values: Values) -> Placement:
@@ -202,11 +219,15 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="target",
         group=ADVANCED,
-        metavar="ort-cuda|onnx|tensorrt",
+        metavar="ort-cuda[:RELEASE]|onnx|tensorrt[:RELEASE]|directml|openvino|coreml|qnn|FILE",
         help="Runtime of the result.  [default: ort-cuda]",
-        doc='the runtime of the result: "ort-cuda" (or "cuda", "gpu"), "onnx" or "tensorrt" (or "trt") (`Target`)',
+        doc='the runtime of the result: "ort-cuda" (or "cuda", "gpu"; "ort-cuda:1.22" for a release of onnxruntime, by'
+        ' default the installed one), "onnx", "tensorrt" (or "trt", "tensorrt:11.2"), "directml", "openvino", "coreml",'
+        ' "qnn", or a file of kernels that `amp-rewrite doctor --dump-kernels` wrote; see [targets](targets.md)'
+        " (`Target`)",
         default="ort-cuda",
         parse=Target.parse,
+        combine=_served,
         stated=Stated.ALWAYS,
     ),
     Option(
@@ -399,7 +420,7 @@ class Painting(TypedDict, total=False):
 
     lists: Sequence[ListSource] | ListSource | None
     level: LevelName | Level | None
-    target: TargetName | Target | None
+    target: TargetName | TargetRelease | Target | Path | None
     safety: SafetyName | Safety | None
     keep: str | Sequence[str] | None
     lower: str | Sequence[str] | None

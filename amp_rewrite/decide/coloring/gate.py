@@ -14,7 +14,7 @@ from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZERS
 from amp_rewrite.ir.schema import KEPT_VARIABLES, Signature, attribute, signature, unknown
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_LOW_SCALES, FIRST_STASHED
 from amp_rewrite.ir.view import Op, Variable, View
-from amp_rewrite.runtime.kernels import Kernels, load_kernels
+from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.settings.choices import Target
 
 # Their schema lets input, scale and result differ. onnx's own inference objects to such a normalization, and GPUs have
@@ -81,7 +81,7 @@ class Gate:
 
     @classmethod
     def of(cls, target: Target, to: DType) -> Gate:
-        return cls(target, to, load_kernels() if target is Target.ORT_CUDA else None)
+        return cls(target, to, target.kernels)
 
     # -- down ----------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class Gate:
         candidates = tuple(v.name for v in floats if v.name not in refusals)
         if not candidates:
             return Lowerable((), refusals)
-        if self.target is Target.TENSORRT or (self.kernels is None and op.kind in _TIED):
+        if self.target.limits is not None or (self.kernels is None and op.kind in _TIED):
             return Lowerable((candidates,), refusals)
         if self.kernels is None:
             return Lowerable(tuple((name,) for name in candidates), refusals)
@@ -134,8 +134,11 @@ class Gate:
             return Refusal(reasons.SCHEMA_GATE, f"{op.op_type} holds its parameters in float32 attributes")
         if variable.type is not None and "optional" in variable.type.container:
             return _OPTIONAL
-        if self.target is Target.TENSORRT and op.domain:
-            return Refusal(reasons.SCHEMA_GATE, f"TensorRT has no {op.kind}")
+        limits = self.target.limits
+        if limits is not None and op.domain:
+            return Refusal(reasons.SCHEMA_GATE, f"{limits.runtime} has no {op.kind}")
+        if limits is not None and (why := limits.refusal(op.op_type, self.to)) is not None:
+            return Refusal(reasons.KERNEL_GATE, f"{why} ({limits.source})")
         if op.signature.admits(variable.name, self.to):
             return None
         note = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable.name}"
@@ -196,7 +199,7 @@ class Gate:
         if any(v.type is not None and "optional" in v.type.container for v in low):
             return _OPTIONAL
         names = tuple(v.name for v in low if op.signature.admits(v.name, DType.FLOAT))
-        if not names or (self.target is Target.TENSORRT and len(names) < len(low)):
+        if not names or (self.target.limits is not None and len(names) < len(low)):
             held = next(v.name for v in low if v.name not in names)
             note = f"{op.kind} version {op.signature.since} does not admit float32 for {held}"
             return Refusal(reasons.SCHEMA_GATE, note)

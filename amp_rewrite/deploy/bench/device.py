@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.runtime.gpu import DRIVER, Loader, hardware
-from amp_rewrite.runtime.runner import CUDA
+from amp_rewrite.runtime.runner import CUDA, offered_device
 
 _STATUS = Path("/proc/self/status")
 _CPUS = Path("/proc/cpuinfo")
@@ -17,6 +17,8 @@ _CPUS = Path("/proc/cpuinfo")
 
 def device_name(provider: str) -> str:
     """Return the GPU and its driver, or the processor and the cores that this process may use."""
+    if offered := offered_device(provider):
+        return f"{offered} ({provider})"
     machine = hardware() if provider == CUDA else None
     if machine is not None and machine.gpus:
         return f"{machine.gpus[0]}, driver {machine.driver or 'unknown'}"

@@ -33,6 +33,7 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
 from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
 from amp_rewrite.runtime.kernels import Kernels, load_kernels
+from amp_rewrite.runtime.releases import known_release
 from amp_rewrite.runtime.roofline import ROOFS, Roof, roof_of
 from amp_rewrite.settings.policy import LowType, low_type
 
@@ -169,7 +170,7 @@ def _opens(model: Path, provider: str) -> Check:
     failure = opened(model, provider)
     if failure is None:
         return Check("open", OK, f"opens with {provider}")
-    for hazard in HAZARDS:
+    for hazard in (hazard for hazard in HAZARDS if hazard.skip):
         if opened(model, provider, hazard.skip) is None:
             return Check("open", FINDING, f"{provider}: {failure}", f"pass disabled_optimizers={list(hazard.skip)}")
     return Check("open", FINDING, f"{provider}: {failure}", "no known way round; try other optimization levels")
@@ -194,7 +195,8 @@ def _machine(
         yield Check("provider", OK, "CUDAExecutionProvider opens")
     else:
         yield Check("provider", FINDING, "CUDAExecutionProvider does not open: models run on the CPU")
-    yield _table(packages, load_kernels())
+    yield from _plugins(told)
+    yield _table(packages, _kernels(packages))
 
 
 def _gpus(machine: Hardware, low: DType) -> Iterator[Check]:
@@ -259,9 +261,31 @@ def _libraries(built: int, load: Loader) -> Iterator[Check]:
         yield Check("libraries", OK, f"all {len(known)} of CUDA {built} and cuDNN are here, {by_pip} of them by pip")
 
 
+def _plugins(told: Asked) -> Iterator[Check]:
+    """Return a check per package with a provider of its own."""
+    for plugin in told.get("plugins", ()):
+        named = f"{plugin['package']} {plugin['release']}"
+        if plugin["failure"]:
+            yield Check("plugin", UNKNOWN, f"{named}: {plugin['failure']}", "its documentation names what it needs")
+        else:
+            offered = f"{', '.join(plugin['providers'])} on {', '.join(plugin['devices'])}"
+            yield Check("plugin", OK, f"{named} offers {offered}")
+
+
+def _kernels(packages: Mapping[str, str]) -> Kernels:
+    """Return the kernel table that serves the installed onnxruntime; the newest where none does."""
+    for release in packages.values():
+        try:
+            return load_kernels(known_release(release))
+        except PolicyError:
+            continue
+    return load_kernels()
+
+
 def _table(packages: Mapping[str, str], kernels: Kernels) -> Check:
     here = [f"{name} {version}" for name, version in packages.items()]
-    if not here or kernels.runtime in here:
+    own = kernels.runtime.rpartition(" ")[2]
+    if not here or own in packages.values():
         return Check("kernels", OK, f"the kernel table is that of {kernels.runtime}")
     return Check(
         "kernels",
@@ -300,7 +324,7 @@ def _model(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str,
 
 def _fallen(view: View) -> Iterator[Check]:
     """Return one finding per reason."""
-    by_reason = on_cpu(view, load_kernels())
+    by_reason = on_cpu(view, _kernels(runtimes()))
     for (why, opset), names in by_reason.items():
         fact = f"{why}: {count(len(names), 'op')} would run on the CPU ({shortened(names)})"
         way = f"at opset {opset} there is one" if opset else "it has none at any opset: spell it out in other ops"

@@ -68,11 +68,10 @@ def write_kernels(file: Path) -> int:
             f"the kernel registry cannot be read here: {answer['failure']}; it can where the libraries of CUDA and of"
             " TensorRT are installed"
         )
-    rows = answer["rows"]
     named = (f"{name} {release}" for name, release in runtimes().items())
     runtime = next(named, None) or f"onnxruntime {asked().get('version', 'of unknown version')}"
-    write_whole(file, (json.dumps({"runtime": runtime, "kernels": rows}, indent=0) + "\n").encode())
-    return len(rows)
+    write_whole(file, (json.dumps({"runtime": runtime, **answer}, indent=0) + "\n").encode())
+    return len(answer["kernels"])
 
 
 def opened(model: Path, provider: str, skip: Sequence[str] = ()) -> str | None:
@@ -96,8 +95,7 @@ def _answer(module: str, function: str, subject: str = "onnxruntime", seconds: f
     """Return the result of a function of `runtime` in a process of its own; `{"failure": …}` if that fails."""
     program = (
         f"import json, sys; from dataclasses import asdict; from amp_rewrite.runtime.{module} import {function};"
-        f" result = {function}(); whole = {{'rows': result}} if isinstance(result, list) else result;"
-        " sys.stdout.write(json.dumps(whole, default=asdict))"
+        f" sys.stdout.write(json.dumps({function}(), default=asdict))"
     )
     try:
         done = subprocess.run(command(program), capture_output=True, text=True, errors="replace", timeout=seconds)

@@ -28,7 +28,6 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.report import Report
 from amp_rewrite.runtime.gpu import Hardware, hardware, libraries, refusal
-from amp_rewrite.runtime.kernels import load_kernels
 from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Given, Runner, SessionOptions, cuda_opens, cuda_release
 from amp_rewrite.settings.choices import Target
@@ -39,7 +38,16 @@ from amp_rewrite.version import VERSION
 if TYPE_CHECKING:
     from amp_rewrite.runtime.binding import Binding
 
-_TARGETS = {CUDA: Target.ORT_CUDA, CPU: Target.ORT_CUDA, TENSORRT: Target.TENSORRT}
+_TARGETS = {
+    CUDA: Target.ORT_CUDA,
+    CPU: Target.ORT_CUDA,
+    TENSORRT: Target.TENSORRT,
+    "NvTensorRTRTXExecutionProvider": Target.TENSORRT,
+    "DmlExecutionProvider": Target.DIRECTML,
+    "OpenVINOExecutionProvider": Target.OPENVINO,
+    "CoreMLExecutionProvider": Target.COREML,
+    "QNNExecutionProvider": Target.QNN,
+}
 _ON_GPU = (CUDA, TENSORRT)
 
 
@@ -294,7 +302,8 @@ def _key(source: Model, asked: _Asked, options: Mapping[str, Any], cache: Cache)
     """Return the cache key of a conversion: everything that its result may depend on."""
     assert asked.to is not None
     named = {name: options[name] for name in ("lists", "level") if name in options}
-    request = Request.of(to=asked.to, **named)  # the environment counts, too
+    request = Request.of(to=asked.to, target=options["target"], **named)  # the environment counts, too
+    kernels = request.target.kernels
     gpus = asked.machine.gpus
     return key_of(
         source,
@@ -303,7 +312,7 @@ def _key(source: Model, asked: _Asked, options: Mapping[str, Any], cache: Cache)
             "to": asked.to.spelling,
             "lists": [request.lists.name, request.lists.fingerprint],
             "level": request.level.value,
-            "kernels": load_kernels().runtime,
+            "kernels": None if kernels is None else f"{kernels.runtime} {kernels.fingerprint}",
             "gpu": str(gpus[asked.device]) if asked.device < len(gpus) else None,
             "options": {name: _spelled(name, value) for name, value in options.items() if name not in named},
         },

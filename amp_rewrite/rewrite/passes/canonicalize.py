@@ -36,7 +36,6 @@ from amp_rewrite.rewrite.passes.score_constants import shrink_score_constants
 from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
-from amp_rewrite.runtime.kernels import load_kernels
 from amp_rewrite.settings.choices import Fuse, Quantized, Target
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.options import Request
@@ -193,19 +192,25 @@ def _objection(to: DType, target: Target, named: Collection[_Key], view: View, f
     chosen = [op for op in fusion.ops if _key(view, op) in named]
     if chosen:
         return f"a pattern names {view.ops[chosen[0]].name}"
-    if fusion.kind == ATTENTION and target is Target.TENSORRT:
+    if fusion.kind == ATTENTION and target.family is Target.TENSORRT:
         return "whether TensorRT reads Attention is not known here, so it stays written out"
-    if fusion.kind == GROUP_NORM and target is not Target.ORT_CUDA:
+    if fusion.kind == GROUP_NORM and target.family is not Target.ORT_CUDA:
         return "the target may have a kernel for it"
-    if target is not Target.ORT_CUDA or fusion.kind in ("constant", "batch_normalization"):
+    kernels = target.kernels
+    if kernels is None or fusion.kind in ("constant", "batch_normalization"):
         return None
     node = fusion.node
+    if node.domain == "com.microsoft":
+        attributes = [stated.name for stated in node.attribute]
+        foreign = kernels.contrib_refusal(node.op_type, len(node.input), len(node.output), attributes)
+        if foreign is not None:
+            return foreign
     known = signature(node.domain, node.op_type, view.opsets.get(normal_domain(node.domain), 1))
     if known is None:
         return None
     for dtype in (DType.FLOAT, to):
         types = dict.fromkeys(("T", "T1", "T2"), f"tensor({dtype.onnx_name})")
-        missing = load_kernels().refusal(node.domain, node.op_type, known.since, types)
+        missing = kernels.refusal(node.domain, node.op_type, known.since, types)
         if missing:
             return missing
     return None

@@ -24,7 +24,7 @@ from amp_rewrite.ir.graphs import all_nodes, rename
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import normal_domain, signature
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.runtime.kernels import load_kernels
+from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import OpLists
@@ -100,9 +100,10 @@ def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Targe
     Only where painting gains by it: op types of which some node would be lowered if there were a kernel, and
     whose body holds no denied op, which would bring the Casts inside instead of sparing them.
     """
-    if target is not Target.ORT_CUDA:
+    kernels = target.kernels
+    if kernels is None:
         return view, ()
-    candidates = [op for op in view.ops if _runs_as_body(op)]
+    candidates = [op for op in view.ops if _runs_as_body(op, kernels)]
     if not candidates:
         return view, ()
     coloring = paint(view, lists, to, PaintOptions(target=Target.ONNX))
@@ -132,11 +133,11 @@ def _expanded(view: View, op_type: str) -> View | None:
         return None
 
 
-def _runs_as_body(op: Op) -> bool:
+def _runs_as_body(op: Op, kernels: Kernels) -> bool:
     signature = op.signature
     if signature is None or op.domain or not signature.expandable or op.bodies:
         return False
-    return not load_kernels().has("", op.op_type, signature.since)
+    return not kernels.has("", op.op_type, signature.since)
 
 
 def _holds_denied(view: View, op: Op, lists: OpLists) -> bool:

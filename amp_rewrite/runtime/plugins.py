@@ -1,0 +1,87 @@
+"""Providers of onnxruntime in libraries of their own: the packages that bring them, and the devices that they offer.
+
+A package is called `onnxruntime-ep-…`, and its module has `get_library_path()` and `get_ep_names()`. Its library is
+registered when a provider is asked for that onnxruntime does not know, and never unregistered. Functions take the
+module of onnxruntime.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+_PREFIX = "onnxruntime-ep-"
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A package with a provider library. `failure`: why it cannot be used, "" if it can."""
+
+    package: str
+    release: str
+    library: str = ""
+    providers: tuple[str, ...] = ()
+    failure: str = ""
+
+
+def plugins() -> tuple[Plugin, ...]:
+    """Return the installed packages with a provider, by name."""
+    named = ((d.metadata["Name"] or "").lower().replace("_", "-") for d in metadata.distributions())
+    return tuple(_plugin(name) for name in sorted({name for name in named if name.startswith(_PREFIX)}))
+
+
+def _plugin(package: str) -> Plugin:
+    release = metadata.version(package)
+    try:
+        module: Any = importlib.import_module(package.replace("-", "_"))
+        names = module.get_ep_names() if hasattr(module, "get_ep_names") else [module.get_ep_name()]
+        return Plugin(package, release, str(module.get_library_path()), tuple(map(str, names)))
+    except (ImportError, AttributeError, OSError, RuntimeError) as cause:
+        return Plugin(package, release, failure=" ".join(f"{type(cause).__name__}: {cause}".split()))
+
+
+@cache
+def registered(ort: Any) -> tuple[Plugin, ...]:
+    """Register the libraries of all plugins, and return them with what onnxruntime objects to."""
+    if not hasattr(ort, "register_execution_provider_library"):
+        told = f"onnxruntime {ort.__version__} takes no provider libraries; install 1.23 or newer"
+        return tuple(Plugin(p.package, p.release, p.library, p.providers, p.failure or told) for p in plugins())
+    return tuple(_registered(ort, plugin) for plugin in plugins())
+
+
+def _registered(ort: Any, plugin: Plugin) -> Plugin:
+    if plugin.failure or any(devices(ort, provider) for provider in plugin.providers):
+        return plugin  # the process registered it before
+    failure = ""
+    try:
+        ort.register_execution_provider_library(plugin.package, plugin.library)
+        if not any(devices(ort, provider) for provider in plugin.providers):
+            failure = "it offers no device on this machine"
+    except Exception as cause:  # noqa: BLE001 - classes of onnxruntime's extension
+        failure = " ".join(str(cause).split())
+    return Plugin(plugin.package, plugin.release, plugin.library, plugin.providers, failure)
+
+
+def devices(ort: Any, provider: str) -> Sequence[Any]:
+    """Return the devices that a registered library offers for a provider; none for providers of onnxruntime itself."""
+    if not hasattr(ort, "get_ep_devices"):
+        return ()
+    return [device for device in ort.get_ep_devices() if device.ep_name == provider]
+
+
+def described(device: Any) -> str:
+    """Return a device in words: its kind, its vendor, and the name that its library tells."""
+    kind = str(device.device.type).rpartition(".")[2]
+    name = dict(device.device.metadata).get("Description", "")
+    return " ".join(filter(None, (device.device.vendor, kind, name)))
+
+
+def refusals(ort: Any, provider: str) -> Iterator[str]:
+    """Yield why plugins that have a provider cannot be used."""
+    for plugin in registered(ort):
+        if plugin.failure and (provider in plugin.providers or not plugin.providers):
+            yield f"{plugin.package} {plugin.release}: {plugin.failure}"

@@ -1,0 +1,172 @@
+"""Kernel tables from registry dumps: what `amp-rewrite doctor --dump-kernels` and `tools/dump_releases.py` write.
+
+A dump lists the kernels of onnxruntime, one for each combination of types that a kernel was compiled for, and the
+schemas of its operators. A table has type variables in place of the names of parameters, and one row for many kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.ir.schema import contrib_schemas
+
+OPEN = 2**31 - 1
+"""The last version of a registration without an end."""
+DOMAINS = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
+CUDA = "CUDAExecutionProvider"
+
+Json = dict[str, Any]
+Product = tuple[frozenset[str], ...]
+"""For each type variable the types that one kernel admits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formals:
+    """The types of an operator's inputs and outputs by name, and its type variables, at one version."""
+
+    types: Mapping[str, str]
+    variables: frozenset[str]
+
+
+Schemas = Mapping[str, Mapping[int, Formals]]
+"""The versions of each operator by "domain::Op"."""
+
+
+def table_of(dump: Mapping[str, Any]) -> Json:
+    """Return the kernel table of a dump's CUDA provider (docs/reference/tables.md); PolicyError for another file."""
+    try:
+        return _table(dump)
+    except (KeyError, TypeError, ValueError, AttributeError) as cause:
+        raise PolicyError(
+            f"not a dump of a kernel registry ({type(cause).__name__}: {cause}); write one with"
+            " `amp-rewrite doctor --dump-kernels FILE`"
+        ) from cause
+
+
+def _table(dump: Mapping[str, Any]) -> Json:
+    schemas = _schemas(dump.get("schemas") or ())
+    rows: dict[tuple[str, int, int, tuple[str, ...]], list[Product]] = {}
+    for kernel in dump["kernels"]:
+        if kernel["provider"] != CUDA or kernel["domain"] not in DOMAINS:
+            continue
+        key = f"{kernel['domain']}::{kernel['op']}"
+        first, last = kernel["versions"]
+        types = resolved(key, first, last, kernel["types"], schemas)
+        names = tuple(sorted(types))
+        rows.setdefault((key, first, last, names), []).append(tuple(frozenset(types[n]) for n in names))
+    sets: dict[frozenset[str], int] = {}
+    kernels: Json = {}
+    for (key, first, last, names), products in sorted(rows.items()):
+        for product in merged(products):
+            indices = [sets.setdefault(allowed, len(sets)) for allowed in product]
+            row = [first, None if last == OPEN else last, dict(zip(names, indices, strict=True))]
+            kernels.setdefault(key, []).append(row)
+    if not kernels:
+        raise PolicyError(f"{dump['runtime']} has no kernel of the {CUDA}; dump the registry of onnxruntime-gpu")
+    return {
+        "runtime": dump["runtime"],
+        "opset": dump.get("opset"),
+        "ir": dump.get("ir"),
+        "aliases": aliases(schemas, kernels, dump.get("opset")),
+        "contrib": contrib_rows(dump.get("schemas") or ()),
+        "sets": [sorted(allowed) for allowed in sets],
+        "kernels": kernels,
+    }
+
+
+def _schemas(rows: Iterable[Mapping[str, Any]]) -> Schemas:
+    """Return the schemas of a dump; of one without them, those of onnx and of onnxruntime's own operators."""
+    found: dict[str, dict[int, Formals]] = {}
+    for row in rows:
+        types = {name: spelling for name, spelling, *_ in (*row["inputs"], *row["outputs"])}
+        found.setdefault(f"{row['domain']}::{row['op']}", {})[row["since"]] = Formals(types, frozenset(row["types"]))
+    return found or dict(_known_schemas())
+
+
+def _known_schemas() -> Iterator[tuple[str, dict[int, Formals]]]:
+    import onnx.defs
+
+    found: dict[str, dict[int, Formals]] = {}
+    for s in onnx.defs.get_all_schemas_with_history():
+        types = {formal.name: formal.type_str for formal in (*s.inputs, *s.outputs)}
+        variables = frozenset(c.type_param_str for c in s.type_constraints)
+        found.setdefault(f"{s.domain or 'ai.onnx'}::{s.name}", {})[s.since_version] = Formals(types, variables)
+    for key, row in contrib_schemas().items():
+        types = {name: spelling for name, spelling, *_ in (*row["inputs"], *row["outputs"])}
+        found.setdefault(key, {})[row["since"]] = Formals(types, frozenset(row["types"]))
+    yield from found.items()
+
+
+def resolved(
+    key: str, first: int, last: int, types: Mapping[str, list[str]], schemas: Schemas
+) -> Mapping[str, list[str]]:
+    """Return `types` by schema type variable, without the parameters that name a formal of fixed type.
+
+    A kernel parameter is a type variable that some formal uses, or else the name of a formal whose type is fixed; this
+    is how the runtime itself looks it up. A fixed type cannot change, so it must be admitted and is then no
+    constraint. ValueError for a name that is neither: a table with it would lie.
+    """
+    served = {v: s for v, s in schemas.get(key, {}).items() if v == first or (last != OPEN and first <= v <= last)}
+    if not served:
+        raise ValueError(f"{key} {first}..{last}: no schema has a version in that range")
+    fixed: set[str] = set()
+    for version, schema in served.items():
+        used = set(schema.types.values()) & schema.variables
+        plain = {name: spelling for name, spelling in schema.types.items() if spelling not in schema.variables}
+        for name, allowed in types.items():
+            if name not in used and plain.get(name) not in allowed:
+                raise ValueError(f"{key} {first}..{last}: parameter {name!r} is not in schema {version}")
+            if name not in used:
+                fixed.add(name)
+    return {name: allowed for name, allowed in types.items() if name not in fixed}
+
+
+def merged(products: Iterable[Product]) -> list[Product]:
+    """Return fewer products with exactly the same union: those that differ in one place only are joined."""
+    rows = sorted(set(products), key=lambda row: [sorted(place) for place in row])
+    width = len(rows[0])
+    before = 0
+    while len(rows) != before:
+        before = len(rows)
+        for place in range(width):
+            joined: dict[Product, frozenset[str]] = {}
+            for row in rows:
+                rest = row[:place] + row[place + 1 :]
+                joined[rest] = joined.get(rest, frozenset()) | row[place]
+            rows = [(*rest[:place], union, *rest[place:]) for rest, union in joined.items()]
+    return rows
+
+
+def aliases(schemas: Schemas, kernels: Iterable[str], opset: int | None) -> dict[str, list[list[int]]]:
+    """Return [version, the runtime's version] of the schema versions that onnx has and the runtime lacks.
+
+    Only up to the newest ai.onnx opset of the runtime: it refuses a model of a later one.
+    """
+    import onnx.defs
+
+    newest = opset or max(v for key, versions in schemas.items() if key.startswith("ai.onnx::") for v in versions)
+    found: dict[str, list[list[int]]] = {}
+    for s in sorted(onnx.defs.get_all_schemas_with_history(), key=lambda s: (s.name, s.since_version)):
+        key, version = f"ai.onnx::{s.name}", s.since_version
+        known = s.domain == "" and not s.deprecated and key in kernels
+        if known and version <= newest and version not in schemas[key]:
+            older = [v for v in schemas[key] if v < version]
+            if older:
+                found.setdefault(key, []).append([version, max(older)])
+    return found
+
+
+def contrib_rows(schemas: Sequence[Mapping[str, Any]]) -> Json | None:
+    """Return [inputs, outputs, attributes] of each operator of com.microsoft; None for a dump without schemas."""
+    rows = {s["op"]: s for s in sorted(schemas, key=lambda s: s["since"]) if s["domain"] == "com.microsoft"}
+    if not schemas:
+        return None
+    return {op: [_most(s["inputs"]), _most(s["outputs"]), sorted(s["attributes"])] for op, s in sorted(rows.items())}
+
+
+def _most(formals: Sequence[Sequence[Any]]) -> int | None:
+    """Return how many inputs or outputs an operator can have; None for any number."""
+    return None if formals and formals[-1][2] == "Variadic" else len(formals)

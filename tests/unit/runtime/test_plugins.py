@@ -1,0 +1,159 @@
+"""Providers in packages of their own, with stubs of a package and of onnxruntime; and the real ones where they are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import onnxruntime
+import pytest
+
+from amp_rewrite.deploy.doctor.checkup import _plugins
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.evidence.conditions import Conditions
+from amp_rewrite.files.model import Model
+from amp_rewrite.runtime import plugins as plugins_module
+from amp_rewrite.runtime.plugins import Plugin, described, plugins, refusals, registered
+from amp_rewrite.runtime.runner import Runner, SessionOptions
+
+NAME, PROVIDER = "onnxruntime-ep-stub", "StubExecutionProvider"
+
+
+class Runtime:
+    """What this package asks of onnxruntime about plugins."""
+
+    __version__ = "1.31.1"
+
+    def __init__(self, objection: str = "", offered: int = 1) -> None:
+        self.objection, self.offered = objection, offered
+        self.libraries: dict[str, str] = {}
+
+    def register_execution_provider_library(self, name: str, library: str) -> None:
+        if self.objection:
+            raise ValueError(self.objection)
+        self.libraries[name] = library
+
+    def get_ep_devices(self) -> list[Any]:
+        hardware = SimpleNamespace(type="OrtHardwareDeviceType.GPU", vendor="ACME", metadata={"Description": "One"})
+        own = [SimpleNamespace(ep_name="CPUExecutionProvider", device=hardware)]
+        return own + [SimpleNamespace(ep_name=PROVIDER, device=hardware)] * (self.offered if self.libraries else 0)
+
+
+class Old:
+    """A release without plugins."""
+
+    __version__ = "1.20.0"
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """An installed package with a provider, and no other."""
+    module = ModuleType("onnxruntime_ep_stub")
+    module.get_library_path = lambda: Path("/there/libstub.so")  # type: ignore[attr-defined]
+    module.get_ep_names = lambda: [PROVIDER]  # type: ignore[attr-defined]
+    found = [SimpleNamespace(metadata={"Name": name}) for name in ("numpy", "onnxruntime_ep_stub", None)]
+    monkeypatch.setattr(metadata, "distributions", lambda: found)
+    monkeypatch.setattr(metadata, "version", lambda _name: "0.4.0")
+    monkeypatch.setitem(sys.modules, "onnxruntime_ep_stub", module)
+    registered.cache_clear()
+    yield module
+    registered.cache_clear()
+
+
+def test_installed_packages_with_a_provider_are_found(package: ModuleType) -> None:
+    assert plugins() == (Plugin(NAME, "0.4.0", "/there/libstub.so", (PROVIDER,)),)
+
+
+def test_a_library_is_registered_once(package: ModuleType) -> None:
+    runtime = Runtime()
+    assert registered(runtime) is registered(runtime)
+    assert runtime.libraries == {NAME: "/there/libstub.so"}
+    assert [plugin.failure for plugin in registered(runtime)] == [""]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "failure"),
+    [
+        (Runtime("wrong\nversion"), "wrong version"),
+        (Runtime(offered=0), "it offers no device on this machine"),
+        (Old(), "onnxruntime 1.20.0 takes no provider libraries"),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_says_why(package: ModuleType, runtime: Any, failure: str) -> None:
+    (told,) = refusals(runtime, PROVIDER)
+    assert told.startswith(f"{NAME} 0.4.0: {failure}")
+    assert list(refusals(runtime, "OtherExecutionProvider")) == []
+
+
+def test_a_broken_package_says_why(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(package, "get_library_path")
+    (plugin,) = plugins()
+    assert plugin.failure.startswith("AttributeError: ")
+    assert list(refusals(Runtime(), PROVIDER)) == [f"{NAME} 0.4.0: {plugin.failure}"]
+
+
+def test_a_device_is_told_in_words() -> None:
+    runtime = Runtime()
+    runtime.libraries[NAME] = "there"
+    assert described(runtime.get_ep_devices()[1]) == "ACME GPU One"
+
+
+def test_an_unknown_provider_is_refused_with_the_reason_of_its_plugin(
+    package: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stub's library does not exist, which onnxruntime itself says."""
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 13]> g (float[1] x) => (float[1] y) {y=Neg(x)}')
+    with pytest.raises(PolicyError, match=rf"has no provider '{PROVIDER}' \({NAME} 0\.4\.0: .*libstub\.so"):
+        Runner.open(Model(model), SessionOptions(providers=(PROVIDER,)))
+
+
+def test_doctor_lists_plugins_with_their_devices() -> None:
+    rows = [
+        {"package": "a", "release": "1", "failure": "", "providers": [PROVIDER], "devices": ["ACME GPU"]},
+        {"package": "b", "release": "2", "failure": "it offers no device on this machine"},
+    ]
+    works, fails = _plugins({"plugins": rows})
+    assert (works.state, works.fact) == ("ok", f"a 1 offers {PROVIDER} on ACME GPU")
+    assert (fails.state, fails.fact) == ("unknown", "b 2: it offers no device on this machine")
+
+
+@pytest.mark.parametrize(("provider", "emulates"), [(None, True), ("CPUExecutionProvider", True), (PROVIDER, False)])
+def test_a_named_device_computes_itself(provider: str | None, emulates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_rewrite.evidence.conditions.cuda_opens", lambda: False)
+    assert Conditions(provider=provider).emulates is emulates
+    assert Conditions(provider=provider, emulate=True).emulates
+
+
+# -- a real one ----------------------------------------------------------------------------------------
+
+
+def real() -> str:
+    """A provider of an installed plugin with a device; "" without one."""
+    usable = (plugin for plugin in plugins_module.registered(onnxruntime) if not plugin.failure)
+    return next((plugin.providers[0] for plugin in usable), "")
+
+
+def test_a_model_runs_on_a_plugin_in_float16() -> None:
+    provider = real()
+    if not provider:
+        pytest.skip("no plugin provider with a device; pip install onnxruntime-ep-webgpu, and a Vulkan device")
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float16[4,8] x, float16[8,4] w) => (float16[4,4] y)'
+        " { y = MatMul (x, w) }"
+    )
+    runner = Runner.open(Model(model), SessionOptions(providers=(provider, "CPUExecutionProvider")))
+    fed = {"x": np.full((4, 8), 0.5, np.float16), "w": np.ones((8, 4), np.float16)}
+    result = runner.run(fed)["y"]
+    assert runner.provider == provider
+    assert isinstance(result, np.ndarray) and (result == 4).all()
+    with pytest.raises(PolicyError, match="runs alone before CPUExecutionProvider"):
+        Runner.open(Model(model), SessionOptions(providers=("CPUExecutionProvider", provider)))
+    with pytest.raises(PolicyError, match=r"device 99 of .* does not exist"):
+        chosen = {provider: {"device_id": "99"}}
+        Runner.open(Model(model), SessionOptions(providers=(provider,), provider_options=chosen))

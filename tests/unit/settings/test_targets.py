@@ -1,0 +1,279 @@
+"""Targets: their words, releases and files, and what conversions for them do."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import ModelProto, numpy_helper
+
+import amp_rewrite
+from amp_rewrite import PolicyError, Target, convert
+from amp_rewrite.errors import ModelError
+from amp_rewrite.runtime.kernels import load_kernels, releases
+from amp_rewrite.settings.choices import TargetRelease
+from amp_rewrite.settings.options import Request
+
+NEWEST = releases()[-1]
+
+
+def graph(body: str, opset: int = 17, ir: int = 8, inputs: str = "float[2,8,16] x", outputs: str = "y") -> ModelProto:
+    proto = onnx.parser.parse_model(
+        f'<ir_version: {ir}, opset_import: ["": {opset}]> g ({inputs}) => (float[A,B,C] {outputs}) {{ {body} }}'
+    )
+    names = {name for node in proto.graph.node for name in node.input}
+    made = {name for node in proto.graph.node for name in node.output} | {i.name for i in proto.graph.input}
+    for name in sorted(names - made - {""}):
+        array = np.full((16, 16) if name.startswith("w") else 16, 0.1, np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    return proto
+
+
+PRODUCT = "y = MatMul (x, w)"
+NORM = "a = MatMul (x, w)  s = Add (a, x)  n = LayerNormalization (s, one, one)  y = MatMul (n, w)"
+
+
+def types(result: amp_rewrite.Converted) -> dict[str, str]:
+    return {row.name: row.dtype for row in result.report.rows}
+
+
+def kinds(result: amp_rewrite.Converted) -> set[str]:
+    return {finding.kind for finding in result.report.findings}
+
+
+# -- words ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("ort-cuda:1.22", "ort-cuda:1.22.0"),
+        ("CUDA:1.22.0", "ort-cuda:1.22.0"),
+        ("ort_cuda:1.20", "ort-cuda:1.20.2"),
+        ("ort-cuda:1.24.3", "ort-cuda:1.24.3"),
+        ("gpu:1.99", "ort-cuda:1.99"),
+        ("tensorrt:11.2", "tensorrt:11.2"),
+        ("trt:10", "tensorrt:10"),
+        ("dml", "directml"),
+    ],
+)
+def test_a_target_of_a_release_has_one_spelling(word: str, value: str) -> None:
+    target = Target.parse(word)
+    assert target.value == value
+    assert Target.parse(value) is target is Target.parse(target)
+    assert pickle.loads(pickle.dumps(target)) is target is copy.deepcopy(target)
+    assert target.family in list(Target) and target.family.value == value.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("ort-cuda:1.19", "tables begin at 1.20.0"),
+        ("ort-cuda:", "not a release"),
+        ("ort-cuda:new", "not a release"),
+        ("onnx:1.20", "unknown release '1.20' of target onnx"),
+        ("tensorrt:9", "unknown release '9' of target tensorrt"),
+        ("cdua:1.22", "unknown value 'cdua'"),
+        ("no.json", "cannot read the kernel table"),
+    ],
+)
+def test_another_target_is_refused_with_what_is_wrong(word: str, words: str) -> None:
+    with pytest.raises(PolicyError, match=words):
+        convert(graph(PRODUCT), target=word)  # type: ignore[arg-type]
+
+
+def test_each_release_for_static_checkers_is_one_that_is_read() -> None:
+    known = {f"ort-cuda:{'.'.join(release.split('.')[:2])}" for release in releases()}
+    words = get_args(TargetRelease)
+    assert {word for word in words if word.startswith("ort-cuda")} == known
+    assert all(Target.parse(word).release for word in words)
+
+
+# -- the installed release, and unknown ones -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("installed", "value"),
+    [("", "ort-cuda"), (NEWEST, "ort-cuda"), ("1.22.0", "ort-cuda:1.22.0"), ("1.99.0", "ort-cuda:1.99.0")],
+)
+def test_the_installed_release_is_the_default(installed: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_rewrite.runtime.releases.installed_release", lambda: installed)
+    assert Request.of().target.value == value
+    assert Request.of(target="ort-cuda:1.20").target.value == "ort-cuda:1.20.2"
+    assert Request.of(target="onnx").target is Target.ONNX
+
+
+def test_an_unknown_newer_release_gains_no_kernel_and_is_named() -> None:
+    model = graph("a = MatMul (x, w)  b = Softplus (a)  y = MatMul (b, w)")
+    newer, newest = (convert(model, target=word) for word in ("ort-cuda:1.99", f"ort-cuda:{NEWEST}"))
+    assert types(newer) == types(newest)
+    (told,) = (f for f in newer.report.findings if f.kind == "kernel_table")
+    assert told.message == f"no kernel table of 1.99: that of {NEWEST} decides"
+    assert "kernel_table" not in kinds(newest)
+
+
+def test_ops_of_an_opset_beyond_the_table_stay_float32_and_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest table is played by one that ends at opset 13."""
+    old = load_kernels("1.20.0")
+    object.__setattr__(old, "opset", 13)
+    monkeypatch.setattr("amp_rewrite.runtime.kernels.load_kernels", lambda _release="": old)
+    try:
+        result = convert(graph("a = MatMul (x, w)  b = Relu (a)  y = MatMul (b, w)", 14), target="ort-cuda:1.99")
+    finally:
+        object.__setattr__(old, "opset", 21)
+    (told,) = (f for f in result.report.findings if f.kind == "kernel_table")
+    assert told.message.endswith("float32, as of a newer opset: Relu")
+
+
+def test_a_file_of_kernels_decides(tmp_path: Path) -> None:
+    float16 = {"T": ["tensor(float16)"]}
+    row = {"provider": "CUDAExecutionProvider", "domain": "ai.onnx", "op": "MatMul", "versions": [13, 2**31 - 1]}
+    file = tmp_path / "registry.json"
+    file.write_text(json.dumps({"runtime": "onnxruntime-gpu 1.33.0", "kernels": [{**row, "types": float16}]}))
+    model = graph("a = MatMul (x, w)  b = Relu (a)  y = MatMul (b, w)")
+    for target in (file, str(file), f"ort-cuda:{file}"):
+        result = convert(model, target=target)  # type: ignore[arg-type]
+        assert [row.dtype for row in result.report.rows if row.op in ("MatMul", "Relu")] == [
+            "float16",
+            "float32",
+            "float16",
+        ]
+        assert any(f.message.startswith("onnxruntime-gpu 1.33.0: no cuda kernel") for f in result.report.findings)
+
+
+# -- what a release opens ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("target", "opset"), [("ort-cuda:1.20", 21), ("ort-cuda:1.23", 23), ("directml", 20)])
+def test_auto_never_exceeds_the_opset_of_the_target(target: str, opset: int) -> None:
+    model = graph(NORM, 24, 10)
+    result = convert(model, target=target, opset="auto")  # type: ignore[arg-type]
+    assert result.view.opsets[""] <= opset
+    assert "target_limits" not in kinds(result)
+    assert "float16" in types(result).values()
+
+
+@pytest.mark.parametrize("target", ["openvino", "coreml", "qnn"])
+def test_auto_does_not_raise_the_opset_where_none_is_documented(target: str) -> None:
+    result = convert(graph(NORM, 13), target=target, opset="auto")  # type: ignore[arg-type]
+    assert result.view.opsets[""] <= 13
+
+
+def test_an_opset_beyond_the_target_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"target ort-cuda:1\.22\.0 opens models up to opset 22"):
+        convert(graph(PRODUCT), target="ort-cuda:1.22", opset=23)
+
+
+def test_a_model_that_the_target_does_not_open_is_told() -> None:
+    result = convert(graph(PRODUCT, 23, 11), target="ort-cuda:1.22")
+    assert [f.message for f in result.report.findings if f.kind == "target_limits"] == [
+        "onnxruntime-gpu 1.22.0 opens models up to IR version 10, not 11",
+        "ort-cuda:1.22.0 opens models up to opset 22, and this one has 23",
+    ]
+
+
+# -- types, operators, faults --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["directml", "coreml", "qnn"])
+def test_a_type_that_the_target_lacks_is_an_error(target: str) -> None:
+    with pytest.raises(PolicyError, match="does not compute in bfloat16, only in float16"):
+        convert(graph(PRODUCT), target=target, to="bfloat16")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("to", "dtype"), [("float16", "float16"), ("bfloat16", "float32")])
+def test_tensorrt_keeps_what_its_documentation_excludes(to: str, dtype: str) -> None:
+    body = "a = MatMul (x, w)  b = Mish (a)  y = MatMul (b, w)"
+    result = convert(graph(body, 18), target="tensorrt", to=to)  # type: ignore[arg-type]
+    (mish,) = (row for row in result.report.rows if row.op == "Mish")
+    assert mish.dtype == dtype
+    if dtype == "float32":
+        assert mish.rule == "kernel_gate" and "TensorRT has no Mish in bfloat16" in mish.note
+
+
+def grouped(group: int) -> ModelProto:
+    proto = graph(f"y = Conv <group = {group}> (x, k)", inputs="float[1,16,8] x")
+    del proto.graph.initializer[:]
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((16, 16 // group, 1), np.float32), "k"))
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("target", "group", "dtype", "told"),
+    [
+        ("tensorrt:11.2", 4, "float32", False),
+        ("tensorrt:11.2", 1, "float16", False),
+        ("tensorrt:10", 4, "float16", False),
+        ("tensorrt:11", 4, "float16", True),
+        ("tensorrt", 4, "float16", True),
+        ("ort-cuda", 4, "float16", False),
+    ],
+)
+def test_grouped_convolutions_stay_float32_where_tensorrt_has_no_kernel(
+    target: str, group: int, dtype: str, told: bool
+) -> None:
+    result = convert(grouped(group), target=target)  # type: ignore[arg-type]
+    (conv,) = (row for row in result.report.rows if row.op == "Conv")
+    assert conv.dtype == dtype
+    assert ("runtime_hazard" in kinds(result)) is told
+
+
+def attention(size: int) -> ModelProto:
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 23]> g (float[1,2,4,{size}] q, float[1,2,4,{size}] k,'
+        f" float[1,2,4,{size}] v) => (float[1,2,4,{size}] y) {{ y = Attention (q, k, v) }}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("release", "size", "dtype"), [("1.25", 512, "float32"), ("1.25", 256, "float16"), ("1.31", 512, "float16")]
+)
+def test_attention_with_wide_heads_stays_float32_where_it_gives_nan(release: str, size: int, dtype: str) -> None:
+    result = convert(attention(size), target=f"ort-cuda:{release}")  # type: ignore[arg-type]
+    (row,) = (row for row in result.report.rows if row.op == "Attention")
+    assert row.dtype == dtype
+    if dtype == "float32":
+        assert row.rule == "runtime_fault" and "issues/28195" in row.note
+
+
+def test_a_request_overrides_a_fault_and_the_report_tells_of_it() -> None:
+    result = convert(attention(512), target="ort-cuda:1.25", lower="op=Attention")
+    (row,) = (row for row in result.report.rows if row.op == "Attention")
+    assert row.dtype == "float16"
+    assert any("makes NaN of float16 Attention" in f.message for f in result.report.findings)
+
+
+@pytest.mark.parametrize(("release", "told"), [("1.20", True), ("1.27", True), ("1.28", False), ("1.31", False)])
+def test_a_norm_that_sums_in_float16_is_told_for_the_releases_that_do(release: str, told: bool) -> None:
+    result = convert(graph(NORM), target=f"ort-cuda:{release}")  # type: ignore[arg-type]
+    messages = [f.message for f in result.report.findings if f.kind == "runtime_hazard"]
+    assert any("enable_skip_layer_norm_strict_mode=1" in message for message in messages) is told
+
+
+def test_faults_of_another_release_are_not_told() -> None:
+    transposed = graph("t = Transpose <perm = [1, 0, 2]> (x)  y = MatMul (t, w)")
+    assert "runtime_hazard" in kinds(convert(transposed, target=f"ort-cuda:{NEWEST}"))  # type: ignore[arg-type]
+    assert "runtime_hazard" not in kinds(convert(transposed, target="ort-cuda:1.24"))
+
+
+def test_fusions_into_operators_that_a_release_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "a = MatMul (x, w)  s = Add (a, x)  y = LayerNormalization (s, one, one)"
+    fused = {node.op_type for node in convert(graph(body), fuse="contrib").model.graph.node}
+    assert "SkipLayerNormalization" in fused
+    old = load_kernels("1.22.0")
+    without = {op: row for op, row in (old.contrib or {}).items() if op != "SkipLayerNormalization"}
+    monkeypatch.setattr(
+        "amp_rewrite.runtime.kernels.load_kernels",
+        lambda _release="": type(old)(old.runtime, "cuda", old.registrations, old.aliases, 22, 10, without),
+    )
+    result = convert(graph(body), fuse="contrib", target="ort-cuda:1.22")
+    assert "SkipLayerNormalization" not in {node.op_type for node in result.model.graph.node}
+    assert any("has no com.microsoft.SkipLayerNormalization" in f.message for f in result.report.findings)
