@@ -21,7 +21,7 @@ from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize
-from amp_rewrite.settings.io_rules import io_types, parse_io
+from amp_rewrite.settings.io_rules import io_types, rules_of
 from amp_rewrite.settings.options import Request
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _resolved(
     superseded = (quantized.name,) if rescale else ()
     hazards = find_hazards(view, request.to, but=superseded) if request.safe else Hazards()
     groups = hazards.clusters if request.safe else clusters(view)
-    return hazards, groups, io_types(view, parse_io(request.io), request.to)
+    return hazards, groups, io_types(view, rules_of(request), request.to)
 
 
 def _followed(
