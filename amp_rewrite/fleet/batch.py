@@ -76,6 +76,8 @@ class Batch:
             raise PolicyError("there is nothing to convert; name a folder, a glob or files")
         found = find(words, asked.choice, asked.out)
         targets = _targets(found, rule, asked.out)
+        found.models = list(targets.values())
+        found.data = {item.path: found.data[item.path] for item in found.models if item.path in found.data}
         copies = [(item.path, asked.out / item.relative) for item in found.others]
         copies = [(source, target) for source, target in copies if not _same(source, target)]
         summary = Summary(asked.summary) if asked.summary else None
@@ -192,12 +194,12 @@ def _same(a: Path, b: Path) -> bool:
 
 
 def _targets(found: Found, rule: Rule, out: Path) -> dict[Path, Item]:
-    """Return the sources by target. A source that is the target of another is the result of an earlier run.
+    """Return the sources by target. In a folder converted into itself, results of an earlier run are no sources.
 
     PolicyError if two models would get one name.
     """
     pairs = [(out / item.relative.with_name(rule.model(item.relative)), item) for item in found.models]
-    made = {os.path.realpath(target): item for target, item in pairs}
+    made = {os.path.realpath(target): item for target, item in pairs if _same(target.parent, item.path.parent)}
     targets: dict[Path, Item] = {}
     for target, item in pairs:
         if made.get(os.path.realpath(item.path), item) is not item:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import connection
 from typing import Any, Generic, TypeVar
 
 J = TypeVar("J")
@@ -76,8 +77,20 @@ class Processes:
 def _worker_signals() -> None:
     """Let Ctrl-C, which a terminal sends to all processes, be the affair of the first; SIGTERM raises SystemExit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "SIGTERM"):
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, _stop)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _stop(*_: object) -> None:
+    raise SystemExit(1)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is killed, which closes no queue."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def through(

@@ -178,6 +178,12 @@ class _Work:
 
     def convert(self) -> None:
         """Load and convert the model, and verify it where data say how; nothing for one that is known to be done."""
+        try:
+            os.fspath(self.task.source).encode()
+        except UnicodeEncodeError as cause:
+            raise ModelError(
+                f"cannot read {os.fspath(self.task.source)!r}: its name is not Unicode; rename it"
+            ) from cause
         source = Model.load(self.task.source)
         self.outcome = replace(self.outcome, digest=digest(source))
         known = self.task.known

@@ -246,8 +246,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="kv",
-        metavar="float16|bfloat16|float32",
+        metavar="TYPE",
         help="Type of key-value caches: inputs and outputs named past… and present….",
+        rare=True,
         doc="type of key-value caches: the inputs and outputs that optimum, onnxruntime-genai and transformers.js name"
         " `past_key_values.0.key`, `present.0.key` and alike; `io` wins over it",
         parse=DType.parse,
