@@ -120,6 +120,11 @@ def options_spelled() -> Iterator[None]:
         _BY_OPTION.reset(token)
 
 
+def options_are_spelled() -> bool:
+    """True inside `options_spelled`."""
+    return _BY_OPTION.get()
+
+
 def spelled(keyword: str, value: object = None, *, option: str = "") -> str:
     """Return a keyword as its user writes it: `rtol=` or `rtol=0.1` in Python, `--rtol` or `--rtol 0.1` in a shell.
 

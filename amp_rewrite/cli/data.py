@@ -69,7 +69,6 @@ class Feeding:
         FeedError as `Feed.of` and `Feed.randomly` raise it.
         """
         from amp_rewrite.evidence.data.feed import Feed
-        from amp_rewrite.evidence.data.random_batches import parse_int_ranges, parse_shapes
 
         if self.data is not None:
             with warnings.catch_warnings(record=True, category=UserWarning) as remarks:
@@ -78,14 +77,19 @@ class Feeding:
             for remark in remarks:
                 terminal.talk(str(remark.message), quiet=quiet)
             return feed
-        return Feed.randomly(
-            model,
-            batches=1 if self.batches is None else self.batches,
-            shapes=parse_shapes(self.shape),
-            int_ranges=parse_int_ranges(self.int_range),
-            seed=self.seed or 0,
-            assume=self.smoke,
-        )
+        return Feed.randomly(model, **self.drawn())
+
+    def drawn(self) -> dict[str, Any]:
+        """Return the keywords of `Feed.randomly`."""
+        from amp_rewrite.evidence.data.random_batches import parse_int_ranges, parse_shapes
+
+        return {
+            "batches": 1 if self.batches is None else self.batches,
+            "shapes": parse_shapes(self.shape),
+            "int_ranges": parse_int_ranges(self.int_range),
+            "seed": self.seed or 0,
+            "assume": self.smoke,
+        }
 
     def compared(self, function: Callable[..., R], a: Path, b: Path, *, quiet: bool, **words: Any) -> R:
         """Return the result of `verify` or `locate` for two models on the batches, with a progress bar."""

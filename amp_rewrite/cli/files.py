@@ -21,6 +21,7 @@ from amp_rewrite.errors import ModelError
 FILE = click.Path(path_type=Path)
 _DASH = Path("-")
 _STDIN, _STDOUT = "stdin", "stdout"
+_FOLDERS = f"{__name__}.folders"
 
 
 class _Models(click.Path):
@@ -42,18 +43,25 @@ class _Models(click.Path):
 
 
 class _Outputs(_Models):
-    """The path of a file to write, in folders that are made; "-" is a model that goes to stdout at the end."""
+    """The path of a file to write, in folders that are made; "-" is a model that goes to stdout at the end.
 
-    def __init__(self, *, streamed: bool) -> None:
+    `folders`: the word may be that of a folder, too; `as_folder` tells.
+    """
+
+    def __init__(self, *, streamed: bool, folders: bool = False) -> None:
         super().__init__(path_type=Path)
-        self.streamed = streamed
+        self.streamed, self.folders = streamed, folders
 
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = self.named(value, param, ctx)
         if ctx is None or ctx.resilient_parsing:
             return path
-        if os.fspath(value).endswith(("/", os.sep)):
+        slashed = os.fspath(value).endswith(("/", os.sep))
+        if slashed and not self.folders:
             raise click.UsageError(f"{os.fspath(value)} is a folder; name a file in it", ctx)
+        if slashed or (self.folders and path.is_dir()):
+            ctx.meta.setdefault(_FOLDERS, {})[path] = os.fspath(value)
+            return path
         if path != _DASH:
             ctx.find_root().with_resource(_in_made_folders(path))
         elif self.streamed:
@@ -63,12 +71,18 @@ class _Outputs(_Models):
 
 MODEL = _Models(path_type=Path)
 MODEL_OUT = _Outputs(streamed=True)
+MODELS_OUT = _Outputs(streamed=True, folders=True)
 FILE_OUT = _Outputs(streamed=False)
 
 
 def is_stdout(path: Path | None) -> bool:
     """True if a model written to `path` goes to stdout."""
     return path is not None and terminal.ALIASES.get(str(path)) == _STDOUT
+
+
+def as_folder(path: Path | None) -> str:
+    """Return the word by which a folder was named in place of a file; empty for other words."""
+    return str(click.get_current_context().meta.get(_FOLDERS, {}).get(path, ""))
 
 
 def beside(model: Path, suffix: str, *, needed: bool = True) -> Path:
@@ -125,14 +139,20 @@ def _to_stdout(ctx: click.Context) -> Iterator[Path]:
 @contextmanager
 def _temporary() -> Iterator[Path]:
     """Yield a folder and remove it at the end; signals that end the process act like Ctrl-C meanwhile."""
+    with ended_by_signals(), tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let signals that end the process act like Ctrl-C while the body runs, so that it can clean up."""
     ours = threading.current_thread() is threading.main_thread()
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if ours and hasattr(signal, name)]
     numbers = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     try:
         for number in numbers:
             signal.signal(number, signal.default_int_handler)
-        with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
-            yield Path(folder)
+        yield
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from glob import has_magic
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -95,7 +96,7 @@ class Program(parameters.Group):
         own = {name for option in self.get_params(ctx) for name in option.opts}
         if first in COMMANDS or first in own:
             return args
-        if first.startswith("-") or ctx.resilient_parsing or Path(first).exists():
+        if first.startswith("-") or ctx.resilient_parsing or Path(first).exists() or has_magic(first):
             return [self.default, *args]
         hint = advice(first, [*COMMANDS, *_models_near(first)], "name a model or a command")
         raise click.UsageError(f"no command or file {first!r}; {hint}", ctx)

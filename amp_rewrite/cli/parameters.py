@@ -17,11 +17,15 @@ from amp_rewrite.errors import ModelError, advice
 from amp_rewrite.settings.config_file import Settings, settings
 from amp_rewrite.settings.options import ADVANCED, DATA, KEYWORDS, OPTIONS, OUTPUT, PAINTING, PRECISION, Kind, Option
 
+MANY = "Several models"
+"""Heading of options for folders, globs and several files."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 FILE, FILE_OUT, MODEL, MODEL_OUT = files.FILE, files.FILE_OUT, files.MODEL, files.MODEL_OUT
+MODELS_OUT = files.MODELS_OUT
 TOLERANCE = DATA
-_HEADINGS = (PRECISION, DATA, OUTPUT, ADVANCED)
+_HEADINGS = (PRECISION, DATA, OUTPUT, MANY, ADVANCED)
 _FEW = 9  # options that need no headings
 _MANY = 14  # options from which the short help leaves out the rare ones
 _LONG = 40  # characters of a metavar that has no room beside its option
@@ -268,6 +272,32 @@ CONVERSION = (*(ROWS[name] for name, row in KEYWORDS.items() if row.group != OUT
 
 SAVING = (ROWS["external_data"], ROWS["overwrite"])
 """Options of a command that writes a model."""
+
+
+BATCH = (
+    option(
+        "-j --jobs",
+        "N",
+        "Convert so many models at a time.  [default: 1]",
+        MANY,
+        type=int,
+        rare=True,
+    ),
+    option("--name", "RULE", "Names of results, as in '{stem}_fp16.onnx'.  [default: {stem}.onnx]", MANY, rare=True),
+    option(
+        "--include",
+        "GLOB",
+        "Take only files that match, by name or, with a /, by path.",
+        MANY,
+        multiple=True,
+        rare=True,
+    ),
+    option("--exclude", "GLOB", "Leave out files and folders that match.", MANY, multiple=True, rare=True),
+    option("--summary", "FILE", "Write a line of JSON for each model to a .jsonl file.", MANY, type=FILE, rare=True),
+    flag("--keep-going", "Go on with other models after one that fails.", MANY, rare=True),
+    flag("--resume", "Leave finished results of an earlier run alone.", MANY, rare=True),
+)
+"""Options of a command that converts several models."""
 
 
 FEEDING = (

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files import tensors, wire
+from amp_rewrite.files.casting import cast
 from amp_rewrite.files.tensors import Sources, is_stub
 
 if TYPE_CHECKING:
@@ -52,6 +54,48 @@ def fingerprint(model: Model) -> Fingerprint:
             for piece in _sampled(tensor, sources):
                 weights.update(piece)
     return Fingerprint(hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest(), weights.hexdigest())
+
+
+def digest(model: Model) -> str:
+    """Return a sha256 in hexadecimal of what the file of a model says, wherever its weights are. O(nodes + tensors).
+
+    Unlike a `Fingerprint` it covers docs and metadata, and weights count after pending casts, so that a model has the
+    digest that its file will have. Weights above 64 KiB are sampled as there.
+    """
+    content = hashlib.sha256()
+    pieces = wire.pieces(model.proto, lambda tensor: [_described(tensor)])
+    body = [model.proto.SerializeToString(deterministic=True)] if pieces is None else pieces
+    for piece in body:
+        assert isinstance(piece, bytes)  # nothing is streamed
+        content.update(piece)
+    with Sources() as sources:
+        for tensor in wire.tensors(model.proto):
+            for part in _sampled_after_casts(tensor, sources):
+                content.update(part)
+    return content.hexdigest()
+
+
+def _described(tensor: onnx.TensorProto) -> bytes:
+    """Return the tensor without values and without their place."""
+    described = tensors.without_values(tensor)
+    return bytes(described.SerializeToString(deterministic=True))
+
+
+def _sampled_after_casts(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
+    """Yield the tensor's bytes in its own type, or samples of them."""
+    place = tensors.source(tensor) if is_stub(tensor) else None
+    kind = DType.of(tensor.data_type)
+    if place is None or kind is None or place.dtype is kind:
+        yield from _sampled(tensor, sources)
+        return
+    yield kind.name.encode()
+    held, made = place.dtype.bits // 8, kind.bits // 8
+    for at, length in _spread(tensors.nbytes(tensor)):
+        first, last = at // made, -(-(at + length) // made)  # elements that hold these bytes
+        piece = np.empty((last - first) * held, np.uint8)
+        sources.fill(place, first * held, piece.data)
+        values = cast(piece.view(place.dtype.numpy), kind).tobytes()
+        yield values[at - first * made :][:length]
 
 
 def _bare(tensor: onnx.TensorProto) -> onnx.TensorProto:

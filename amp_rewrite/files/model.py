@@ -196,7 +196,9 @@ class Model:
         path: str | Path,
         *,
         overwrite: bool = False,
-        external_data: bool | None = None,
+        external_data: bool | str | None = None,
+        shard_size: str | int | None = None,
+        resume: bool = False,
         progress: store.Progress | None = None,
     ) -> None:
         """Write the model to a file, weights streamed; on failure nothing is left and the old file stays.
@@ -207,17 +209,21 @@ class Model:
         Args:
             path: the file to write.
             overwrite: True to replace an existing file.
-            external_data: write weights to `<stem>.<hash>.data` beside it; None: when they are more than 1.5 GB.
+            external_data: write weights to `<stem>.<hash>.data` beside it, or to a file of the name given, with "_1",
+                "_2" … after it for further ones; None: when they are more than 1.5 GB.
+            shard_size: the size of a data file from which another one begins, such as "5GB"; "source": as many as the
+                source has. Either asks for external data.
+            resume: keep finished data files if saving fails, and take up those that an earlier attempt left.
             progress: called as `progress(done, total)` with bytes.
 
         Raises:
             ModelError: the file cannot be written, or exists; or weights of the model are read from it.
+            PolicyError: `shard_size` is not a size.
         """
         if not isinstance(path, (str, os.PathLike)):
             raise ModelError(f"cannot write a model to {type(path).__qualname__}; give a path")
-        external = self.nbytes > store.LARGEST_INLINE if external_data is None else external_data
-        saving = store.Saving(Path(path), self.path, overwrite=overwrite is True, external=external)
-        saving.save(self.proto, progress)
+        asked = store.SaveOptions(overwrite is True, external_data, shard_size, resume is True)
+        store.Saving.of(Path(path), self.path, self.nbytes, asked).save(self.proto, progress)
 
     def to_proto(self) -> ModelProto:
         """Return a copy with every tensor in memory.

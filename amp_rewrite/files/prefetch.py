@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
 from amp_rewrite.files.casting import Array
@@ -18,13 +20,26 @@ _GROUPS, _PIECES = 3, 8  # passing a group between threads takes some 50 µs, as
 
 T = TypeVar("T")
 
+_ALLOWED: ContextVar[bool] = ContextVar("prefetching", default=True)
+
+
+@contextmanager
+def prefetching(allowed: bool) -> Iterator[None]:
+    """Let `prefetch` start a thread while the body runs, or none: several conversions at a time share the cores."""
+    token = _ALLOWED.set(allowed)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
 
 def prefetch(pieces: Iterator[T], sources: Sources) -> Generator[T, None, None]:
     """Yield the pieces in order, computed in another thread, at most some megabytes ahead.
 
     `pieces`: as `tensors.payload` yields them, in `sources.made`; no other code may use `sources` meanwhile. A piece
     is valid until the next one is requested. Exceptions of the other thread are raised here. Close the iterator to
-    stop early, which ends the thread. If no thread can be started, the pieces are computed in this one.
+    stop early, which ends the thread. If no thread can be started, or `prefetching` forbids it, the pieces are computed
+    in this one.
     """
 
     def group_in(memories: list[Array]) -> list[T]:
@@ -36,7 +51,7 @@ def prefetch(pieces: Iterator[T], sources: Sources) -> Generator[T, None, None]:
             group.append(piece)
         return group
 
-    worker = _worker()
+    worker = _worker() if _ALLOWED.get() else None
     if worker is None:
         yield from pieces
         return

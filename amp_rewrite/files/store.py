@@ -1,8 +1,8 @@
 """Atomic writing of a model file and its data file.
 
-Everything is first written to temporary files in the target folder. Then the data file gets a name with the hash of
-its content, the model file is renamed, and the data file of the replaced model is removed. So at any moment a complete
-old or a complete new model exists.
+Everything is first written to temporary files in the target folder. Then data files get names with the hash of their
+content, the model file is renamed, and the data files of the replaced model are removed. So at any moment a complete
+old or a complete new model exists; where data files have names of the caller's that are taken, at most one of the two.
 """
 
 from __future__ import annotations
@@ -10,30 +10,27 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
-from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.files import wire
+from amp_rewrite.files.layout import LARGEST_SHAPE, DataFile, Layout, Placed, Replace, located, shard_bytes
+from amp_rewrite.files.parts import Parts
 from amp_rewrite.files.prefetch import WORTH_IT, prefetch
 from amp_rewrite.files.regular import open_regular
 from amp_rewrite.files.scratch import alone, scratch, sweep, sync
-from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
+from amp_rewrite.files.tensors import Sources, is_stub, payload, source
 
 LARGEST_FILE = (1 << 31) - 1  # protobuf reads no larger message
 LARGEST_INLINE = 1_500_000_000  # bytes of tensors from which external data is the default
 
-_SMALLEST_MOVED = 1 << 10
-_LARGEST_SHAPE = 1 << 14
-_PAGE, _PAGED_FROM, _ALIGN = 4096, 1 << 20, 64
 _BEGUN_AT = 1 << 24  # bytes
 
 Progress = Callable[[int, int], None]
@@ -41,62 +38,171 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A tensor of the data file: `nbytes` bytes at `offset`."""
+class SaveOptions:
+    """Keywords of `Model.save`."""
 
-    tensor: TensorProto
-    offset: int
-    nbytes: int
+    overwrite: bool = False
+    external_data: bool | str | None = None
+    shard_size: str | int | None = None
+    resume: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Where a model is written, and how. `read`: the file that it came from; `external`: large tensors go beside it."""
+    """Where a model is written, and how.
+
+    `read`: the file that it came from. `external`: large tensors go beside it, into files called `name`, `name_1` …, or
+    without a name after the model and their content. `shard`: as `Layout` takes it. `resume`: keep finished data files
+    when saving fails, and take up those that an earlier attempt left.
+    """
 
     path: Path
     read: Path | None
     overwrite: bool
     external: bool
+    name: str = ""
+    shard: int | str | None = None
+    resume: bool = False
+
+    @classmethod
+    def of(cls, path: Path, read: Path | None, nbytes: int, asked: SaveOptions) -> Saving:
+        """Return how a model of `nbytes` is written. ModelError for external data that cannot be called so."""
+        shard = None if asked.shard_size is None else shard_bytes(asked.shard_size)
+        name = asked.external_data if isinstance(asked.external_data, str) else ""
+        if name and (Path(name).name != name or name in (path.name, ".", "..") or "\0" in name or "\\" in name):
+            raise ModelError(f"{name!r} is not a name for the weights of {path}; give the plain name of another file")
+        large = shard is not None or nbytes > LARGEST_INLINE
+        external = large if asked.external_data is None else bool(asked.external_data)
+        return cls(path, read, asked.overwrite, external, name, shard if external else None, asked.resume)
 
     def save(self, proto: ModelProto, progress: Progress | None) -> None:
         """Write the model, as `Model.save` says."""
-        try:
-            check_target(self.path, self.overwrite)
-            kept = _read_on(proto, self.path, self.read)
-            if not self.path.is_symlink() and os.path.realpath(self.path) in kept:
-                raise ModelError(f"cannot write {self.path}: weights of the model are still read from it; name another")
-            sweep(self.path.parent)
-            with Sources() as sources, ExitStack() as undo:
-                self._write(proto, kept, sources, undo, progress or _silent)
-        except OSError as cause:
-            raise ModelError(f"cannot write {self.path}: {cause.strerror or cause}; nothing was changed") from cause
+        save_together([(self, proto)], progress)
 
-    def _write(
-        self, proto: ModelProto, kept: Collection[str], sources: Sources, undo: ExitStack, progress: Progress
-    ) -> None:
-        layout: list[Placed] = []
-        body = wire.pieces(proto, _Replace(sources, layout if self.external else None))
-        if body is None:
-            body = [proto.SerializeToString(deterministic=True)]
-        total = wire.total(body) + sum(placed.nbytes for placed in layout)
-        written = _Counter(total, progress)
-        data: tuple[Path, Path] | None = None
-        if layout:
-            temporary, file = scratch(self.path, undo)
-            digest = _write_data(_Output(file, written), layout, sources)
-            data = temporary, self.path.parent / f"{self.path.stem}.{digest}.data"
-            body = _located(body, data[1].name)
-        if wire.total(body) > LARGEST_FILE:
-            raise ModelError(
-                f"cannot write {self.path}: {wire.total(body)} bytes are more than protobuf can read"
-                + ("" if self.external else "; use external data")
-            )
-        model, model_file = scratch(self.path, undo)
-        _write_model(_Output(model_file, written), body, sources)
-        sources.confirm()
-        with alone(self.path.parent):
-            check_target(self.path, self.overwrite)  # another process may have been faster
-            _commit(self.path, model, data, kept, undo)
+
+def save_together(models: Sequence[tuple[Saving, ModelProto]], progress: Progress | None) -> None:
+    """Write models into one folder; a weight that several of them read is written once, into data files of all.
+
+    How data files are called, and where one ends, the first model says. ModelError if one of them cannot be written;
+    then none is.
+    """
+    paths = [saving.path for saving, _ in models]
+    try:
+        for saving in (saving for saving, _ in models):
+            check_target(saving.path, saving.overwrite)
+        kept = frozenset().union(*(_read_on(proto, saving.path, saving.read) for saving, proto in models))
+        for path in paths:
+            if not path.is_symlink() and os.path.realpath(path) in kept:
+                raise ModelError(f"cannot write {path}: weights of the model are still read from it; name another")
+        sweep(paths[0].parent)
+        with Sources() as sources, ExitStack() as undo:
+            _Writing(models, kept, sources, undo).run(progress or _silent)
+    except OSError as cause:
+        raise ModelError(f"cannot write {paths[0]}: {cause.strerror or cause}; nothing was changed") from cause
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """Models on their way into files. `kept`: files that they are read from; `undo` removes what is not complete."""
+
+    models: Sequence[tuple[Saving, ModelProto]]
+    kept: Collection[str]
+    sources: Sources
+    undo: ExitStack
+
+    @property
+    def first(self) -> Saving:
+        return self.models[0][0]
+
+    def run(self, progress: Progress) -> None:
+        """Write all files under other names, then rename them."""
+        layout = Layout(self.first.shard) if self.first.external else None
+        bodies = [
+            wire.pieces(proto, Replace(self.sources, layout)) or [proto.SerializeToString(deterministic=True)]
+            for _, proto in self.models
+        ]
+        files = layout.files if layout else []
+        written = _Counter(sum(map(wire.total, bodies)) + (layout.nbytes if layout else 0), progress)
+        parts = Parts(self.first.path, self.models, self.first.shard) if self.first.resume and files else None
+        data = [self._data(number, file, parts, written) for number, file in enumerate(files)]
+        finished: list[Path] = []
+        for (saving, _), body in zip(self.models, bodies, strict=True):
+            light = located(body, [named.name for _, named in data]) if data else body
+            if wire.total(light) > LARGEST_FILE:
+                raise ModelError(
+                    f"cannot write {saving.path}: {wire.total(light)} bytes are more than protobuf can read"
+                    + ("" if saving.external else "; use external data")
+                )
+            temporary, file = scratch(saving.path, self.undo)
+            _write_model(_Output(file, written), light, self.sources)
+            finished.append(temporary)
+        self.sources.confirm()
+        with alone(self.first.path.parent):
+            for saving, _ in self.models:
+                check_target(saving.path, saving.overwrite)  # another process may have been faster
+            self._commit(finished, data)
+        if parts is not None:
+            parts.clear()
+
+    def _data(self, number: int, file: DataFile, parts: Parts | None, written: _Counter) -> tuple[Path, Path]:
+        """Write a data file, or find it finished; return its place until all are, and the one to take then."""
+        path, name = self.first.path, self.first.name
+        known = parts.finished(number, file.end) if parts else None
+        if known is None:
+            temporary, stream = scratch(path, self.undo)
+            digest = _write_data(_Output(stream, written), file.placed, self.sources)
+            if parts is not None:
+                self.sources.confirm()
+                temporary = parts.keep(temporary, number, digest)
+        else:
+            temporary, digest = known
+            written.add(sum(placed.nbytes for placed in file.placed))
+        named = f"{name}_{number}" if name and number else name or f"{path.stem}.{digest}.data"
+        return temporary, path.parent / named
+
+    def _commit(self, finished: Sequence[Path], data: Sequence[tuple[Path, Path]]) -> None:
+        """Rename the written files and remove the data of the replaced models, except files in `kept`.
+
+        Only one process at a time may run this: a file outdated for one may have just been written by another. Where a
+        data file takes the name of an older one, the models that read that one go first.
+        """
+        paths = [saving.path for saving, _ in self.models]
+        targets = [named for _, named in data]
+        outdated = [old for path in paths for old in _outdated(path, self.kept, paths) if old not in targets]
+        if self.first.name and any(os.path.lexists(named) for named in targets):
+            self._make_room(targets)
+        for written, named in data:
+            if not named.exists():
+                self.undo.callback(named.unlink, missing_ok=True)
+            written.replace(named)
+        for temporary, path in zip(finished, paths, strict=True):
+            if not os.path.lexists(path):
+                self.undo.callback(path.unlink, missing_ok=True)
+            temporary.replace(path)
+        self.undo.pop_all()
+        _sync_folder(self.first.path.parent)
+        for old in outdated:
+            with suppress(OSError):
+                old.unlink()
+
+    def _make_room(self, targets: Sequence[Path]) -> None:
+        """Remove the models that are replaced. ModelError if other files have the names of data files."""
+        paths = [saving.path for saving, _ in self.models]
+        for named in targets:
+            if not os.path.lexists(named):
+                continue
+            if named.is_dir() or not self.first.overwrite or os.path.realpath(named) in self.kept:
+                way = "name another" if self.first.overwrite else f"or replace it with {spelled('overwrite', True)}"
+                raise ModelError(
+                    f"cannot write the weights of {paths[0]}: {named} exists; name other external data, {way}"
+                )
+            reader = next((other for other in _models_beside(paths) if named in data_files(other)), None)
+            if reader is not None:
+                raise ModelError(
+                    f"cannot write the weights of {paths[0]}: {reader} reads {named}; name other external data"
+                )
+        for path in paths:
+            path.unlink(missing_ok=True)
 
 
 def _silent(done: int, total: int) -> None:
@@ -130,25 +236,6 @@ def replaces(path: Path, file: Path) -> bool:
     return not path.is_symlink() and path.exists() and path.resolve() == file.resolve()
 
 
-def _commit(path: Path, model: Path, data: tuple[Path, Path] | None, kept: Collection[str], undo: ExitStack) -> None:
-    """Rename the written files and remove the data of the replaced model, except files in `kept`.
-
-    Only one process at a time may run this: a file outdated for one may have just been written by another.
-    """
-    outdated = [old for old in _outdated(path, kept) if data is None or old != data[1]]
-    if data is not None:
-        written, named = data
-        if not named.exists():
-            undo.callback(named.unlink, missing_ok=True)
-        written.replace(named)
-    model.replace(path)
-    undo.pop_all()
-    _sync_folder(path.parent)
-    for old in outdated:
-        with suppress(OSError):
-            old.unlink()
-
-
 def _read_on(proto: ModelProto, path: Path, read: Path | None) -> frozenset[str]:
     """Files that the model at `read` still needs, if it is not the replaced one."""
     if read is not None and replaces(path, read):
@@ -156,89 +243,27 @@ def _read_on(proto: ModelProto, path: Path, read: Path | None) -> frozenset[str]
     return frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
 
 
-def _outdated(path: Path, kept: Collection[str]) -> list[Path]:
+def _outdated(path: Path, kept: Collection[str], replaced: Collection[Path]) -> list[Path]:
     """Data files that become unused when the model at `path` is replaced.
 
-    They were written by `save`, and no link to the model, no other model in the folder and no entry of `kept` refers
-    to them.
+    They were written by `save`, and no link to the model, no model in the folder that stays and no entry of `kept`
+    refers to them.
     """
     if path.is_symlink() or not path.is_file() or path.stat().st_nlink > 1:
         return []
     own = [file for file in data_files(path) if _own(path).fullmatch(file.name) and os.path.realpath(file) not in kept]
     if not own:
         return []
-    near = (other for other in path.parent.iterdir() if other.suffix.lower() == ".onnx" and other.name != path.name)
-    others = [other for other in near if other.is_file()]
-    shared = {file for other in others for file in data_files(other)}
+    shared = {file for other in _models_beside(replaced) for file in data_files(other)}
     return [file for file in own if file not in shared]
 
 
-class _Replace:
-    """Destination of each tensor: streamed into the model file, placed in the `layout` (tied stubs once), or kept."""
-
-    def __init__(self, sources: Sources, layout: list[Placed] | None) -> None:
-        self.sources, self.layout = sources, layout
-        self.end = 0
-        self.tied: dict[tuple[Source, int], int] = {}
-
-    def __call__(self, tensor: TensorProto) -> list[wire.Piece] | None:
-        if self.layout is not None and _movable(tensor):
-            return [self._place(tensor, self.layout)]
-        if is_stub(tensor):
-            bare = without_values(tensor)
-            if source(tensor).explicit:
-                bare.data_location = TensorProto.DEFAULT
-            count = nbytes(tensor)
-            streamed = wire.Streamed(count, partial(payload, tensor, self.sources))
-            return [bare.SerializeToString(deterministic=True), wire.head(wire.RAW_DATA, count), streamed]
-        if tensor.ByteSize() > _LARGEST_SHAPE:
-            return [wire.Streamed(tensor.ByteSize(), lambda: [tensor.SerializeToString(deterministic=True)])]
-        return None
-
-    def _place(self, tensor: TensorProto, layout: list[Placed]) -> bytes:
-        """Place a tensor; return its entry in the model file, without the name of the data file."""
-        count = nbytes(tensor)
-        key = (source(tensor), tensor.data_type) if is_stub(tensor) else None
-        offset = None if key is None else self.tied.get(key)
-        if offset is None:
-            step = _PAGE if count >= _PAGED_FROM else _ALIGN
-            offset = -(-self.end // step) * step
-            self.end = offset + count
-            layout.append(Placed(tensor, offset, count))
-            if key is not None:
-                self.tied[key] = offset
-        bare = without_values(tensor)
-        bare.data_location = TensorProto.EXTERNAL
-        for name, value in (("location", ""), ("offset", str(offset)), ("length", str(count))):
-            bare.external_data.add(key=name, value=value)
-        return bytes(bare.SerializeToString(deterministic=True))
-
-
-def _movable(tensor: TensorProto) -> bool:
-    """True if the tensor may be in a data file. Short integer lists may not, since they hold shapes."""
-    kind = DType.of(tensor.data_type)
-    if kind in (None, DType.STRING) or tensor.HasField("segment"):
-        return False
-    count = nbytes(tensor)
-    if count < _SMALLEST_MOVED:
-        return False
-    if kind in (DType.INT64, DType.INT32) and len(tensor.dims) <= 1 and count <= _LARGEST_SHAPE:
-        return False
-    return is_stub(tensor) or tensor.HasField("raw_data") or kind.bits >= 8
-
-
-def _located(body: list[wire.Piece], name: str) -> list[wire.Piece]:
-    """Return the model file with the name of the data file in its tensors."""
-    # other streamed pieces are already in memory (strings, typed fields of packed types)
-    light = ModelProto.FromString(b"".join(_bytes(piece) for piece in body))
-    for tensor in wire.tensors(light):
-        if is_stub(tensor):
-            tensor.external_data[0].value = name
-    return [light.SerializeToString(deterministic=True)]
-
-
-def _bytes(piece: wire.Piece) -> bytes:
-    return piece if isinstance(piece, bytes) else b"".join(map(bytes, piece.chunks()))
+def _models_beside(paths: Collection[Path]) -> list[Path]:
+    """Return the models in the folder of some, without these."""
+    (folder, *_) = (path.parent for path in paths)
+    names = {path.name for path in paths}
+    near = (other for other in folder.iterdir() if other.suffix.lower() == ".onnx" and other.name not in names)
+    return [other for other in near if other.is_file()]
 
 
 class _Counter:
@@ -365,7 +390,7 @@ def data_files(path: Path) -> list[Path]:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            light = wire.lightened(file, size, _LARGEST_SHAPE, lambda *_: True, str(path))
+            light = wire.lightened(file, size, LARGEST_SHAPE, lambda *_: True, str(path))
         if b"location" not in light:
             return []
         proto = ModelProto.FromString(light)

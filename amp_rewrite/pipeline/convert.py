@@ -108,19 +108,30 @@ class Converted(Result):
         return self.result.to_proto()
 
     @checked
-    def save(self, path: str | Path, *, overwrite: bool = False, external_data: bool | None = None) -> None:
+    def save(
+        self,
+        path: str | Path,
+        *,
+        overwrite: bool = False,
+        external_data: bool | str | None = None,
+        shard_size: str | int | None = None,
+        resume: bool = False,
+    ) -> None:
         """Write the model, weights streamed, whole or not at all.
 
         Args:
             path: the file to write.
             overwrite: replace an existing file.
             external_data: as `Model.save` takes it.
+            shard_size: as `Model.save` takes it.
+            resume: as `Model.save` takes it.
 
         Raises:
             ModelError: the file cannot be written, or exists.
             PolicyError: a keyword has a value of a wrong type.
         """
-        self.result.save(path, overwrite=overwrite, external_data=external_data)
+        said = {"overwrite": overwrite, "external_data": external_data, "shard_size": shard_size, "resume": resume}
+        self.result.save(path, **said)  # type: ignore[arg-type]
 
 
 @takes_options

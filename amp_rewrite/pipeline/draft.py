@@ -24,7 +24,7 @@ from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize
 from amp_rewrite.runtime.hazards import faults
-from amp_rewrite.settings.io_rules import io_types, parse_io
+from amp_rewrite.settings.io_rules import io_types, rules_of
 from amp_rewrite.settings.options import Request
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _resolved(
             pinned.setdefault(op.id, Pin(op.id, reasons.RUNTIME_FAULT, None, note))
         hazards = replace(hazards, pins=tuple(pinned[op] for op in sorted(pinned)))
     groups = hazards.clusters if request.safe else clusters(view)
-    return hazards, groups, io_types(view, parse_io(request.io), request.to)
+    return hazards, groups, io_types(view, rules_of(request), request.to)
 
 
 def _followed(

@@ -101,15 +101,26 @@ class Repaired(Result):
         return self.converted.report
 
     @checked
-    def save(self, path: str | Path, *, overwrite: bool = False, external_data: bool | None = None) -> None:
+    def save(
+        self,
+        path: str | Path,
+        *,
+        overwrite: bool = False,
+        external_data: bool | str | None = None,
+        shard_size: str | int | None = None,
+        resume: bool = False,
+    ) -> None:
         """Write the model, weights streamed, whole or not at all.
 
         Args:
             path: as `Model.save` takes it.
             overwrite: replace an existing file.
             external_data: weights in a file of their own; None: above 1.5 GB.
+            shard_size: as `Model.save` takes it.
+            resume: as `Model.save` takes it.
         """
-        self.converted.save(path, overwrite=overwrite, external_data=external_data)
+        said = {"overwrite": overwrite, "external_data": external_data, "shard_size": shard_size, "resume": resume}
+        self.converted.save(path, **said)  # type: ignore[arg-type]
 
     @property
     def brief(self) -> str:

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PatternError, PolicyError, advice
+from amp_rewrite.errors import PatternError, PolicyError, advice, spelled
 from amp_rewrite.ir.view import MAIN, ValueId, View
-from amp_rewrite.settings.selectors import advice_on
+from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.selectors import advice_on, matches_nothing
+
+_CACHE = re.compile(
+    r"(?:self_|cross_)?(?:past|present)(?:_key_values)?"
+    r"(?:[._](?:key|value|self|cross|encoder|decoder|conv|ssm|[0-9]+))+"
+)
+"""Names of caches: optimum and transformers.js have `past_key_values.0.decoder.key` and `present.0.decoder.key`,
+onnxruntime-genai the same, `past_0`, `past_key_self_0` and `present_value_cross_0`; layers of convolutions and state
+spaces `past_conv.0` and `past_ssm.0`. Lengths, masks and data such as `past_values` are not among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class IoRule:
-    """A type (None: the low one) for inputs ("in"), outputs ("out") or both (""). `strict`: the glob must match."""
+    """A type (None: the low one) for inputs ("in"), outputs ("out") or both ("") whose whole name `names` matches.
+
+    `strict`: a float32 one must match. `cache`: the names are those of caches; a model whose caches have the type
+    already needs no other.
+    """
 
     text: str
     side: str
     glob: str
+    names: re.Pattern[str]
     dtype: DType | None
     strict: bool
+    cache: bool = False
 
 
 def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
@@ -29,45 +45,72 @@ def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
     return tuple(_io_rule(text.strip()) for text in texts)
 
 
+def rules_of(request: Request) -> tuple[IoRule, ...]:
+    """Return the rules of a request: that for caches, then those of `io`, which win."""
+    parsed = parse_io(request.io)
+    if request.kv is None:
+        return parsed
+    text = spelled("kv", request.kv.spelling)
+    return IoRule(text, "", _CACHE.pattern, _CACHE, request.kv, strict=True, cache=True), *parsed
+
+
 def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId, DType]:
     """Return the new types of the inputs and outputs that change: float32 ones, and those of another low type.
 
-    The last rule that matches a value wins. PatternError for a glob that matches no such input or output,
-    and for a type that is neither float32 nor the one that the model is lowered to.
+    The last rule that matches a value wins. PatternError for a type that is neither float32 nor the one that the model
+    is lowered to; a rule that matches no such input or output is an error, too (`matches_nothing`).
     """
     main = view.scopes[MAIN]
     sides = {"in": _retypable(view, main.inputs, to), "out": _retypable(view, main.outputs, to)}
     chosen: dict[ValueId, DType | None] = {}
     for rule in rules:
         if rule.dtype not in (None, DType.FLOAT, to):
-            raise PatternError(
-                f"io {rule.text!r}: the model is lowered to {to.spelling}; use {to.spelling} or float32 here"
-            )
+            named = rule.text if rule.cache else f"io {rule.text!r}"
+            raise PatternError(f"{named}: the model is lowered to {to.spelling}; use {to.spelling} or float32 here")
         candidates = [v for side, values in sides.items() if rule.side in ("", side) for v in values]
-        matched = [v for v in candidates if fnmatch.fnmatchcase(view.value_name(v), rule.glob)]
-        if rule.strict and not matched:
-            names = [view.value_name(v) for v in candidates]
-            kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
-            hint = advice_on(rule.glob, names, f"there are: {', '.join(names[:5]) or 'none'}")
-            raise PatternError(f"io {rule.text!r}: no float32 {kind} is named {rule.glob!r}; {hint}")
+        matched = [v for v in candidates if rule.names.fullmatch(view.value_name(v))]
+        if rule.strict and not matched and not (rule.cache and _has_caches(view)):
+            matches_nothing(rule.text, _nothing_matched(rule, [view.value_name(v) for v in candidates]))
         kept = rule.dtype is DType.FLOAT and not rule.strict
         chosen.update((v, None if kept else rule.dtype or to) for v in matched)
     return {v: dtype for v, dtype in sorted(chosen.items()) if dtype not in (None, view.dtype(v))}
+
+
+def _has_caches(view: View) -> bool:
+    """True if a cache goes in or out, in any type."""
+    main = view.scopes[MAIN]
+    return any(_CACHE.fullmatch(view.value_name(value)) for value in (*main.inputs, *main.outputs))
+
+
+def _nothing_matched(rule: IoRule, names: Sequence[str]) -> str:
+    there = f"there are: {', '.join(names[:5]) or 'none'}"
+    if rule.cache:
+        own = spelled("io", f"GLOB={(rule.dtype or DType.FLOAT16).spelling}")
+        return (
+            f"{rule.text}: no float32 input or output is named as a key-value cache, such as past_key_values.0.key or"
+            f" present.0.key; name yours with {own} ({there})"
+        )
+    kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
+    return f"io {rule.text!r}: no float32 {kind} is named {rule.glob!r}; {advice_on(rule.glob, names, there)}"
 
 
 def _io_rule(text: str) -> IoRule:
     prefix, colon, rest = text.partition(":")
     side, body = (prefix, rest) if colon and prefix in ("in", "out") else ("", text)
     if body in ("keep", "low"):
-        return IoRule(text, side, "*", DType.FLOAT if body == "keep" else None, False)
+        return IoRule(text, side, "*", _ANY, DType.FLOAT if body == "keep" else None, strict=False)
     glob, equals, spelling = body.rpartition("=")
     if not equals or not glob.strip():
         hint = advice(body, ("keep", "low"), "write keep, low or GLOB=TYPE, with in: or out: before it")
         raise PatternError(f"io {text!r} is not a rule; {hint}")
     try:
-        return IoRule(text, side, glob.strip(), DType.parse(spelling), True)
+        names = re.compile(fnmatch.translate(glob.strip()))
+        return IoRule(text, side, glob.strip(), names, DType.parse(spelling), strict=True)
     except PolicyError as error:
         raise PatternError(f"io {text!r}: {error}") from error
+
+
+_ANY = re.compile(fnmatch.translate("*"))
 
 
 def _retypable(view: View, values: Sequence[ValueId], to: DType) -> list[ValueId]:

@@ -266,6 +266,15 @@ OPTIONS: tuple[Option, ...] = (
         doc='types of inputs and outputs: "keep", "low" or globs such as "past_*=float16"',
     ),
     Option(
+        name="kv",
+        metavar="TYPE",
+        help="Type of key-value caches: inputs and outputs named past… and present….",
+        rare=True,
+        doc="type of key-value caches: the inputs and outputs that optimum, onnxruntime-genai and transformers.js name"
+        " `past_key_values.0.key`, `present.0.key` and alike; `io` wins over it",
+        parse=DType.parse,
+    ),
+    Option(
         name="gray_follows_allow",
         kind=Kind.SWITCH,
         help="Lower gray ops after allow ops too.  [default: for bfloat16 only]",
@@ -432,6 +441,7 @@ class Options(Painting, total=False):
 
     to: LowType | None
     io: str | Sequence[str] | None
+    kv: LowType | Literal["float32"] | None
     quantized: QuantizedName | Quantized | None
     fuse: FuseName | Fuse | None
     opset: Literal["auto"] | int | None
@@ -489,6 +499,7 @@ class Request:
     keep: tuple[str, ...]
     lower: tuple[str, ...]
     io: str | Sequence[str] | None
+    kv: DType | None
     gray_follows_allow: bool | None
     quantized: Quantized
     fuse: Fuse

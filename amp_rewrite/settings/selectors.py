@@ -22,6 +22,8 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -56,13 +58,38 @@ Before = Callable[[], View]
 
 
 def select(view: View, pattern: str, before: Before | None = None) -> tuple[OpId, ...]:
-    """Return the ops that a pattern matches, in order. PatternError for none. O(nodes + uses) per term."""
+    """Return the ops that a pattern matches, in order; none is an error (`matches_nothing`). O(uses) per term."""
     terms = parse_pattern(pattern)
     by_term = [_CRITERIA[term.key].select(view, term.expression) for term in terms]
     chosen = frozenset.intersection(*by_term)
     if not chosen:
-        raise PatternError(_nothing_matched(view, pattern, terms, by_term, before))
+        matches_nothing(pattern, _nothing_matched(view, pattern, terms, by_term, before))
     return tuple(sorted(chosen))
+
+
+_UNMATCHED: ContextVar[dict[str, str] | None] = ContextVar("unmatched", default=None)
+
+
+@contextmanager
+def one_of_many() -> Iterator[dict[str, str]]:
+    """Let patterns match nothing while the body runs; yield a map from each such pattern to the error it would be.
+
+    A pattern for a repository of models has to match in one of them, not in each.
+    """
+    unmatched: dict[str, str] = {}
+    token = _UNMATCHED.set(unmatched)
+    try:
+        yield unmatched
+    finally:
+        _UNMATCHED.reset(token)
+
+
+def matches_nothing(pattern: str, message: str) -> None:
+    """Note that a pattern matches nothing in one of many models; raise PatternError where there is only one."""
+    unmatched = _UNMATCHED.get()
+    if unmatched is None:
+        raise PatternError(message)
+    unmatched[pattern] = message
 
 
 def overrides(

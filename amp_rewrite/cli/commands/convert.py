@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli.batch import convert_batch, is_batch
 from amp_rewrite.cli.data import DRAWING, Measuring
-from amp_rewrite.cli.files import beside, is_stdout
+from amp_rewrite.cli.files import as_folder, beside, is_stdout
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.page import REPORT, check_file, check_page, is_page, write_file, write_page
 from amp_rewrite.ir.gc_paused import gc_paused
@@ -42,15 +43,23 @@ _OUTCOME = (
     parameters.verbose,
 )
 _SHOWN_WEIGHTS = 20
+_BATCH = ("jobs", "name", "include", "exclude", "summary", "keep_going", "resume")
 
 
 @parameters.command(
     parameters.model,
-    click.argument("out", metavar="[OUT]", nargs=-1, type=parameters.MODEL_OUT),
-    parameters.output("MODEL-stem.float16.onnx"),
+    click.argument("out", metavar="[OUT]", nargs=-1, type=parameters.MODELS_OUT),
+    parameters.option(
+        "-o --output",
+        "OUT",
+        "The model to write, or a folder; - is stdout.  [default: MODEL-stem.float16.onnx]",
+        OUTPUT,
+        type=parameters.MODELS_OUT,
+    ),
     *parameters.CONVERSION,
     *parameters.MEASURING,
     *_OUTCOME,
+    *parameters.BATCH,
 )
 @gc_paused(last=True)
 def convert(
@@ -61,12 +70,22 @@ def convert(
     The result is for GPUs: on a CPU half precision is slower, and onnxruntime computes most of it in float32.
 
     A PATTERN chooses ops: a glob on the node name, or terms such as op=MatMul,feeds=Softmax or scope=encoder/* or
-    name~=REGEX. Options with a PATTERN, a GLOB or a list may be repeated. MODEL may be - for stdin.
+    name~=REGEX. Options with a PATTERN, a GLOB or a list may be repeated. MODEL may be - (stdin) or a folder.
     """
+    words = {word: given.pop(word) for word in _BATCH}
+    if is_batch(model, out, output):
+        more = {"dry_run": dry_run, "report_file": report_file, "talk": _talk(given), **words}
+        return convert_batch((model, *out), output, more, given)
+    unused = next((word for word, value in words.items() if value), None)
+    if unused is not None:
+        raise click.UsageError(f"--{unused.replace('_', '-')} is for several models; name a folder, and -o FOLDER")
+    for path in (*out, output):
+        if word := as_folder(path):
+            raise click.UsageError(f"{word} is a folder; name a file in it")
     output = _destination(model, out, output)
     measuring = Measuring.taken(given)
     html = given.pop("html")
-    talk = _Talk(**{word: given.pop(word) for word in ("check_weights", "as_json", "quiet", "verbose")})
+    talk = _talk(given)
     asked = bool(given["overwrite"])
     if talk.check_weights and talk.as_json:
         raise click.UsageError("--check-weights prints a table, and --json asks for JSON alone; leave one out")
@@ -164,6 +183,10 @@ class _Talk:
         return weights_text(losses, low.spelling, limit=None if self.verbose else _SHOWN_WEIGHTS)
 
 
+def _talk(given: dict[str, Any]) -> _Talk:
+    return _Talk(**{word: given.pop(word) for word in ("check_weights", "as_json", "quiet", "verbose")})
+
+
 def _next(measuring: Measuring, out: tuple[Path, ...], *, written: bool) -> str:
     """Return the command as it was typed, with real data and a tolerance; empty if a model comes or goes by a pipe."""
     typed = list(click.get_current_context().find_root().obj)
@@ -192,13 +215,13 @@ def _destination(model: Path, out: tuple[Path, ...], output: Path | None) -> Pat
     if not out:
         return output
     if len(out) > 1 or output is not None:
-        raise click.UsageError("convert reads one model and writes one; run it once for each, with one output")
+        raise click.UsageError("convert writes one model to a file; several go to a folder, as in -o FOLDER/")
     (second,) = out
     read, typed = shlex.quote(str(model)), shlex.quote(str(second))
     if os.path.lexists(second):
         raise click.UsageError(
             f"{second} exists, so it may be an input or the output; `amp-rewrite diff {read} {typed}`"
-            f" compares them, `-o {typed} --overwrite` replaces it, and several models are converted one by one"
+            f" compares them, `-o {typed} --overwrite` replaces it, and `-o FOLDER/` converts both into a folder"
         )
     if second.suffix.lower() != ".onnx" and not is_stdout(second):
         raise click.UsageError(f"{str(second)!r} is not the name of an .onnx file; to write there, use -o {typed}")

@@ -37,7 +37,7 @@ from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_cluste
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
 from amp_rewrite.settings.choices import Fuse, Quantized, Target
-from amp_rewrite.settings.io_rules import io_types, parse_io
+from amp_rewrite.settings.io_rules import io_types, rules_of
 from amp_rewrite.settings.options import Request
 from amp_rewrite.settings.selectors import overrides
 
@@ -89,7 +89,7 @@ def _through_float32(view: View, request: Request, widen: bool = False) -> tuple
         return view, ()
     from amp_rewrite.rewrite.emulate import widened  # late: few models are half already
 
-    edges = {view.value_name(value) for value in io_types(view, parse_io(request.io), request.to)}
+    edges = {view.value_name(value) for value in io_types(view, rules_of(request), request.to)}
     names = " and ".join(dtype.spelling for dtype in others)
     note = (
         f"{count(len(ops), 'op computes', 'ops compute')} in {names}: decided as if in float32 · values may be out of"

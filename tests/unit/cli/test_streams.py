@@ -60,7 +60,7 @@ def test_a_second_file_that_exists_is_never_replaced(more: tuple[str, ...]) -> N
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == (
         "error: other.onnx exists, so it may be an input or the output; `amp-rewrite diff net.onnx other.onnx` compares"
-        f" them, `-o other.onnx --overwrite` replaces it, and several models are converted one by one{HELP}"
+        f" them, `-o other.onnx --overwrite` replaces it, and `-o FOLDER/` converts both into a folder{HELP}"
     )
     assert Path("other.onnx").read_bytes() == b"mine"
 
@@ -83,8 +83,8 @@ def test_a_link_to_nowhere_is_no_free_name() -> None:
     ("words", "message"),
     [
         ((NET, "fp16"), "'fp16' is not the name of an .onnx file; to write there, use -o fp16"),
-        ((NET, "a.onnx", "b.onnx"), "convert reads one model and writes one; run it once for each, with one output"),
-        ((NET, "a.onnx", "-o", "b.onnx"), "convert reads one model and writes one; run it once for each, with one"),
+        ((NET, "a.onnx", "b.onnx"), "convert writes one model to a file; several go to a folder, as in -o FOLDER/"),
+        ((NET, "a.onnx", "-o", "b.onnx"), "convert writes one model to a file; several go to a folder, as in"),
     ],
 )
 def test_other_words_behind_the_model_are_refused(words: tuple[str, ...], message: str) -> None:
@@ -123,7 +123,8 @@ def test_folders_of_an_output_are_made(words: tuple[str, ...], output: str) -> N
         ("convert", NET, "-o", "a/b/out.onnx", "--no-such-option"),
         ("calibrate", NET, "-o", "a/b/out.json"),
         ("convert", NET, "-o", "a/b/../out.onnx", "--dry-run"),
-        ("convert", NET, "-o", "a/b/"),
+        ("convert", NET, "a/b/"),
+        ("convert", NET, "-o", "a/b/", "--dry-run"),
     ],
 )
 def test_folders_go_again_where_nothing_was_written(words: tuple[str, ...]) -> None:
@@ -138,7 +139,7 @@ def test_folders_that_were_there_stay() -> None:
 
 
 def test_a_name_that_ends_with_a_slash_is_a_folder() -> None:
-    assert run(NET, "-o", "a/b/").stderr == f"error: a/b/ is a folder; name a file in it{HELP}"
+    assert run("emulate", NET, "-o", "a/b/").stderr.startswith("error: a/b/ is a folder; name a file in it")
     assert run(NET, "a/b/").stderr == f"error: a/b/ is a folder; name a file in it{HELP}"
 
 

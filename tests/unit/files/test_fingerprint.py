@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx.parser
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from amp_rewrite.files.fingerprint import fingerprint
+from amp_rewrite import convert
+from amp_rewrite.files.fingerprint import digest, fingerprint
 from amp_rewrite.files.model import Model
+from support.paths import TESTS
 
 LARGE = 1 << 15  # elements of a tensor that is sampled: 128 KiB
 
@@ -75,3 +78,28 @@ def test_what_a_model_computes_is_part_of_it(weights: bool, change: Callable[[Mo
     after = fingerprint(Model(model))
     assert after != before
     assert (after.weights != before.weights) == weights
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("name", ["bert_ts13", "cnn_external_dynamo22", "if_dynamo20", "vit_ts17"])
+def test_a_converted_model_has_the_digest_that_its_file_will_have(name: str, tmp_path: Path, external: bool) -> None:
+    path = TESTS / "models" / f"{name}.onnx"
+    result = convert(path).result
+    result.save(tmp_path / "out.onnx", external_data=external)
+
+    assert digest(result) == digest(Model.load(tmp_path / "out.onnx"))
+    assert digest(result) != digest(Model.load(path))
+
+
+def test_a_digest_tells_docs_metadata_and_large_weights_apart(tmp_path: Path) -> None:
+    path = TESTS / "models" / "bert_ts13.onnx"
+    proto = onnx.load(path)
+    known = digest(Model.load(proto))
+    assert known == digest(Model.load(path))
+
+    proto.doc_string = "another"
+    documented = digest(Model.load(proto))
+    proto.ClearField("doc_string")
+    large = max(proto.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    large.raw_data = bytes(reversed(large.raw_data))
+    assert len({known, documented, digest(Model.load(proto))}) == 3

@@ -1,0 +1,163 @@
+"""`amp-rewrite convert` for folders, globs and several files."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli.data import Measuring
+from amp_rewrite.cli.files import as_folder, ended_by_signals, is_stdout
+from amp_rewrite.errors import count
+
+if TYPE_CHECKING:
+    from amp_rewrite.fleet.batch import Asked, Batch
+    from amp_rewrite.fleet.job import Checks
+    from amp_rewrite.fleet.outcome import Outcome
+    from amp_rewrite.settings.config_file import Settings
+
+_REPORTS = {
+    "report_file": "--report writes the report of one model; --summary FILE.jsonl has a line for each",
+    "html": "--html draws one model; draw the one of interest by itself",
+    "check_weights": "--check-weights prints a table for one model",
+}
+_SHOWN = 3  # findings of a model, with -v
+
+
+def is_batch(model: Path, more: tuple[Path, ...], output: Path | None) -> bool:
+    """True if words of the command line stand for a batch: one is a folder or a glob, or the output is a folder."""
+    from amp_rewrite.fleet.tree import is_batch
+
+    words = (model, *more)
+    several = len(words) > 1 and output is not None and output.suffix.lower() != ".onnx" and not is_stdout(output)
+    folder = output is not None and bool(as_folder(output)) and not is_stdout(model)
+    return several or folder or any(is_batch(word) for word in words)
+
+
+def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str, Any], given: dict[str, Any]) -> int:
+    """Convert the models of a batch, print a line for each, and return the worst exit code."""
+    gc.enable()  # one conversion pauses it for itself; many leave cycles behind
+    talk = asked.pop("talk")
+    given_html = given.pop("html")
+    for word, why in _REPORTS.items():
+        if {"html": given_html, "check_weights": talk.check_weights}.get(word, asked.get(word)):
+            raise click.UsageError(f"{why}; leave it out for several models")
+    measuring = Measuring.taken(given)
+    if asked["jobs"] is not None and asked["jobs"] < 1:
+        raise click.UsageError(f"{asked['jobs']} is not a number of conversions at a time; use 1 or more")
+    if output is None or is_stdout(output):
+        raise click.UsageError("several models go to a folder; add -o FOLDER")
+    if any(terminal.ALIASES.get(str(word)) for word in words):
+        raise click.UsageError("a model from stdin is converted by itself; name files for several")
+    settings = parameters.in_force(given)
+    measuring = measuring.completed(settings)
+    from amp_rewrite.fleet.batch import Batch
+
+    batch = Batch.of(words, _asked(output, asked, settings, measuring), parameters.keywords(settings))
+    for remark in batch.remarks:
+        terminal.talk(remark, quiet=talk.quiet)
+    jobs = 1 if asked["jobs"] is None else asked["jobs"]
+    worst, done, failed = 0, 0, 0
+    try:
+        with ended_by_signals(), _bar(batch, jobs, quiet=talk.quiet) as (progress, advance):
+            for outcome in batch.run(None, jobs, progress):
+                worst = max(worst, outcome.rc)
+                done, failed = done + (outcome.rc == 0), failed + (outcome.rc != 0)
+                advance(outcome)
+                _show(outcome, talk, dry_run=asked["dry_run"])
+    except KeyboardInterrupt:
+        how = "the same command with --resume goes on" if not asked["dry_run"] else "nothing was written"
+        terminal.talk(f"interrupted: {done} of {count(batch.models, 'model')} done; {how}", quiet=talk.quiet)
+        raise
+    _conclude(batch, done, failed, talk.quiet or talk.as_json)
+    return worst
+
+
+def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring: Measuring) -> Asked:
+    from amp_rewrite.files.store import SaveOptions
+    from amp_rewrite.fleet.batch import Asked
+    from amp_rewrite.fleet.naming import SAME
+    from amp_rewrite.fleet.tree import Choice
+
+    return Asked(
+        out=output,
+        name=asked["name"] or SAME,
+        choice=Choice(asked["include"], asked["exclude"]),
+        saving=SaveOptions(settings.overwrite, settings.external_data),
+        resume=asked["resume"],
+        keep_going=asked["keep_going"],
+        write=not asked["dry_run"],
+        checks=_checks(measuring),
+        summary=asked["summary"],
+    )
+
+
+def _checks(measuring: Measuring) -> Checks:
+    """Return the data of a batch, from the options of a single conversion."""
+    from amp_rewrite.fleet.job import Checks
+
+    feeding = measuring.feeding
+    return Checks(
+        data=feeding.data or "",
+        random=feeding.drawn() if feeding.random and feeding.data is None else None,
+        ranges=os.fspath(measuring.ranges or ""),
+        headroom=measuring.headroom,
+        criterion=measuring.criterion,
+        budget=measuring.budget,
+        allow_nonfinite=feeding.allow_nonfinite,
+    )
+
+
+@contextmanager
+def _bar(batch: Batch, jobs: int, *, quiet: bool) -> Iterator[tuple[Any, Any]]:
+    """Yield what draws the one bar of a batch: a function of the bytes of a model, and one of outcomes."""
+    sizes = list(batch.sizes.values())
+    total, done, current = sum(sizes), 0, sizes[0] if sizes else 0
+    with terminal.progress(count(batch.models, "model"), quiet=quiet) as draw:
+
+        def progress(_name: str, part: int, whole: int) -> None:
+            if draw is not None:
+                draw(done + current * part // max(1, whole), total)
+
+        def advance(outcome: Outcome) -> None:
+            nonlocal done, current
+            done += batch.sizes.get(outcome.source, 0)
+            position = batch.order.get(outcome.source, -1) + 1
+            current = sizes[position] if position < len(sizes) else 0
+            if draw is not None:
+                draw(done, total)
+
+        yield (progress if draw is not None and jobs == 1 else None), advance
+
+
+def _show(outcome: Outcome, talk: Any, *, dry_run: bool) -> None:
+    """Print what became of a model: a line on stdout, and errors on stderr."""
+    if talk.as_json:
+        terminal.show(outcome.to_json())
+    elif not outcome.error and not (talk.quiet and not dry_run):
+        terminal.show(f"ok  {outcome.source if dry_run else outcome.target}: {outcome.fate}")
+        if talk.verbose:
+            terminal.warn(outcome.findings, quiet=False)
+    if outcome.trace:
+        sys.stderr.write(outcome.trace)
+    if outcome.error:
+        terminal.talk(f"error: {outcome.source}: {outcome.error.removeprefix(f'{outcome.source}: ')}", quiet=False)
+
+
+def _conclude(batch: Batch, done: int, failed: int, quiet: bool) -> None:
+    """Say how many models were converted, and what else was done."""
+    left = batch.models - done - failed
+    parts = [f"{count(done, 'model')} {'done' if batch.asked.write else 'would be written'}"]
+    parts += [f"{failed} failed"] if failed else []
+    parts += [f"{left} not begun (--keep-going begins them, too)"] if left > 0 else []
+    parts += [f"{count(len(batch.copies), 'other file')} copied"] if batch.copies and batch.asked.write else []
+    terminal.talk(", ".join(parts), quiet=quiet)
+    if batch.asked.summary and batch.asked.write:
+        terminal.talk(f"wrote {batch.asked.summary}", quiet=quiet)

@@ -1,0 +1,161 @@
+"""Data files of a model, or of several that share them: the tensors of each file, and the place of each tensor."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import partial
+
+from onnx import ModelProto, TensorProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError, spelled
+from amp_rewrite.files import wire
+from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
+
+LARGEST_SHAPE = 1 << 14
+"""Bytes of a list of integers that may be a shape, which runtimes read before they open data files."""
+AS_IN_SOURCE = "source"
+"""The shard size of a model that gets as many data files as its source has."""
+
+_SMALLEST_MOVED = 1 << 10
+_PAGE, _PAGED_FROM, _ALIGN = 4096, 1 << 20, 64
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?\s*")
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def shard_bytes(size: str | int) -> int | str:
+    """Return a shard size in bytes: of "5GB", "512 MiB" or a number; "source" stays as it is.
+
+    PolicyError for other text.
+    """
+    if size == AS_IN_SOURCE:
+        return size
+    match = _SIZE.fullmatch(str(size))
+    if match is not None and (count := float(match[1])) > 0:
+        return max(1, int(count * (1024 if match[3] else 1000) ** _UNITS[match[2].lower()]))
+    raise PolicyError(
+        f"{spelled('shard_size', size)} is not a size; write it as 5GB, as 512MiB, or as {AS_IN_SOURCE!r}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor of a data file: `nbytes` bytes at `offset`."""
+
+    tensor: TensorProto
+    offset: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class DataFile:
+    """A data file to write: its tensors, and its bytes with the gaps between them."""
+
+    placed: list[Placed] = field(default_factory=list)
+    end: int = 0
+
+
+class Layout:
+    """Data files, filled in the order in which tensors are placed. Tied tensors, also those of two models, share bytes.
+
+    `shard`: the bytes from which another file begins, "source" for a file for each one that tensors come from, or
+    None for one file.
+    """
+
+    def __init__(self, shard: int | str | None = None) -> None:
+        self.files: list[DataFile] = []
+        self._shard = shard
+        self._tied: dict[tuple[Source, int], tuple[int, int]] = {}
+        self._by_source: dict[str, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors of all files."""
+        return sum(placed.nbytes for file in self.files for placed in file.placed)
+
+    def place(self, tensor: TensorProto) -> tuple[int, int]:
+        """Return the number of the data file of a tensor, and its offset there."""
+        key = (source(tensor), tensor.data_type) if is_stub(tensor) else None
+        if key is not None and key in self._tied:
+            return self._tied[key]
+        count = nbytes(tensor)
+        number = self._number(tensor, count)
+        file = self.files[number]
+        step = _PAGE if count >= _PAGED_FROM else _ALIGN
+        offset = -(-file.end // step) * step
+        file.end = offset + count
+        file.placed.append(Placed(tensor, offset, count))
+        if key is not None:
+            self._tied[key] = number, offset
+        return number, offset
+
+    def _number(self, tensor: TensorProto, count: int) -> int:
+        if self._shard == AS_IN_SOURCE:
+            origin = source(tensor).path if is_stub(tensor) else next(iter(self._by_source), "")
+            first = set(self._by_source) <= {""}  # small ones, which were read, have no file of their own
+            number = self._by_source.setdefault(origin, 0 if first else len(self.files))
+        elif not self.files or (isinstance(self._shard, int) and self.files[-1].end + count > self._shard):
+            number = len(self.files)
+        else:
+            number = len(self.files) - 1
+        if number == len(self.files):
+            self.files.append(DataFile())
+        return number
+
+
+class Replace:
+    """Destination of each tensor of a model: streamed into the model file, placed in a `layout`, or kept."""
+
+    def __init__(self, sources: Sources, layout: Layout | None) -> None:
+        self.sources, self.layout = sources, layout
+
+    def __call__(self, tensor: TensorProto) -> list[wire.Piece] | None:
+        if self.layout is not None and _movable(tensor):
+            return [_entry(tensor, *self.layout.place(tensor))]
+        if is_stub(tensor):
+            bare = without_values(tensor)
+            if source(tensor).explicit:
+                bare.data_location = TensorProto.DEFAULT
+            count = nbytes(tensor)
+            streamed = wire.Streamed(count, partial(payload, tensor, self.sources))
+            return [bare.SerializeToString(deterministic=True), wire.head(wire.RAW_DATA, count), streamed]
+        if tensor.ByteSize() > LARGEST_SHAPE:
+            return [wire.Streamed(tensor.ByteSize(), lambda: [tensor.SerializeToString(deterministic=True)])]
+        return None
+
+
+def _entry(tensor: TensorProto, number: int, offset: int) -> bytes:
+    """Return the entry of a placed tensor in the model file, with the number of its data file in place of a name."""
+    bare = without_values(tensor)
+    bare.data_location = TensorProto.EXTERNAL
+    for name, value in (("location", str(number)), ("offset", str(offset)), ("length", str(nbytes(tensor)))):
+        bare.external_data.add(key=name, value=value)
+    return bytes(bare.SerializeToString(deterministic=True))
+
+
+def _movable(tensor: TensorProto) -> bool:
+    """True if the tensor may be in a data file. Short integer lists may not, since they hold shapes."""
+    kind = DType.of(tensor.data_type)
+    if kind in (None, DType.STRING) or tensor.HasField("segment"):
+        return False
+    count = nbytes(tensor)
+    if count < _SMALLEST_MOVED:
+        return False
+    if kind in (DType.INT64, DType.INT32) and len(tensor.dims) <= 1 and count <= LARGEST_SHAPE:
+        return False
+    return is_stub(tensor) or tensor.HasField("raw_data") or kind.bits >= 8
+
+
+def located(body: list[wire.Piece], names: list[str]) -> list[wire.Piece]:
+    """Return a model file whose tensors name their data files; `names` has them by number."""
+    # other streamed pieces are already in memory (strings, typed fields of packed types)
+    light = ModelProto.FromString(b"".join(_bytes(piece) for piece in body))
+    for tensor in wire.tensors(light):
+        if is_stub(tensor):
+            tensor.external_data[0].value = names[int(tensor.external_data[0].value)]
+    return [light.SerializeToString(deterministic=True)]
+
+
+def _bytes(piece: wire.Piece) -> bytes:
+    return piece if isinstance(piece, bytes) else b"".join(map(bytes, piece.chunks()))

@@ -1,0 +1,1 @@
+"""Many models: a repository, a batch, many machines."""

@@ -1,0 +1,287 @@
+"""A batch: what is to be converted and copied, checked as a whole before anything is written, and then run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, options_are_spelled, spelled
+from amp_rewrite.files.store import SaveOptions
+from amp_rewrite.fleet.copying import copy
+from amp_rewrite.fleet.flow import Inline, Lost, Processes, cores, through
+from amp_rewrite.fleet.job import Checks, Job, Task, key_of, run
+from amp_rewrite.fleet.naming import SAME, Rule, fields_of, placed
+from amp_rewrite.fleet.outcome import FAILED, Outcome
+from amp_rewrite.fleet.summary import Summary
+from amp_rewrite.fleet.tree import Choice, Found, Item, find
+from amp_rewrite.settings.io_rules import parse_io
+from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.selectors import parse_pattern
+
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a batch does besides converting: `convert_many` takes the same words."""
+
+    out: Path
+    name: str = SAME
+    choice: Choice = field(default_factory=Choice)
+    saving: SaveOptions = field(default_factory=SaveOptions)
+    resume: bool = False
+    keep_going: bool = True
+    write: bool = True
+    checks: Checks = field(default_factory=Checks)
+    summary: Path | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """Jobs and copies of a batch. `remarks`: what is left out, and why."""
+
+    asked: Asked
+    jobs: list[Job]
+    copies: list[tuple[Path, Path]]
+    remarks: Sequence[str]
+    order: Mapping[str, int]
+    sizes: Mapping[str, int]
+    patterns: tuple[str, ...]
+    earlier: Mapping[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def models(self) -> int:
+        """Number of models."""
+        return len(self.order)
+
+    @classmethod
+    def of(cls, sources: Iterable[str | os.PathLike[str]], asked: Asked, options: Mapping[str, Any]) -> Batch:
+        """Return the batch of some sources. Nothing is written; errors that hold for the whole are raised now."""
+        request = Request.of(**options)
+        rule = Rule.of(asked.name, request.to)
+        patterns = (*request.keep, *request.lower)
+        for pattern in patterns:
+            parse_pattern(pattern)
+        strict = tuple(rule.text for rule in parse_io(request.io) if rule.strict)
+        cache = () if request.kv is None else (spelled("kv", request.kv.spelling),)
+        for word, text in (("data", asked.checks.data), ("ranges", asked.checks.ranges)):
+            fields_of(text, word, ("stem", "folder"))
+        words = list(sources)
+        if not words:
+            raise PolicyError("there is nothing to convert; name a folder, a glob or files")
+        found = find(words, asked.choice, asked.out)
+        targets = _targets(found, rule, asked.out)
+        found.models = list(targets.values())
+        found.data = {item.path: found.data[item.path] for item in found.models if item.path in found.data}
+        copies = [(item.path, asked.out / item.relative) for item in found.others]
+        copies = [(source, target) for source, target in copies if not _same(source, target)]
+        summary = Summary(asked.summary) if asked.summary else None
+        if summary is not None and asked.write:
+            summary.check(overwrite=asked.saving.overwrite, resume=asked.resume)
+        _check_targets(targets, copies, found, asked)
+        known = summary.read() if summary is not None and asked.resume else {}
+        key = key_of(request, options, asked.checks)
+        jobs = _jobs(targets, found, rule, asked)
+        jobs = [_with_known(replace(job, options=dict(options), key=key), known) for job in jobs]
+        order = {os.fspath(task.source): i for i, task in enumerate(task for job in jobs for task in job.tasks)}
+        earlier = {source: outcome for source, outcome in known.items() if source in order}
+        sizes = {os.fspath(item.path): _bytes(item.path, found) for item in targets.values()}
+        return cls(asked, jobs, copies, found.remarks, order, sizes, (*patterns, *strict, *cache), earlier)
+
+    def run(self, executor: Executor | None, jobs: int, progress: Tell | None = None) -> Iterator[Outcome]:
+        """Copy and convert; yield the outcome of each model as soon as it is known, and of copies that fail.
+
+        PatternError at the end for a pattern that matches in none of the models.
+        """
+        asked = self.asked
+        summary = Summary(asked.summary) if asked.summary and asked.write else None
+        known: dict[str, Outcome] = dict(self.earlier)
+        if summary is not None:
+            _folders(summary.path)
+            summary.begin(self._sorted(known))
+        seen: list[Outcome] = []
+        with closing(self._outcomes(executor, jobs, progress)) as outcomes:
+            for outcome in outcomes:
+                seen.append(_slim(outcome))
+                known[outcome.source] = outcome
+                if summary is not None:
+                    summary.add(outcome)
+                yield outcome
+                if outcome.rc == FAILED and not asked.keep_going:
+                    break
+        if summary is not None:
+            summary.complete(self._sorted(known))
+        self._check_patterns(seen)
+
+    def _outcomes(self, executor: Executor | None, jobs: int, progress: Tell | None) -> Generator[Outcome, None, None]:
+        if self.asked.write:
+            yield from self._copied()
+        threads = max(1, cores() // jobs) if executor is None else 1
+        planned = (self._ready(replace(job, threads=threads)) for job in self.jobs)
+        local: Executor | Processes = Inline() if jobs == 1 else Processes(min(jobs, len(self.jobs)))
+
+        def here(job: Job) -> list[Outcome]:
+            return run(job, progress)
+
+        inline = executor is None and jobs == 1
+        for result in through(planned, here if inline else run, executor or local, jobs):
+            if isinstance(result, Lost):
+                tasks = [(os.fspath(task.source), os.fspath(task.target)) for task in result.job.tasks]
+                yield from (Outcome(*pair, rc=FAILED, error=result.reason) for pair in tasks)
+            else:
+                yield from result
+
+    def _ready(self, job: Job) -> Job:
+        """Return a job whose folders are there; a folder that cannot be made is an error of the job itself."""
+        if job.write:
+            for task in job.tasks:
+                _folders(task.target)
+        return job
+
+    def _copied(self) -> Iterator[Outcome]:
+        """Copy the other files; yield an outcome for each that fails."""
+        for source, target in self.copies:
+            try:
+                _folders(target)
+                copy(source, target, overwrite=self.asked.saving.overwrite, resume=self.asked.resume)
+            except ModelError as error:
+                yield Outcome(os.fspath(source), os.fspath(target), rc=FAILED, error=str(error))
+
+    def _sorted(self, outcomes: Mapping[str, Outcome]) -> list[Outcome]:
+        return sorted(outcomes.values(), key=lambda outcome: self.order.get(outcome.source, len(self.order)))
+
+    def _check_patterns(self, outcomes: Sequence[Outcome]) -> None:
+        """Raise PatternError for a pattern that matches in none of the models, if all could be looked at."""
+        models = [outcome for outcome in outcomes if outcome.source in self.order]
+        if len(models) < self.models or any(outcome.rc == FAILED for outcome in models):
+            return
+        for pattern in self.patterns:
+            if all(pattern in outcome.unmatched for outcome in models):
+                first = models[0]
+                where = f"in none of {count(len(models), 'model')}" if len(models) > 1 else f"in {first.source}"
+                raise PatternError(f"{pattern!r} matches {where}; in {first.source}: {first.unmatched[pattern]}")
+
+
+def _bytes(path: Path, found: Found) -> int:
+    """Return the bytes of a model and its external data; 1 for files that cannot be looked at."""
+    try:
+        return 1 + sum(Path(file).stat().st_size for file in (str(path), *found.data.get(path, ())))
+    except OSError:
+        return 1
+
+
+def _slim(outcome: Outcome) -> Outcome:
+    """Return an outcome without what takes memory, for there may be many."""
+    return outcome if not outcome.findings else replace(outcome, findings=(), trace="")
+
+
+def _folders(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        if not path.parent.is_dir():
+            return  # what is written there says why it cannot be
+        raise ModelError(f"cannot make the folder {path.parent}: {cause.strerror or cause}") from cause
+
+
+def _same(a: Path, b: Path) -> bool:
+    return os.path.realpath(a) == os.path.realpath(b)
+
+
+def _targets(found: Found, rule: Rule, out: Path) -> dict[Path, Item]:
+    """Return the sources by target. In a folder converted into itself, results of an earlier run are no sources.
+
+    PolicyError if two models would get one name.
+    """
+    pairs = [(out / item.relative.with_name(rule.model(item.relative)), item) for item in found.models]
+    made = {os.path.realpath(target): item for target, item in pairs if _same(target.parent, item.path.parent)}
+    targets: dict[Path, Item] = {}
+    for target, item in pairs:
+        if made.get(os.path.realpath(item.path), item) is not item:
+            continue
+        if target in targets:
+            both = f"{targets[target].path} and {item.path}"
+            raise PolicyError(f"{both} would both be written to {target}; leave one out, or convert them one by one")
+        targets[target] = item
+    return targets
+
+
+def _check_targets(
+    targets: Mapping[Path, Item], copies: Sequence[tuple[Path, Path]], found: Found, asked: Asked
+) -> None:
+    """Raise an error if a target is a source, is the copy of another file, or is there and must stay."""
+    read = {os.path.realpath(item.path) for item in (*found.models, *found.others)}
+    read |= {file for files in found.data.values() for file in files}
+    rule = f"name another folder, or name results otherwise, as in {spelled('name', '{stem}_fp16.onnx')}"
+    for target, item in targets.items():
+        if os.path.realpath(target) in read and not target.is_symlink():
+            loses = "which is being read" if os.path.realpath(item.path) != os.path.realpath(target) else "itself"
+            raise ModelError(f"{item.path} would be written over {target}, {loses}; {rule}")
+    copied = {target: source for source, target in copies}
+    for target in targets.keys() & copied.keys():
+        raise ModelError(f"{target} would be both a result and the copy of {copied[target]}; {rule}")
+    for source, target in copies:
+        if os.path.realpath(target) in read:
+            raise ModelError(f"{source} would be copied over {target}, which is being read; name another folder")
+    if asked.out.exists() and not asked.out.is_dir():
+        raise ModelError(f"cannot write to {asked.out}: it is a file; several models need a folder")
+    if asked.write and not (asked.saving.overwrite or asked.resume):
+        there = [path for path in (*targets, *copied) if os.path.lexists(path)]
+        if there:
+            more = f" and {count(len(there) - 1, 'more file')}" if len(there) > 1 else ""
+            ways = f"{spelled('resume', True)} goes on where a run stopped, {spelled('overwrite', True)} replaces all"
+            raise ModelError(f"{there[0]}{more} exist{'' if more else 's'}; name another folder, or: {ways}")
+
+
+def _jobs(targets: Mapping[Path, Item], found: Found, rule: Rule, asked: Asked) -> list[Job]:
+    """Return a job for each model, or for several of one folder that share external data."""
+    groups: dict[int, list[tuple[Path, Item]]] = {}
+    group_of: dict[str, int] = {}  # by data file
+    for number, (target, item) in enumerate(targets.items()):
+        files = found.data.get(item.path, ()) if asked.saving.external_data is not False else ()
+        joined = {group_of[file] for file in files if file in group_of}
+        beside = [g for g in joined if groups[g][0][0].parent == target.parent]
+        own = min(beside, default=number)
+        members = [*(pair for g in sorted(beside) for pair in groups.pop(g)), (target, item)]
+        groups[own] = members
+        group_of.update((file, own) for _, member in members for file in found.data.get(member.path, ()))
+    saving = replace(asked.saving, resume=asked.resume)
+    return [
+        Job(
+            tuple(
+                Task(item.path, target, _data(members, target, found, rule), _checks(asked, item))
+                for target, item in members
+            ),
+            {},
+            saving,
+            "",
+            write=asked.write,
+            by_option=options_are_spelled(),
+        )
+        for _, members in sorted(groups.items())
+    ]
+
+
+def _data(members: Sequence[tuple[Path, Item]], target: Path, found: Found, rule: Rule) -> str:
+    """Return the name of the weights of a model, or of those of several."""
+    if len(members) == 1:
+        return rule.data(target.name)
+    return rule.shared(Path(found.data[members[0][1].path][0]))
+
+
+def _checks(asked: Asked, item: Item) -> Checks:
+    """Return the checks of one model, with its own data."""
+    checks = asked.checks
+    data, ranges = (placed(text, item.path, item.relative) for text in (checks.data, checks.ranges))
+    return replace(checks, data=data, ranges=ranges)
+
+
+def _with_known(job: Job, known: Mapping[str, Outcome]) -> Job:
+    """Return a job whose tasks know their outcomes of an earlier run."""
+    tasks = tuple(replace(task, known=known.get(os.fspath(task.source))) for task in job.tasks)
+    return replace(job, tasks=tasks) if known else job

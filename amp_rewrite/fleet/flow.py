@@ -1,0 +1,178 @@
+"""The flow of jobs through an executor: at most so many in flight, each result as soon as it is there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from typing import Any, Generic, TypeVar
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(Generic[J]):
+    """A job without a result: the process or machine that did it is gone, or the executor failed."""
+
+    job: J
+    reason: str
+
+
+class Inline(Executor):
+    """An executor that does each job at once, here."""
+
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+        """Call the function and return its result as a future; an interrupt is raised at once."""
+        future: Future[R] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 as executors do
+            future.set_exception(error)
+        return future
+
+
+@dataclass(slots=True)
+class Processes:
+    """Processes of this machine, started when the first job comes, and anew when one of them dies."""
+
+    count: int
+    _pool: ProcessPoolExecutor | None = None
+    _others: set[int] = field(default_factory=set)
+
+    @property
+    def pool(self) -> ProcessPoolExecutor:
+        """The executor, with processes that are alive."""
+        if self._pool is None:
+            self._others = {process.pid or 0 for process in multiprocessing.active_children()}
+            # a fork of a process with threads (onnxruntime's, a progress bar's) can hang
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.count, context, initializer=_worker_signals)
+        return self._pool
+
+    def renew(self) -> None:
+        """Drop a broken executor."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool = None
+
+    def close(self, *, at_once: bool) -> None:
+        """End the processes. `at_once`: in the middle of their jobs, which take back what is not complete."""
+        if self._pool is None:
+            return
+        if at_once:
+            for process in multiprocessing.active_children():
+                if process.pid not in self._others:
+                    process.terminate()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool = None
+
+
+def _worker_signals() -> None:
+    """Let Ctrl-C, which a terminal sends to all processes, be the affair of the first; SIGTERM raises SystemExit."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _stop(*_: object) -> None:
+    raise SystemExit(1)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is killed, which closes no queue."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def through(
+    jobs: Iterable[J], function: Callable[[J], R], executor: Executor | Processes, limit: int
+) -> Iterator[R | Lost[J]]:
+    """Yield the result of each job as it comes; at most `limit` are in flight, so that results never pile up.
+
+    A job whose process dies is done once more, alone; if that one dies, too, the job is lost. Closing the iterator
+    cancels jobs that have not begun and waits for the others; of our own processes, an interrupt ends those at once.
+    """
+    own = executor if isinstance(executor, Processes) else None
+    flying: dict[Future[Any], J] = {}
+    waiting = iter(jobs)
+    try:
+        while True:
+            while len(flying) < limit and (job := next(waiting, None)) is not None:
+                target = own.pool if own else executor
+                flying[target.submit(function, job)] = job  # type: ignore[union-attr]
+            if not flying:
+                return
+            done, _ = wait(flying, return_when=FIRST_COMPLETED)
+            broken = [future for future in done if isinstance(future.exception(), BrokenExecutor)]
+            for future in done:
+                job = flying[future]
+                if future not in broken:
+                    del flying[future]
+                    yield _result(future, job)
+            if broken:
+                suspects = list(flying.values())
+                flying.clear()
+                if own:
+                    own.renew()
+                for job in suspects:
+                    yield _alone(job, function) if own else Lost(job, "the executor lost its processes")
+                if not own:
+                    yield from (Lost(job, "the executor lost its processes") for job in waiting)
+    except GeneratorExit:
+        _end(flying, own, at_once=False)
+        raise
+    except BaseException:
+        _end(flying, own, at_once=True)
+        raise
+    finally:
+        if own:
+            own.close(at_once=False)
+
+
+def _result(future: Future[Any], job: J) -> Any:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    return Lost(job, f"{type(error).__name__}: {error}".rstrip(": "))
+
+
+def _alone(job: J, function: Callable[[J], R]) -> R | Lost[J]:
+    """Do a job in a process of its own: it may be the one that killed the others, or they were killed beside it."""
+    apart = Processes(1)
+    try:
+        future = apart.pool.submit(function, job)
+        wait([future])
+        if isinstance(future.exception(), BrokenExecutor):
+            return Lost(job, "the process that converted it was killed, twice; it may need more memory than there is")
+        result: R | Lost[J] = _result(future, job)
+        return result
+    except BaseException:
+        apart.close(at_once=True)
+        raise
+    finally:
+        apart.close(at_once=False)
+
+
+def _end(flying: Iterable[Future[Any]], own: Processes | None, *, at_once: bool) -> None:
+    """Cancel what has not begun."""
+    for future in flying:
+        future.cancel()
+    if own:
+        own.close(at_once=at_once)
+    elif not at_once:
+        with suppress(KeyboardInterrupt):
+            wait([future for future in flying if not future.cancelled()])
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

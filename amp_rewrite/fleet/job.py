@@ -1,0 +1,271 @@
+"""A job: one model, or several that share external data, read, converted and written by whoever runs it.
+
+Jobs and outcomes are plain data, so that any executor can carry them to another process or machine: a job names files,
+and the weights go from file to file where it runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from amp_rewrite.errors import AmpRewriteError, ModelError, one_line, options_are_spelled, options_spelled, spelled
+from amp_rewrite.files.fingerprint import digest
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.prefetch import prefetching
+from amp_rewrite.files.store import Progress, SaveOptions, Saving, check_target, save_together
+from amp_rewrite.fleet.outcome import FAILED, MISSED, OK, Outcome
+from amp_rewrite.settings.options import KEYWORDS, Request
+from amp_rewrite.settings.selectors import one_of_many
+from amp_rewrite.version import VERSION
+
+if TYPE_CHECKING:
+    from amp_rewrite.pipeline.convert import Converted
+    from amp_rewrite.reports.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """Data that guide each conversion: as `convert` and `repair` take them, with paths in place of what is in them.
+
+    `random`: keywords of `Feed.randomly`, in place of `data`. `criterion`: without one ranges guard.
+    """
+
+    data: str = ""
+    random: Mapping[str, Any] | None = None
+    ranges: str = ""
+    headroom: float | None = None
+    criterion: Mapping[str, Any] = field(default_factory=dict)
+    budget: int | None = None
+    allow_nonfinite: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.data or self.ranges) or self.random is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A model to convert. `data`: the name of its weights beside it, if they need a file; `checks`: its own data."""
+
+    source: Path
+    target: Path
+    data: str
+    checks: Checks = Checks()
+    known: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Tasks that are done together, for they share weights, and how.
+
+    `options`: keywords of `convert`, which `key` stands for. `write`: False for a dry run. `resume`: a target that is
+    there already may be the finished one. `threads`: cores for this job. `by_option`: errors name options of the
+    command line.
+    """
+
+    tasks: tuple[Task, ...]
+    options: Mapping[str, Any]
+    saving: SaveOptions
+    key: str
+    write: bool = True
+    threads: int = 1
+    by_option: bool = False
+
+    @property
+    def shared(self) -> bool:
+        """True if the weights of several models go to files of all."""
+        return len(self.tasks) > 1
+
+
+def key_of(request: Request, options: Mapping[str, Any], checks: Checks) -> str:
+    """Return a hash of all that decides what a model becomes: version, options, op lists and data."""
+    own = {name: repr(options.get(name)) for name in KEYWORDS if name != "lists"}
+    stated = {"lists": request.lists.fingerprint, **request.settings, "to": request.to.spelling}
+    content = [VERSION, own, stated, asdict(checks)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+
+
+def run(job: Job, progress: Callable[[str, int, int], None] | None = None) -> list[Outcome]:
+    """Do a job and return the outcome of each task. A failure is an outcome, too; only an interrupt gets out."""
+    with ExitStack() as stack:
+        if job.by_option and not options_are_spelled():
+            stack.enter_context(options_spelled())
+        stack.enter_context(prefetching(job.threads > 1))
+        works = [_Work(job, task, progress) for task in job.tasks]
+        if not job.shared:
+            works[0].attempt(works[0].convert)
+            works[0].attempt(works[0].write)
+            return [works[0].outcome]
+        for work in works:
+            work.attempt(work.convert)
+        _write_shared(job, works)
+        return [work.outcome for work in works]
+
+
+def _write_shared(job: Job, works: Sequence[_Work]) -> None:
+    """Write models that share weights, those that could be converted, with one set of data files."""
+    ready = [work for work in works if work.pending]
+    if not ready:
+        return
+    if all(work.written_before() for work in ready):
+        for work in ready:
+            work.outcome = replace(work.outcome, finished=True)
+        return
+    start = time.perf_counter()
+    failure: Outcome | None = None
+    first = ready[0]
+
+    def write() -> None:
+        # some may be there without the others, after an interrupt; all are written again, as one
+        renewed = job.saving.overwrite or any(work.written_before() for work in ready)
+        for work in ready:
+            if work.task.target.exists() and not (job.saving.overwrite or work.written_before()):
+                check_target(work.task.target, False)
+        asked = replace(job.saving, overwrite=renewed, external_data=first.task.data)
+        made = [(work, work.converted.result) for work in ready if work.converted is not None]
+        models = [(Saving.of(work.task.target, model.path, model.nbytes, asked), model.proto) for work, model in made]
+        save_together(models, first.writing)
+
+    first.attempt(write)
+    failure = first.outcome if first.outcome.error else None
+    spent = (time.perf_counter() - start) / len(ready)
+    for work in ready:
+        work.outcome = replace(work.outcome, seconds=work.outcome.seconds + (0 if work is first else spent))
+        if failure is not None:
+            work.outcome = replace(work.outcome, rc=failure.rc, error=failure.error, made="", trace=failure.trace)
+
+
+class _Work:
+    """A task on its way, and the outcome so far."""
+
+    def __init__(self, job: Job, task: Task, progress: Callable[[str, int, int], None] | None) -> None:
+        self.job, self.task, self.progress = job, task, progress
+        self.outcome = Outcome(os.fspath(task.source), os.fspath(task.target), options=job.key)
+        self.converted: Converted | None = None
+        self.pending = False
+
+    def attempt(self, step: Callable[[], None]) -> None:
+        """Take a step, add its time, and turn errors into an outcome."""
+        if self.outcome.error:
+            return
+        start = time.perf_counter()
+        error = trace = ""
+        try:
+            step()
+        except (AmpRewriteError, OSError) as cause:
+            where = f"{cause.filename}: " if isinstance(cause, OSError) and cause.filename else ""
+            error = where + one_line(cause.strerror or cause if isinstance(cause, OSError) else cause)
+        except RecursionError:
+            error = "an expression, a file or a model is nested too deeply; make it flatter"
+        except MemoryError:
+            error = "out of memory; give the process more, or run fewer at a time"
+        except Exception as cause:  # noqa: BLE001 a bug of ours, which must not cost the other models
+            trace = traceback.format_exc()
+            error = one_line(f"amp-rewrite failed inside ({type(cause).__name__}: {cause}); please report it")
+        seconds = self.outcome.seconds + time.perf_counter() - start
+        self.outcome = replace(self.outcome, seconds=seconds)
+        if error:
+            self.pending = False
+            self.outcome = replace(self.outcome, rc=FAILED, error=error, trace=trace, made="")
+
+    def convert(self) -> None:
+        """Load and convert the model, and verify it where data say how; nothing for one that is known to be done."""
+        try:
+            os.fspath(self.task.source).encode()
+        except UnicodeEncodeError as cause:
+            raise ModelError(
+                f"cannot read {os.fspath(self.task.source)!r}: its name is not Unicode; rename it"
+            ) from cause
+        source = Model.load(self.task.source)
+        self.outcome = replace(self.outcome, digest=digest(source))
+        known = self.task.known
+        if known is not None and self._done(known):
+            self.outcome = replace(known, source=self.outcome.source, target=self.outcome.target, finished=True)
+            return
+        with one_of_many() as unmatched:
+            converted, solved = self._converted(source)
+        self.converted = converted
+        facts = _facts(converted.report)
+        self.outcome = replace(self.outcome, **facts, unmatched=dict(unmatched))
+        if not solved:
+            self.outcome = replace(self.outcome, rc=MISSED, error="not written: the tolerance is not met")
+            return
+        self.outcome = replace(self.outcome, rc=OK, made=digest(converted.result))
+        self.pending = self.job.write
+
+    def _done(self, known: Outcome) -> bool:
+        """True if an outcome of an earlier run is that of this model, and its target still what it was."""
+        if known.rc != OK or (known.digest, known.options) != (self.outcome.digest, self.job.key):
+            return False
+        return bool(known.made) and self.task.target.is_file() and digest(Model.load(self.task.target)) == known.made
+
+    def _converted(self, source: Model) -> tuple[Converted, bool]:
+        """Return the conversion, and True if it may be written."""
+        from amp_rewrite.pipeline.convert import convert
+
+        checks, options = self.task.checks, dict(self.job.options)
+        if checks.ranges:
+            options["ranges"] = checks.ranges
+        if checks.headroom is not None and checks:
+            options["headroom"] = checks.headroom
+        if not checks.data and checks.random is None:
+            return convert(source, **options), True
+        from amp_rewrite.evidence.data.feed import Feed
+        from amp_rewrite.pipeline.repair import repair
+
+        nonfinite = checks.allow_nonfinite
+        if checks.random is None:
+            feed = Feed.of(checks.data, source, allow_nonfinite=nonfinite)
+        else:
+            feed = Feed.randomly(source, **checks.random)
+        if checks.budget is not None:
+            options["budget"] = checks.budget
+        repaired = repair(source, feed, **checks.criterion, **options, allow_nonfinite=nonfinite)
+        return repaired.converted, repaired.solved
+
+    def written_before(self) -> bool:
+        """True if the target is there, and what this conversion makes."""
+        if not self.task.target.is_file():
+            return False
+        try:
+            return digest(Model.load(self.task.target)) == self.outcome.made
+        except ModelError:
+            return False
+
+    def write(self) -> None:
+        """Write the model, unless it is there: this may be the second attempt, after a worker died."""
+        if not self.pending or self.converted is None:
+            return
+        overwrite = self.job.saving.overwrite
+        if os.path.lexists(self.task.target) and not overwrite:
+            if self.written_before():
+                self.outcome = replace(self.outcome, finished=True)
+                return
+            way = f"name another folder, or replace it with {spelled('overwrite', True)}"
+            raise ModelError(f"{self.task.target} exists, and is not what this conversion makes; {way}")
+        asked = self.job.saving
+        result = self.converted.result
+        saving = Saving.of(self.task.target, result.path, result.nbytes, asked)
+        if saving.external and not saving.name:
+            saving = replace(saving, name=self.task.data)
+        saving.save(result.proto, self.writing)
+
+    @property
+    def writing(self) -> Progress | None:
+        """The display of bytes written."""
+        tell, name = self.progress, self.task.source.name
+        return None if tell is None else lambda done, total: tell(name, done, total)
+
+
+def _facts(report: Report) -> dict[str, Any]:
+    """Return the fields of an outcome that a report gives."""
+    evidence = {name: value for name, value in asdict(report.evidence).items() if value}
+    return {"evidence": evidence, "totals": asdict(report.totals), "findings": tuple(report.findings)}

@@ -1,0 +1,114 @@
+"""`convert_many`: the public function for repositories and batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Unpack
+
+from amp_rewrite.errors import PolicyError, spelled
+from amp_rewrite.files.store import SaveOptions
+from amp_rewrite.fleet.batch import Asked, Batch
+from amp_rewrite.fleet.flow import cores
+from amp_rewrite.fleet.job import Checks
+from amp_rewrite.fleet.naming import SAME
+from amp_rewrite.fleet.outcome import Outcome
+from amp_rewrite.fleet.tree import Choice
+from amp_rewrite.settings.keywords import checked
+from amp_rewrite.settings.options import Options, takes_options
+
+Sources = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+@takes_options
+@checked
+def convert_many(
+    sources: Sources,
+    *,
+    out: str | Path,
+    name: str = SAME,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    jobs: int | None = None,
+    executor: Executor | None = None,
+    data: str | Path | None = None,
+    ranges: str | Path | None = None,
+    tolerance: float | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    external_data: bool | None = None,
+    shard_size: str | int | None = None,
+    summary: str | Path | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    **options: Unpack[Options],
+) -> Iterator[Outcome]:
+    """Convert the models of folders, globs and files into a folder, and copy what is not a model.
+
+    The tree is mirrored. A model that fails gives an outcome with an error and leaves the others alone; files appear
+    whole or not at all. External data that several models of a folder share is converted and written once. Mistakes
+    that concern all models are raised before anything is written: two models of one name, results that exist, results
+    that would replace a source.
+
+    Args:
+        sources: a folder, a glob or a file, or several; globs know `**`.
+        out: the folder to write to.
+        name: the rule for names of results, such as "{stem}_fp16.onnx"; their external data, if any, gets the same
+            name with "_data" after it.
+        include: globs of files to take, by name or, with a "/", by path in the source.
+        exclude: globs of files to leave out.
+        jobs: conversions at a time; by default 1, and with an `executor` one per core of this machine. Above 1 they
+            run in processes of their own, which share the cores; a script needs `if __name__ == "__main__":` then.
+        executor: any executor of `concurrent.futures`, or Dask's, in place of our own processes; it gets `jobs` jobs
+            at most at a time, reads the sources and writes the results where it runs.
+        data: input data, as a path; {stem} and {folder} in it stand for the name of each model without .onnx, and for
+            its folder in the source.
+        ranges: a file that `Ranges.save` wrote, with the same words.
+        tolerance: verify each model on its data and repair it, as `repair` does.
+        overwrite: replace existing files.
+        resume: leave finished results of an earlier run alone.
+        external_data: as `save` takes it.
+        shard_size: as `save` takes it.
+        summary: a .jsonl file that gets one line for each outcome, also if the run is interrupted; with `resume`, the
+            models in it that are done and have not changed are not converted again.
+        progress: called as `progress(name, done, total)` with bytes of one model while it is written here, by `jobs` 1.
+        **options: see docs/reference/options.md.
+
+    Returns:
+        An iterator of outcomes, each as soon as it is known. To go on is to convert; closing it stops.
+
+    Raises:
+        ModelError: a source does not exist, or a result cannot be where it would be.
+        PatternError: a pattern of `keep`, `lower` or `io` is malformed; at the end, if it matches in no model.
+        PolicyError: an option has an unknown value, or two models would get one name.
+        ReportError: the summary exists, or cannot be read or written.
+
+    Example:
+        >>> import amp_rewrite
+        >>> for outcome in amp_rewrite.convert_many(["model.onnx"], out="results", name="{stem}_fp16.onnx"):
+        ...     print(outcome.rc, outcome.target)
+        0 results/model_fp16.onnx
+    """
+    if jobs is not None and jobs < 1:
+        raise PolicyError(f"{spelled('jobs', jobs)} is not a number of conversions; use 1 or more")
+    if tolerance is not None and data is None:
+        raise PolicyError(f"{spelled('tolerance')} compares outputs and needs {spelled('data')}")
+    criterion = {} if tolerance is None else {"tolerance": tolerance}
+    checks = Checks(os.fspath(data or ""), ranges=os.fspath(ranges or ""), criterion=criterion)
+    asked = Asked(
+        out=Path(out),
+        name=name,
+        choice=Choice(_texts(include), _texts(exclude)),
+        saving=SaveOptions(overwrite, external_data, shard_size),
+        resume=resume,
+        checks=checks,
+        summary=None if summary is None else Path(summary),
+    )
+    named = [sources] if isinstance(sources, (str, os.PathLike)) else sources
+    batch = Batch.of(named, asked, options)
+    return batch.run(executor, jobs or (cores() if executor is not None else 1), progress)
+
+
+def _texts(words: str | Sequence[str]) -> tuple[str, ...]:
+    return (words,) if isinstance(words, str) else tuple(words)

@@ -1,0 +1,129 @@
+"""The outcome of one model of many: plain data that goes from a worker to the summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from amp_rewrite.errors import Finding
+from amp_rewrite.reports.render import count
+from amp_rewrite.reports.result import Result
+
+OK, MISSED, FAILED = 0, 1, 2
+"""Values of `Outcome.rc`, as exit codes: written; not written, for the tolerance is not met; failed."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Outcome(Result):
+    """One model of many: where it came from and went to, and what happened.
+
+    Attributes:
+        source: the file that was read, as it was named.
+        target: the file that was written, or would be.
+        rc: 0 done, 1 a tolerance that is not met, 2 an error; the exit code of the command is the worst of all.
+        digest: hash of the source, of all it says and of samples of its weights; empty if it cannot be read.
+        made: the same of the written model.
+        options: hash of version and options, which with `digest` tells whether a written model is still the right one.
+        evidence: the fields of `Report.evidence` that say something.
+        totals: those of the report.
+        findings: those of the report.
+        seconds: wall time.
+        error: the reason of a failure, in one line.
+        finished: True if the written model was there already, from an earlier run.
+        unmatched: each pattern that matches nothing in this model, with the error that it would be for this one alone.
+        trace: the lines of Python where an error is a bug in this package.
+
+    Example:
+        >>> import amp_rewrite
+        >>> outcomes = list(amp_rewrite.convert_many(["model.onnx"], out="converted"))
+        >>> [outcome.rc for outcome in outcomes]
+        [0]
+    """
+
+    source: str
+    target: str
+    rc: int = OK
+    digest: str = ""
+    made: str = ""
+    options: str = ""
+    evidence: Mapping[str, object] = field(default_factory=dict)
+    totals: Mapping[str, int] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    seconds: float = 0.0
+    error: str = ""
+    finished: bool = False
+    unmatched: Mapping[str, str] = field(default_factory=dict)
+    trace: str = ""
+
+    @property
+    def brief(self) -> str:
+        """Source, and what became of it."""
+        return f"{self.source}: {self.fate}"
+
+    @property
+    def fate(self) -> str:
+        """What became of the model, in a few words."""
+        if self.error:
+            return self.error
+        totals = self.totals
+        casts = totals.get("casts_to_low", 0) + totals.get("casts_to_float32", 0)
+        lowered = f"{totals.get('compute_lowered', 0)} of {count(totals.get('compute_ops', 0), 'compute op')} lowered"
+        sizes = f"{_size(totals.get('weights_before', 0))} → {_size(totals.get('weights_after', 0))} of weights"
+        words = [lowered, count(casts, "Cast"), sizes, f"{self.seconds:.1f} s"]
+        if self.findings:
+            words.insert(2, count(len(self.findings), "finding"))
+        if self.finished:
+            words = ["finished before"]
+        return ", ".join(words)
+
+    def text(self) -> str:
+        """Return source, target and what became of the model."""
+        return f"{self.source} → {self.target}\n  {self.fate}\n"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the findings."""
+        return (asdict(finding) for finding in self.findings)
+
+    def to_json(self) -> str:
+        """Return one line of JSON, without fields that say nothing."""
+        encoded = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("findings", "trace")}
+        encoded["findings"] = [asdict(finding) for finding in self.findings]
+        encoded["seconds"] = round(self.seconds, 3)
+        silent = ("error", "finished", "unmatched", "trace")
+        return json.dumps({name: value for name, value in encoded.items() if value or name not in silent})
+
+    @classmethod
+    def from_json(cls, line: str) -> Outcome:
+        """Return the outcome in a line that `to_json` wrote.
+
+        Args:
+            line: the JSON.
+
+        Raises:
+            ValueError: the line is not such JSON.
+        """
+        loaded: dict[str, Any] = json.loads(line)
+        kinds = {"rc": int, "seconds": float, "findings": list, "finished": bool}
+        kinds |= dict.fromkeys(("evidence", "totals", "unmatched"), dict)
+        known = {f.name for f in fields(cls)} - {"trace"}
+        if not isinstance(loaded, dict) or not {"source", "target", "rc"} <= loaded.keys() <= known:
+            raise ValueError("other fields than those of an outcome")
+        for name, value in loaded.items():
+            kind = kinds.get(name, str)
+            if not isinstance(value, (int, float) if kind is float else kind):
+                raise ValueError(f"{name} is not {kind.__name__}")
+        try:
+            findings = tuple(Finding(**finding) for finding in loaded.pop("findings", ()))
+        except TypeError as error:
+            raise ValueError("a finding has other fields") from error
+        return cls(**loaded, findings=findings)
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes in the largest unit below it."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"

@@ -1,0 +1,195 @@
+"""Finding the files of a batch: models and others, in folders, by globs and by name."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.foreign import foreign
+from amp_rewrite.files.store import data_files
+
+SUFFIX = ".onnx"
+_TEXTS = (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt")
+"""Models as text, which are models only where they are named one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A file: its path, and its place below the folder, the glob or the files that were named."""
+
+    path: Path
+    relative: Path
+
+
+@dataclass(slots=True)
+class Found:
+    """Models, other files, and remarks on what was left out. `data`: the external data of each model that has some."""
+
+    models: list[Item] = field(default_factory=list)
+    others: list[Item] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    data: dict[Path, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Files to take: those that one of `include` matches, or all without one, but none that `exclude` matches.
+
+    A glob without "/" is one for names of files and folders, another one for paths below the source.
+    """
+
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+
+    def takes(self, relative: PurePath) -> bool:
+        """True if a file is to be taken."""
+        if any(_matches(relative, glob) for glob in self.exclude):
+            return False
+        return not self.include or any(_matches(relative, glob) for glob in self.include)
+
+
+def _matches(relative: PurePath, pattern: str) -> bool:
+    """True if a glob matches a file, or a folder that it is in."""
+    pattern = pattern.removeprefix("./").rstrip("/")
+    places = [relative, *relative.parents[:-1]]
+    if "/" not in pattern:
+        return any(fnmatch.fnmatchcase(place.name, pattern) for place in places)
+    return any(fnmatch.fnmatchcase(place.as_posix(), pattern) for place in places)
+
+
+def is_batch(word: str | Path) -> bool:
+    """True if a word stands for any number of models: a folder, or a glob that is not the name of a file."""
+    text = str(word)
+    return Path(text).is_dir() or (glob.has_magic(text) and not os.path.lexists(text))
+
+
+def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -> Found:
+    """Return the files that sources stand for, in order, but none in the folder `out`.
+
+    The files of one folder keep their places below it; of several, those below the folder above. Folders whose name
+    begins with a dot, and links to folders, are left out.
+
+    ModelError for a source that does not exist or matches nothing, and if there is no model among the files.
+    """
+    words = [os.fspath(source) for source in sources]
+    found = Found()
+    own = os.path.realpath(out)
+    items: dict[Path, Item] = {}
+    named = [Path(word) for word in words if not is_batch(word)]
+    base = _base(named)
+    several = sum(Path(word).is_dir() for word in words) > 1
+    for word in words:
+        if not is_batch(word):
+            path = Path(word)
+            if not os.path.lexists(path):
+                raise ModelError(f"cannot read {path}: No such file or directory")
+            more: Iterable[Item] = [Item(path, _below(path, base))]
+        elif Path(word).is_dir():
+            begin = Path(Path(word).resolve().name) if several else Path()
+            more = [Item(item.path, begin / item.relative) for item in _walk(Path(word), own, found.remarks)]
+        else:
+            more = list(_globbed(word, own))
+            if not more:
+                raise ModelError(f"no file matches {word!r}; see that it is spelled as the files are")
+        for item in more:
+            if choice.takes(item.relative):
+                items.setdefault(item.path, item)
+    single = {path for path in named if path.suffix.lower() in _TEXTS}
+    for item in items.values():
+        kind = found.models if item.path.suffix.lower() == SUFFIX or item.path in single else found.others
+        kind.append(item)
+    if not found.models:
+        raise ModelError(_no_models(words, len(found.others)))
+    weights: set[str] = set()
+    for item in found.models:
+        files = tuple(os.path.realpath(file) for file in data_files(item.path))
+        if files:
+            found.data[item.path] = files
+            weights.update(files)
+    found.others = [item for item in found.others if os.path.realpath(item.path) not in weights]
+    return found
+
+
+def _no_models(words: Sequence[str], others: int) -> str:
+    hints = [hint for word in words if Path(word).is_dir() and (hint := foreign(Path(word)))]
+    if hints:
+        return hints[0]
+    what = f"{others} other files" if others else "no file that is taken"
+    return (
+        f"no {SUFFIX} model in {', '.join(words[:3])} ({what}); name another folder, or widen --include and --exclude"
+    )
+
+
+def _base(named: Sequence[Path]) -> Path:
+    """Return the folder that all named files are in."""
+    folders = {str(path.parent.resolve()) for path in named}
+    try:
+        return Path(os.path.commonpath(folders)) if folders else Path()
+    except ValueError:  # several drives
+        return Path()
+
+
+def _below(path: Path, base: Path) -> Path:
+    folder = path.parent.resolve()
+    return folder.relative_to(base) / path.name if folder.is_relative_to(base) else Path(path.name)
+
+
+def _walk(folder: Path, out: str, remarks: list[str]) -> Iterator[Item]:
+    """Yield the files of a folder and those below it, sorted; without recursion, since folders may be deep."""
+    pending = [(folder, Path())]
+    while pending:
+        place, relative = pending.pop()
+        try:
+            with os.scandir(place) as entries:
+                listed = sorted(entries, key=lambda entry: entry.name)
+        except OSError as cause:
+            raise ModelError(
+                f"cannot read the folder {place}: {cause.strerror or cause}; exclude it, or allow it"
+            ) from cause
+        folders = []
+        for entry in listed:
+            path, below = place / entry.name, relative / entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name.startswith("."):
+                    remarks.append(f"{path} is left out: a hidden folder")
+                elif os.path.realpath(path) != out:
+                    folders.append((path, below))
+            elif entry.is_dir():
+                remarks.append(f"{path} is left out: a link to a folder; name that folder too, if it has models")
+            elif _special(path):
+                remarks.append(f"{path} is left out: neither a file nor a folder")
+            elif not _scratch(entry.name):
+                yield Item(path, below)
+        pending.extend(reversed(folders))
+
+
+def _globbed(pattern: str, out: str) -> Iterator[Item]:
+    """Yield the files that a glob matches, sorted, each by its path below the part of the glob without wildcards."""
+    parts = Path(pattern).parts
+    plain = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    base = Path(*parts[:plain]) if plain else Path()
+    for path in sorted(base.glob(str(Path(*parts[plain:])))):
+        relative = path.relative_to(base) if plain else path
+        hidden = any(part.startswith(".") for part in relative.parts[:-1])
+        inside = Path(os.path.realpath(path)).is_relative_to(out)
+        if not (hidden or inside or path.is_dir() or _special(path) or _scratch(path.name)):
+            yield Item(path, relative)
+
+
+def _scratch(name: str) -> bool:
+    """True for what an interrupted run of this package left behind."""
+    return name.startswith(".amp-rewrite.")
+
+
+def _special(path: Path) -> bool:
+    """True for pipes, devices and sockets, which must not be opened; a broken link is not special."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False

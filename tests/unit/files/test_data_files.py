@@ -1,0 +1,185 @@
+"""Data files: named, shared by several models, cut into shards, and taken up after an interrupt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from amp_rewrite.errors import ModelError, PolicyError
+from amp_rewrite.files import store
+from amp_rewrite.files.layout import shard_bytes
+from amp_rewrite.files.model import Model
+
+UNIT = 1 << 16  # bytes; smaller weights are read when a model is loaded
+WEIGHTS = {name: np.full(UNIT * size // 4, size, np.float32) for name, size in (("a", 1), ("b", 2), ("c", 3))}
+
+
+def net(path: Path, *, data: str = "", names: str = "abc") -> Path:
+    """Write the sum of weights; with `data`, these are in that file, where `names` does not matter."""
+    sums = [helper.make_node("ReduceSum", [name], [f"{name}s"], keepdims=0) for name in names]
+    total = helper.make_node("Sum", [f"{name}s" for name in names], ["y"])
+    weights = [numpy_helper.from_array(WEIGHTS[name], name) for name in names]
+    graph = helper.make_graph([*sums, total], "g", [], [helper.make_tensor_value_info("y", 1, [])], weights)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    if data:
+        (path.parent / data).write_bytes(b"".join(values.tobytes() for values in WEIGHTS.values()))
+        at = dict(zip("abc", (0, UNIT, 3 * UNIT), strict=True))
+        for tensor in proto.graph.initializer:
+            length = len(tensor.raw_data)
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", data), ("offset", at[tensor.name]), ("length", length)):
+                tensor.external_data.add(key=key, value=str(value))
+    onnx.save_model(proto, path)
+    return path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def same(path: Path) -> bool:
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+    return all(np.array_equal(values, WEIGHTS[name]) for name, values in stored.items())
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("5GB", 5 * 10**9), ("512 MiB", 512 * 2**20), ("1.5k", 1500), (7, 7), ("12", 12), ("source", "source")],
+)
+def test_a_shard_size_is_written_as_people_write_it(text: str | int, size: int | str) -> None:
+    assert shard_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "5 pieces", "-1", "0", "GB", "1e9"])
+def test_a_shard_size_that_is_none_is_refused(text: str, out: Path) -> None:
+    with pytest.raises(PolicyError, match="is not a size; write it as 5GB"):
+        Model.load(net(out / "m.onnx")).save(out / "n.onnx", shard_size=text)
+    assert names(out) == ["m.onnx"]
+
+
+def test_external_data_gets_the_name_that_is_asked_for(tmp_path: Path, out: Path) -> None:
+    Model.load(net(tmp_path / "m.onnx")).save(out / "m_fp16.onnx", external_data="m_fp16.onnx_data")
+    assert names(out) == ["m_fp16.onnx", "m_fp16.onnx_data"]
+    assert same(out / "m_fp16.onnx")
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "n.onnx", "..", "a\\b"])
+def test_a_name_that_is_not_one_of_a_file_beside_the_model_is_refused(tmp_path: Path, out: Path, name: str) -> None:
+    with pytest.raises(ModelError, match="is not a name for the weights"):
+        Model.load(net(tmp_path / "m.onnx")).save(out / "n.onnx", external_data=name)
+    assert names(out) == []
+
+
+def test_named_data_of_the_replaced_model_is_replaced_with_it(tmp_path: Path, out: Path) -> None:
+    model = Model.load(net(tmp_path / "m.onnx"))
+    model.save(out / "m.onnx", external_data="m.onnx_data")
+    with pytest.raises(ModelError, match="exists"):
+        model.save(out / "m.onnx", external_data="m.onnx_data")
+    model.save(out / "m.onnx", external_data="m.onnx_data", overwrite=True)
+    assert names(out) == ["m.onnx", "m.onnx_data"]
+    assert same(out / "m.onnx")
+
+
+def test_data_that_another_model_reads_is_never_replaced(tmp_path: Path, out: Path) -> None:
+    model = Model.load(net(tmp_path / "m.onnx"))
+    model.save(out / "one.onnx", external_data="weights.bin")
+    before = (out / "weights.bin").stat().st_ino
+    with pytest.raises(ModelError, match=r"one\.onnx reads .*weights\.bin"):
+        model.save(out / "two.onnx", external_data="weights.bin", overwrite=True)
+    assert names(out) == ["one.onnx", "weights.bin"]
+    assert (out / "weights.bin").stat().st_ino == before
+
+
+def test_a_shard_ends_where_the_next_weight_would_not_fit(tmp_path: Path, out: Path) -> None:
+    model = Model.load(net(tmp_path / "m.onnx"))
+    model.save(out / "m.onnx", external_data="w", shard_size=3 * UNIT)
+    assert names(out) == ["m.onnx", "w", "w_1"]
+    assert [(out / name).stat().st_size for name in ("w", "w_1")] == [3 * UNIT, 3 * UNIT]
+    assert same(out / "m.onnx")
+    model.save(out / "n.onnx", shard_size=1)
+    assert len(list(out.glob("n.*.data"))) == 3
+    assert same(out / "n.onnx")
+
+
+def test_shards_are_as_many_as_those_of_the_source_if_asked(tmp_path: Path, out: Path) -> None:
+    model = Model.load(net(tmp_path / "m.onnx"))
+    model.save(out / "three.onnx", shard_size=1)
+    Model.load(out / "three.onnx").save(tmp_path / "three.onnx", shard_size="source")
+    assert len(list(tmp_path.glob("three.*.data"))) == 3
+    assert same(tmp_path / "three.onnx")
+
+
+def test_models_that_share_weights_share_them_when_saved_together(tmp_path: Path, out: Path) -> None:
+    first, second = net(tmp_path / "m.onnx", data="w.bin"), net(tmp_path / "n.onnx", data="w.bin", names="bc")
+    models = [Model.load(path) for path in (first, second)]
+    asked = store.SaveOptions(external_data="both.data")
+    savings = [store.Saving.of(out / m.path.name, m.path, m.nbytes, asked) for m in models if m.path]
+    store.save_together([(saving, model.proto) for saving, model in zip(savings, models, strict=True)], None)
+    assert names(out) == ["both.data", "m.onnx", "n.onnx"]
+    assert (out / "both.data").stat().st_size == (tmp_path / "w.bin").stat().st_size
+    assert same(out / "m.onnx")
+    assert same(out / "n.onnx")
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, count: int) -> list[int]:
+    """Let the writing of a data file fail after so many; return the numbers of tensors of those that were begun."""
+    write, begun = store._write_data, list[int]()
+
+    def failing(out: store._Output, layout: list[store.Placed], sources: store.Sources) -> str:
+        begun.append(len(layout))
+        if len(begun) > count:
+            raise KeyboardInterrupt
+        return write(out, layout, sources)
+
+    monkeypatch.setattr(store, "_write_data", failing)
+    return begun
+
+
+def test_finished_shards_of_an_interrupted_save_are_taken_up(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model.load(net(tmp_path / "m.onnx"))
+    model.save(tmp_path / "whole.onnx", shard_size=1)
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            model.save(out / "whole.onnx", shard_size=1, resume=True)
+    assert [Path(name).suffix for name in names(out)] == [".part", ".part"]
+    begun = interrupt_after(monkeypatch, 9)
+    Model.load(tmp_path / "m.onnx").save(out / "whole.onnx", shard_size=1, resume=True)
+    assert begun == [1]
+    assert {name: (out / name).read_bytes() for name in names(out)} == {
+        path.name: path.read_bytes() for path in tmp_path.glob("whole*")
+    }
+
+
+def test_shards_of_another_source_are_not_taken_up_and_go(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            Model.load(net(tmp_path / "m.onnx")).save(out / "m.onnx", shard_size=1, resume=True)
+    changed = Model.load(net(tmp_path / "m.onnx"))  # written anew, with another time
+    begun = interrupt_after(monkeypatch, 9)
+    changed.save(out / "m.onnx", shard_size=1, resume=True)
+    assert begun == [1, 1, 1]
+    assert not list(out.glob(".*"))
+
+
+def test_without_resume_an_interrupt_leaves_nothing(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_after(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        Model.load(net(tmp_path / "m.onnx")).save(out / "m.onnx", shard_size=1)
+    assert names(out) == []

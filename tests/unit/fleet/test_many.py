@@ -1,0 +1,475 @@
+"""Many models in Python: the tree, names, failures, resuming, shared weights, other executors."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import amp_rewrite
+from amp_rewrite import Outcome, convert, convert_many
+from amp_rewrite.errors import AmpRewriteError, ModelError, PatternError, PolicyError, ReportError
+from support.repositories import net, repository, tree
+
+FLOAT16 = onnx.TensorProto.FLOAT16
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    return repository(tmp_path / "src")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def done(*given: Any, **more: Any) -> list[Outcome]:
+    return list(convert_many(*given, **more))
+
+
+def left(out: Path) -> list[str]:
+    return sorted(tree(out)) if out.exists() else []
+
+
+def broken(path: Path) -> Path:
+    path.write_bytes(b"\x08\x08garbage")
+    return path
+
+
+# -- the tree -------------------------------------------------------------------------------------------
+
+
+def test_a_tree_is_mirrored_and_what_is_no_model_is_copied(src: Path, out: Path) -> None:
+    outcomes = done(src, out=out)
+    assert sorted(tree(out)) == sorted(tree(src))
+    assert {outcome.rc for outcome in outcomes} == {0} and len(outcomes) == 3
+    assert (out / "config.json").read_text() == "{}"
+    for path in src.rglob("*.onnx"):
+        alone = out.parent / "alone.onnx"
+        convert(path).save(alone, overwrite=True)
+        assert (out / path.relative_to(src)).read_bytes() == alone.read_bytes()
+
+
+def test_results_and_their_data_are_named_by_a_rule(src: Path, out: Path) -> None:
+    done(src, out=out, name="{stem}_fp16.onnx", external_data=True, exclude="decoder")
+    assert left(out) == ["config.json", "model_fp16.onnx", "model_fp16.onnx_data"]
+    stored = onnx.load(out / "model_fp16.onnx", load_external_data=False).graph.initializer
+    assert {tensor.external_data[0].value for tensor in stored} == {"model_fp16.onnx_data"}
+
+
+def test_a_folder_that_is_converted_into_itself_stays_and_results_are_no_sources(src: Path) -> None:
+    before = tree(src)
+    for _ in range(2):
+        outcomes = done(src, out=src, name="{stem}_{type}.onnx", resume=True)
+        made = {f"{outcome.target}" for outcome in outcomes}
+        assert {Path(name).name for name in made} == {"model_float16.onnx", "plain_float16.onnx"}
+    assert {name: content for name, content in tree(src).items() if "float16" not in name} == before
+
+
+def test_the_destination_may_be_inside_the_source(src: Path) -> None:
+    for _ in range(2):
+        done(src, out=src / "fp16", resume=True)
+    assert sorted(tree(src / "fp16")) == sorted(name for name in tree(src) if not name.startswith("fp16"))
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"include": "model.onnx"}, ["decoder/model.onnx", "model.onnx"]),
+        ({"include": ["decoder/*.onnx", "*.json"]}, ["config.json", "decoder/model.onnx", "decoder/plain.onnx"]),
+        ({"exclude": "decoder"}, ["config.json", "model.onnx"]),
+        ({"exclude": ["*.txt", "decoder/m*"]}, ["config.json", "decoder/plain.onnx", "model.onnx"]),
+    ],
+)
+def test_globs_choose_files_by_name_or_by_path(src: Path, out: Path, given: dict[str, Any], taken: list[str]) -> None:
+    done(src, out=out, **given)
+    assert left(out) == taken
+
+
+def test_a_glob_and_the_files_that_it_matches_give_the_same_tree(src: Path, tmp_path: Path) -> None:
+    done(f"{src}/**/*.onnx", out=tmp_path / "a")
+    done([*src.rglob("*.onnx")], out=tmp_path / "b")
+    assert tree(tmp_path / "a") == tree(tmp_path / "b") and len(left(tmp_path / "a")) == 3
+
+
+def test_several_folders_keep_their_names(src: Path, out: Path) -> None:
+    net(src.parent / "other" / "model.onnx")
+    done([src, src.parent / "other"], out=out, include="*.onnx")
+    assert left(out) == [
+        "other/model.onnx",
+        "src/decoder/model.onnx",
+        "src/decoder/plain.onnx",
+        "src/model.onnx",
+    ]
+
+
+# -- whole batches that cannot be -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "message"),
+    [
+        (lambda src: None, {"name": "model.onnx"}, r"is not a rule for names; write \{stem\} once"),
+        (lambda src: None, {"name": "x/{stem}.onnx"}, "without a folder"),
+        (lambda src: None, {"name": "{steam}.onnx"}, r"unknown word \{steam\}; did you mean 'stem'"),
+        (lambda src: None, {"name": "{stem.onnx"}, "double a brace"),
+        (lambda src: None, {"keep": "kee=p"}, "unknown key 'kee'"),
+        (lambda src: None, {"io": "nonsense"}, "is not a rule"),
+        (lambda src: None, {"to": "int8"}, "cannot lower to int8"),
+        (lambda src: None, {"include": "*.txt"}, r"no \.onnx model in .* \(1 other files\); name another folder"),
+        (lambda src: None, {"jobs": 0}, "use 1 or more"),
+        (lambda src: None, {"tolerance": 1e-2}, "needs data="),
+        (lambda src: (src / "model.ONNX").symlink_to("model.onnx"), {}, "would both be written to"),
+        (lambda src: (src.parent / "out").write_text(""), {}, "it is a file; several models need a folder"),
+    ],
+)
+def test_a_mistake_of_the_whole_is_told_before_anything_is_written(
+    src: Path, out: Path, change: Callable[[Path], object], more: dict[str, Any], message: str
+) -> None:
+    change(src)
+    with pytest.raises(AmpRewriteError, match=message):
+        convert_many(src, out=out, **more)
+    assert not out.is_dir()
+
+
+def test_results_that_would_replace_a_source_are_refused(src: Path) -> None:
+    before = tree(src)
+    with pytest.raises(ModelError, match=r"would be written over .*, itself; name another folder, or name results"):
+        convert_many(src, out=src, overwrite=True)
+    with pytest.raises(ModelError, match="itself"):
+        convert_many([src / "model.onnx", net(src.parent / "other" / "model.onnx")], out=src.parent, overwrite=True)
+    with pytest.raises(ModelError, match="which is being read"):
+        convert_many([src / "model.onnx", src / "decoder" / "model.onnx"], out=src / "decoder", overwrite=True)
+    assert tree(src) == before
+
+
+def test_results_that_are_there_stay_unless_they_may_go(src: Path, out: Path) -> None:
+    done(src, out=out)
+    before = tree(out)
+    with pytest.raises(ModelError, match="and 4 more files exist; name another folder, or: resume=True goes on"):
+        convert_many(src, out=out)
+    (out / "model.onnx").write_bytes(b"mine")
+    (out / "config.json").write_text("mine")
+    errors = {Path(o.source).name: o.error for o in done(src, out=out, resume=True) if o.rc}
+    assert "exists, and is not what this conversion makes" in errors["model.onnx"]
+    assert "exists and differs from" in errors["config.json"]
+    assert {o.rc for o in done(src, out=out, overwrite=True)} == {0}
+    assert tree(out) == before
+
+
+def test_an_empty_folder_and_one_without_models_are_named(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=r"no \.onnx model in .*empty \(no file that is taken\)"):
+        convert_many(tmp_path / "empty", out=out)
+    with pytest.raises(ModelError, match="no file matches"):
+        convert_many(f"{tmp_path}/*.onnx", out=out)
+    with pytest.raises(ModelError, match="No such file"):
+        convert_many([tmp_path / "gone.onnx", tmp_path / "empty"], out=out)
+    with pytest.raises(PolicyError, match="nothing to convert"):
+        convert_many([], out=out)
+
+
+# -- files that are not as they should be ---------------------------------------------------------------------
+
+
+def test_a_model_that_fails_leaves_the_others(src: Path, out: Path) -> None:
+    broken(src / "decoder" / "model.onnx")
+    net(src / "out_of_folder.onnx", data="w.bin")
+    shutil.move(src / "w.bin", src.parent / "w.bin")
+    (src / "w.bin").symlink_to("../w.bin")
+    (src / "gone.onnx").symlink_to("nowhere.onnx")
+    outcomes = {Path(o.source).name: o for o in done(src, out=out)}
+    assert {name for name, o in outcomes.items() if o.rc == 2} == {
+        "model.onnx",
+        "out_of_folder.onnx",
+        "gone.onnx",
+        "w.bin",
+    } - ({"w.bin"})
+    assert "leaves the model's folder" in outcomes["out_of_folder.onnx"].error
+    assert "\n" not in "".join(o.error for o in outcomes.values())
+    assert left(out) == ["config.json", "decoder/plain.onnx", "decoder/vocab.txt", "model.onnx"]
+
+
+def test_links_pipes_and_hidden_folders_are_not_followed(src: Path, out: Path) -> None:
+    (src / "loop").symlink_to(".", target_is_directory=True)
+    (src / "linked.onnx").symlink_to("model.onnx")
+    os.mkfifo(src / "pipe")
+    net(src / ".git" / "model.onnx")
+    done(src, out=out, exclude="decoder")
+    assert left(out) == ["config.json", "linked.onnx", "model.onnx"]
+    assert not (out / "linked.onnx").is_symlink()
+
+
+def test_names_that_are_not_unicode_are_copied_and_refused_for_models(src: Path, out: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    (src / f"{name}.txt").write_text("x")
+    net(src / f"{name}.onnx")
+    outcomes = {outcome.source: outcome for outcome in done(src, out=out, summary=out.parent / "s.jsonl")}
+    assert "its name is not Unicode" in outcomes[str(src / f"{name}.onnx")].error
+    assert (out / f"{name}.txt").read_text() == "x"
+    lines = [json.loads(line) for line in (out.parent / "s.jsonl").read_text().splitlines()]
+    assert str(src / f"{name}.onnx") in {line["source"] for line in lines}
+
+
+def test_models_that_are_half_already_are_copied_as_they_are(src: Path, out: Path, tmp_path: Path) -> None:
+    done(src, out=out)
+    outcomes = done(out, out=tmp_path / "again")
+    assert {outcome.rc for outcome in outcomes} == {0}
+    assert tree(tmp_path / "again") == tree(out)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_an_error_of_its_models(src: Path, out: Path) -> None:
+    (out / "decoder").mkdir(parents=True)
+    (out / "decoder").chmod(0o500)
+    assert sorted(o.rc for o in done(src, out=out)) == [0, 2, 2, 2]
+
+
+def test_a_file_in_the_place_of_a_folder_is_an_error_of_its_models(src: Path, out: Path) -> None:
+    out.mkdir()
+    (out / "decoder").write_text("mine")
+    outcomes = done(src, out=out)
+    assert sorted(outcome.rc for outcome in outcomes) == [0, 2, 2, 2]
+    assert left(out) == ["config.json", "decoder", "model.onnx"]
+
+
+def test_a_source_that_changes_while_it_is_converted_fails(
+    src: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = amp_rewrite.pipeline.convert.convert
+
+    def changing(model: Any, **more: Any) -> Any:
+        converted = real(model, **more)
+        os.utime(model.path, ns=(1, 1))
+        return converted
+
+    monkeypatch.setattr("amp_rewrite.pipeline.convert.convert", changing)
+    (outcome,) = done(src / "model.onnx", out=out)
+    assert outcome.rc == 2 and "has changed since the model was loaded" in outcome.error
+    assert left(out) == []
+
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+
+def test_a_pattern_has_to_match_in_some_model(src: Path, out: Path) -> None:
+    net(src / "named.onnx", names=("mask", "z"))
+    outcomes = done(src, out=out, io="mask=float16", keep="second")
+    assert {outcome.rc for outcome in outcomes} == {0}
+    assert sum("mask=float16" in outcome.unmatched for outcome in outcomes) == 3
+    assert onnx.load(out / "named.onnx").graph.input[0].type.tensor_type.elem_type == FLOAT16
+
+
+@pytest.mark.parametrize(
+    "given", [{"keep": ["op=Relu", "nonsense"]}, {"lower": "nonsense"}, {"io": "nonsense=float16"}]
+)
+def test_a_pattern_that_matches_in_no_model_is_an_error_at_the_end(src: Path, out: Path, given: dict[str, Any]) -> None:
+    outcomes = convert_many(src, out=out, **given)
+    with pytest.raises(PatternError, match=r"nonsense.* matches in none of 3 models"):
+        list(outcomes)
+    assert len(left(out)) == 5
+
+
+def test_caches_get_their_type_where_a_model_has_some(src: Path, out: Path) -> None:
+    assert {outcome.rc for outcome in done(src, out=out, kv="float16")} == {0}
+    types = {
+        name: onnx.load(out / name).graph.input[0].type.tensor_type.elem_type
+        for name in ("model.onnx", "decoder/model.onnx")
+    }
+    assert types == {"model.onnx": onnx.TensorProto.FLOAT, "decoder/model.onnx": FLOAT16}
+
+
+# -- shared weights -----------------------------------------------------------------------------------------
+
+
+def test_external_data_that_models_share_is_converted_and_written_once(tmp_path: Path, out: Path) -> None:
+    src = tmp_path / "src"
+    for name in ("a", "b"):
+        net(src / f"{name}.onnx", data="shared.onnx_data")
+    outcomes = done(src, out=out, name="{stem}_fp16.onnx")
+    assert left(out) == ["a_fp16.onnx", "b_fp16.onnx", "shared_fp16.onnx_data"]
+    assert (out / "shared_fp16.onnx_data").stat().st_size * 2 == (src / "shared.onnx_data").stat().st_size
+    for outcome in outcomes:
+        alone = convert(outcome.source).model
+        assert onnx.load(outcome.target).SerializeToString() == alone.SerializeToString()
+    again = done(src, out=out, name="{stem}_fp16.onnx", resume=True)
+    assert all(outcome.finished for outcome in again)
+    (out / "b_fp16.onnx").unlink()
+    before = tree(out)
+    assert {o.rc for o in done(src, out=out, name="{stem}_fp16.onnx", resume=True)} == {0}
+    assert tree(out).items() >= before.items() and len(left(out)) == 3
+
+
+def test_a_model_that_shares_weights_with_a_broken_one_is_converted(tmp_path: Path, out: Path) -> None:
+    src = tmp_path / "src"
+    for name in ("a", "b"):
+        net(src / f"{name}.onnx", data="w.bin")
+    proto = onnx.load(src / "b.onnx", load_external_data=False)
+    proto.graph.node[0].op_type = "NoSuchOp"
+    onnx.save_model(proto, src / "b.onnx")
+    rcs = {Path(o.source).stem: o.rc for o in done(src, out=out)}
+    assert rcs == {"a": 0, "b": 2}
+    assert left(out) == ["a.onnx", "w.bin"]
+
+
+# -- resuming -----------------------------------------------------------------------------------------------
+
+
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    real, names = amp_rewrite.pipeline.convert.convert, list[str]()
+
+    def counting(model: Any, **more: Any) -> Any:
+        names.append(model.path.name)
+        return real(model, **more)
+
+    monkeypatch.setattr("amp_rewrite.pipeline.convert.convert", counting)
+    return names
+
+
+def test_a_summary_tells_what_need_not_be_converted_again(
+    src: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "s.jsonl"
+    whole = {outcome.source: outcome for outcome in done(src, out=out, summary=summary)}
+    lines = summary.read_text().splitlines()
+    assert [json.loads(line)["source"] for line in lines] == list(whole)
+    with summary.open("w") as file:
+        file.write(f"{lines[0]}\n{lines[1]}\n{lines[2][:40]}")
+    names = conversions(monkeypatch)
+    again = done(src, out=out, summary=summary, resume=True)
+    assert names == ["plain.onnx"] and [outcome.finished for outcome in again] == [True, True, True]
+    assert [json.loads(line)["made"] for line in summary.read_text().splitlines()] == [o.made for o in whole.values()]
+
+
+@pytest.mark.parametrize("change", ["source", "options", "target"])
+def test_what_has_changed_is_converted_again(
+    src: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    summary, options = tmp_path / "s.jsonl", {}
+    done(src, out=out, summary=summary, include="model.onnx")
+    if change == "source":
+        net(src / "model.onnx", seed=5)
+    elif change == "options":
+        options["keep"] = "op=Relu"
+    else:
+        (out / "model.onnx").unlink()
+    names = conversions(monkeypatch)
+    outcomes = done(src, out=out, summary=summary, resume=True, include="model.onnx", **options)
+    assert len(names) == (2 if change == "options" else 1)
+    assert [bool(outcome.error) for outcome in outcomes].count(True) == {"source": 1, "options": 2, "target": 0}[change]
+
+
+@pytest.mark.parametrize(
+    "text", ["{}\n", "not json\n{}\n", '{"source": 1, "target": "", "rc": 0}\n', "[1]\n", "\xff\n"]
+)
+def test_a_file_that_is_not_a_summary_is_refused(src: Path, out: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "s.jsonl").write_text(text, encoding="latin-1")
+    with pytest.raises(ReportError, match=r"s\.jsonl:1 is not a line that convert writes"):
+        convert_many(src, out=out, summary=tmp_path / "s.jsonl", resume=True)
+    assert not out.exists()
+
+
+def test_a_summary_is_not_replaced_unasked(src: Path, out: Path, tmp_path: Path) -> None:
+    (tmp_path / "s.jsonl").write_text("mine")
+    with pytest.raises(ReportError, match="exists; go on from it with resume=True"):
+        convert_many(src, out=out, summary=tmp_path / "s.jsonl")
+    with pytest.raises(ReportError, match=r"name a \.jsonl file"):
+        convert_many(src, out=out, summary=tmp_path / "model.onnx")
+
+
+def test_an_interrupt_leaves_whole_files_and_a_summary_to_resume_from(
+    src: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done(src, out=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        real, count = amp_rewrite.files.store._write_model, iter(range(9))
+
+        def interrupted(*given: Any) -> None:
+            if next(count) == 1:
+                raise KeyboardInterrupt
+            real(*given)
+
+        patch.setattr("amp_rewrite.files.store._write_model", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            done(src, out=out, summary=tmp_path / "s.jsonl")
+    assert len((tmp_path / "s.jsonl").read_text().splitlines()) == 1
+    assert {name: content for name, content in tree(tmp_path / "whole").items() if name in tree(out)} == tree(out)
+    done(src, out=out, summary=tmp_path / "s.jsonl", resume=True)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+# -- executors ----------------------------------------------------------------------------------------------
+
+
+class Counting(Executor):
+    """Runs jobs at once, as they would come back from another machine, and counts those that are not waited for."""
+
+    def __init__(self) -> None:
+        self.most = self.flying = 0
+        self.threads = ThreadPoolExecutor(1)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.flying += 1
+        self.most = max(self.most, self.flying)
+        sent = pickle.loads(pickle.dumps((fn, args, kwargs)))
+        return self.threads.submit(lambda: pickle.loads(pickle.dumps(self.call(*sent))))
+
+    def call(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        result = fn(*args, **kwargs)
+        self.flying -= 1
+        return result
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_any_executor_gives_the_same_files_with_a_bounded_number_in_flight(
+    src: Path, out: Path, tmp_path: Path, jobs: int
+) -> None:
+    first = {o.source: o.made for o in done(src, out=tmp_path / "here")}
+    executor = Counting()
+    second = {o.source: o.made for o in done(src, out=out, executor=executor, jobs=jobs)}
+    assert first == second and tree(out) == tree(tmp_path / "here")
+    assert executor.most == jobs
+
+
+def test_two_processes_give_the_same_files(src: Path, out: Path, tmp_path: Path) -> None:
+    done(src, out=tmp_path / "here")
+    outcomes = done(src, out=out, jobs=2)
+    assert {outcome.rc for outcome in outcomes} == {0} and len(outcomes) == 3
+    assert tree(out) == tree(tmp_path / "here")
+
+
+def test_closing_the_iterator_stops_and_leaves_whole_files(src: Path, out: Path) -> None:
+    outcomes = convert_many(src, out=out)
+    first = next(outcomes)
+    outcomes.close()  # type: ignore[attr-defined]
+    assert [name for name in left(out) if name.endswith(".onnx")] == [os.path.relpath(first.target, out)]
+
+
+def test_outcomes_survive_pickling_and_json(src: Path, out: Path) -> None:
+    for outcome in done(src, out=out, keep="op=Relu"):
+        assert pickle.loads(pickle.dumps(outcome)) == outcome
+        assert Outcome.from_json(outcome.to_json()).to_json() == outcome.to_json()
+        assert outcome.source in outcome.text() and outcome.source in repr(outcome)
+
+
+def test_the_data_of_each_model_are_found_by_its_name(src: Path, out: Path) -> None:
+    import numpy as np
+
+    batch = np.ones((2, 128), np.float32)
+    np.savez(src / "model.npz", x=batch)
+    np.savez(src / "decoder" / "plain.npz", x=batch)
+    outcomes = {
+        os.path.relpath(outcome.source, src): outcome
+        for outcome in done(src, out=out, data=f"{src}/{{folder}}/{{stem}}.npz", tolerance=0.05)
+    }
+    assert outcomes["model.onnx"].evidence["level"] == outcomes["decoder/plain.onnx"].evidence["level"] == "verified"
+    assert outcomes["decoder/model.onnx"].rc == 2
