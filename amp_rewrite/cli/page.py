@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from amp_rewrite.cli import terminal
 from amp_rewrite.errors import ReportError
+
+if TYPE_CHECKING:
+    from amp_rewrite.reports.page.page import Page
 
 SUFFIXES = (".html", ".htm")
 
@@ -63,9 +66,14 @@ def check_file(file: Path, kind: Kind, *, overwrite: bool, read: Iterable[Path])
         raise ReportError(f"{file} exists; name another {kind.noun}, or replace it with --overwrite")
 
 
-def write_page(shown: Shown, file: Path | None, *, quiet: bool, fate: str = "nothing was changed") -> None:
+def encoded(json_text: str, page: Page | None) -> str:
+    """Return the JSON of a result; beside a page with everything that the page draws."""
+    return page.within(json_text) if page is not None else json_text
+
+
+def write_page(shown: Shown | None, file: Path | None, *, quiet: bool, fate: str = "nothing was changed") -> None:
     """Write a page to a file and say so; nothing without a file. `fate`: what has happened if that fails."""
-    if file is not None:
+    if file is not None and shown is not None:
         write_file(file, shown.to_html(), fate)
         terminal.talk(f"wrote {file}", quiet=quiet)
 

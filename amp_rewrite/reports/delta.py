@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import PolicyError, advice
+from amp_rewrite.reports.change import CastChange, Change
 from amp_rewrite.reports.render import annotation, count, cut, markdown_table, plain, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.runs import Run
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.sides import Sides
 
 KINDS = ("lowered", "raised", "retyped", "attribute", "added", "removed", "casts")
 _MARKDOWN_ROWS = 200
@@ -28,49 +30,6 @@ _UNSUMMED = 20
 _ANNOTATIONS = 9  # GitHub shows ten of one level per step; the tenth counts the rest
 _SHOWN = 8
 """Lines of the summary per kind of difference."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One op that differs, or one input or output of the model, whose `op` is "graph input" or "graph output".
-
-    `name` is the one in B, or the one in A of an op that was removed; `was` is the name in A if that differs. `before`
-    and `after` are element types, empty where the op is absent, or the values of an attribute: "float32 via float16" is
-    a value rounded to float16 on its way. `variable` says of what: a type variable, "input 0", "output 1" or an
-    attribute; empty for the op as a whole. `why` is the rule behind the type in B.
-    """
-
-    kind: str
-    name: str
-    op: str
-    scope: str = ""
-    before: str = ""
-    after: str = ""
-    variable: str = ""
-    was: str = ""
-    why: str = ""
-
-    @property
-    def types(self) -> str:
-        """ "float32 → float16", or the one type that there is."""
-        return " → ".join(filter(None, (self.before, self.after)))
-
-    @property
-    def title(self) -> str:
-        """Name, with the former one."""
-        return f"{self.name} (was {self.was})" if self.was else self.name
-
-
-@dataclass(frozen=True, slots=True)
-class CastChange:
-    """A cast that only one of the two has: `sign` is "+" for B, "-" for A."""
-
-    sign: str
-    value: str
-    before: str
-    after: str
-    scope: str = ""
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -87,6 +46,7 @@ class Delta(Result):
         ops: number of ops of the larger model.
         unrelated: True if so few are alike that these are two models, not two versions of one.
         runs: the ops of both in order, as runs of those that are alike.
+        sides: both models, op by op; None for a difference that was read or made by hand.
     """
 
     a: str
@@ -98,6 +58,7 @@ class Delta(Result):
     ops: int = field(default=0, compare=False)
     unrelated: bool = field(default=False, compare=False)
     runs: tuple[Run, ...] = field(default=(), compare=False)
+    sides: Sides | None = field(default=None, compare=False)
 
     @property
     def brief(self) -> str:
@@ -136,14 +97,24 @@ class Delta(Result):
         return any(self.counts[kind] for kind in kinds or KINDS)
 
     def figures(self) -> Sequence[Figure]:
-        """Return both models as strips of aligned ops, and a table of the differences."""
-        from amp_rewrite.reports.page.strips import changes_figure, strips_figure  # late: few runs draw
+        """Return both models as strips of aligned ops and as graphs with the changes, and a table of these."""
+        from amp_rewrite.reports.page.linked_graphs import NAME, linked_graphs  # late: few runs draw
+        from amp_rewrite.reports.page.strips import Places, changes_figure
 
-        rows = ("kind", "title", "op", "types", "why")
-        table = [dict(zip(rows, cells, strict=True)) for cells in self._rows()]
+        names = ("kind", "title", "op", "types", "why")
+        rows = [dict(zip(names, cells, strict=True)) for cells in self._rows()]
+        places = self.sides.places(KINDS) if self.sides is not None else ()
+        table = changes_figure(rows, self.counts, self.settings, Places(NAME, places))
+        if self.sides is None:
+            return *self.sketches(), table
+        return *self.sketches(), linked_graphs((f"A: {self.a}", f"B: {self.b}"), self.sides), table
+
+    def sketches(self) -> Sequence[Figure]:
+        """Return the strips."""
+        from amp_rewrite.reports.page.strips import strips_figure  # late: few runs draw
+
         summary = f"{self._strangers()}; {self.summary()}" if self.unrelated else self.summary()
-        strips = strips_figure(self.a, self.b, self.runs, summary)
-        return (strips, changes_figure(table, self.counts, self.settings))
+        return (strips_figure(self.a, self.b, self.runs, summary),)
 
     def summary(self) -> str:
         """Return one line: "2 lowered, 1 added, casts +3 -1"; "no difference"."""
@@ -209,7 +180,9 @@ class Delta(Result):
 
     def to_json(self) -> str:
         """Return everything as JSON, in a stable order. Ends with a newline."""
-        document = asdict(self) | {"schema": 1, "counts": dict(self.counts), "differs": self.differs}
+        document = asdict(replace(self, sides=None)) | {"schema": 1, "counts": dict(self.counts)}
+        del document["sides"]
+        document["differs"] = self.differs
         document["settings"] = {name: [a, b] for name, a, b in self.settings}
         return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
 

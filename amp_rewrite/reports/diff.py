@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.reports.delta import KINDS, CastChange, Change, Delta
+from amp_rewrite.reports.change import CastChange, Change
+from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.match import Flow, matched, paired
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
 from amp_rewrite.reports.runs import runs_of
-from amp_rewrite.reports.sources import ReportSource, report_in
+from amp_rewrite.reports.sides import Matches, PlacedCast, PlacedChange, Sides
+from amp_rewrite.reports.sources import ReportSource, report_and_view
 from amp_rewrite.settings.options import STATED
 
 _RANK = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 2}
@@ -46,25 +48,35 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
         >>> amp_rewrite.diff(a, b).differs
         True
     """
-    a, b = report_in(a), report_in(b)
+    (a, view_a), (b, view_b) = report_and_view(a), report_and_view(b)
     mine, theirs = Flow(a), Flow(b)
     pairs = matched(mine, theirs)
+    matches = Matches(pairs, *((paired(a.inputs, b.inputs), paired(a.outputs, b.outputs)) if _ported(a, b) else ()))
     to_b = dict(pairs)
     kept = {j for _, j in pairs}
     attributes = min(a.schema, b.schema) > 1
-    changes, differing = list(_port_changes(a, b)), set()
+    changes, differing = list(_port_changes(a, b, matches)), set()
     for i, j in pairs:
         if found := list(_changes(a.rows[i], b.rows[j], attributes=attributes)):
-            changes += found
+            changes += [PlacedChange(change, i, j) for change in found]
             differing.add(j)
-    changes += [_one_sided("added", b.rows[j]) for j in theirs.live if j not in kept]
-    changes += [_one_sided("removed", a.rows[i]) for i in mine.live if i not in to_b]
+    changes += [PlacedChange(_one_sided("added", b.rows[j]), None, j) for j in theirs.live if j not in kept]
+    changes += [PlacedChange(_one_sided("removed", a.rows[i]), i, None) for i in mine.live if i not in to_b]
     casts = tuple(_cast_changes(mine, theirs, to_b))
     alike, ops = _alike(mine, theirs, to_b), max(len(mine.live), len(theirs.live))
     least = _NAMESAKES if _interface(a) == _interface(b) else _RELATED
-    unrelated = ops >= _FEWEST and alike < least * ops
-    runs = runs_of(_aligned(mine, theirs, pairs, differing))
-    return Delta(a.model.name, b.model.name, tuple(changes), casts, _settings(a, b), alike, ops, unrelated, runs)
+    return Delta(
+        a.model.name,
+        b.model.name,
+        tuple(placed.change for placed in changes),
+        tuple(placed.change for placed in casts),
+        _settings(a, b),
+        alike=alike,
+        ops=ops,
+        unrelated=ops >= _FEWEST and alike < least * ops,
+        runs=runs_of(_aligned(mine, theirs, pairs, differing)),
+        sides=Sides((a, b), (view_a, view_b), matches, tuple(changes), casts),
+    )
 
 
 def _aligned(
@@ -164,22 +176,36 @@ def _attribute_moves(before: Row, after: Row) -> Iterator[tuple[str, _Move]]:
             yield ("attribute", (name, was, now))
 
 
-def _port_changes(a: Report, b: Report) -> Iterator[Change]:
+def _ported(a: Report, b: Report) -> bool:
+    """True if both reports have the inputs and outputs of their models."""
+    return bool(a.outputs and b.outputs)
+
+
+def _port_changes(a: Report, b: Report, matches: Matches) -> Iterator[PlacedChange]:
     """Yield the changes of the model's inputs and outputs; none if one report does not have them."""
-    if not (a.outputs and b.outputs):
+    if not _ported(a, b):
         return
-    for what, mine, theirs in (("graph input", a.inputs, b.inputs), ("graph output", a.outputs, b.outputs)):
-        pairs = paired(mine, theirs)
+    for what, mine, theirs, pairs, first in (
+        ("graph input", a.inputs, b.inputs, matches.inputs, (len(a.rows), len(b.rows))),
+        ("graph output", a.outputs, b.outputs, matches.outputs, (_first_output(a), _first_output(b))),
+    ):
         for i, j in pairs:
             was, now = _by_way(mine[i].dtype, mine[i].via), _by_way(theirs[j].dtype, theirs[j].via)
             if was != now:
                 former = mine[i].name if mine[i].name != theirs[j].name else ""
-                yield Change(_kind(was, now), theirs[j].name, what, before=was, after=now, was=former)
+                change = Change(_kind(was, now), theirs[j].name, what, before=was, after=now, was=former)
+                yield PlacedChange(change, first[0] + i, first[1] + j)
         for kind, ports, kept in (("added", theirs, {j for _, j in pairs}), ("removed", mine, {i for i, _ in pairs})):
             for i, port in enumerate(ports):
                 if i not in kept and (port.reads or what == "graph output"):
                     types = {"after": port.dtype} if kind == "added" else {"before": port.dtype}
-                    yield Change(kind, port.name, what, **types)
+                    places = (None, first[1] + i) if kind == "added" else (first[0] + i, None)
+                    yield PlacedChange(Change(kind, port.name, what, **types), *places)
+
+
+def _first_output(report: Report) -> int:
+    """Return the number of the first output among rows, inputs and outputs."""
+    return len(report.rows) + len(report.inputs)
 
 
 _TYPE = re.compile(r"\w+")
@@ -202,22 +228,23 @@ def _one_sided(kind: str, row: Row) -> Change:
     return Change(kind, row.path, row.op, row.scope, why=row.why if kind == "added" else "", **types)
 
 
-def _cast_changes(a: Flow, b: Flow, to_b: Mapping[int, int]) -> Iterator[CastChange]:
+def _cast_changes(a: Flow, b: Flow, to_b: Mapping[int, int]) -> Iterator[PlacedCast]:
     mine = _casts(a, {i: ("both", j) for i, j in to_b.items()})
     theirs = _casts(b, {j: ("both", j) for j in to_b.values()})
     extra = [cast for key, group in theirs.items() for cast in group[len(mine.get(key, ())) :]]
     missing = [cast for key, group in mine.items() for cast in group[len(theirs.get(key, ())) :]]
-    renamed = _loose(extra) & _loose(missing)
+    renamed = _loose(cast for _, cast in extra) & _loose(cast for _, cast in missing)
     for sign, casts in (("+", extra), ("-", missing)):
         quiet = Counter(renamed)
-        for cast in casts:
+        for place, cast in casts:
             if quiet[loose := _types_of_loose(cast)] > 0:
                 quiet[loose] -= 1
             else:
-                yield CastChange(sign, cast.value, cast.from_, cast.to, cast.scope, cast.reason)
+                change = CastChange(sign, cast.value, cast.from_, cast.to, cast.scope, cast.reason)
+                yield PlacedCast(change, place)
 
 
-def _loose(casts: Collection[CastRow]) -> Counter[tuple[str, str]]:
+def _loose(casts: Iterable[CastRow]) -> Counter[tuple[str, str]]:
     """Return the types of casts of constants and inputs, which only their names tell apart.
 
     Pairs of them are the same cast under another name: in which type a row reads, and through which, the row says.
@@ -232,16 +259,16 @@ def _types_of_loose(cast: CastRow) -> tuple[str, str]:
     return (cast.from_, cast.to) if cast.after == NO_ROW else _NOT_LOOSE
 
 
-def _casts(flow: Flow, identity: Mapping[int, Hashable]) -> dict[Hashable, list[CastRow]]:
-    """Return the casts after a conversion, by value and target type."""
-    groups: dict[Hashable, list[CastRow]] = defaultdict(list)
-    for cast in flow.report.casts:
+def _casts(flow: Flow, identity: Mapping[int, Hashable]) -> dict[Hashable, list[tuple[int, CastRow]]]:
+    """Return the casts after a conversion and their positions in the report, by value and target type."""
+    groups: dict[Hashable, list[tuple[int, CastRow]]] = defaultdict(list)
+    for place, cast in enumerate(flow.report.casts):
         if cast.origin != "folded" and not cast.dead and cast.from_ != cast.to:
             after = flow.source(cast.after)
             source: Hashable = (cast.scope, cast.value)
             if after >= 0:
                 source = (identity.get(after, (id(flow), after)), cast.slot)
-            groups[source, cast.from_, cast.to].append(cast._replace(after=max(after, NO_ROW)))
+            groups[source, cast.from_, cast.to].append((place, cast._replace(after=max(after, NO_ROW))))
     return groups
 
 

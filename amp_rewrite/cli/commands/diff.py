@@ -8,7 +8,7 @@ from typing import Any
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
-from amp_rewrite.cli.page import check_page, write_page
+from amp_rewrite.cli.page import check_page, encoded, write_page
 from amp_rewrite.settings.options import OUTPUT
 
 
@@ -40,7 +40,8 @@ def diff(a: Path, b: Path, form: str, verbose: bool, html: Path | None, **given:
     delta = diff(a, b)
     failed = delta.fails(settings.fail_on)
     brief = sys.stdout.isatty() and not verbose
+    page = delta.page() if html else None
     text = delta.to(form, settings.fail_on, verbose=False if brief else verbose or None)
-    terminal.show(text, commands=form == "github")
-    write_page(delta, html, quiet=False)
+    terminal.show(encoded(text, page) if form == "json" else text, commands=form == "github")
+    write_page(page, html, quiet=False)
     return FINDING if failed else 0

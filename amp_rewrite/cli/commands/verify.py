@@ -10,7 +10,7 @@ import click
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Feeding
 from amp_rewrite.cli.group import FINDING
-from amp_rewrite.cli.page import check_page, write_page
+from amp_rewrite.cli.page import check_page, encoded, write_page
 from amp_rewrite.settings.keywords import CRITERION
 from amp_rewrite.settings.options import DATA, OUTPUT
 
@@ -49,7 +49,8 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, html: Pa
     from amp_rewrite.evidence.verify import verify
 
     verdict = feeding.compared(verify, a, b, quiet=quiet, outputs=given.pop("only"), **given)
+    page = verdict.page() if html else None
     if as_json or not quiet:
-        terminal.show(verdict.to_json() if as_json else verdict.text(verbose=verbose))
-    write_page(verdict, html, quiet=quiet)
+        terminal.show(encoded(verdict.to_json(), page) if as_json else verdict.text(verbose=verbose))
+    write_page(page, html, quiet=quiet)
     return 0 if verdict.ok else FINDING

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING
+from xml.etree.ElementTree import Element
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import DType
@@ -21,6 +22,7 @@ from amp_rewrite.reports.render import plain
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, CastRow, PortRow, ReportData, Row
 
 if TYPE_CHECKING:
+    from amp_rewrite.reports.change import Change
     from amp_rewrite.reports.page.facts import Facts
 
 _FLOATING = frozenset(dtype.spelling for dtype in DType if dtype.floating)
@@ -40,14 +42,73 @@ def graph(report: ReportData, facts: Facts | None = None, errors: Mapping[int, f
         errors: share of the error by row, from 0 to 1; the page then colors ops by it, too. Others than finite
             numbers count as not measured.
     """
-    shell = element("div", element("p", _WITHOUT_SCRIPT, class_="script-off"), class_="graph")
-    return Figure("graph", "Graph", LEAD, shell, _Graph(report, facts).data(errors or {}))
+    words = Words()
+    drawn = graph_data(report, facts, words, errors=errors or {})
+    rules = rules_of([report])
+    return Figure("graph", "Graph", LEAD, board("graph"), {**drawn, "rules": rules, "words": list(words.known)})
+
+
+def graph_data(
+    report: ReportData,
+    facts: Facts | None,
+    words: Words,
+    *,
+    errors: Mapping[int, float] | None = None,
+    comparison: Comparison | None = None,
+) -> dict[str, object]:
+    """Return everything that a graph shows, in columns, but for words and rules: docs/how-to/look.md names them.
+
+    Args:
+        report: the report.
+        facts: those of its model.
+        words: texts, to which those of the graph are added.
+        errors: share of the error by row.
+        comparison: links and changes of a graph beside others.
+    """
+    return _Graph(report, facts, words, comparison).data(errors or {})
+
+
+def board(name: str) -> Element:
+    """Return the place that the script fills with the graphs of a figure.
+
+    Args:
+        name: name of the figure.
+    """
+    off = element("p", _WITHOUT_SCRIPT, class_="script-off")
+    return element("div", off, class_="graph", id=f"{name}-board", data_graphs=name)
+
+
+def rules_of(reports: Iterable[ReportData]) -> dict[str, object]:
+    """Return the words of the rules in reports, and whether they have a page.
+
+    Args:
+        reports: the reports.
+    """
+    rules = dict.fromkeys(row.rule for report in reports for row in report.rows if row.rule)
+    return {plain(rule): _rule(rule) for rule in rules}
 
 
 _WITHOUT_SCRIPT = "The graph needs JavaScript, which is off here; the other parts of the page do not."
 
 
-class _Words:
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a graph shows beside others, by vertex: rows, then inputs and outputs of the model.
+
+    Attributes:
+        title: name of the graph.
+        links: number of each vertex, equal for the same op in other graphs; -1 for a vertex that is not compared.
+        changes: changes of each vertex that has some.
+        casts: sign of each Cast that no other graph has, by its position in the report.
+    """
+
+    title: str
+    links: Sequence[int]
+    changes: Mapping[int, Sequence[Change]]
+    casts: Mapping[int, str]
+
+
+class Words:
     """Texts, each held once and named by its number. The first is empty."""
 
     def __init__(self) -> None:
@@ -55,7 +116,8 @@ class _Words:
 
     def number(self, text: str) -> int:
         """Return the number of a text, as it is shown."""
-        return self.known.setdefault(plain(text), len(self.known))
+        at = self.known.get(text)  # most texts are known, and plain
+        return self.known.setdefault(plain(text), len(self.known)) if at is None else at
 
 
 @dataclass(frozen=True)
@@ -64,6 +126,8 @@ class _Graph:
 
     report: ReportData
     facts: Facts | None
+    words: Words
+    comparison: Comparison | None = None
 
     @cached_property
     def first_input(self) -> int:
@@ -121,12 +185,11 @@ class _Graph:
         return ((made, at) for at, reads in enumerate(self.reads) for made in reads if made != NO_ROW)
 
     def data(self, errors: Mapping[int, float]) -> dict[str, object]:
-        """Return everything that the graph shows, in columns: docs/how-to/look.md names them."""
-        words = _Words()
-        tree = tree_of(self.paths, self.order)
+        """Return everything that the graph shows, as `graph_data` does."""
+        words = self.words
+        tree = tree_of(self.paths, self.order, self.labels)
         places = layers_of(tree, self.edges(), self.order)
         ends = 2 * self.number
-        rules = dict.fromkeys(row.rule for row in self.report.rows if row.rule)
         data: dict[str, object] = {
             "rows": len(self.report.rows),
             "inputs": len(self.report.inputs),
@@ -140,16 +203,32 @@ class _Graph:
             },
             "scopes": {"name": [plain(name) for name in tree.names], "parent": tree.parents, "place": places[ends:]},
             "casts": self._casts(words),
-            "rules": {plain(rule): _rule(rule) for rule in rules},
         }
         if self.facts is not None:
             data["flops"] = [round(count) for count in self.facts.flops]
         if errors:
             shares = (errors.get(at) for at in range(len(self.report.rows)))
             data["errors"] = [share if share is not None and isfinite(share) else None for share in shares]
-        return data | {"words": list(words.known)}
+        return data | self._compared(words)
 
-    def _columns(self, words: _Words) -> dict[str, list[int] | list[str]]:
+    def _compared(self, words: Words) -> dict[str, object]:
+        """Return title, links and changes of a graph beside others; nothing for one that stands alone."""
+        if self.comparison is None:
+            return {}
+        changes = [(at, change) for at, group in sorted(self.comparison.changes.items()) for change in group]
+        columns: dict[str, list[int]] = {"vertex": [at for at, _ in changes]}
+        for column, name in (("kind", "kind"), ("of", "variable"), ("before", "before"), ("after", "after")):
+            columns[column] = [words.number(getattr(change, name)) for _, change in changes]
+        title = {"title": plain(self.comparison.title), "inventory": self.report.inventory}
+        return title | {"link": list(self.comparison.links), "changes": columns}
+
+    def labels(self, vertex: int) -> str:
+        """Return the name of a vertex, without its scopes."""
+        if vertex < self.first_input:
+            return plain(self.report.rows[vertex].path).rpartition("/")[2] or self.report.rows[vertex].op
+        return plain(self._all_ports[vertex - self.first_input].name)
+
+    def _columns(self, words: Words) -> dict[str, list[int] | list[str]]:
         """Return the columns of the vertices. A name is a prefix, by its number, and the rest."""
         prefixes, rests, kinds, dtypes, rules, notes = [], [], [], [], [], []
         because, entries, inputs, outputs, variables = [], [], [], [], []
@@ -205,10 +284,11 @@ class _Graph:
 
     # -- casts -------------------------------------------------------------------------------------
 
-    def _casts(self, words: _Words) -> list[dict[str, object]]:
+    def _casts(self, words: Words) -> list[dict[str, object]]:
         """Return the Casts in the result, each with the edges that it stands on: vertex and reader, in turn."""
         result: list[dict[str, object]] = []
-        for cast in self.report.casts:
+        signs = self.comparison.casts if self.comparison is not None else {}
+        for at, cast in enumerate(self.report.casts):
             if cast.origin == "folded" or not {cast.from_, cast.to} <= _FLOATING:
                 continue
             moved = _stated_bytes(cast)
@@ -225,6 +305,7 @@ class _Graph:
                 "readers": cast.readers,
                 "edges": edges,
             }
+            shown |= {"sign": signs[at]} if at in signs else {}
             result.append(shown | ({"bytes": moved} if moved is not None else {}))
         return result
 

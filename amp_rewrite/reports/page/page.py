@@ -17,6 +17,8 @@ from amp_rewrite.reports.render import plain
 
 _RECORDS = 100
 """Records on the page of a result that has no figures."""
+_SCRIPT = ("dom", "graph_model", "graph_layout", "graph_details", "graph_tables", "graph_view", "board", "start")
+"""Parts of the script, each after those that it uses while it is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Page:
 
     def to_html(self) -> str:
         """Return the page as one HTML text, without references to other files."""
-        script = _resource("page.js")
+        script = _script()
         head = element(
             "head",
             element("meta", charset="utf-8"),
@@ -53,7 +55,7 @@ class Page:
         sections = (_section(figure) for figure in self.figures)
         main = element("main", element("h1", self.title), *sections, class_="amp-rewrite")
         style = _style() + _resource("page.css")
-        numbers = json.dumps(self.data(), allow_nan=False).replace("<", "\\u003c")
+        numbers = json.dumps(self.data(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
         return (
             f'<!doctype html>\n<html lang="en">{written(head)}<style>{style}</style><body>{written(main)}'
             f'<script type="application/json" id="data">{numbers}</script>'
@@ -90,6 +92,11 @@ def _section(figure: Figure) -> Element:
     heading = element("h2", figure.title, id=f"{figure.name}-title")
     lead = element("p", figure.lead, class_="lead")
     return element("section", heading, lead, figure.drawing, id=figure.name, aria_labelledby=f"{figure.name}-title")
+
+
+def _script() -> str:
+    """Return the script of a page: its parts, in a scope and order of their own."""
+    return '"use strict";\n(() => {\n' + "".join(_resource(f"script/{name}.js") for name in _SCRIPT) + "})();\n"
 
 
 def _style() -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from amp_rewrite.reports.render import cut
 from amp_rewrite.reports.rows import ReportData, Row
 
 ROOT = 0
@@ -15,7 +16,12 @@ _DEEPEST = 16
 MOST = 96
 """Parts of a scope; those of a larger one are put in groups."""
 
+_LABEL = 24
+"""Characters of a name in the label of a group."""
+
 Path = tuple[str, ...]
+Label = Callable[[int], str]
+"""Name of a vertex, without its scopes."""
 
 
 @dataclass(slots=True)
@@ -93,12 +99,13 @@ def _named(row: Row) -> Path:
     return tuple(part for part in name.split("/")[:-1] if part)
 
 
-def tree_of(paths: Sequence[Path], order: Sequence[int]) -> Tree:
+def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> Tree:
     """Return the tree of scopes. A scope of one part gives way to that part, and a large one is split into groups.
 
     Args:
         paths: scopes of each vertex.
         order: vertices that are drawn, each after those that it reads.
+        label: names a vertex, for the names of groups.
     """
     whole = Tree()
     known: dict[Path, int] = {(): ROOT}
@@ -107,7 +114,7 @@ def tree_of(paths: Sequence[Path], order: Sequence[int]) -> Tree:
             if path[:depth] not in known:
                 known[path[:depth]] = whole.add(path[depth - 1], known[path[: depth - 1]])
         whole.home.append(known[path])
-    return _grouped(_lean(whole, order), order)
+    return _grouped(_lean(whole, order), order, label)
 
 
 def _lean(tree: Tree, order: Sequence[int]) -> Tree:
@@ -131,7 +138,7 @@ def _lean(tree: Tree, order: Sequence[int]) -> Tree:
     return lean
 
 
-def _grouped(tree: Tree, order: Sequence[int]) -> Tree:
+def _grouped(tree: Tree, order: Sequence[int], label: Label) -> Tree:
     """Return the tree with at most `MOST` parts in each scope; groups stand for parts that follow each other."""
     parts = tree.parts(order)
     if all(len(inside) <= MOST for inside in parts.values()):
@@ -146,7 +153,7 @@ def _grouped(tree: Tree, order: Sequence[int]) -> Tree:
         while level:
             at, inside = level.pop()
             if len(inside) > MOST:
-                level += [(split.add(_between(tree, chunk), at), chunk) for chunk in _chunks(inside)]
+                level += [(split.add(_between(tree, chunk, label), at), chunk) for chunk in _chunks(inside)]
                 continue
             for part in inside:
                 if part >= number:
@@ -168,8 +175,8 @@ def _chunks(inside: Sequence[int]) -> list[Sequence[int]]:
     return [inside[start:end] for start, end in pairwise(ends)]
 
 
-def _between(tree: Tree, chunk: Sequence[int]) -> str:
-    """Return the name of a group: numbers or names of its first and last part."""
+def _between(tree: Tree, chunk: Sequence[int], label: Label) -> str:
+    """Return the name of a group: those of its first and last part, "Conv_12 to Relu_60"."""
     number = len(tree.home)
-    ends = (f"#{part}" if part < number else tree.names[part - number] for part in (chunk[0], chunk[-1]))
-    return " … ".join(ends)
+    ends = (label(part) if part < number else tree.names[part - number] for part in (chunk[0], chunk[-1]))
+    return " to ".join(cut(end, _LABEL) for end in ends)

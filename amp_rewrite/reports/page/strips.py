@@ -62,8 +62,24 @@ def strips_figure(a: str, b: str, runs: Sequence[Run], summary: str) -> Figure:
     return Figure("strips", "Both models", lead, drawing, data, notebook=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Places of changes in the graphs of a page.
+
+    Attributes:
+        figure: name of the figure that holds the graphs.
+        at: number of the graph and vertex of each change; None for one that no graph shows.
+    """
+
+    figure: str
+    at: Sequence[tuple[int, int] | None] = ()
+
+
 def changes_figure(
-    changes: Sequence[Mapping[str, str]], counts: Mapping[str, int], settings: Sequence[tuple[str, str, str]] = ()
+    changes: Sequence[Mapping[str, str]],
+    counts: Mapping[str, int],
+    settings: Sequence[tuple[str, str, str]] = (),
+    places: Places | None = None,
 ) -> Figure:
     """Return the ops that changed as a table, the kinds of difference counted.
 
@@ -71,6 +87,7 @@ def changes_figure(
         changes: kind, title, op, types and why of each difference.
         counts: number of differences of each kind.
         settings: name, value in A and value in B of settings that differ.
+        places: where the changes stand in graphs, to which the rows of the table then lead.
     """
     shown = changes[:_ROWS]
     head = ("change", "op", "type", "dtype", "why")
@@ -80,10 +97,14 @@ def changes_figure(
     lead = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n) or "No difference"
     lead += "." if len(shown) == len(changes) else f". The table holds the first {_ROWS}."
     opened = len(shown) <= _OPEN
+    each = table(head, cells)
+    if places is not None:
+        each.set("data-board", f"{places.figure}-board")
+        _lead(each, places.at)
     parts = [
         element("h3", "By type", class_="part"),
         table(("change", "type", "dtype", "number"), sums[:_ROWS], right=1),
-        element("details", element("summary", "Each op"), table(head, cells), **({"open": ""} if opened else {})),
+        element("details", element("summary", "Each op"), each, **({"open": ""} if opened else {})),
     ]
     stated = [element("h3", "Settings", class_="part"), table(("setting", "A", "B"), settings)] if settings else []
     drawing = element("div", *(parts if changes else []), *stated)
@@ -95,6 +116,14 @@ def changes_figure(
         "in_all": len(changes),
     }
     return Figure("changes", "Differences", lead, drawing, data)
+
+
+def _lead(drawn: Element, places: Sequence[tuple[int, int] | None]) -> None:
+    """Tell the rows of a table which vertex they are about; the script makes links of their names."""
+    for row, at in zip(drawn.iterfind("table/tbody/tr"), places, strict=False):
+        if at is not None:
+            row.set("data-at", f"{at[0]} {at[1]}")
+            row[1].set("data-op", "")
 
 
 @dataclass(frozen=True, slots=True)

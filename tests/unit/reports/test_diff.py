@@ -18,7 +18,8 @@ from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.reports.delta import KINDS, CastChange, Change, Delta
+from amp_rewrite.reports.change import CastChange, Change
+from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.match import common, match
 from amp_rewrite.reports.report import Report

@@ -1,0 +1,46 @@
+const svgName = "http://www.w3.org/2000/svg";
+
+/** Return an element with attributes and children; texts are never markup. */
+function make(tag, attributes, ...children) {
+  const inSvg = /^(svg|g|rect|path|text|title|circle)$/.test(tag);
+  const made = inSvg ? document.createElementNS(svgName, tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+const button = (text, title, act) => make("button", { title, "aria-label": title, onclick: act }, text);
+
+const plural = (number, one, many) => `${number} ${number === 1 ? one : many || one + "s"}`;
+
+function bytes(number) {
+  let unit = "B";
+  for (const next of ["kB", "MB", "GB", "TB"]) if (number >= 1000) { number /= 1000; unit = next; }
+  return `${unit === "B" ? number : number.toFixed(1)} ${unit}`;
+}
+
+const LOW_TYPE = /^b?float(16|8.*)$/, HIGH_TYPE = /^(float|double)/;
+const shortType = (type) => type.replace("bfloat", "bf").replace("float", "f").replace("uint", "u").replace("int", "i");
+
+/** Return the columns that a text takes: two for wide characters. */
+const wide = (c) => (c.codePointAt(0) >= 0x1100 && !GLYPHS.includes(c) ? 2 : 1);
+const taken = (text) => [...text.slice(0, 200)].reduce((n, c) => n + wide(c), 0);
+const GLYPHS = "▼▲◆≠▸▾…";
+
+/** Return a text cut by columns, and never within a character. */
+function cut(text, most) {
+  if (taken(text) <= most) return text;
+  let kept = "", room = most - 1;
+  for (const c of text) { if ((room -= wide(c)) < 0) break; kept += c; }
+  return `${kept}…`;
+}
+
+/** Return a table in a box that scrolls. */
+function tableOf(name, head, rows, more) {
+  const heads = head.map((title) => make("th", { scope: "col" }, title));
+  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name },
+    make("table", { class: "table" }, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows)), more);
+}

@@ -1,0 +1,95 @@
+/** What stands beside a graph: an op with what changed, its reasons, inputs and readers; or Casts. */
+class Details {
+  constructor(view) {
+    this.view = view;
+    this.box = make("aside", { class: "details", "aria-label": "Details", tabindex: "-1" });
+    this.box.addEventListener("keydown", (event) => { if (event.key === "Escape") { view.board.close(); view.back(); } });
+    this.clear();
+  }
+  say(text) { this.view.board.said.textContent = text; }
+  clear(words) {
+    const { linked } = this.view.board, more = linked ? " The other graph shows it, too. n goes to the next change." : "";
+    const keys = `Choose an op to see why it has its type.${more} Keys: arrows move, Enter opens, Escape closes, / searches, c goes to the next Cast, + − 0 zoom. Drag to move, Ctrl and the wheel zoom.`;
+    const hint = words || (this.view.at ? "Choose an op in one of the graphs." : keys);
+    this.box.replaceChildren(make("p", { class: "hint" }, hint));
+    const had = this.view.chosen !== null;
+    this.view.chosen = null;
+    this.view.mark();
+    return had;
+  }
+  link(v, text) {
+    const { M } = this.view;
+    return make("button", { class: "link", onclick: () => this.view.goTo(v) }, text || M.nameOf(v).trim() || M.label(v));
+  }
+  fill(title, ...children) {
+    const { view } = this;
+    const closer = make("button", { class: "close", "aria-label": "Close details", onclick: () => { view.board.close(); view.back(); } }, "×");
+    this.box.replaceChildren(closer, make("h3", { tabindex: "-1" }, title), ...children);
+    this.box.scrollTop = 0;
+  }
+  reasonOf(v) {
+    const { M } = this.view, word = (column) => M.word(column, v), rule = word("rule"), note = word("note"), entry = word("entry");
+    const item = make("li", {}, make("b", {}, word("op")), " ", this.link(v), ` is ${word("dtype")}`);
+    if (word("variables")) item.append(` (${word("variables")})`);
+    if (!rule) {
+      item.append(LOW_TYPE.test(word("dtype")) ? " in the model" : HIGH_TYPE.test(word("dtype")) ? " in the model; nothing decided about it" : ": it computes no floats");
+      return item;
+    }
+    item.append(": ", make("code", {}, rule), make("br"), M.rules[rule].words + (note ? `: ${note}` : ""));
+    if (M.rules[rule].page) item.append(make("br"), make("code", {}, `amp-rewrite rule ${rule}`), " says more");
+    if (entry) item.append(make("br"), make("span", { class: "entry" }, entry));
+    return item;
+  }
+  showOp(v) {
+    const { view } = this, { M } = view, { G, ops, rows } = M;
+    view.chosen = v;
+    view.mark();
+    const list = make("dl", {});
+    const fact = (name, ...values) => list.append(make("dt", {}, name), make("dd", {}, ...values));
+    const changes = M.changes.get(v) || [];
+    if (changes.length) fact("changed", make("ul", { class: "changes" }, ...changes.map((c) => make("li", {}, M.changeWords(c)))));
+    else if (view.board.linked) fact("changed", G.link[v] >= 0 ? "nothing: the same in both models" : "not compared: copies, constants and unread ops do not count");
+    fact("name", M.nameOf(v));
+    fact("type", M.word("variables", v) || M.word("dtype", v));
+    if (v < rows && (!G.inventory || !changes.length)) {
+      const steps = make("ol", { class: "reasons" }), seen = new Set();
+      for (let at = v; at >= 0 && !seen.has(at); at = ops.because[at]) { seen.add(at); steps.append(this.reasonOf(at)); }
+      fact("why", steps);
+    }
+    if (G.flops && G.flops[v]) fact("FLOPs", G.flops[v].toLocaleString("en"));
+    if (G.errors && G.errors[v] !== null && v < rows) fact("error share", `${(100 * G.errors[v]).toPrecision(3)} %`);
+    const split = (text) => (text ? text.split(", ") : []);
+    const inputs = make("ul", {}), read = split(M.word("inputs", v));
+    for (let i = 0; i < Math.max(read.length, ops.reads[v].length); i++) {
+      const made = ops.reads[v][i], from = made >= 0 ? this.link(made) : read[i] ? "a weight or constant" : "left out";
+      const item = make("li", {}, make("code", {}, read[i] || "–"), " ", from);
+      for (const c of (made >= 0 && M.castsOn.get(made * M.number + v)) || []) item.append(" ", this.castText(M.casts[c]));
+      inputs.append(item);
+    }
+    if (inputs.firstChild) fact("inputs", inputs);
+    const made = split(M.word("outputs", v));
+    if (made.length) fact("outputs", make("code", {}, made.join(", ")));
+    const by = [...new Set(M.readers[v] || [])];
+    if (by.length) {
+      const items = by.slice(0, 12).map((r) => make("li", {}, make("b", {}, M.word("op", r)), " ", this.link(r)));
+      if (by.length > 12) items.push(make("li", {}, `and ${by.length - 12} more`));
+      fact("read by", make("ul", {}, ...items));
+    }
+    this.fill(M.label(v), list);
+    this.say(M.describe(v));
+  }
+  castText(cast) {
+    return make("span", { class: "casttext" }, (cast.sign ? "only here: " : "") + this.view.M.casting(cast));
+  }
+  showCasts(which) {
+    const { casts, words } = this.view.M;
+    const items = which.map((c) => {
+      const cast = casts[c];
+      const item = make("li", {}, make("code", {}, cast.value), make("br"), this.castText(cast), ` · ${cast.origin} · ${plural(cast.readers, "reader")}`, make("br"), words[cast.why]);
+      if (cast.edges.length) item.append(make("br"), "from ", this.link(cast.edges[0]), " to ", this.link(cast.edges[1]));
+      return item;
+    });
+    this.fill(which.length > 1 ? `${which.length} Casts` : "Cast", make("ul", { class: "castlist" }, ...items));
+    this.say(`Cast ${casts[which[0]].from} to ${casts[which[0]].to} of ${casts[which[0]].value}`);
+  }
+}

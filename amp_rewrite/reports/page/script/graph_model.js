@@ -1,0 +1,200 @@
+/** Kinds of change, each with its sign and its color. */
+const CHANGES = [
+  ["lowered", "▼", "low"], ["raised", "▲", "high"], ["retyped", "◆", "rule3"], ["attribute", "≠", "rule2"],
+  ["added", "+", "only"], ["removed", "−", "only"],
+];
+const CHANGE_WORDS = { attribute: "other attributes", added: "only here: added", removed: "only here: removed" };
+const MOST_RULES = 7;
+const ERROR_STEPS = [0, 0.01, 0.05, 0.2];
+
+/** A graph's columns, made navigable. Parts are vertices by number, and scopes after them. */
+class GraphModel {
+  constructor(G) {
+    this.G = G;
+    Object.assign(this, { ops: G.ops, scopes: G.scopes, casts: G.casts, words: G.words, rules: G.rules, rows: G.rows });
+    const { ops, scopes } = G, number = (this.number = ops.op.length);
+    this.parts = scopes.name.map(() => []);
+    for (let v = 0; v < number; v++) if (this.drawn(v)) this.parts[ops.scope[v]].push(v);
+    for (let s = 1; s < scopes.name.length; s++) if (scopes.place[2 * s] >= 0) this.parts[scopes.parent[s]].push(number + s);
+    for (const inside of this.parts) inside.sort((a, b) => this.layerOf(a) - this.layerOf(b) || this.orderOf(a) - this.orderOf(b));
+    this.readers = Array.from({ length: number }, () => null);
+    ops.reads.forEach((reads, v) => reads.forEach((made) => {
+      if (made >= 0) (this.readers[made] || (this.readers[made] = [])).push(v);
+    }));
+    this.castsOn = new Map();
+    G.casts.forEach((cast, c) => {
+      for (let i = 0; i < cast.edges.length; i += 2) {
+        const key = cast.edges[i] * number + cast.edges[i + 1];
+        if (this.castsOn.has(key)) this.castsOn.get(key).push(c); else this.castsOn.set(key, [c]);
+      }
+    });
+    this.changes = new Map();
+    if (G.changes) G.changes.vertex.forEach((v, c) => (this.changes.get(v) || this.changes.set(v, []).get(v)).push(c));
+    this.changedIn = scopes.name.map(() => 0);
+    for (const v of this.changes.keys()) if (this.drawn(v)) this.changedIn[ops.scope[v]]++;
+    for (let s = scopes.name.length - 1; s > 0; s--) this.changedIn[scopes.parent[s]] += this.changedIn[s];
+    this.modes = this.coloring();
+    this.open = new Set([0]);
+    this.top = new Int32Array(scopes.name.length);
+    this.color(Object.keys(this.modes)[0]);
+  }
+  word(column, v) { return this.words[this.ops[column][v]]; }
+  nameOf(v) { return this.words[this.ops.prefix[v]] + this.ops.name[v]; }
+  drawn(v) { return this.ops.place[2 * v] >= 0; }
+  layerOf(p) { return p < this.number ? this.ops.place[2 * p] : this.scopes.place[2 * (p - this.number)]; }
+  orderOf(p) { return p < this.number ? this.ops.place[2 * p + 1] : this.scopes.place[2 * (p - this.number) + 1]; }
+  scopeOf(p) { return p < this.number ? this.ops.scope[p] : this.scopes.parent[p - this.number]; }
+  isOpen(p) { return p >= this.number && this.open.has(p - this.number); }
+  /** Return a part, and the scopes around it from within. */
+  chain(p) { const all = [p]; for (let s = this.scopeOf(p); s >= 0; s = this.scopes.parent[s]) all.push(this.number + s); return all; }
+
+  // -- words ---------------------------------------------------------------------------------------
+  label(p) { return p < this.number ? this.word("op", p) : this.scopes.name[p - this.number]; }
+  /** Return the sign of a vertex's first change; an empty text for one that did not change. */
+  sign(p) {
+    const at = p < this.number ? this.changeOf(p) : CHANGES.length;
+    return at < CHANGES.length ? CHANGES[at][1] : "";
+  }
+  below(p) {
+    if (p >= this.number) {
+      const changed = this.changedIn[p - this.number];
+      return plural(this.size(p - this.number), "op") + (changed ? ` · ${changed} changed` : "");
+    }
+    return this.ops.name[p] === this.label(p) ? "" : this.ops.name[p];
+  }
+  describe(p) {
+    if (p >= this.number) return `scope ${this.label(p)}, ${this.below(p)}, ${this.isOpen(p) ? "unfolded" : "folded"}`;
+    const rule = this.word("rule", p), changes = (this.changes.get(p) || []).map((c) => this.changeWords(c));
+    return [`${this.label(p)} ${this.nameOf(p)}`, this.word("dtype", p), rule, ...changes].filter(Boolean).join(", ");
+  }
+  /** Return a change in words: "lowered: float32 → float16 (T)". */
+  changeWords(c) {
+    const { kind, of, before, after } = this.G.changes, word = (column) => this.words[column[c]];
+    const types = [word(before), word(after)].filter(Boolean).join(" → ");
+    return `${word(kind)}: ${types}${word(of) ? ` (${word(of)})` : ""}`;
+  }
+  casting(cast) { return `${cast.from} → ${cast.to}${cast.bytes !== undefined ? `, ${bytes(cast.bytes)} moved` : ", size unknown"}`; }
+
+  // -- colors --------------------------------------------------------------------------------------
+  /** Return the position of a vertex's first kind of change among all kinds; their number if there is none. */
+  changeOf(v) {
+    const first = this.changes.get(v);
+    return first ? CHANGES.findIndex(([kind]) => kind === this.words[this.G.changes.kind[first[0]]]) : CHANGES.length;
+  }
+  /** Return the ways to color vertices: a class for each, names of the classes, and their colors. */
+  coloring() {
+    const { G, ops, words } = this, modes = {};
+    if (G.changes) modes.change = {
+      title: "change",
+      of: (v) => this.changeOf(v),
+      names: [...CHANGES.map(([kind, sign]) => `${sign} ${CHANGE_WORDS[kind] || kind}`), "unchanged"],
+      colors: [...CHANGES.map(([, , color]) => color), "muted"],
+      ports: true,
+    };
+    modes.type = {
+      title: "element type",
+      of: (v) => ops.side[v],
+      names: [[...new Set(ops.dtype)].map((w) => words[w]).filter((w) => LOW_TYPE.test(w)).join(", ") || "low", "float32 and wider", "no floats"],
+      colors: ["low", "high", "muted"],
+    };
+    const numbers = new Map();
+    for (let v = 0; v < G.rows; v++) if (ops.rule[v]) numbers.set(ops.rule[v], (numbers.get(ops.rule[v]) || 0) + 1);
+    const frequent = [...numbers].sort((a, b) => b[1] - a[1]).map(([rule]) => rule), named = [...Array(MOST_RULES).keys()];
+    if (frequent.length) modes.rule = {
+      title: "rule",
+      of: (v) => { const at = ops.rule[v] ? frequent.indexOf(ops.rule[v]) : -1; return at < 0 ? MOST_RULES + 1 : Math.min(at, MOST_RULES); },
+      names: named.map((i) => (frequent[i] ? words[frequent[i]] : null)).concat([frequent.length > MOST_RULES ? "other rules" : null, "no rule"]),
+      colors: named.map((i) => `rule${i}`).concat(["rule7", "muted"]),
+    };
+    if (G.errors) modes.error = {
+      title: "error share",
+      of: (v) => { const e = v < G.rows ? G.errors[v] : null; return e === null || e === undefined ? 4 : ERROR_STEPS.findLastIndex((s) => e >= s); },
+      names: ["below 1 %", "1 to 5 %", "5 to 20 %", "20 % or more", "not measured"],
+      colors: ["error0", "error1", "error2", "error3", "muted"],
+    };
+    return modes;
+  }
+  /** Color by a mode; one that this graph lacks leaves it as it is. */
+  color(name) {
+    const mode = (this.mode = this.modes[name] || this.mode), { ops, scopes, number } = this;
+    this.classes = new Uint8Array(number);
+    this.shares = scopes.name.map(() => new Array(mode.names.length).fill(0));
+    this.sizes = scopes.name.map(() => 0);
+    for (let v = 0; v < number; v++) {
+      this.classes[v] = mode.of(v);
+      if (!this.drawn(v)) continue;
+      if (v < this.rows) this.sizes[ops.scope[v]]++;
+      if (v < this.rows || mode.ports) this.shares[ops.scope[v]][this.classes[v]]++;
+    }
+    for (let s = scopes.name.length - 1; s > 0; s--) {
+      this.sizes[scopes.parent[s]] += this.sizes[s];
+      this.shares[s].forEach((n, i) => { this.shares[scopes.parent[s]][i] += n; });
+    }
+  }
+  size(s) { return this.sizes[s]; }
+
+  // -- folding -------------------------------------------------------------------------------------
+  fold() {
+    this.top[0] = -1;
+    for (let s = 1; s < this.top.length; s++) {
+      const above = this.top[this.scopes.parent[s]];
+      this.top[s] = above !== -1 ? above : this.open.has(s) ? -1 : s;
+    }
+  }
+  shownAs(v) { const top = this.top[this.ops.scope[v]]; return top === -1 ? v : this.number + top; }
+  /** Open the scopes around a vertex; return true if some were folded. */
+  openAround(v) {
+    let changed = false;
+    for (let s = this.ops.scope[v]; s > 0; s = this.scopes.parent[s]) if (!this.open.has(s)) { this.open.add(s); changed = true; }
+    return changed;
+  }
+  /** Unfold while the drawing stays small: small scopes first, and equal ones beside each other together.
+   * `wanted` says which scopes; at least eight parts are shown where there are as many. */
+  unfoldUpTo(most, wanted = () => true) {
+    const { number } = this, within = (p) => this.parts[p - number];
+    let shown = 0, closed = [];
+    const add = (parts) => { shown += parts.length; closed.push(...parts.filter((p) => p >= number && wanted(p - number))); };
+    const waiting = [number];
+    while (waiting.length) { // what is open now
+      const inside = within(waiting.pop());
+      waiting.push(...inside.filter((p) => this.isOpen(p)));
+      add(inside.filter((p) => !this.isOpen(p)));
+    }
+    while (closed.length) {
+      const least = closed.reduce((a, b) => (within(b).length < within(a).length ? b : a));
+      const alike = closed.filter((p) => this.scopeOf(p) === this.scopeOf(least) && within(p).length === within(least).length);
+      const more = alike.reduce((n, p) => n + within(p).length, 0);
+      if (shown > 8 && shown + more > most) break;
+      closed = closed.filter((p) => !alike.includes(p));
+      for (const p of alike) { this.open.add(p - number); add(within(p)); }
+    }
+  }
+  /** Fold all scopes, or unfold them from outside up to so many parts; return true if that opens all. */
+  openAll(unfold, most) {
+    this.open.clear();
+    this.open.add(0);
+    if (!unfold) return true;
+    let shown = this.parts[0].length, s = 1;
+    for (; s < this.top.length && shown < most; s++) if (this.open.has(this.scopes.parent[s])) { this.open.add(s); shown += this.parts[s].length; }
+    return shown < most;
+  }
+  /** Return the edges between the parts that are shown, with the Casts on them. */
+  edgesShown() {
+    const shown = new Map(), { number } = this;
+    for (let v = 0; v < number; v++) {
+      if (!this.drawn(v)) continue;
+      const reader = this.shownAs(v);
+      for (const made of this.ops.reads[v]) {
+        if (made < 0 || !this.drawn(made)) continue;
+        const source = this.shownAs(made);
+        if (source === reader) continue;
+        const key = source * (number + this.top.length) + reader;
+        let edge = shown.get(key);
+        if (!edge) shown.set(key, (edge = { source, reader, n: 0, casts: new Set() }));
+        edge.n++;
+        for (const c of this.castsOn.get(made * number + v) || []) edge.casts.add(c);
+      }
+    }
+    return [...shown.values()];
+  }
+}

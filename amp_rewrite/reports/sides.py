@@ -1,0 +1,93 @@
+"""Both models of a difference, op by op: which belong together, and what changed about each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from amp_rewrite.reports.change import CastChange, Change
+from amp_rewrite.reports.rows import ReportData
+
+if TYPE_CHECKING:
+    from amp_rewrite.ir.view import View
+
+Pairs = Sequence[tuple[int, int]]
+"""Positions in A and in B of what is the same."""
+
+
+class PlacedChange(NamedTuple):
+    """A change, and the vertices that it is about: rows, then inputs, then outputs; None on a side that lacks it."""
+
+    change: Change
+    a: int | None
+    b: int | None
+
+
+class PlacedCast(NamedTuple):
+    """A Cast that only one model has, and its position among the Casts of that model's report."""
+
+    change: CastChange
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Rows, inputs and outputs that are the same in A and in B."""
+
+    rows: Pairs
+    inputs: Pairs = ()
+    outputs: Pairs = ()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Sides:
+    """Both models of a difference.
+
+    Attributes:
+        reports: those of A and B.
+        views: their models, where they are at hand.
+        matches: what is the same in both.
+        changes: all changes, where they stand.
+        casts: Casts that only one of the two has.
+    """
+
+    reports: tuple[ReportData, ReportData]
+    views: tuple[View | None, View | None]
+    matches: Matches
+    changes: Sequence[PlacedChange] = ()
+    casts: Sequence[PlacedCast] = field(default=())
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """Yield the vertices that are the same: rows, then inputs, then outputs of the models."""
+        yield from self.matches.rows
+        bases = tuple(len(report.rows) for report in self.reports)
+        for pairs, ports in ((self.matches.inputs, "inputs"), (self.matches.outputs, "outputs")):
+            yield from ((bases[0] + i, bases[1] + j) for i, j in pairs)
+            bases = tuple(base + len(getattr(report, ports)) for base, report in zip(bases, self.reports, strict=True))
+
+    def changed(self, side: int) -> Mapping[int, Sequence[Change]]:
+        """Return the changes by vertex of one side: 0 for A, 1 for B."""
+        found: dict[int, list[Change]] = {}
+        for placed in self.changes:
+            vertex = (placed.a, placed.b)[side]
+            if vertex is not None:
+                found.setdefault(vertex, []).append(placed.change)
+        return found
+
+    def signs(self, side: int) -> Mapping[int, str]:
+        """Return the signs of the Casts that only one side has, by position: 0 for A, 1 for B."""
+        sign = "-+"[side]
+        return {cast.place: sign for cast in self.casts if cast.change.sign == sign}
+
+    def places(self, kinds: Sequence[str]) -> list[tuple[int, int] | None]:
+        """Return side and vertex of each change, by kind, then those of Casts; None for a Cast of a weight."""
+        by_kind = [placed for kind in kinds for placed in self.changes if placed.change.kind == kind]
+        found: list[tuple[int, int] | None] = []
+        for placed in by_kind:
+            found.append((1, placed.b) if placed.b is not None else (0, placed.a) if placed.a is not None else None)
+        for cast in self.casts:
+            side = "-+".index(cast.change.sign)
+            after = self.reports[side].casts[cast.place].after
+            found.append((side, after) if after >= 0 else None)
+        return found
