@@ -209,8 +209,8 @@ class Model:
         Args:
             path: the file to write.
             overwrite: True to replace an existing file.
-            external_data: write weights to `<stem>.<hash>.data` beside it, or to a file of the name given, with "_1",
-                "_2" … after it for further ones; None: when they are more than 1.5 GB.
+            external_data: write weights to `<stem>.<hash>.data` beside it, or to a file of the name given, which has a suffix,
+                with "_1", "_2" … after it for further ones; None: when they are more than 1.5 GB.
             shard_size: the size of a data file from which another one begins, such as "5GB"; "source": as many as the
                 source has. Either asks for external data.
             resume: keep finished data files if saving fails, and take up those that an earlier attempt left.
@@ -218,7 +218,7 @@ class Model:
 
         Raises:
             ModelError: the file cannot be written, or exists; or weights of the model are read from it.
-            PolicyError: `shard_size` is not a size.
+            PolicyError: `shard_size` is not a size, or `external_data` not the name of a file.
         """
         if not isinstance(path, (str, os.PathLike)):
             raise ModelError(f"cannot write a model to {type(path).__qualname__}; give a path")

@@ -19,7 +19,7 @@ from typing import BinaryIO, TypeVar
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto
 
-from amp_rewrite.errors import ModelError, spelled
+from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files import wire
 from amp_rewrite.files.layout import LARGEST_SHAPE, DataFile, Layout, Placed, Replace, located, shard_bytes
 from amp_rewrite.files.parts import Parts
@@ -66,9 +66,12 @@ class Saving:
 
     @classmethod
     def of(cls, path: Path, read: Path | None, nbytes: int, asked: SaveOptions) -> Saving:
-        """Return how a model of `nbytes` is written. ModelError for external data that cannot be called so."""
+        """Return how a model of `nbytes` is written. ModelError or PolicyError for a name that no file of weights can have."""
         shard = None if asked.shard_size is None else shard_bytes(asked.shard_size)
         name = asked.external_data if isinstance(asked.external_data, str) else ""
+        if name and "." not in name:  # "no" or "false" must not become a file
+            fix = "give True, False, or the name of a file with its suffix, such as 'weights.data'"
+            raise PolicyError(f"external_data={name!r} is str; {fix}")
         if name and (Path(name).name != name or name in (path.name, ".", "..") or "\0" in name or "\\" in name):
             raise ModelError(f"{name!r} is not a name for the weights of {path}; give the plain name of another file")
         large = shard is not None or nbytes > LARGEST_INLINE
