@@ -209,8 +209,8 @@ class Model:
         Args:
             path: the file to write.
             overwrite: True to replace an existing file.
-            external_data: write weights to `<stem>.<hash>.data` beside it, or to a file of the name given, which has a suffix,
-                with "_1", "_2" … after it for further ones; None: when they are more than 1.5 GB.
+            external_data: write weights to `<stem>.<hash>.data` beside it, or to a file of the name given, which has a
+                suffix, with "_1", "_2" … after it for further ones; None: when they are more than 1.5 GB.
             shard_size: the size of a data file from which another one begins, such as "5GB"; "source": as many as the
                 source has. Either asks for external data.
             resume: keep finished data files if saving fails, and take up those that an earlier attempt left.

@@ -103,9 +103,9 @@ def test_data_that_another_model_reads_is_never_replaced(tmp_path: Path, out: Pa
 
 def test_a_shard_ends_where_the_next_weight_would_not_fit(tmp_path: Path, out: Path) -> None:
     model = Model.load(net(tmp_path / "m.onnx"))
-    model.save(out / "m.onnx", external_data="w", shard_size=3 * UNIT)
-    assert names(out) == ["m.onnx", "w", "w_1"]
-    assert [(out / name).stat().st_size for name in ("w", "w_1")] == [3 * UNIT, 3 * UNIT]
+    model.save(out / "m.onnx", external_data="w.bin", shard_size=3 * UNIT)
+    assert names(out) == ["m.onnx", "w.bin", "w.bin_1"]
+    assert [(out / name).stat().st_size for name in ("w.bin", "w.bin_1")] == [3 * UNIT, 3 * UNIT]
     assert same(out / "m.onnx")
     model.save(out / "n.onnx", shard_size=1)
     assert len(list(out.glob("n.*.data"))) == 3
