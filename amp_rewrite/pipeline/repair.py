@@ -56,8 +56,8 @@ BUDGET = 100
 _GUESSES, _MORE = 3, 1.3
 """Choices of the prediction that are tried, and the least factor by which errors are then thought larger."""
 
-_SLACKS, _FEW = (1.02, 1.15), 5
-"""Room that a smaller choice leaves below the tolerance, and the trials after which none is tried any more."""
+_SPARINGS, _FEW = 5, 5
+"""Smaller choices that are considered, and the trials after which none is tried any more."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage ("calibrate", "predict", "own errors", "search" or "verify"), the work done, and its total."""
@@ -361,7 +361,7 @@ class _Repair:
                 if chosen is None:
                     break
                 if trials.passes(chosen.held):
-                    held = self._pruned(foresight, trials, chosen)
+                    held = self._pruned(foresight, trials, chosen, factor)
                     repaired = self._finished(sorted(held), regions, trials, reference)
                     if repaired.solved:
                         return repaired
@@ -371,15 +371,26 @@ class _Repair:
         trials.forget()
         return None
 
-    def _pruned(self, foresight: Foresight, trials: Trials, chosen: Foreseen) -> frozenset[int]:
-        """Return a choice that passes, without the regions that it can spare if a trial agrees."""
+    def _pruned(self, foresight: Foresight, trials: Trials, chosen: Foreseen, most: float) -> frozenset[int]:
+        """Return a choice that passes, without the regions that it can spare if trials agree.
+
+        Its own errors were smaller than thought, those of a choice that failed larger, by the factor `most`: the
+        geometric mean of both is what a smaller choice is given.
+        """
+        least = foresight.factor(chosen, worst_score(trials.verdicts[chosen.held], self.by), self.by)
         with suppress(BudgetSpent):
-            for slack in _SLACKS:
-                factor = foresight.factor(chosen, worst_score(trials.verdicts[chosen.held], self.by), self.by)
-                spared = foresight.pruned(chosen, self.by, slack * factor)
-                tried = spared.held in trials.verdicts
-                if (tried or len(trials.trail) < _FEW) and trials.passes(spared.held):
-                    chosen = spared
+            for _ in range(_SPARINGS):
+                middle = math.sqrt(least * most)
+                spared = foresight.pruned(chosen, self.by, middle)
+                if spared.held == chosen.held:
+                    most = middle
+                    continue
+                if spared.held not in trials.verdicts and len(trials.trail) >= _FEW:
+                    break
+                if trials.passes(spared.held):
+                    chosen, most = spared, middle
+                else:
+                    least = middle
         return chosen.held
 
     def _foresight(self, base: Coloring, trials: Trials) -> Foresight | None:
