@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.paint import paint
-from amp_rewrite.decide.coloring.state import PaintOptions
+from amp_rewrite.decide.coloring.state import PaintOptions, State
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
 from amp_rewrite.decide.hazards.quantized import quantized
 from amp_rewrite.decide.pin import Pin
@@ -29,6 +29,8 @@ from amp_rewrite.settings.options import Request
 
 if TYPE_CHECKING:
     from amp_rewrite.decide.placement.place import Placing
+    from amp_rewrite.decide.placement.tradeoff import Tradeoff
+    from amp_rewrite.runtime.roofline import Roof
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,22 @@ class Draft:
     def _unpinned(self) -> Coloring:
         return self._painted(())
 
+    def traded(self, pins: Sequence[Pin], roof: Roof) -> Tradeoff:
+        """Return the trade of time against digits on a GPU, with pins from data."""
+        from amp_rewrite.decide.placement.tradeoff import Tradeoff  # late: as for `placing`
+
+        trade = Tradeoff.of(self.view, roof, self.request.to, islands=self.request.placement.islands)
+        self._colored(pins, trade)
+        return trade
+
     def _painted(self, pins: Sequence[Pin]) -> Coloring:
+        coloring = self._colored(pins, self.placing)
+        findings = self.notes
+        if self.placing is not None and (self.placing.moved or self.request.placement.islands):
+            findings = (*findings, self.placing.finding)
+        return replace(coloring, findings=(*coloring.findings, *findings)) if findings else coloring
+
+    def _colored(self, pins: Sequence[Pin], place: Callable[[State], None] | None) -> Coloring:
         request = self.request
         options = PaintOptions(
             level=request.level,
@@ -128,11 +145,7 @@ class Draft:
             rescale=self.rescale,
         )
         hazards = replace(self.hazards, clusters=self.clusters) if pins else self.hazards
-        coloring = paint(self.view, request.lists, request.to, options, hazards, self.placing)
-        findings = self.notes
-        if self.placing is not None and (self.placing.moved or request.placement.islands):
-            findings = (*findings, self.placing.finding)
-        return replace(coloring, findings=(*coloring.findings, *findings)) if findings else coloring
+        return paint(self.view, request.lists, request.to, options, hazards, place)
 
     @cached_property
     def placing(self) -> Placing | None:

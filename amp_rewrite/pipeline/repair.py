@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -24,13 +25,14 @@ from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.vertices import Vertex
 from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, MetricName, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
-from amp_rewrite.evidence.search import minimal_set
+from amp_rewrite.evidence.search import BudgetSpent, minimal_set
 from amp_rewrite.evidence.trial import Step, Trial, Trials, worst_score
 from amp_rewrite.evidence.verdict import Verdict, plain_json
 from amp_rewrite.evidence.verify import EMULATED, Comparison, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight
 from amp_rewrite.pipeline.regions import Region, regions_of, suspicion
 from amp_rewrite.reports.evidence import FAILED, REPAIRED, SMOKE, VERIFIED, Evidence
 from amp_rewrite.reports.render import count
@@ -51,8 +53,14 @@ _ROUNDS = 8
 BUDGET = 100
 """Default bound on the trials of a search, which needs about 2 log2(n) where one op of n is to blame."""
 
+_GUESSES, _MORE = 3, 1.3
+"""Choices of the prediction that are tried, and the least factor by which errors are then thought larger."""
+
+_SPARINGS, _FEW = 5, 5
+"""Smaller choices that are considered, and the trials after which none is tried any more."""
+
 Progress = Callable[[str, int, int], None]
-"""Called with the stage ("calibrate", "own errors", "search", "verify"), the work done in it, and its total."""
+"""Called with the stage ("calibrate", "predict", "own errors", "search" or "verify"), the work done, and its total."""
 
 Array = NDArray[Any]
 
@@ -339,10 +347,72 @@ class _Repair:
             if plain.solved:
                 return plain
             trials.learn(frozenset(), plain.verdict)
+        foreseen = self._foreseen(base, trials, reference)
+        if foreseen is not None:
+            return foreseen
         low = finish(self.draft, base).result
         if trials.near(frozenset()):
             trials.learn(frozenset(), trials.trial.real(low))
         return self._searched(trials, self._regions(base, low, reference), reference)
+
+    def _foreseen(self, base: Coloring, trials: Trials, reference: Model) -> Repaired | None:
+        """Return the repair that the prediction finds and trials confirm; None if it finds none."""
+        foresight = None if self._half else self._foresight(base, trials)
+        if foresight is None:
+            return None
+        regions, by, plain = foresight.regions, self.by, foresight.painted(())
+        trials.paints = lambda held: foresight.painted(held).coloring
+        factor = max(1.0, foresight.factor(plain, worst_score(trials.verdicts[frozenset()], by), by))
+        with suppress(BudgetSpent):
+            for _ in range(_GUESSES):
+                chosen = foresight.cheapest(by, factor)
+                while chosen is not None and chosen.held in trials.verdicts:
+                    factor *= _MORE
+                    chosen = foresight.cheapest(by, factor)
+                if chosen is None:
+                    break
+                if trials.passes(chosen.held):
+                    held = self._pruned(foresight, trials, chosen, factor)
+                    repaired = self._finished(sorted(held), regions, trials, reference)
+                    if repaired.solved:
+                        return repaired
+                    break
+                measured = worst_score(trials.verdicts[chosen.held], by)
+                factor = max(_MORE * factor, foresight.factor(chosen, measured, by))
+        trials.forget()
+        return None
+
+    def _pruned(self, foresight: Foresight, trials: Trials, chosen: Foreseen, most: float) -> frozenset[int]:
+        """Return a choice that passes, without the regions that it can spare if trials agree.
+
+        Its own errors were smaller than thought, those of a choice that failed larger, by the factor `most`: the
+        geometric mean of both is what a smaller choice is given.
+        """
+        least = foresight.factor(chosen, worst_score(trials.verdicts[chosen.held], self.by), self.by)
+        with suppress(BudgetSpent):
+            for _ in range(_SPARINGS):
+                middle = math.sqrt(least * most)
+                spared = foresight.pruned(chosen, self.by, middle)
+                if spared.held == chosen.held:
+                    most = middle
+                    continue
+                if spared.held not in trials.verdicts and len(trials.trail) >= _FEW:
+                    break
+                if trials.passes(spared.held):
+                    chosen, most = spared, middle
+                else:
+                    least = middle
+        return chosen.held
+
+    def _foresight(self, base: Coloring, trials: Trials) -> Foresight | None:
+        trial = trials.trial
+        if trial.board is None:
+            return None
+        if self.progress:
+            self.progress("predict", 0, 1)
+        may = frozenset(vertex for vertex, paint in base.paints.items() if paint.dtype is base.to)
+        batches = trial.expected(MOST_BATCHES)
+        return Foresight.of(self.draft, self.guarded.pins, may, batches, (trial.board, trial.twin))
 
     def _searched(self, trials: Trials, regions: Sequence[Region], reference: Model) -> Repaired:
         """Search; again with a margin if the real model is not as near as its trial; in the end pin all."""

@@ -1,0 +1,181 @@
+"""Foresight: the cheapest choice of float32 ops whose predicted error meets a criterion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.pin import Pin
+from amp_rewrite.errors import GradientError, ModelError
+from amp_rewrite.evidence.data.feed import Batch
+from amp_rewrite.evidence.instrument.switchable import SwitchableModel
+from amp_rewrite.evidence.instrument.vertices import Vertex
+from amp_rewrite.evidence.metric import Criterion, worse
+from amp_rewrite.ir.view import OpId
+from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.regions import Region, regions_of
+from amp_rewrite.runtime.roofline import ROOFS, Roof
+from amp_rewrite.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from amp_rewrite.decide.placement.tradeoff import Loss, Tradeoff
+    from amp_rewrite.evidence.prediction.prediction import Prediction
+
+MOST_BATCHES = 4
+"""Batches of the data that are predicted; a trial confirms on all."""
+_LEAST, _MOST = -10, 16
+"""Powers of 4 that bound the price of an error: from none to all, in units of the time that float32 loses."""
+_REFINED = 2
+"""Halvings of the last factor of 4."""
+_CORRECTED, _HALVINGS = 5.0, 8
+"""Bound on the binary logarithm of a correction, and the steps to find it."""
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A choice: the regions that stay float32, its coloring, and its predicted squared errors."""
+
+    held: frozenset[int]
+    coloring: Coloring
+    energies: Any
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """A draft, guarded by `pins`, with the prediction of its errors."""
+
+    draft: Draft
+    pins: tuple[Pin, ...]
+    base: Coloring
+    prediction: Prediction
+    _seen: dict[frozenset[int], Foreseen] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        draft: Draft,
+        pins: tuple[Pin, ...],
+        may: Collection[Vertex],
+        batches: Sequence[tuple[Batch, Mapping[str, Any]]],
+        twin: tuple[SwitchableModel, Runner] | None,
+    ) -> Foresight | None:
+        """Return the foresight for batches with the reference's outputs; None if nothing can be predicted.
+
+        `twin`: runs the ops alone that no gradient tells of.
+        """
+        from amp_rewrite.evidence.prediction.alone import Alone  # late: gradients take long to import
+        from amp_rewrite.evidence.prediction.prediction import Asked, predict
+
+        asked = Asked(draft.view, may, draft.request.to, draft.hazards.saturate)
+        try:
+            prediction = predict(asked, batches, Alone(*twin) if twin is not None else None)
+        except (GradientError, ModelError):  # an opset before 12, no floating output, a gradient that does not open
+            return None
+        return cls(draft, pins, draft.paint(pins), prediction)
+
+    @cached_property
+    def regions(self) -> list[Region]:
+        """The regions that may be pinned, those with the largest predicted error first."""
+        names = {op.id: op.name for op in self.draft.view.ops}
+        errors = {names[op]: self._effect(op) for op in names}
+        found = [*regions_of(self.draft, self.base, errors, foreseen=True)]
+        return sorted(found, key=lambda region: (-region.error, region.ops))
+
+    def _effect(self, op: OpId) -> float:
+        error = self.prediction.error(self.prediction.alone(op))
+        return math.inf if math.isnan(error) else error
+
+    def painted(self, held: Collection[int]) -> Foreseen:
+        """Return the choice that holds these regions in float32."""
+        key = frozenset(held)
+        if key not in self._seen:
+            pins = (pin for i in sorted(key) for pin in self.regions[i].pins)
+            coloring = self.draft.paint((*self.pins, *pins))
+            self._seen[key] = Foreseen(key, coloring, self.prediction.under(coloring))
+        return self._seen[key]
+
+    def at(self, price: float) -> Foreseen:
+        """Return the choice of the least time + price · squared error; seconds for a squared error of 1."""
+        high = {op for op, _ in self._trade.high(self._losses, price)}
+        return self.painted([i for i, region in enumerate(self.regions) if not high.isdisjoint(region.ops)])
+
+    def cheapest(self, by: Criterion, factor: float = 1.0) -> Foreseen | None:
+        """Return the choice of the lowest price whose predicted error meets a criterion; None if none does.
+
+        `factor`: how much larger errors are than predicted.
+        """
+
+        def meets(exponent: float) -> bool:
+            score = self.prediction.score(self.at(self.unit * 4.0**exponent).energies * factor**2, by)
+            return by.passes(score)
+
+        low, high = float(_LEAST), float(_MOST)
+        if not meets(high):
+            return None
+        rounds = math.ceil(math.log2(high - low)) + _REFINED
+        for _ in range(rounds):
+            middle = (low + high) / 2
+            if meets(middle):
+                high = middle
+            else:
+                low = middle
+        return self.at(self.unit * 4.0**high)
+
+    def pruned(self, seen: Foreseen, by: Criterion, factor: float) -> Foreseen:
+        """Return a choice without the regions that it can spare, those of the least effect first."""
+        for region in sorted(seen.held, reverse=True):
+            less = self.painted(seen.held - {region})
+            if by.passes(self.prediction.score(less.energies * factor**2, by)):
+                seen = less
+        return seen
+
+    def factor(self, seen: Foreseen, score: float | None, by: Criterion) -> float:
+        """Return how much larger the errors of a choice are than predicted, by its measured score; 1 without one."""
+        if score is None or not math.isfinite(score) or not math.isfinite(self.prediction.score(seen.energies, by)):
+            return 1.0
+        low, high = -_CORRECTED, _CORRECTED
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            predicted = self.prediction.score(seen.energies * 4.0**middle, by)
+            low, high = (middle, high) if worse(by, score, predicted) else (low, middle)
+        return float(2.0**high)
+
+    @property
+    def unit(self) -> float:
+        """The price at which all errors together cost what float32 loses."""
+        total = sum(loss.error for loss in self._losses if math.isfinite(loss.error))
+        return self._trade.float32 / total if total else 1.0
+
+    def seconds(self, coloring: Coloring) -> float:
+        """Return the predicted time of a coloring, beyond that of all ops low without a Cast."""
+        return self._trade.seconds(coloring)
+
+    @property
+    def roof(self) -> Roof:
+        """The GPU whose time is predicted."""
+        return self.draft.request.placement.gpu or ROOFS["A100"]
+
+    @cached_property
+    def _trade(self) -> Tradeoff:
+        return self.draft.traded(self.pins, self.roof)
+
+    @cached_property
+    def _losses(self) -> list[Loss]:
+        from amp_rewrite.decide.placement.tradeoff import Loss
+
+        prediction = self.prediction
+        losses = []
+        for i, site in enumerate(prediction.sites.all):
+            error = prediction.of_site(i)
+            if site.op not in prediction.reasons and error:
+                losses.append(Loss(error, site.maker, site.reader))
+        for op in prediction.reasons:
+            vertex = next((v for v in sorted(prediction.sites.may) if v[0] == op), None)
+            error = float(prediction.alone(op).sum())
+            if vertex is not None and error:
+                losses.append(Loss(math.inf if math.isnan(error) else error, vertex, None))
+        return losses
