@@ -54,6 +54,7 @@ class DataParallelTrainer(Trainer):
         check_strategy(replicas)
         self.replicas = replicas
         super().__init__(step, **options)
+        self._number()
         self._check_same()
 
     def _open(self) -> Exchange:
@@ -76,13 +77,22 @@ class DataParallelTrainer(Trainer):
             path: a file that `save` wrote.
         """
         super().load(path)
+        self._number()
         self._check_same()
+
+    def _number(self) -> None:
+        """Tell the step the number of its replica, so that each replica draws other random numbers."""
+        name = next((v.input for v in self.step.state if v.name == "replica"), None)
+        if name is not None:
+            rank = np.array(self.replicas.rank, np.int64)
+            self._stepper.buffer.put(self._now.side, {**self.state, name: rank})
 
     def _check_same(self) -> None:
         """Wait for all replicas; raise TrainingError unless they have the same step and state."""
         digest = hashlib.sha256(self.step.model.proto.SerializeToString(deterministic=True))
-        for _, array in sorted(self._views().items()):
-            digest.update(array.tobytes())
+        own = {v.input for v in self.step.state if v.name == "replica"}
+        for name, array in sorted(self._views().items()):
+            digest.update(b"" if name in own else array.tobytes())
         bits = np.unpackbits(np.frombuffer(digest.digest(), np.uint8)).astype(np.float32)
         sums = self.replicas.total(bits)
         if ((sums != 0) & (sums != self.replicas.world)).any():  # true on all replicas or on none

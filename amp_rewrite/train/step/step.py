@@ -25,6 +25,7 @@ from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.gradients import backward
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.lowering.opset import for_gradients
+from amp_rewrite.train.lowering.random_numbers import initial_random_state, with_random_state
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.losses import Objective
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
@@ -176,6 +177,7 @@ def training_step(
     freeze: str | Sequence[str] = (),
     micro_batches: int = 1,
     training_mode: bool = False,
+    seed: int = 0,
     folder: str | Path | None = None,
     **painting: Unpack[Painting],
 ) -> TrainingStep:
@@ -200,6 +202,7 @@ def training_step(
         freeze: globs on initializers to leave as they are.
         micro_batches: runs per step.
         training_mode: train statistics and drop.
+        seed: of Dropout and random ops; equal seeds give equal bits.
         folder: where the external data of a ModelProto lies.
         **painting: lists, level, target, safety, keep, lower and gray_follows_allow of `convert`.
 
@@ -222,6 +225,8 @@ def training_step(
     rule, scale = _rule_and_scale(optimizer, loss_scale, policy)
     if not isinstance(micro_batches, int) or micro_batches < 1:
         raise TrainingError(f"micro_batches is {micro_batches!r}; use a whole number ≥ 1")
+    if not isinstance(seed, int) or seed < 0:
+        raise TrainingError(f"seed is {seed!r}; use a whole number ≥ 0")
     source = Model.load(model, folder=folder)
     at_opset, moved = for_gradients(source)
     aim = losses.objective(in_training(at_opset) if training_mode else at_opset, loss)
@@ -229,11 +234,13 @@ def training_step(
     choice = Choice(parameters, freeze, ModuleParameters.of(model, source))
     selection = trained(View.of(aim.model), aim.loss, choice)
     names = selection.names
-    ready, initial, buffers = with_inputs(with_one_row(aim.model, selection.one_row), aim.loss, names)
+    stateful, random = with_random_state(with_one_row(aim.model, selection.one_row))
+    ready, initial, buffers = with_inputs(stateful, aim.loss, names)
     b = Builder.of(ready)
     scaling = Scaling.of(b, scale)
     gradients = backward(b, {aim.loss: scaling.scale or b.scalar(1.0, DType.FLOAT)}, names)
-    update = append_update(b, initial, gradients, rule, scaling, ForwardPass(micro_batches, buffers))
+    draws = None if random is None else (random, initial_random_state(seed))
+    update = append_update(b, initial, gradients, rule, scaling, ForwardPass(micro_batches, buffers, draws))
     kept = (update.finite, update.applied, *(s.output for s in update.state))
     whole = with_outputs(b.model(), _declared(aim), kept)
     result, report = lowered(whole, policy, painting)

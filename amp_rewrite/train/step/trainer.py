@@ -89,7 +89,8 @@ class Steps(Protocol):
 
 
 class Trainer:
-    """A training step with its state. Steps are deterministic on a CPU: a resumed run gives the same bits.
+    """A training step with its state. Steps are deterministic on a CPU: a resumed run gives the same bits, also with
+    Dropout, whose random numbers are part of the state.
 
     The CPU provider computes most float16 ops in float32. So there a lowered step runs as its float32 twin with
     explicit rounding (`emulate`), and `emulated` is True. The state stays on the device, in two sets: a step reads one
