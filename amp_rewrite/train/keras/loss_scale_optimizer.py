@@ -12,6 +12,7 @@ Values are numpy arrays. A ValueError of TensorFlow is a `TrainingError` here, a
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ import numpy as np
 
 from amp_rewrite.deploy.session import process
 from amp_rewrite.errors import PolicyError, TrainingError
-from amp_rewrite.train.keras.optimizer import SCALE_KEYS, StatefulOptimizer
+from amp_rewrite.train.keras.optimizer import Followed, StatefulOptimizer
+from amp_rewrite.train.keras.saved_state import SCALE_KEYS, saved_state
 from amp_rewrite.train.keras.variables import GradsAndVars, Variable, differentiable, pairs_of
 from amp_rewrite.train.update import loss_scale as scales
 from amp_rewrite.train.update import optimizers
@@ -85,6 +87,18 @@ class LossScaleOptimizer(StatefulOptimizer):
             )
         vars(self).update(inner=inner, loss_scale=scale)
 
+    def follow(self, training: Followed, iterations: int) -> None:
+        """Show the state of a training, as the inner optimizer does; its trainer keeps the loss scale up to date."""
+        self.inner.follow(training, iterations)
+
+    def slots(self) -> dict[str, dict[str, Array]]:
+        """Return the slots of the inner optimizer."""
+        return self.inner.slots()
+
+    def set_state(self, iterations: int, slots: dict[str, dict[str, Array]]) -> None:
+        """Set step count and slots of the inner optimizer."""
+        self.inner.set_state(iterations, slots)
+
     # Other attributes belong to the inner optimizer.
     def __getattr__(self, name: str) -> Any:
         if "inner" not in vars(self):
@@ -142,12 +156,13 @@ class LossScaleOptimizer(StatefulOptimizer):
             saved.update(zip(SCALE_KEYS, values, strict=True))
         return saved
 
-    def restore(self, saved: Mapping[str, Array]) -> None:
+    def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
         """Restore a checkpoint; a dynamic scale that it lacks starts from its initial state.
 
         Args:
-            saved: the result of `checkpoint`.
+            saved: the result of `checkpoint`, or a file of `Trainer.save`.
         """
+        saved = saved_state(saved)
         scale = self.loss_scale
         state = _scale_state(saved, scale) if isinstance(scale, DynamicLossScale) else None
         self.inner.restore(saved)

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.train.keras.saved_state import SCALE_KEYS, saved_state
 from amp_rewrite.train.keras.variables import GradsAndVars, Variable, differentiable, pairs_of
 from amp_rewrite.train.update import optimizers
 from amp_rewrite.train.update.loss_scale import Array, Gradient, serialize
 
-SCALE_KEYS = ("loss_scale/current_loss_scale", "loss_scale/good_steps")
-"""Paths of a dynamic loss scale's state in a checkpoint."""
+
+class Followed(Protocol):
+    """A training whose optimizer this is: a `Trainer` that runs the optimizer as part of its step."""
+
+    def optimizer_slots(self) -> dict[str, dict[str, Array]]:
+        """Return copies of the slots by variable."""
+
+    def set_optimizer_state(self, iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> None:
+        """Continue from another step count and other slots."""
 
 
 class StatefulOptimizer:
     """An optimizer with its slots and step count, as in Keras: one object that changes variables.
 
-    Variables are identified by name. Hyperparameters are settable attributes (`lr` is `learning_rate`).
+    Variables are identified by name. Hyperparameters are settable attributes (`lr` is `learning_rate`). An optimizer
+    given to `training_step` brings its step count and slots, and shows those of the `Trainer` afterwards; a learning
+    rate that is set holds from the next step on.
 
     Args:
         rule: the optimizer's arithmetic and hyperparameters.
@@ -30,7 +41,40 @@ class StatefulOptimizer:
     iterations: int
 
     def __init__(self, rule: optimizers.Optimizer) -> None:
-        vars(self).update(rule=rule, iterations=0, _slots={}, _variables={})
+        vars(self).update(rule=rule, iterations=0, _slots={}, _variables={}, _followed=None, _stale=False)
+
+    def follow(self, training: Followed, iterations: int) -> None:
+        """Show the state of a training, which is now after so many steps; slots are read when they are asked for.
+
+        Args:
+            training: the training.
+            iterations: its steps.
+        """
+        vars(self).update(_followed=training, _stale=True, iterations=iterations)
+
+    def slots(self) -> dict[str, dict[str, Array]]:
+        """Return the slots by variable; do not modify them."""
+        state = vars(self)
+        if state["_stale"]:
+            state.update(_slots=state["_followed"].optimizer_slots(), _stale=False)
+        slots: dict[str, dict[str, Array]] = state["_slots"]
+        return slots
+
+    def set_state(self, iterations: int, slots: dict[str, dict[str, Array]]) -> None:
+        """Set step count and slots, also of a training that is followed.
+
+        Args:
+            iterations: the step count.
+            slots: arrays by variable and slot.
+        """
+        vars(self).update(_slots=slots, _stale=False)
+        self.iterations = iterations
+
+    def _tell(self) -> None:
+        """Let a followed training continue from the state that was set here."""
+        followed = vars(self)["_followed"]
+        if followed is not None:
+            followed.set_optimizer_state(self.iterations, self.slots())
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "rule" not in vars(self):
@@ -43,6 +87,7 @@ class StatefulOptimizer:
             vars(self)["rule"] = replace(self.rule, **{name: value})
         elif name == "iterations":
             vars(self)["iterations"] = int(value)
+            self._tell()
         else:
             known = ", ".join(field.name for field in fields(self.rule))
             raise AttributeError(f"{type(self.rule).__name__} has no hyperparameter {name!r}; it has {known}")
@@ -84,10 +129,11 @@ class StatefulOptimizer:
         values = {variable.name: variable.numpy() for _, variable in pairs}
         self._create_slots([variable for _, variable in pairs])
         grads = {variable.name: gradient for gradient, variable in pairs}
-        after, slots = optimizers.applied(self.rule, values, grads, self._slots, step=self.iterations + 1)
+        own = self.slots()
+        after, slots = optimizers.applied(self.rule, values, grads, own, step=self.iterations + 1)
         for _, variable in pairs:
             variable.assign(after[variable.name])
-        self._slots.update(slots)
+        own.update(slots)
         self.iterations += 1
 
     def _create_slots(self, variables: Sequence[Variable]) -> None:
@@ -95,14 +141,14 @@ class StatefulOptimizer:
             if self._variables.setdefault(variable.name, variable) is not variable:
                 raise TrainingError(f"two variables are named {variable.name!r}; give each a unique name")
         for name, fresh in optimizers.initial_slots(self.rule, {v.name: v.numpy() for v in variables}).items():
-            own = {slot: array for slot, array in self._slots.get(name, {}).items() if slot in fresh}
+            own = {slot: array for slot, array in self.slots().get(name, {}).items() if slot in fresh}
             for slot, array in own.items():
                 if array.shape != fresh[slot].shape:
                     raise TrainingError(
                         f"slot {slot!r} of variable {name!r} has shape {array.shape}, but the variable has"
                         f" {fresh[slot].shape}; restore a checkpoint of this variable"
                     )
-            self._slots[name] = {**fresh, **own}  # setting a hyperparameter during training can add a slot
+            self.slots()[name] = {**fresh, **own}  # setting a hyperparameter during training can add a slot
 
     def get_slot_names(self) -> list[str]:
         """Return the names of the slots of each variable."""
@@ -119,7 +165,7 @@ class StatefulOptimizer:
             TrainingError: the slot is unknown, or no step was made yet.
         """
         try:
-            slot: Array = self._slots[var.name][slot_name]
+            slot: Array = self.slots()[var.name][slot_name]
         except KeyError:
             legal = ", ".join(self.get_slot_names()) or "none"
             raise TrainingError(
@@ -154,18 +200,19 @@ class StatefulOptimizer:
 
     def checkpoint(self) -> dict[str, Array]:
         """Return all state by path: "iter", "<variable>/<slot>"."""
-        slots = {f"{name}/{slot}": array.copy() for name, own in self._slots.items() for slot, array in own.items()}
+        slots = {f"{name}/{slot}": array.copy() for name, own in self.slots().items() for slot, array in own.items()}
         return {"iter": np.array(self.iterations, np.int64), **slots}
 
-    def restore(self, saved: Mapping[str, Array]) -> None:
-        """Restore a checkpoint of this optimizer, or of a `LossScaleOptimizer` around an equal one.
+    def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
+        """Restore a checkpoint of this optimizer, of a `LossScaleOptimizer` around an equal one, or of a `Trainer`.
 
         Args:
-            saved: the result of `checkpoint`.
+            saved: the result of `checkpoint`, or a file of `Trainer.save`.
 
         Raises:
             TrainingError: the step count is missing, or a slot is unknown to this optimizer.
         """
+        saved = saved_state(saved)
         count = np.asarray(saved.get("iter"))
         if count.shape != () or count.dtype.kind not in "iu":
             raise TrainingError("the checkpoint lacks the step count 'iter'; pass the result of checkpoint()")
@@ -178,8 +225,7 @@ class StatefulOptimizer:
                     " optimizer that saved it"
                 )
             slots.setdefault(name, {})[slot] = np.array(saved[key], np.float32)
-        vars(self)["_slots"] = slots
-        self.iterations = int(count)
+        self.set_state(int(count), slots)
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`."""

@@ -45,9 +45,16 @@ def save(path: str | Path, state: Mapping[str, Array], fingerprint: str) -> None
 
 
 def load(
-    path: str | Path, variables: Sequence[StateVariable], fingerprint: str, *, micro_batches: int = 1
+    path: str | Path,
+    variables: Sequence[StateVariable],
+    fingerprint: str,
+    *,
+    micro_batches: int = 1,
+    left_out: tuple[str, ...] = (),
 ) -> dict[str, Array]:
     """Return the state of a checkpoint by path: all `variables`, and counts. A missing loss scale is the initial one.
+
+    `left_out`: prefixes of paths that are not read.
 
     TrainingError for a checkpoint of another version, model, optimizer or set of parameters, for one saved inside a
     step with more `micro_batches`, and for impossible counts and scales. FeedError for a file that is damaged,
@@ -69,6 +76,7 @@ def load(
             f"{path} is a checkpoint of another model: its ops or its weights' shapes differ; make the step from that"
             " model"
         )
+    arrays = {name: array for name, array in arrays.items() if not name.startswith(left_out)} if left_out else arrays
     return _fitted(path, arrays, variables, micro_batches)
 
 

@@ -7,15 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 from onnx import ValueInfoProto
-from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import View
@@ -33,8 +30,9 @@ from amp_rewrite.train.objective.parameters import Choice, trained
 from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.objective.repeated_rows import with_one_row
 from amp_rewrite.train.objective.training_mode import in_training, statistics
-from amp_rewrite.train.step.assembly import lowered, policy_of, with_inputs, with_outputs
-from amp_rewrite.train.step.training_report import TrainingReport
+from amp_rewrite.train.step.assembly import lowered, policy_of, with_inputs, with_outputs, with_values
+from amp_rewrite.train.step.optimizer_state import brought
+from amp_rewrite.train.step.training_report import TrainingReport, model_name
 from amp_rewrite.train.update import loss_scale as scales
 from amp_rewrite.train.update import optimizers
 from amp_rewrite.train.update.graph import ForwardPass, Scaling, StateVariable, Update, append_update
@@ -57,7 +55,8 @@ class TrainingStep:
         applied: bool, the step changed the parameters (with micro-batches only the last run can).
         learning_rate: the input for the rate; `optimizer.learning_rate` is its default.
         targets: the targets of a loss given as text; of others, the classes of the model's own loss.
-        optimizer: the optimizer.
+        optimizer: the optimizer's arithmetic.
+        owner: the optimizer object that was given; it shows the state of the `Trainer`. None for a bare Optimizer.
         loss_scale: the loss scale.
         policy: the policy.
         micro_batches: runs per step.
@@ -78,6 +77,7 @@ class TrainingStep:
     learning_rate: str
     targets: tuple[Target, ...]
     optimizer: optimizers.Optimizer
+    owner: StatefulOptimizer | None
     loss_scale: LossScale | None
     policy: Policy
     micro_batches: int
@@ -157,13 +157,7 @@ class TrainingStep:
         Raises:
             TrainingError: the step was read from a file without its model.
         """
-        model, weights = self._forward(), self._weights()
-        proto = clone(model.proto)
-        for tensor in proto.graph.initializer:
-            if tensor.name in weights:
-                values = np.broadcast_to(state[tensor.name], tuple(tensor.dims))
-                tensor.CopyFrom(from_array(np.ascontiguousarray(values).reshape(tuple(tensor.dims)), tensor.name))
-        return replace(model, proto=proto)
+        return with_values(self._forward(), {name: state[name] for name in self._weights()})
 
 
 def training_step(
@@ -195,7 +189,7 @@ def training_step(
     Args:
         model: as `convert` takes it; it is not changed.
         loss: a float32 value with one element, or text: "cross_entropy(LOGITS, TARGETS)", see `losses.objective`.
-        optimizer: an Optimizer, or text such as "adam,lr=0.001".
+        optimizer: an Optimizer, text such as "adam,lr=0.001", or an optimizer object, which brings its state.
         loss_scale: "dynamic", a number, None or a LossScale; by default the policy's ("dynamic" for mixed_float16).
         policy: by default that of the process if set, else mixed_float16.
         parameters: globs on initializers to train, see `parameters.trained`.
@@ -242,6 +236,9 @@ def training_step(
     draws = None if random is None else (random, initial_random_state(seed))
     update = append_update(b, initial, gradients, rule, scaling, ForwardPass(micro_batches, buffers, draws))
     kept = (update.finite, update.applied, *(s.output for s in update.state))
+    owner = optimizer if isinstance(optimizer, StatefulOptimizer) else None
+    if owner is not None:
+        update = replace(update, state=brought(owner, scale, update.state))
     whole = with_outputs(b.model(), _declared(aim), kept)
     result, report = lowered(whole, policy, painting)
     return TrainingStep(
@@ -252,6 +249,7 @@ def training_step(
         metrics=aim.metrics,
         targets=aim.targets,
         optimizer=rule,
+        owner=owner,
         loss_scale=scale,
         policy=policy,
         micro_batches=micro_batches,
@@ -259,7 +257,7 @@ def training_step(
         objective=loss,
         fingerprint=fingerprint(source).graph,
         forward=source,
-        report=TrainingReport(_name(source), loss, selection.rows, (*aim.notes, *moved), report),
+        report=TrainingReport(model_name(source), loss, selection.rows, (*aim.notes, *moved), report),
     )
 
 
@@ -282,10 +280,6 @@ def _is_row(model: Model, variable: StateVariable) -> bool:
     """True if the state is one row of the model's initializer."""
     dims = next(tuple(t.dims) for t in model.proto.graph.initializer if t.name == variable.input)
     return dims != variable.initial.shape
-
-
-def _name(model: Model) -> str:
-    return model.path.name if model.path is not None else model.proto.graph.name or "model"
 
 
 def _declared(aim: Objective) -> list[ValueInfoProto]:

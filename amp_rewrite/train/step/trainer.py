@@ -21,6 +21,7 @@ from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.step import checkpoint
+from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, shown, slots_of
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.update.loss_scale import Array
 
@@ -135,7 +136,7 @@ class Trainer:
             providers=providers, threads=threads, pooled=False, provider_options=provider_options
         )
         self._stepper = self._open()
-        self._now = _Position()
+        self._now = _Position(steps=next(int(v.initial) for v in step.state if v.name == "step"))
 
     def _open(self) -> Steps:
         step, runner = self.step, Runner.open(self._model, self._options)
@@ -223,6 +224,9 @@ class Trainer:
     def _take(self, batch: Batch, number: int, learning_rate: Rate | None) -> dict[str, Array]:
         """Run one step, or one micro-batch of a step; a nonfinite step is counted in its last run."""
         self._check(batch, number)
+        owner = self.step.owner
+        if owner is not None:
+            check_unchanged(owner, self.step.optimizer)
         now = self._now
         results = self._stepper.run(now.side, {**batch, self.step.learning_rate: self._rate(learning_rate)})
         applied = bool(results[self.step.applied])
@@ -235,11 +239,37 @@ class Trainer:
             skipped=now.skipped + (nonfinite and not applied),
             nonfinite=now.nonfinite + nonfinite,
         )
+        self._show()
         return results
+
+    def _show(self) -> None:
+        """Show step count and loss scale in the optimizer object, which reads slots when it is asked for them."""
+        owner = self.step.owner
+        if owner is not None:
+            scale = [v for v in self.step.state if v.name in ("loss_scale", "good_steps")]
+            shown(owner, {v.name: self._stepper.buffer.view(self._now.side, v.input) for v in scale})
+            owner.follow(self, self.steps)
+
+    def optimizer_slots(self) -> dict[str, dict[str, Array]]:
+        """Return copies of the optimizer's slots, by parameter and slot."""
+        return slots_of(self._views(), self.step.state)
+
+    def set_optimizer_state(self, iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> None:
+        """Continue from another step count and other slots; what `slots` lacks stays.
+
+        Args:
+            iterations: the step count.
+            slots: arrays by parameter and slot.
+        """
+        values = by_path(iterations, slots)
+        self._stepper.buffer.put(self._now.side, {v.input: values[v.name] for v in self.step.state if v.name in values})
+        self._now = replace(self._now, steps=iterations)
 
     def _rate(self, learning_rate: Rate | None) -> Array:
         """Return the learning rate of the next step. TrainingError unless it is a finite number ≥ 0."""
-        rate = self.step.optimizer.learning_rate if learning_rate is None else learning_rate
+        owner = self.step.owner
+        rule = self.step.optimizer if owner is None else owner.rule
+        rate = rule.learning_rate if learning_rate is None else learning_rate
         value = rate(self.steps) if callable(rate) else rate
         real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
         if not (real and 0 <= value <= DType.FLOAT.max):  # a larger one is infinity in float32
@@ -332,6 +362,7 @@ class Trainer:
         self._stepper.buffer.put(other, {v.input: saved[v.name] for v in step.state})
         counts = ("step", "micro_batch", "count/skipped", "count/nonfinite")
         self._now = _Position(other, *(int(saved.get(name, 0)) for name in counts))
+        self._show()
 
     def export(self) -> Model:
         """Return the model with its trained parameters as float32 initializers, ready for `convert`."""

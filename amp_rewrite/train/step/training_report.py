@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 
 from amp_rewrite.errors import count
+from amp_rewrite.files.model import Model
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import Row
@@ -17,6 +18,11 @@ from amp_rewrite.train.objective.parameter_row import FOLDED, FROZEN, MERGED, TR
 _NUMBER = re.compile(r"\d+")
 _WIDTH = 60
 """Most characters of a name before its shape."""
+
+
+def model_name(model: Model) -> str:
+    """Return the name of a model for people: that of its file, else that of its graph."""
+    return model.path.name if model.path is not None else model.proto.graph.name or "model"
 
 
 @dataclass(frozen=True, repr=False)
