@@ -12,10 +12,10 @@ from amp_rewrite.train.keras.loss_scale_optimizer import disable_mixed_precision
 from amp_rewrite.train.keras.loss_scale_optimizer import enable_mixed_precision_graph_rewrite as enable_mixed_precision_graph_rewrite
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer as StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable as Variable
-from amp_rewrite.train.update.loss_scale import DynamicLossScale as DynamicLossScale
-from amp_rewrite.train.update.loss_scale import FixedLossScale as FixedLossScale
-from amp_rewrite.train.update.loss_scale import IndexedSlices as IndexedSlices
-from amp_rewrite.train.update.loss_scale import LossScale as LossScale
+from amp_rewrite.settings.loss_scale import DynamicLossScale as DynamicLossScale
+from amp_rewrite.settings.loss_scale import FixedLossScale as FixedLossScale
+from amp_rewrite.settings.loss_scale import IndexedSlices as IndexedSlices
+from amp_rewrite.settings.loss_scale import LossScale as LossScale
 from amp_rewrite.train.step.model_loss import ModelLoss as ModelLoss
 from amp_rewrite.train.update.optimizers import Adagrad as Adagrad
 from amp_rewrite.train.update.optimizers import Adam as Adam
@@ -29,6 +29,10 @@ from amp_rewrite.train.parallel.replicas import averaged as averaged
 from amp_rewrite.train.parallel.replicas import check_strategy as check_strategy
 from amp_rewrite.train.parallel.replicas import join_replicas as join_replicas
 from amp_rewrite.train.parallel.replicas import shard as shard
+from amp_rewrite.train.parallel.replicas import strategy_supports_loss_scaling as strategy_supports_loss_scaling
+from amp_rewrite.train.step.network import GradientTape as GradientTape
+from amp_rewrite.train.step.network import Losses as Losses
+from amp_rewrite.train.step.network import Network as Network
 from amp_rewrite.train.step.step import TrainingStep as TrainingStep
 from amp_rewrite.train.step.step import training_step as training_step
 from amp_rewrite.train.step.step_file import load_step as load_step

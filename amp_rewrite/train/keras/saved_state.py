@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from amp_rewrite.evidence.data.npy import Npz
-from amp_rewrite.train.update.loss_scale import Array
+from amp_rewrite.settings.loss_scale import Array
 
 SCALE_KEYS = ("loss_scale/current_loss_scale", "loss_scale/good_steps")
 """Paths of a dynamic loss scale's state."""

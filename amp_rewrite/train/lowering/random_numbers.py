@@ -24,9 +24,9 @@ from amp_rewrite.ir.nodes import MAIN, Op
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.facts import Shape
-from amp_rewrite.train.update.loss_scale import Array
 from amp_rewrite.train.vjp.row import Forward
 
 PRIME = 2**31 - 1

@@ -26,11 +26,11 @@ from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.view import View
 from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.parallel.replicas import Replicas, averaged, check_strategy
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.step.trainer import Trainer, read_by
 from amp_rewrite.train.update.graph import REGION
-from amp_rewrite.train.update.loss_scale import Array
 
 
 class DataParallelTrainer(Trainer):

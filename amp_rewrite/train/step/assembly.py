@@ -20,6 +20,7 @@ from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.report import Report
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.settings.options import PAINTING, Painting, Request
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.builder import Builder
@@ -27,7 +28,6 @@ from amp_rewrite.train.gradients import differentiable
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.training_mode import statistics
 from amp_rewrite.train.update.graph import REGION, Buffers
-from amp_rewrite.train.update.loss_scale import Array
 
 _REGIONS = {f"{REGION}/": reasons.UPDATE, f"{losses.REGION}/": reasons.LOSS}
 """Prefixes of nodes that stay float32, each with its rule."""

@@ -14,8 +14,8 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.npy import Npz
 from amp_rewrite.files.scratch import replacing
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.update.graph import StateVariable
-from amp_rewrite.train.update.loss_scale import Array
 
 VERSION = 1
 LIMIT = 1 << 40

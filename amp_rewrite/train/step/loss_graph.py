@@ -12,6 +12,7 @@ from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.builder import Builder
@@ -26,7 +27,6 @@ from amp_rewrite.train.objective.training_mode import in_training
 from amp_rewrite.train.step.assembly import lowered, with_inputs, with_outputs
 from amp_rewrite.train.step.training_report import TrainingReport, model_name
 from amp_rewrite.train.update.graph import Buffers
-from amp_rewrite.train.update.loss_scale import Array
 
 
 @dataclass(frozen=True)

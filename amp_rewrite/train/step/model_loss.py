@@ -14,6 +14,7 @@ from amp_rewrite.deploy.session import process
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.settings.loss_scale import Array, DynamicLossScale, Gradient
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.builder import Builder
@@ -28,7 +29,6 @@ from amp_rewrite.train.step.loss_graph import LossGraph, LossSettings, loss_grap
 from amp_rewrite.train.step.optimizer_state import by_path
 from amp_rewrite.train.step.training_report import TrainingReport
 from amp_rewrite.train.update.graph import StateVariable
-from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale, Gradient
 from amp_rewrite.train.update.optimizers import initial_slots
 
 
@@ -113,6 +113,10 @@ class ModelLoss:
         """Return the loss: a float32 scalar, shape ()."""
         self._run((), np.array(1, np.float32))
         return np.array(self.results["loss"], np.float32)
+
+    def __float__(self) -> float:
+        """Return the loss of the last computation for this batch; compute it if there was none."""
+        return self.results["loss"] if self.results else float(self())
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
         """Return the float32 gradients of `seed` times the loss; None for variables of another loss.

@@ -16,6 +16,8 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import View
+from amp_rewrite.settings import loss_scale as scales
+from amp_rewrite.settings.loss_scale import Array, LossScale
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.builder import Builder
@@ -32,11 +34,10 @@ from amp_rewrite.train.objective.repeated_rows import with_one_row
 from amp_rewrite.train.objective.training_mode import in_training, statistics
 from amp_rewrite.train.step.assembly import lowered, policy_of, with_inputs, with_outputs, with_values
 from amp_rewrite.train.step.optimizer_state import brought
+from amp_rewrite.train.step.size_hints import size_hints
 from amp_rewrite.train.step.training_report import TrainingReport, model_name
-from amp_rewrite.train.update import loss_scale as scales
 from amp_rewrite.train.update import optimizers
 from amp_rewrite.train.update.graph import ForwardPass, Scaling, StateVariable, Update, append_update
-from amp_rewrite.train.update.loss_scale import Array, LossScale
 
 _POLICY = "policy"  # the default for `loss_scale`: the policy's loss scale
 
@@ -241,6 +242,7 @@ def training_step(
         update = replace(update, state=brought(owner, scale, update.state))
     whole = with_outputs(b.model(), _declared(aim), kept)
     result, report = lowered(whole, policy, painting)
+    notes = (*aim.notes, *moved, *size_hints(result, policy.lowers))
     return TrainingStep(
         **vars(update),
         model=result,
@@ -257,7 +259,7 @@ def training_step(
         objective=loss,
         fingerprint=fingerprint(source).graph,
         forward=source,
-        report=TrainingReport(model_name(source), loss, selection.rows, (*aim.notes, *moved), report),
+        report=TrainingReport(model_name(source), loss, selection.rows, notes, report),
     )
 
 
@@ -273,7 +275,13 @@ def _rule_and_scale(
     rule = optimizers.named(optimizer) if isinstance(optimizer, str) else optimizer
     if not isinstance(rule, optimizers.Optimizer):
         raise TrainingError(f"not an optimizer: {optimizer!r}; pass an Optimizer such as SGD(0.1), or its name")
-    return rule, scales.get(loss_scale)
+    scale = scales.get(loss_scale)
+    if scale is not None and type(scale) not in (scales.FixedLossScale, scales.DynamicLossScale):
+        raise TrainingError(
+            f"{type(scale).__name__} is a loss scale of your own, but a training step computes its scale in the graph;"
+            " use a DynamicLossScale or a number here, or a LossScaleOptimizer with it in a custom loop"
+        )
+    return rule, scale
 
 
 def _is_row(model: Model, variable: StateVariable) -> bool:

@@ -19,11 +19,11 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, shown, slots_of
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.update.loss_scale import Array
 
 Progress = Callable[[int, int], None]
 Rate = float | Callable[[int], float]

@@ -13,6 +13,7 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.lowering.random_numbers import (
     MULTIPLIERS,
     PRIME,
@@ -24,7 +25,6 @@ from amp_rewrite.train.parallel.trainer import DataParallelTrainer
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.step_file import load_step, save_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.loss_scale import Array
 from support.train.nets import CROSS_ENTROPY, F32, PLACE, SHAPES, batches, parsed, same
 from unit.train.test_parallel import together
 
