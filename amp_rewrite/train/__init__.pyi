@@ -39,6 +39,12 @@ from amp_rewrite.train.step.step_file import load_step as load_step
 from amp_rewrite.train.step.step_file import save_step as save_step
 from amp_rewrite.train.objective.parameter_row import ParameterRow as ParameterRow
 from amp_rewrite.train.step.training_report import TrainingReport as TrainingReport
-from amp_rewrite.train.step.trainer import History as History
-from amp_rewrite.train.step.trainer import Scores as Scores
+from amp_rewrite.train.step.callbacks import BestCheckpoint as BestCheckpoint
+from amp_rewrite.train.step.callbacks import CSVLog as CSVLog
+from amp_rewrite.train.step.callbacks import Callback as Callback
+from amp_rewrite.train.step.callbacks import EarlyStopping as EarlyStopping
+from amp_rewrite.train.step.callbacks import JSONLog as JSONLog
+from amp_rewrite.train.step.callbacks import TensorBoard as TensorBoard
+from amp_rewrite.train.step.fitting import History as History
+from amp_rewrite.train.step.fitting import Scores as Scores
 from amp_rewrite.train.step.trainer import Trainer as Trainer

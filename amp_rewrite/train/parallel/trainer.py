@@ -29,7 +29,8 @@ from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.parallel.replicas import Replicas, averaged, check_strategy
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.step.trainer import Trainer, read_by
+from amp_rewrite.train.step.step_inputs import read_by
+from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.graph import REGION
 
 

@@ -143,7 +143,7 @@ def test_a_broken_configuration_is_named() -> None:
     assert str(error.value) == "not the configuration of a FixedLossScale: {'value': 2}; use the result of get_config()"
     with pytest.raises(TrainingError) as error:
         scales.deserialize({"class_name": "Scale"})
-    assert (
-        str(error.value)
-        == "not a serialized loss scale: {'class_name': 'Scale'}; use the result of serialize(), and name your own classes in custom_objects"
+    assert str(error.value) == (
+        "not a serialized loss scale: {'class_name': 'Scale'}; use the result of serialize(), and name your own classes"
+        " in custom_objects"
     )
