@@ -134,7 +134,8 @@ class Fitting:
         skipped, nonfinite = trainer.skipped - before[0], trainer.nonfinite - before[1]
         return History(tuple(self.losses), metrics, skipped, nonfinite, tuple(self.epochs))
 
-    def _batches(self, epoch: int) -> Iterable[Any]:
+    def _batches(self, epoch: int) -> Any:
+        """Return the batches of an epoch."""
         rows = self.rows
         return self.feed if rows is None else self.trainer.feed(lambda: rows.batches(epoch))
 
@@ -159,9 +160,5 @@ class Fitting:
         if self.validation is not None:
             scores = trainer.evaluate(self.validation)
             log |= {"val_loss": scores.loss, **{f"val_{name}": value for name, value in scores.metrics.items()}}
-        return {
-            **log,
-            "learning_rate": trainer.last_rate,
-            "seconds": seconds,
-            "seconds_per_row": seconds / max(rows, 1),
-        }
+        times = {"seconds": seconds, "seconds_per_row": seconds / max(rows, 1)}
+        return {**log, "learning_rate": trainer.last_rate, **times}

@@ -42,7 +42,7 @@ class TrainingReport(Result):
         >>> step.report.notes
         ("cross_entropy reads the logits 'linear_1' in place of 'probability', which a Softmax computes",)
         >>> [row.name for row in step.report.trained][:2]
-        ['stem.0.weight', 'hidden.weight']
+        ['stem.0.weight', 'middle.0.weight']
     """
 
     model: str
