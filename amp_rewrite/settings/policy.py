@@ -9,15 +9,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError, advice, spelled
+from amp_rewrite.errors import PolicyError, TrainingError, advice, spelled
 
 if TYPE_CHECKING:
     import numpy as np
 
-LossScaleSpec = float | str | None
-"""A loss scale in words: a number (fixed), "dynamic", or None."""
+    from amp_rewrite.settings.loss_scale import LossScale
 
 _BY_NAME = "default"  # the loss scale that belongs to the name
+
+
+class TypeName(str):
+    """The name of an element type, with the attributes of its `DType`; equal to both."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(DType.parse(str(self)), name)
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other.spelling if isinstance(other, DType) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,7 +50,8 @@ class Policy:
 
     Args:
         name: the types.
-        loss_scale: None, "dynamic" or a number of 1 or more; by default "dynamic" for mixed_float16, else None.
+        loss_scale: None, "dynamic", a number of 1 or more or a `LossScale`; by default "dynamic" for mixed_float16,
+            else None. The attribute is a `LossScale`, equal to its short form, or None.
 
     Raises:
         PolicyError: the name is unknown.
@@ -45,17 +62,19 @@ class Policy:
         >>> policy = amp_rewrite.Policy("mixed_float16")
         >>> policy.compute_dtype.spelling, policy.variable_dtype.spelling
         ('float16', 'float32')
+        >>> policy.compute_dtype == "float16", policy.loss_scale == "dynamic"
+        (True, True)
     """
 
     name: str
-    loss_scale: LossScaleSpec = _BY_NAME
+    loss_scale: Any = _BY_NAME
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             hint = f"; for an element type use Policy({self.name.spelling!r})" if isinstance(self.name, DType) else ""
             raise TypeError(f"a policy's name must be a string, not {self.name!r}{hint}")
         object.__setattr__(self, "name", _spelling(_types(self.name)))
-        scale = _usual_scale(self.name) if self.loss_scale == _BY_NAME else _scale_spec(self.loss_scale)
+        scale = _scale_of(_usual_scale(self.name) if _is_word(self.loss_scale, _BY_NAME) else self.loss_scale)
         object.__setattr__(self, "loss_scale", scale)
         if scale is not None and self.compute is not DType.FLOAT16:
             # the caller of the dataclass's generated __init__
@@ -81,9 +100,15 @@ class Policy:
         """Type of a model's results; None for "_infer"."""
         return _types(self.name)[2]
 
-    # Keras's words for the same.
-    compute_dtype = compute
-    variable_dtype = param
+    @property
+    def compute_dtype(self) -> TypeName | None:
+        """Name of the type of the arithmetic, as in Keras; None for "_infer"."""
+        return None if self.compute is None else TypeName(self.compute.spelling)
+
+    @property
+    def variable_dtype(self) -> TypeName | None:
+        """Name of the type of stored parameters, as in Keras; None for "_infer"."""
+        return None if self.param is None else TypeName(self.param.spelling)
 
     @property
     def mixed(self) -> bool:
@@ -98,13 +123,13 @@ class Policy:
     should_cast_variables = mixed  # Keras's word
 
     def __repr__(self) -> str:
-        return f'<Policy "{self.name}", loss_scale={self.loss_scale}>'
+        return f'<Policy "{self.name}", loss_scale={_spec(self.loss_scale)}>'
 
     def get_config(self) -> dict[str, Any]:
         """Return the argument of `from_config` for an equal policy: the name, and an unusual loss scale."""
         config: dict[str, Any] = {"name": self.name}
         if self.loss_scale != _usual_scale(self.name):
-            config["loss_scale"] = self.loss_scale
+            config["loss_scale"] = _spec(self.loss_scale)
         return config
 
     @classmethod
@@ -244,17 +269,34 @@ def _unknown(name: str) -> PolicyError:
     return PolicyError(f"unknown policy {name!r}; use {legal}")
 
 
-def _usual_scale(name: str) -> LossScaleSpec:
+def _usual_scale(name: str) -> str | None:
     return "dynamic" if name == "mixed_float16" else None
 
 
-def _scale_spec(given: object) -> LossScaleSpec:
-    """Check a loss scale in words and return it. PolicyError for other values."""
-    if given is None or given == "dynamic":
+def _is_word(given: object, word: str) -> bool:
+    return isinstance(given, str) and given == word
+
+
+def _scale_of(given: object) -> LossScale | None:
+    """Return the loss scale that is meant. PolicyError for other values."""
+    from amp_rewrite.settings import loss_scale  # late: most policies are read without numpy
+
+    if given is None or isinstance(given, loss_scale.LossScale):
         return given
-    if isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given) and given >= 1:
-        return float(given)
+    number = isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given) and given >= 1
+    try:
+        if number or given == "dynamic" or isinstance(given, dict):
+            return loss_scale.get(given)
+    except TrainingError as cause:
+        raise PolicyError(str(cause)) from cause
     raise PolicyError(f"invalid loss scale {given!r}; use None, 'dynamic' or a finite number ≥ 1")
+
+
+def _spec(scale: LossScale | None) -> Any:
+    """Return the short form of a loss scale."""
+    from amp_rewrite.settings import loss_scale  # late: as above
+
+    return loss_scale.spec(scale)
 
 
 def _spelled(dtype: DType | None) -> str:

@@ -13,8 +13,8 @@ from amp_rewrite.settings.config_file import Settings
 from amp_rewrite.settings.policy import Policy, low_type
 
 if TYPE_CHECKING:
+    from amp_rewrite.settings.loss_scale import LossScale
     from amp_rewrite.train.step.step import TrainingStep
-    from amp_rewrite.train.update.loss_scale import LossScale
 
 _HEAD = "Training"
 _STEP = (
@@ -141,10 +141,8 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _scale_in_words(scale: LossScale | None) -> str:
-    from amp_rewrite.train.update.loss_scale import FixedLossScale
+    from amp_rewrite.settings.loss_scale import DynamicLossScale
 
-    if scale is None:
-        return "none"
-    if isinstance(scale, FixedLossScale):
-        return f"{scale.loss_scale_value:g}"
-    return f"dynamic, {scale.initial_loss_scale:g} at first"
+    if isinstance(scale, DynamicLossScale):
+        return f"dynamic, {scale.initial_loss_scale:g} at first"
+    return "none" if scale is None else f"{float(scale()):g}"

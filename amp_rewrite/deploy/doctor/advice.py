@@ -130,6 +130,16 @@ def misaligned(view: View, low: DType) -> dict[tuple[str, str, int], list[str]]:
     return groups
 
 
+def better_size(size: int) -> int:
+    """Return the next size that tensor cores run well: a power of two below 256, else a multiple of 8."""
+    power = 1 << max(size - 1, ALIGNED - 1).bit_length()
+    return power if size < _LARGE else -(-size // ALIGNED) * ALIGNED
+
+
+_LARGE = 256
+"""From this size on, NVIDIA asks for multiples of 8 only (TensorFlow's mixed precision guide)."""
+
+
 def on_cpu(view: View, kernels: Kernels) -> dict[tuple[str, int | None], list[str]]:
     """Return the names of float ops without a kernel in the CUDA provider, in order. O(nodes).
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from amp_rewrite.deploy.doctor.advice import (
     ALIGNED,
     LARGEST,
+    better_size,
     bound,
     free_dimensions,
     misaligned,
@@ -341,10 +342,16 @@ def _unaligned(view: View, low: DType) -> Iterator[Check]:
             "alignment",
             ADVICE,
             f"{count(len(ops), kind)} with {dimension} = {wide}, no multiple of 8 ({shortened(ops)})",
-            f"tensor cores run best on multiples of 8: pad {dimension} to {-(-wide // ALIGNED) * ALIGNED}",
+            f"tensor cores run best on multiples of 8: pad {dimension} to {_padded(wide)}",
         )
     if not groups:
         yield Check("alignment", OK, "all fixed dimensions of low-precision products are multiples of 8")
+
+
+def _padded(size: int) -> str:
+    """Spell the next multiple of 8, and the size that is better still."""
+    aligned, better = -(-size // ALIGNED) * ALIGNED, better_size(size)
+    return f"{aligned}" if aligned == better else f"{aligned}, or to {better}: below 256 powers of two run best"
 
 
 def _roofs(gpu: str | None, machine: Hardware, low: DType) -> Sequence[Roof]:

@@ -19,9 +19,9 @@ from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.train.update import loss_scale as scales
+from amp_rewrite.settings import loss_scale as scales
+from amp_rewrite.settings.loss_scale import LossScale
 from amp_rewrite.train.update.graph import REGION, Scaling, StateVariable, append_unscaling
-from amp_rewrite.train.update.loss_scale import LossScale
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ Values are numpy arrays. A ValueError of TensorFlow is a `TrainingError` here, a
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,12 @@ import numpy as np
 
 from amp_rewrite.deploy.session import process
 from amp_rewrite.errors import PolicyError, TrainingError
-from amp_rewrite.train.keras.optimizer import SCALE_KEYS, StatefulOptimizer
-from amp_rewrite.train.keras.variables import GradsAndVars, Variable, differentiable, pairs_of
-from amp_rewrite.train.update import loss_scale as scales
+from amp_rewrite.settings import loss_scale as scales
+from amp_rewrite.settings.loss_scale import Array, DynamicLossScale, Gradient, IndexedSlices, LossScale
+from amp_rewrite.train.keras.optimizer import Followed, StatefulOptimizer
+from amp_rewrite.train.keras.saved_state import SCALE_KEYS, saved_state
+from amp_rewrite.train.keras.variables import GradsAndVars, Variable, Variables, differentiable, pairs_of
 from amp_rewrite.train.update import optimizers
-from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale, Gradient, IndexedSlices, LossScale
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +87,18 @@ class LossScaleOptimizer(StatefulOptimizer):
             )
         vars(self).update(inner=inner, loss_scale=scale)
 
+    def follow(self, training: Followed, iterations: int) -> None:
+        """Show the state of a training, as the inner optimizer does; its trainer keeps the loss scale up to date."""
+        self.inner.follow(training, iterations)
+
+    def slots(self) -> dict[str, dict[str, Array]]:
+        """Return the slots of the inner optimizer."""
+        return self.inner.slots()
+
+    def set_state(self, iterations: int, slots: dict[str, dict[str, Array]]) -> None:
+        """Set step count and slots of the inner optimizer."""
+        self.inner.set_state(iterations, slots)
+
     # Other attributes belong to the inner optimizer.
     def __getattr__(self, name: str) -> Any:
         if "inner" not in vars(self):
@@ -113,25 +127,44 @@ class LossScaleOptimizer(StatefulOptimizer):
         scale = self.loss_scale()
         return [_unscaled(gradient, scale) for gradient in grads]
 
-    def get_gradients(self, loss: Callable[[], Any], params: Sequence[Variable]) -> list[Gradient]:
+    def get_gradients(self, loss: Callable[[], Any], params: Variables) -> list[Gradient]:
         """Return the gradients of a `Differentiable` loss, computed from the scaled loss.
 
         Args:
             loss: the loss.
-            params: variables.
+            params: variables, one or several.
         """
         return self.get_unscaled_gradients(self.inner.get_gradients(self.get_scaled_loss(loss), params))
 
-    def apply_gradients(self, grads_and_vars: GradsAndVars) -> None:
+    def apply_gradients(
+        self,
+        grads_and_vars: GradsAndVars,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> None:
         """Adapt the loss scale to unscaled gradients, then apply them if it says so; else nothing else changes.
 
         Args:
             grads_and_vars: pairs of a gradient and its variable.
+            name: as in `StatefulOptimizer.apply_gradients`.
+            experimental_aggregate_gradients: as in `StatefulOptimizer.apply_gradients`.
         """
         pairs = pairs_of(grads_and_vars)
         _, should_apply = self.loss_scale.update([gradient for gradient, _ in pairs])
         if should_apply:
-            self.inner.apply_gradients(pairs)
+            self.inner.apply_gradients(pairs, name, experimental_aggregate_gradients)
+
+    def add_slot(self, var: Variable, slot_name: str, initializer: object = "zeros") -> Array:
+        """Add a slot to a variable of the inner optimizer; see `StatefulOptimizer.add_slot`."""
+        return self.inner.add_slot(var, slot_name, initializer)
+
+    def set_slot(self, var: Variable, slot_name: str, value: object) -> None:
+        """Set a slot of the inner optimizer."""
+        self.inner.set_slot(var, slot_name, value)
+
+    def get_slot_names(self) -> list[str]:
+        """Return the names of the slots of each variable."""
+        return self.inner.get_slot_names()
 
     def checkpoint(self) -> dict[str, Array]:
         """Return the inner optimizer's checkpoint, with a dynamic scale's state under "loss_scale/"."""
@@ -142,12 +175,13 @@ class LossScaleOptimizer(StatefulOptimizer):
             saved.update(zip(SCALE_KEYS, values, strict=True))
         return saved
 
-    def restore(self, saved: Mapping[str, Array]) -> None:
+    def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
         """Restore a checkpoint; a dynamic scale that it lacks starts from its initial state.
 
         Args:
-            saved: the result of `checkpoint`.
+            saved: the result of `checkpoint`, or a file of `Trainer.save`.
         """
+        saved = saved_state(saved)
         scale = self.loss_scale
         state = _scale_state(saved, scale) if isinstance(scale, DynamicLossScale) else None
         self.inner.restore(saved)
@@ -156,22 +190,30 @@ class LossScaleOptimizer(StatefulOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`: the inner optimizer's and the scale's."""
-        return {"optimizer": self.inner.get_config(), "loss_scale": scales.serialize(self.loss_scale)}
+        own = type(self.inner) is not StatefulOptimizer
+        inner = scales.serialize(self.inner) if own else self.inner.get_config()
+        return {"optimizer": inner, "loss_scale": scales.serialize(self.loss_scale)}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> LossScaleOptimizer:
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> LossScaleOptimizer:
         """Return the optimizer of a `get_config` result.
 
         Args:
             config: the result, in the format of TensorFlow 2.1 to 2.3 or of 2.4 and later.
+            custom_objects: classes of your own by name: optimizers and loss scales.
         """
         if "inner_optimizer" in config:
-            return cls(optimizers.deserialize(config["inner_optimizer"]), _scale_of_later_config(config))
+            return cls(
+                optimizers.deserialize(config["inner_optimizer"], custom_objects), _scale_of_later_config(config)
+            )
         if not {"optimizer", "loss_scale"} <= config.keys():
             raise TrainingError(
                 f"not the configuration of a LossScaleOptimizer: {dict(config)!r}; use the result of get_config()"
             )
-        return cls(optimizers.deserialize(config["optimizer"]), scales.deserialize(config["loss_scale"]))
+        inner = optimizers.deserialize(config["optimizer"], custom_objects)
+        return cls(inner, scales.deserialize(config["loss_scale"], custom_objects))
 
 
 @overload

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.keras.variables import GradsAndVars, Variable, differentiable, pairs_of
+from amp_rewrite.settings.loss_scale import Array, Gradient, serialize
+from amp_rewrite.train.keras.saved_state import SCALE_KEYS, saved_state
+from amp_rewrite.train.keras.variables import GradsAndVars, Variable, Variables, differentiable, listed, pairs_of, times
 from amp_rewrite.train.update import optimizers
-from amp_rewrite.train.update.loss_scale import Array, Gradient, serialize
 
-SCALE_KEYS = ("loss_scale/current_loss_scale", "loss_scale/good_steps")
-"""Paths of a dynamic loss scale's state in a checkpoint."""
+
+class Followed(Protocol):
+    """A training whose optimizer this is: a `Trainer` that runs the optimizer as part of its step."""
+
+    def optimizer_slots(self) -> dict[str, dict[str, Array]]:
+        """Return copies of the slots by variable."""
+
+    def set_optimizer_state(self, iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> None:
+        """Continue from another step count and other slots."""
 
 
 class StatefulOptimizer:
     """An optimizer with its slots and step count, as in Keras: one object that changes variables.
 
-    Variables are identified by name. Hyperparameters are settable attributes (`lr` is `learning_rate`).
+    Variables are identified by name. Hyperparameters are settable attributes (`lr` is `learning_rate`). An optimizer
+    given to `training_step` brings its step count and slots, and shows those of the `Trainer` afterwards; a learning
+    rate that is set holds from the next step on.
 
     Args:
         rule: the optimizer's arithmetic and hyperparameters.
@@ -30,7 +41,40 @@ class StatefulOptimizer:
     iterations: int
 
     def __init__(self, rule: optimizers.Optimizer) -> None:
-        vars(self).update(rule=rule, iterations=0, _slots={}, _variables={})
+        vars(self).update(rule=rule, iterations=0, _slots={}, _variables={}, _added=set(), _followed=None, _stale=False)
+
+    def follow(self, training: Followed, iterations: int) -> None:
+        """Show the state of a training, which is now after so many steps; slots are read when they are asked for.
+
+        Args:
+            training: the training.
+            iterations: its steps.
+        """
+        vars(self).update(_followed=training, _stale=True, iterations=iterations)
+
+    def slots(self) -> dict[str, dict[str, Array]]:
+        """Return the slots by variable; do not modify them."""
+        state = vars(self)
+        if state["_stale"]:
+            state.update(_slots=state["_followed"].optimizer_slots(), _stale=False)
+        slots: dict[str, dict[str, Array]] = state["_slots"]
+        return slots
+
+    def set_state(self, iterations: int, slots: dict[str, dict[str, Array]]) -> None:
+        """Set step count and slots, also of a training that is followed.
+
+        Args:
+            iterations: the step count.
+            slots: arrays by variable and slot.
+        """
+        vars(self).update(_slots=slots, _stale=False)
+        self.iterations = iterations
+
+    def _tell(self) -> None:
+        """Let a followed training continue from the state that was set here."""
+        followed = vars(self)["_followed"]
+        if followed is not None:
+            followed.set_optimizer_state(self.iterations, self.slots())
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "rule" not in vars(self):
@@ -43,6 +87,7 @@ class StatefulOptimizer:
             vars(self)["rule"] = replace(self.rule, **{name: value})
         elif name == "iterations":
             vars(self)["iterations"] = int(value)
+            self._tell()
         else:
             known = ", ".join(field.name for field in fields(self.rule))
             raise AttributeError(f"{type(self.rule).__name__} has no hyperparameter {name!r}; it has {known}")
@@ -50,32 +95,66 @@ class StatefulOptimizer:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_ALIASES, *(field.name for field in fields(self.rule))})
 
-    def get_gradients(self, loss: Callable[[], Any], params: Sequence[Variable]) -> list[Gradient]:
+    def get_gradients(self, loss: Callable[[], Any], params: Variables) -> list[Gradient]:
         """Return the gradients of a `Differentiable` loss.
 
         Args:
             loss: the loss.
-            params: variables.
+            params: variables, one or several.
 
         Raises:
             TrainingError: the loss is another callable.
         """
-        return differentiable(loss).gradients(params, np.array(1, np.float32))
+        return differentiable(loss).gradients(listed(params), np.array(1, np.float32))
 
-    def minimize(self, loss: Callable[[], Any], var_list: Sequence[Variable]) -> None:
+    def compute_gradients(
+        self, loss: Callable[[], Any], var_list: Variables, grad_loss: object = None
+    ) -> list[tuple[Gradient, Variable]]:
+        """Return pairs of a gradient and its variable, for `apply_gradients`; the first half of `minimize`.
+
+        Args:
+            loss: a `Differentiable` loss.
+            var_list: variables, one or several.
+            grad_loss: gradient with respect to the loss, by which the gradients are multiplied; None is 1.
+        """
+        variables = listed(var_list)
+        return list(zip(self.get_gradients(times(loss, grad_loss), variables), variables, strict=True))
+
+    def minimize(
+        self, loss: Callable[[], Any], var_list: Variables, grad_loss: object = None, name: str | None = None
+    ) -> None:
         """Make one step down a `Differentiable` loss.
 
         Args:
             loss: the loss.
-            var_list: variables to change.
+            var_list: variables to change, one or several.
+            grad_loss: gradient with respect to the loss; None is 1.
+            name: accepted as in Keras, and not used: there are no graph ops to name.
         """
-        self.apply_gradients(zip(self.get_gradients(loss, var_list), var_list, strict=True))
+        self.apply_gradients(self.compute_gradients(loss, var_list, grad_loss), name)
 
-    def apply_gradients(self, grads_and_vars: GradsAndVars) -> None:
+    def get_updates(self, loss: Callable[[], Any], params: Variables) -> list[Callable[[], None]]:
+        """Return a list with the update of one step, as a function without arguments that makes it.
+
+        Args:
+            loss: a `Differentiable` loss.
+            params: variables, one or several.
+        """
+        return [lambda: self.minimize(loss, params)]
+
+    def apply_gradients(
+        self,
+        grads_and_vars: GradsAndVars,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> None:
         """Make one step with these gradients; a variable with gradient None keeps its value.
 
         Args:
             grads_and_vars: pairs of a gradient and its variable.
+            name: accepted as in Keras, and not used: there are no graph ops to name.
+            experimental_aggregate_gradients: accepted as in Keras; the optimizer never adds up gradients of replicas,
+                `averaged` does.
 
         Raises:
             TrainingError: no variable has a gradient, or two share a name.
@@ -84,10 +163,12 @@ class StatefulOptimizer:
         values = {variable.name: variable.numpy() for _, variable in pairs}
         self._create_slots([variable for _, variable in pairs])
         grads = {variable.name: gradient for gradient, variable in pairs}
-        after, slots = optimizers.applied(self.rule, values, grads, self._slots, step=self.iterations + 1)
+        own = self.slots()
+        after, slots = optimizers.applied(self.rule, values, grads, own, step=self.iterations + 1)
         for _, variable in pairs:
             variable.assign(after[variable.name])
-        self._slots.update(slots)
+        for name, after_step in slots.items():
+            own[name] = {**own.get(name, {}), **after_step}
         self.iterations += 1
 
     def _create_slots(self, variables: Sequence[Variable]) -> None:
@@ -95,18 +176,51 @@ class StatefulOptimizer:
             if self._variables.setdefault(variable.name, variable) is not variable:
                 raise TrainingError(f"two variables are named {variable.name!r}; give each a unique name")
         for name, fresh in optimizers.initial_slots(self.rule, {v.name: v.numpy() for v in variables}).items():
-            own = {slot: array for slot, array in self._slots.get(name, {}).items() if slot in fresh}
+            known = self.slots().get(name, {})
+            own = {slot: array for slot, array in known.items() if slot in fresh}
+            added = {slot: array for slot, array in known.items() if slot in vars(self)["_added"]}
             for slot, array in own.items():
                 if array.shape != fresh[slot].shape:
                     raise TrainingError(
                         f"slot {slot!r} of variable {name!r} has shape {array.shape}, but the variable has"
                         f" {fresh[slot].shape}; restore a checkpoint of this variable"
                     )
-            self._slots[name] = {**fresh, **own}  # setting a hyperparameter during training can add a slot
+            self.slots()[name] = {**added, **fresh, **own}  # setting a hyperparameter during training can add a slot
 
     def get_slot_names(self) -> list[str]:
         """Return the names of the slots of each variable."""
-        return sorted(self.rule.slots())
+        return sorted({*self.rule.slots(), *vars(self)["_added"]})
+
+    def add_slot(self, var: Variable, slot_name: str, initializer: object = "zeros") -> Array:
+        """Add a slot to a variable, for an optimizer of your own; return a copy of it. One that is there stays.
+
+        Args:
+            var: the variable.
+            slot_name: name of the slot.
+            initializer: "zeros", "ones", a number, an array, or a function from the shape to an array.
+
+        Raises:
+            TrainingError: the first value does not fit the variable.
+        """
+        own = self.slots().setdefault(var.name, {})
+        if slot_name not in own:
+            own[slot_name] = _first(initializer, var, slot_name)
+            vars(self)["_added"].add(slot_name)
+        return own[slot_name].copy()
+
+    def set_slot(self, var: Variable, slot_name: str, value: object) -> None:
+        """Set a slot that the variable has.
+
+        Args:
+            var: the variable.
+            slot_name: name of the slot.
+            value: the next value, of the variable's shape.
+
+        Raises:
+            TrainingError: the slot is unknown, or the value does not fit.
+        """
+        self.get_slot(var, slot_name)
+        self.slots()[var.name][slot_name] = _first(value, var, slot_name)
 
     def get_slot(self, var: Variable, slot_name: str) -> Array:
         """Return a copy of a slot.
@@ -119,7 +233,7 @@ class StatefulOptimizer:
             TrainingError: the slot is unknown, or no step was made yet.
         """
         try:
-            slot: Array = self._slots[var.name][slot_name]
+            slot: Array = self.slots()[var.name][slot_name]
         except KeyError:
             legal = ", ".join(self.get_slot_names()) or "none"
             raise TrainingError(
@@ -154,45 +268,63 @@ class StatefulOptimizer:
 
     def checkpoint(self) -> dict[str, Array]:
         """Return all state by path: "iter", "<variable>/<slot>"."""
-        slots = {f"{name}/{slot}": array.copy() for name, own in self._slots.items() for slot, array in own.items()}
+        slots = {f"{name}/{slot}": array.copy() for name, own in self.slots().items() for slot, array in own.items()}
         return {"iter": np.array(self.iterations, np.int64), **slots}
 
-    def restore(self, saved: Mapping[str, Array]) -> None:
-        """Restore a checkpoint of this optimizer, or of a `LossScaleOptimizer` around an equal one.
+    def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
+        """Restore a checkpoint of this optimizer, of a `LossScaleOptimizer` around an equal one, or of a `Trainer`.
 
         Args:
-            saved: the result of `checkpoint`.
+            saved: the result of `checkpoint`, or a file of `Trainer.save`.
 
         Raises:
             TrainingError: the step count is missing, or a slot is unknown to this optimizer.
         """
+        saved = saved_state(saved)
         count = np.asarray(saved.get("iter"))
         if count.shape != () or count.dtype.kind not in "iu":
             raise TrainingError("the checkpoint lacks the step count 'iter'; pass the result of checkpoint()")
         slots: dict[str, dict[str, Array]] = {}
         for key in (key for key in saved if key not in ("iter", *SCALE_KEYS)):
             name, _, slot = key.rpartition("/")
-            if slot not in self.rule.slots():
+            if slot not in self.get_slot_names():
                 raise TrainingError(
                     f"the checkpoint has {key!r}, but {type(self.rule).__name__} has no such slot; restore it with the"
                     " optimizer that saved it"
                 )
             slots.setdefault(name, {})[slot] = np.array(saved[key], np.float32)
-        vars(self)["_slots"] = slots
-        self.iterations = int(count)
+        self.set_state(int(count), slots)
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`."""
         return serialize(self.rule)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> StatefulOptimizer:
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> StatefulOptimizer:
         """Return the optimizer of a `get_config` result.
 
         Args:
             config: the result.
+            custom_objects: classes of your own by name.
         """
-        return cls(optimizers.deserialize(config))
+        made = optimizers.deserialize(config, custom_objects)
+        return made if isinstance(made, StatefulOptimizer) else cls(made)
+
+
+def _first(value: object, var: Variable, slot: str) -> Array:
+    """Return the value of a slot. TrainingError if it does not fit the variable."""
+    if isinstance(value, str):
+        value = {"zeros": 0.0, "ones": 1.0}.get(value, value)
+    made = value(var.shape) if callable(value) else value
+    try:
+        return np.array(np.broadcast_to(np.asarray(made, np.float32), var.shape))
+    except (TypeError, ValueError) as cause:
+        raise TrainingError(
+            f"{value!r} is not a value of slot {slot!r} of {var.name!r}, whose shape is {var.shape}; use 'zeros',"
+            " 'ones', a number, an array or a function of the shape"
+        ) from cause
 
 
 _ALIASES = {"lr": "learning_rate"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.update.loss_scale import Array, Gradient
+from amp_rewrite.settings.loss_scale import Array, Gradient
 
 
 class Variable:
@@ -59,6 +60,42 @@ class Differentiable(Protocol):
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
         """Return the gradients of `seed` times the loss; None for a variable that does not affect it."""
+
+
+Variables = Variable | Sequence[Variable] | Callable[[], Sequence[Variable]]
+"""One variable, several, or a function that returns them, as Keras takes `var_list`."""
+
+
+def listed(variables: Variables) -> list[Variable]:
+    """Return variables as a list."""
+    if isinstance(variables, Variable):
+        return [variables]
+    return list(variables() if callable(variables) else variables)
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """A loss whose gradients are multiplied by the gradient with respect to it; `Differentiable` if the loss is."""
+
+    loss: Callable[[], Any]
+    weight: Array
+
+    def __call__(self) -> Any:
+        return self.loss()
+
+    def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
+        """Return the gradients of the weighted loss."""
+        return differentiable(self.loss).gradients(variables, np.asarray(seed * self.weight, np.float32))
+
+
+def times(loss: Callable[[], Any], weight: object) -> Callable[[], Any]:
+    """Return the loss with this gradient with respect to it; the loss itself for None."""
+    if weight is None:
+        return loss
+    array = np.asarray(weight, np.float32)
+    if array.size != 1:
+        raise TrainingError(f"grad_loss has shape {array.shape}, but the loss is one number; pass one number")
+    return Weighted(loss, array.reshape(()))
 
 
 GradsAndVars = Iterable[tuple[Gradient, Variable]]

@@ -11,7 +11,7 @@ from amp_rewrite.ir.nodes import Use, Value
 from amp_rewrite.ir.op_classes import COPIES, LAYERS, RECURRENT
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.train.update.loss_scale import Array
+from amp_rewrite.settings.loss_scale import Array
 
 WEIGHTED = LAYERS | RECURRENT | {"Einsum", "PRelu", "LayerNormalization", "RMSNormalization"}
 """Ops that compute with weights: for them even a single number is a weight."""

@@ -17,8 +17,8 @@ from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.objective.parameter_row import FOLDED, MERGED, ParameterRow
-from amp_rewrite.train.update.loss_scale import Array
 
 KEY = "amp_rewrite.module"
 """Metadata of a model with the reasons why tensors of the module are not trained, by name; "" for a parameter."""

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.update.loss_scale import Array
+from amp_rewrite.settings.loss_scale import Array
 
 TIMEOUT = 300.0
 """Default seconds that a replica waits for the others."""
@@ -220,6 +220,25 @@ def check_strategy(strategy: object) -> None:
     raise TrainingError(f"{name!r} cannot train a step: {known or 'it is not a Replicas; use join_replicas()'}")
 
 
+def strategy_supports_loss_scaling(strategy: object = None) -> bool:
+    """Return True if losses can be scaled under a strategy: one process, or replicas with a copy of each variable.
+
+    Args:
+        strategy: any object; None for training without a strategy.
+
+    Example:
+        >>> from amp_rewrite.train import strategy_supports_loss_scaling
+        >>> strategy_supports_loss_scaling(), strategy_supports_loss_scaling("TPUStrategy")
+        (True, False)
+    """
+    if strategy is None or isinstance(strategy, Replicas):
+        return True
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__
+    return any(part in name for part in _COPIES)
+
+
+_COPIES = ("Mirrored", "CollectiveAllReduce", "OneDevice", "DistributedDataParallel", "Default")
+"""Parts of names of strategies that keep a copy of each variable on each replica."""
 _MIRRORED = "use join_replicas(), which does the same through torch.distributed"
 _SHARDED = "it splits parameters among replicas; use join_replicas(), with a copy on each"
 _REFUSED = {

@@ -26,11 +26,12 @@ from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.view import View
 from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.parallel.replicas import Replicas, averaged, check_strategy
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.step.trainer import Trainer, read_by
+from amp_rewrite.train.step.step_inputs import read_by
+from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.graph import REGION
-from amp_rewrite.train.update.loss_scale import Array
 
 
 class DataParallelTrainer(Trainer):
@@ -54,6 +55,7 @@ class DataParallelTrainer(Trainer):
         check_strategy(replicas)
         self.replicas = replicas
         super().__init__(step, **options)
+        self._number()
         self._check_same()
 
     def _open(self) -> Exchange:
@@ -76,13 +78,22 @@ class DataParallelTrainer(Trainer):
             path: a file that `save` wrote.
         """
         super().load(path)
+        self._number()
         self._check_same()
+
+    def _number(self) -> None:
+        """Tell the step the number of its replica, so that each replica draws other random numbers."""
+        name = next((v.input for v in self.step.state if v.name == "replica"), None)
+        if name is not None:
+            rank = np.array(self.replicas.rank, np.int64)
+            self._stepper.buffer.put(self._now.side, {**self.state, name: rank})
 
     def _check_same(self) -> None:
         """Wait for all replicas; raise TrainingError unless they have the same step and state."""
         digest = hashlib.sha256(self.step.model.proto.SerializeToString(deterministic=True))
-        for _, array in sorted(self._views().items()):
-            digest.update(array.tobytes())
+        own = {v.input for v in self.step.state if v.name == "replica"}
+        for name, array in sorted(self._views().items()):
+            digest.update(b"" if name in own else array.tobytes())
         bits = np.unpackbits(np.frombuffer(digest.digest(), np.uint8)).astype(np.float32)
         sums = self.replicas.total(bits)
         if ((sums != 0) & (sums != self.replicas.world)).any():  # true on all replicas or on none

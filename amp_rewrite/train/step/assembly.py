@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 from onnx import ValueInfoProto
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.pin import Pin
@@ -20,12 +22,12 @@ from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.report import Report
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import differentiable
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.settings.options import PAINTING, Painting, Request
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.training_mode import statistics
 from amp_rewrite.train.update.graph import REGION, Buffers
-from amp_rewrite.train.update.loss_scale import Array
 
 _REGIONS = {f"{REGION}/": reasons.UPDATE, f"{losses.REGION}/": reasons.LOSS}
 """Prefixes of nodes that stay float32, each with its rule."""
@@ -77,6 +79,17 @@ def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str
             needed.update(names_read([node]))
             left.append(node)
     refill(proto.graph, "node", left[::-1])
+    return replace(model, proto=proto)
+
+
+def with_values(model: Model, values: Mapping[str, Array]) -> Model:
+    """Return the model with these values of initializers; one row stands for copies of it along the first axis."""
+    proto = clone(model.proto)
+    for tensor in proto.graph.initializer:
+        if tensor.name in values:
+            dims = tuple(tensor.dims)
+            full = np.broadcast_to(values[tensor.name], dims)
+            tensor.CopyFrom(from_array(np.ascontiguousarray(full).reshape(dims), tensor.name))
     return replace(model, proto=proto)
 
 

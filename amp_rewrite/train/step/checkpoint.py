@@ -1,7 +1,7 @@
 """Checkpoints: all state of a training step in one .npz file, written atomically, read without pickle.
 
-Array names are paths: "parameter/<name>", "slot/<name>/<slot>", "buffer/<name>", "step", and with a dynamic loss
-scale "loss_scale" and "good_steps". `numpy.load` lists them.
+Array names are paths: "parameter/<name>", "slot/<name>/<slot>", "buffer/<name>", "step", with a dynamic loss scale
+"loss_scale" and "good_steps", and with Dropout or random ops "random" and "replica". `numpy.load` lists them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.npy import Npz
 from amp_rewrite.files.scratch import replacing
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.update.graph import StateVariable
-from amp_rewrite.train.update.loss_scale import Array
 
 VERSION = 1
 LIMIT = 1 << 40
@@ -23,8 +23,8 @@ LIMIT = 1 << 40
 
 _VERSION, _MODEL = "amp_rewrite/version", "amp_rewrite/model"
 # State that a checkpoint may lack or have in addition: a loss scale then starts from its initial value.
-_OPTIONAL = ("loss_scale", "good_steps", "micro_batch", "accumulated/", "count/")
-_NUMBERS = ("step", "loss_scale", "good_steps", "micro_batch", "count/")
+_OPTIONAL = ("loss_scale", "good_steps", "micro_batch", "accumulated/", "count/", "random", "replica")
+_NUMBERS = ("step", "loss_scale", "good_steps", "micro_batch", "count/", "replica")
 """State that is one number ≥ 0; a loss scale is ≥ 1."""
 
 
@@ -45,9 +45,16 @@ def save(path: str | Path, state: Mapping[str, Array], fingerprint: str) -> None
 
 
 def load(
-    path: str | Path, variables: Sequence[StateVariable], fingerprint: str, *, micro_batches: int = 1
+    path: str | Path,
+    variables: Sequence[StateVariable],
+    fingerprint: str,
+    *,
+    micro_batches: int = 1,
+    left_out: tuple[str, ...] = (),
 ) -> dict[str, Array]:
     """Return the state of a checkpoint by path: all `variables`, and counts. A missing loss scale is the initial one.
+
+    `left_out`: prefixes of paths that are not read.
 
     TrainingError for a checkpoint of another version, model, optimizer or set of parameters, for one saved inside a
     step with more `micro_batches`, and for impossible counts and scales. FeedError for a file that is damaged,
@@ -69,6 +76,7 @@ def load(
             f"{path} is a checkpoint of another model: its ops or its weights' shapes differ; make the step from that"
             " model"
         )
+    arrays = {name: array for name, array in arrays.items() if not name.startswith(left_out)} if left_out else arrays
     return _fitted(path, arrays, variables, micro_batches)
 
 

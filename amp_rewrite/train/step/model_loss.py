@@ -1,47 +1,61 @@
-"""The loss of an ONNX model with its gradients, for the optimizers of `keras`."""
+"""The loss of an ONNX model with gradients, predictions and state, for custom loops with the optimizers of `keras`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from amp_rewrite.dtypes import DType
+from amp_rewrite.deploy.session import process
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.builder import declared
-from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.gradients import backward
-from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, initial_random_state
+from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.settings.loss_scale import Array, DynamicLossScale, Gradient
+from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
+from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
+from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
-from amp_rewrite.train.objective.losses import objective
-from amp_rewrite.train.objective.module_parameters import ModuleParameters
-from amp_rewrite.train.objective.parameters import Choice, trained
 from amp_rewrite.train.objective.repeated_rows import with_one_row
-from amp_rewrite.train.step.assembly import lowered, policy_of, with_inputs, with_outputs
-from amp_rewrite.train.update.loss_scale import Array, Gradient
+from amp_rewrite.train.step import checkpoint
+from amp_rewrite.train.step.assembly import policy_of, with_values
+from amp_rewrite.train.step.loss_graph import LossGraph, LossSettings, loss_graph
+from amp_rewrite.train.step.optimizer_state import by_path
+from amp_rewrite.train.step.training_report import TrainingReport
+from amp_rewrite.train.update.graph import StateVariable
+from amp_rewrite.train.update.optimizers import initial_slots
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """Running statistics and random state by input; they move on with each computation of gradients."""
+
+    values: dict[str, Array]
 
 
 @dataclass(frozen=True, eq=False)
 class ModelLoss:
     """A `Differentiable` loss of a model: call it for its value, or compute its gradients from a seed.
 
+    In training mode gradients also move running statistics and draw the next random numbers; calls for the value see
+    the same numbers as the gradients after them.
+
     Attributes:
         variables: the model's parameters; an assigned value is used from the next call on.
+        results: loss and metrics of the last computation for this batch, by name.
     """
 
     variables: tuple[Variable, ...]
-    _runner: Runner = field(repr=False)
-    _loss: str
-    _seed: str
-    _grads: Mapping[str, str]
+    _graph: LossGraph = field(repr=False)
+    _state: _State = field(repr=False)
     _batch: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    results: dict[str, float] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -51,8 +65,11 @@ class ModelLoss:
         *,
         parameters: str | Sequence[str] | None = None,
         freeze: str | Sequence[str] = (),
-        policy: str | Policy | None = "float32",
+        policy: str | Policy | None = None,
+        training_mode: bool = False,
+        seed: int = 0,
         folder: str | Path | None = None,
+        **painting: Unpack[Painting],
     ) -> ModelLoss:
         """Return the loss of a model. It runs on CUDA if available, else on the CPU, where a low policy is emulated.
 
@@ -61,30 +78,28 @@ class ModelLoss:
             loss: as `training_step` takes it.
             parameters: as `training_step` takes them.
             freeze: as `training_step` takes it.
-            policy: as `training_step` takes it.
+            policy: by default that of the process: mixed_float16 while the graph rewrite is enabled, else the one of
+                `set_policy`, else float32.
+            training_mode: as `training_step` takes it.
+            seed: as `training_step` takes it.
             folder: where the external data of a ModelProto lies.
+            **painting: lists, level, target, safety, keep, lower and gray_follows_allow of `convert`.
 
         Raises:
             AmpRewriteError: as `training_step` raises it.
         """
-        policy = policy_of(policy)
-        source = Model.load(model, folder=folder)
-        aim = objective(source, loss)
-        choice = Choice(parameters, freeze, ModuleParameters.of(model, source))
-        selection = trained(View.of(aim.model), aim.loss, choice)
-        names = selection.names
-        ready, initial, _ = with_inputs(with_one_row(aim.model, selection.one_row), aim.loss, names)
-        b = Builder.of(ready)
-        seed = b.input("seed", DType.FLOAT, ())
-        computed = backward(b, {aim.loss: seed}, names)
-        grads = {name: b.output(f"{name}_grad", DType.FLOAT, b.shape(name), source=computed[name]) for name in names}
-        whole = with_outputs(b.model(), [declared(aim.loss, DType.FLOAT, aim.shape)], tuple(grads.values()))
-        result, report = lowered(whole, policy, {})
-        on_cuda = cuda_opens()
-        if report is not None and not on_cuda:
-            result = emulate(result)
-        runner = Runner.open(result, SessionOptions(providers=(CUDA, CPU) if on_cuda else (CPU,)))
-        return cls(tuple(Variable(initial[name], name) for name in names), runner, aim.loss, seed, grads)
+        chosen = policy_of(process.policy_of_sessions() if policy is None else policy)
+        settings = LossSettings(chosen, parameters, freeze, training_mode, painting)
+        graph = loss_graph(model, Model.load(model, folder=folder), loss, settings)
+        state = {name: start.copy() for name, (_, start) in graph.buffers.items()}
+        if graph.random is not None:
+            state |= {graph.random.state: initial_random_state(seed), graph.random.replica: np.array(0, np.int64)}
+        return cls(tuple(Variable(a, name) for name, a in graph.initial.items()), graph, _State(state))
+
+    @property
+    def report(self) -> TrainingReport:
+        """What is trained and why, how the loss reads the model, and the type of each op."""
+        return self._graph.report
 
     def on(self, batch: Mapping[str, Array]) -> ModelLoss:
         """Return the loss of this batch, with the same variables.
@@ -92,27 +107,131 @@ class ModelLoss:
         Args:
             batch: arrays by input name.
         """
-        return replace(self, _batch=dict(batch))
+        return replace(self, _batch=dict(batch), results={})
 
     def __call__(self) -> Array:
         """Return the loss: a float32 scalar, shape ()."""
-        return np.asarray(self._run([self._loss], np.array(1, np.float32))[self._loss]).reshape(())
+        self._run((), np.array(1, np.float32))
+        return np.array(self.results["loss"], np.float32)
+
+    def __float__(self) -> float:
+        """Return the loss of the last computation for this batch; compute it if there was none."""
+        return self.results["loss"] if self.results else float(self())
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
         """Return the float32 gradients of `seed` times the loss; None for variables of another loss.
+
+        One forward pass gives the gradients and the `results`.
 
         Args:
             variables: those to differentiate by.
             seed: gradient of the result with respect to the loss.
         """
-        own = [v for v in variables if any(v is mine for mine in self.variables)]
-        grads = self._run([self._grads[v.name] for v in own], np.asarray(seed, np.float32)) if own else {}
-        return [grads.get(self._grads.get(v.name, "")) if v in own else None for v in variables]
+        graph, own = self._graph, [v for v in variables if any(v is mine for mine in self.variables)]
+        if not own:
+            return [None for _ in variables]
+        moved = {name: new for name, (new, _) in graph.buffers.items()}
+        found = self._run((*(graph.gradients[v.name] for v in own), *moved.values()), np.asarray(seed, np.float32))
+        self._state.values.update({name: np.array(found[new]) for name, new in moved.items()})
+        if graph.random is not None:
+            before = self._state.values[graph.random.state]
+            self._state.values[graph.random.state] = before * np.array(MULTIPLIERS, np.int64) % PRIME
+        return [found[graph.gradients[v.name]] if any(v is mine for mine in own) else None for v in variables]
+
+    def predict(self, batch: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Return the outputs of the model for a batch by name: in float32, without dropout, with running statistics.
+
+        Args:
+            batch: arrays by input name; targets are not needed. By default the batch of this loss.
+        """
+        runner = self._predictor
+        feeds = {**self._values(), **(self._batch if batch is None else batch)}
+        inputs = [port.name for port in runner.inputs]
+        missing = sorted(set(inputs) - feeds.keys())
+        if missing:
+            raise TrainingError(f"the batch lacks the inputs {missing}; pass arrays for all inputs of the model")
+        outputs = [v.name for v in self._graph.source.proto.graph.output]
+        results = runner.run({name: feeds[name] for name in inputs}, outputs)
+        return {name: np.asarray(results[name]) for name in outputs}
+
+    @cached_property
+    def _predictor(self) -> Runner:
+        """The model itself, with its weights as inputs."""
+        source, values = self._graph.source, self._values()
+        dims = {t.name: tuple(t.dims) for t in source.proto.graph.initializer}
+        b = Builder.of(with_one_row(source, [name for name, a in values.items() if a.shape != dims[name]]))
+        for name in values:
+            b.promote(name)
+        return Runner.open(b.model(), SessionOptions(providers=self._graph.providers))
+
+    def export(self) -> Model:
+        """Return the model with the current parameters and running statistics, float32, ready for `convert`."""
+        return with_values(self._graph.source, self._values())
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
+        """Write a checkpoint of the model and its optimizer, in the format of `Trainer.save`, which reads it too.
+
+        Args:
+            path: the file, a .npz.
+            optimizer: the optimizer that trains the variables.
+        """
+        checkpoint.save(path, self._checkpoint(optimizer), self._graph.fingerprint)
+
+    def load(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
+        """Continue from a checkpoint of `save` or of `Trainer.save`.
+
+        Args:
+            path: the file.
+            optimizer: the optimizer, which gets its step count, slots and loss scale back; None leaves those out.
+
+        Raises:
+            TrainingError: the checkpoint is of another model, optimizer or set of parameters.
+        """
+        wanted = [StateVariable(name, name, "", array) for name, array in self._checkpoint(optimizer).items()]
+        left_out = () if optimizer is not None else ("slot/", "step")
+        saved = checkpoint.load(path, wanted, self._graph.fingerprint, left_out=left_out)
+        for variable in self.variables:
+            variable.assign(saved[f"parameter/{variable.name}"])
+        self._state.values.update({name: saved[key] for key, name in self._paths().items()})
+        if optimizer is not None:
+            optimizer.restore(saved)
+
+    def _paths(self) -> dict[str, str]:
+        """Paths in checkpoints of running statistics and random state, with the inputs."""
+        paths = {f"buffer/{name}": name for name in self._graph.buffers}
+        random = self._graph.random
+        return paths if random is None else {**paths, "random": random.state, "replica": random.replica}
+
+    def _checkpoint(self, optimizer: StatefulOptimizer | None) -> dict[str, Array]:
+        state = {f"parameter/{v.name}": v.numpy() for v in self.variables}
+        if optimizer is not None:
+            fresh = initial_slots(optimizer.rule, {v.name: v.numpy() for v in self.variables})
+            slots = {name: {**own, **optimizer.slots().get(name, {})} for name, own in fresh.items()}
+            state |= by_path(optimizer.iterations, slots)
+            scale = optimizer.loss_scale if isinstance(optimizer, LossScaleOptimizer) else None
+            if isinstance(scale, DynamicLossScale):
+                state["loss_scale"] = np.array(scale.state.scale, np.float32)
+                state["good_steps"] = np.array(scale.state.good_steps, np.int64)
+        return state | {key: self._state.values[name] for key, name in self._paths().items()}
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def _values(self) -> dict[str, Array]:
+        """Parameters and running statistics by name."""
+        return {v.name: v.numpy() for v in self.variables} | {n: self._state.values[n] for n in self._graph.buffers}
 
     def _run(self, outputs: Sequence[str], seed: Array) -> dict[str, Any]:
-        values = {v.name: v.numpy() for v in self.variables}
-        inputs = {port.name for port in self._runner.inputs}
-        missing = sorted(inputs - values.keys() - {self._seed} - self._batch.keys())
+        graph = self._graph
+        feeds = {**self._values(), **self._state.values, **self._batch, graph.seed: seed}
+        inputs = {port.name for port in graph.runner.inputs}
+        missing = sorted(inputs - feeds.keys())
         if missing:
             raise TrainingError(f"the batch lacks the inputs {missing}; pass a batch with loss.on(batch)")
-        return self._runner.run({**values, **self._batch, self._seed: seed}, outputs)
+        read = {name: array for name, array in feeds.items() if name in inputs or name in self._batch}
+        found = graph.runner.run(read, (graph.loss, *graph.metrics, *outputs))
+        self.results.clear()
+        self.results["loss"] = float(np.asarray(found[graph.loss]).reshape(()))
+        self.results.update({name: float(np.asarray(found[name])) for name in graph.metrics})
+        return found

@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 from onnx import ValueInfoProto
-from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import backward
 from amp_rewrite.rewrite.autodiff.lowering.opset import for_gradients
+from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state, with_random_state
+from amp_rewrite.settings import loss_scale as scales
+from amp_rewrite.settings.loss_scale import Array, LossScale
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
@@ -32,12 +32,12 @@ from amp_rewrite.train.objective.parameters import Choice, trained
 from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.objective.repeated_rows import with_one_row
 from amp_rewrite.train.objective.training_mode import in_training, statistics
-from amp_rewrite.train.step.assembly import lowered, policy_of, with_inputs, with_outputs
-from amp_rewrite.train.step.training_report import TrainingReport
-from amp_rewrite.train.update import loss_scale as scales
+from amp_rewrite.train.step.assembly import lowered, policy_of, with_inputs, with_outputs, with_values
+from amp_rewrite.train.step.optimizer_state import brought
+from amp_rewrite.train.step.size_hints import size_hints
+from amp_rewrite.train.step.training_report import TrainingReport, model_name
 from amp_rewrite.train.update import optimizers
 from amp_rewrite.train.update.graph import ForwardPass, Scaling, StateVariable, Update, append_update
-from amp_rewrite.train.update.loss_scale import Array, LossScale
 
 _POLICY = "policy"  # the default for `loss_scale`: the policy's loss scale
 
@@ -56,7 +56,8 @@ class TrainingStep:
         applied: bool, the step changed the parameters (with micro-batches only the last run can).
         learning_rate: the input for the rate; `optimizer.learning_rate` is its default.
         targets: the targets of a loss given as text; of others, the classes of the model's own loss.
-        optimizer: the optimizer.
+        optimizer: the optimizer's arithmetic.
+        owner: the optimizer object that was given; it shows the state of the `Trainer`. None for a bare Optimizer.
         loss_scale: the loss scale.
         policy: the policy.
         micro_batches: runs per step.
@@ -77,6 +78,7 @@ class TrainingStep:
     learning_rate: str
     targets: tuple[Target, ...]
     optimizer: optimizers.Optimizer
+    owner: StatefulOptimizer | None
     loss_scale: LossScale | None
     policy: Policy
     micro_batches: int
@@ -156,13 +158,7 @@ class TrainingStep:
         Raises:
             TrainingError: the step was read from a file without its model.
         """
-        model, weights = self._forward(), self._weights()
-        proto = clone(model.proto)
-        for tensor in proto.graph.initializer:
-            if tensor.name in weights:
-                values = np.broadcast_to(state[tensor.name], tuple(tensor.dims))
-                tensor.CopyFrom(from_array(np.ascontiguousarray(values).reshape(tuple(tensor.dims)), tensor.name))
-        return replace(model, proto=proto)
+        return with_values(self._forward(), {name: state[name] for name in self._weights()})
 
 
 def training_step(
@@ -176,6 +172,7 @@ def training_step(
     freeze: str | Sequence[str] = (),
     micro_batches: int = 1,
     training_mode: bool = False,
+    seed: int = 0,
     folder: str | Path | None = None,
     **painting: Unpack[Painting],
 ) -> TrainingStep:
@@ -193,13 +190,14 @@ def training_step(
     Args:
         model: as `convert` takes it; it is not changed.
         loss: a float32 value with one element, or text: "cross_entropy(LOGITS, TARGETS)", see `losses.objective`.
-        optimizer: an Optimizer, or text such as "adam,lr=0.001".
+        optimizer: an Optimizer, text such as "adam,lr=0.001", or an optimizer object, which brings its state.
         loss_scale: "dynamic", a number, None or a LossScale; by default the policy's ("dynamic" for mixed_float16).
         policy: by default that of the process if set, else mixed_float16.
         parameters: globs on initializers to train, see `parameters.trained`.
         freeze: globs on initializers to leave as they are.
         micro_batches: runs per step.
         training_mode: train statistics and drop.
+        seed: of Dropout and random ops; equal seeds give equal bits.
         folder: where the external data of a ModelProto lies.
         **painting: lists, level, target, safety, keep, lower and gray_follows_allow of `convert`.
 
@@ -222,6 +220,8 @@ def training_step(
     rule, scale = _rule_and_scale(optimizer, loss_scale, policy)
     if not isinstance(micro_batches, int) or micro_batches < 1:
         raise TrainingError(f"micro_batches is {micro_batches!r}; use a whole number ≥ 1")
+    if not isinstance(seed, int) or seed < 0:
+        raise TrainingError(f"seed is {seed!r}; use a whole number ≥ 0")
     source = Model.load(model, folder=folder)
     at_opset, moved = for_gradients(source)
     aim = losses.objective(in_training(at_opset) if training_mode else at_opset, loss)
@@ -229,14 +229,20 @@ def training_step(
     choice = Choice(parameters, freeze, ModuleParameters.of(model, source))
     selection = trained(View.of(aim.model), aim.loss, choice)
     names = selection.names
-    ready, initial, buffers = with_inputs(with_one_row(aim.model, selection.one_row), aim.loss, names)
+    stateful, random = with_random_state(with_one_row(aim.model, selection.one_row))
+    ready, initial, buffers = with_inputs(stateful, aim.loss, names)
     b = Builder.of(ready)
     scaling = Scaling.of(b, scale)
     gradients = backward(b, {aim.loss: scaling.scale or b.scalar(1.0, DType.FLOAT)}, names)
-    update = append_update(b, initial, gradients, rule, scaling, ForwardPass(micro_batches, buffers))
+    draws = None if random is None else (random, initial_random_state(seed))
+    update = append_update(b, initial, gradients, rule, scaling, ForwardPass(micro_batches, buffers, draws))
     kept = (update.finite, update.applied, *(s.output for s in update.state))
+    owner = optimizer if isinstance(optimizer, StatefulOptimizer) else None
+    if owner is not None:
+        update = replace(update, state=brought(owner, scale, update.state))
     whole = with_outputs(b.model(), _declared(aim), kept)
     result, report = lowered(whole, policy, painting)
+    notes = (*aim.notes, *moved, *size_hints(result, policy.lowers))
     return TrainingStep(
         **vars(update),
         model=result,
@@ -245,6 +251,7 @@ def training_step(
         metrics=aim.metrics,
         targets=aim.targets,
         optimizer=rule,
+        owner=owner,
         loss_scale=scale,
         policy=policy,
         micro_batches=micro_batches,
@@ -252,7 +259,7 @@ def training_step(
         objective=loss,
         fingerprint=fingerprint(source).graph,
         forward=source,
-        report=TrainingReport(_name(source), loss, selection.rows, (*aim.notes, *moved), report),
+        report=TrainingReport(model_name(source), loss, selection.rows, notes, report),
     )
 
 
@@ -268,17 +275,19 @@ def _rule_and_scale(
     rule = optimizers.named(optimizer) if isinstance(optimizer, str) else optimizer
     if not isinstance(rule, optimizers.Optimizer):
         raise TrainingError(f"not an optimizer: {optimizer!r}; pass an Optimizer such as SGD(0.1), or its name")
-    return rule, scales.get(loss_scale)
+    scale = scales.get(loss_scale)
+    if scale is not None and type(scale) not in (scales.FixedLossScale, scales.DynamicLossScale):
+        raise TrainingError(
+            f"{type(scale).__name__} is a loss scale of your own, but a training step computes its scale in the graph;"
+            " use a DynamicLossScale or a number here, or a LossScaleOptimizer with it in a custom loop"
+        )
+    return rule, scale
 
 
 def _is_row(model: Model, variable: StateVariable) -> bool:
     """True if the state is one row of the model's initializer."""
     dims = next(tuple(t.dims) for t in model.proto.graph.initializer if t.name == variable.input)
     return dims != variable.initial.shape
-
-
-def _name(model: Model) -> str:
-    return model.path.name if model.path is not None else model.proto.graph.name or "model"
 
 
 def _declared(aim: Objective) -> list[ValueInfoProto]:

@@ -21,10 +21,10 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.store import Progress
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
+from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.update import loss_scale as scales
 from amp_rewrite.train.update import optimizers
 from amp_rewrite.train.update.graph import StateVariable
 
@@ -33,7 +33,7 @@ VERSION = 1
 _OUTPUTS = ("loss", "finite", "applied")
 _NAMES = (*_OUTPUTS, "learning_rate", "micro_batches", "training_mode", "objective", "fingerprint")
 """Fields of a step that are text or numbers in the metadata, too."""
-_LEFT_OUT = ("model", "forward", "report", "targets")
+_LEFT_OUT = ("model", "forward", "report", "targets", "owner")
 """Fields of a step that the metadata lack, or spell in another way."""
 _KINDS = {"micro_batches": int, "training_mode": bool, "objective": str, "fingerprint": str, "policy": str}
 
@@ -157,6 +157,7 @@ def _step(model: Model, metadata: Mapping[str, Any], trained: Model | None, path
         metrics=tuple(metadata["metrics"]),
         targets=tuple(Target(**target) for target in _targets(metadata)),
         optimizer=optimizers.deserialize(metadata["optimizer"]),
+        owner=None,
         loss_scale=scales.get(metadata["loss_scale"]),
         policy=Policy(metadata["policy"]),
         forward=trained,

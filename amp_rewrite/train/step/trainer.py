@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, Unpack
 
 import numpy as np
-from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, TrainingError
@@ -19,46 +18,14 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.step import checkpoint
+from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, Scores, range_of
+from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, shown, slots_of
+from amp_rewrite.train.step.rows import Rows
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.update.loss_scale import Array
-
-Progress = Callable[[int, int], None]
-Rate = float | Callable[[int], float]
-"""A learning rate, or a function from the number of applied steps to the rate of the next step."""
-
-
-@dataclass(frozen=True)
-class History:
-    """Record of a call of `fit`.
-
-    Attributes:
-        losses: the loss of each run.
-        metrics: the metrics of each run.
-        skipped: steps not applied because a gradient was nonfinite.
-        nonfinite: all steps with nonfinite gradients, including those applied under a fixed loss scale or none.
-    """
-
-    losses: tuple[float, ...]
-    metrics: Mapping[str, tuple[float, ...]]
-    skipped: int
-    nonfinite: int
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Means over data, weighted by the rows of each batch.
-
-    Attributes:
-        loss: the loss.
-        metrics: metrics by name.
-        rows: number of rows.
-    """
-
-    loss: float
-    metrics: Mapping[str, float]
-    rows: int
+from amp_rewrite.train.step.step_inputs import batch_model, read_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +56,8 @@ class Steps(Protocol):
 
 
 class Trainer:
-    """A training step with its state. Steps are deterministic on a CPU: a resumed run gives the same bits.
+    """A training step with its state. Steps are deterministic on a CPU: a resumed run gives the same bits, also with
+    Dropout, whose random numbers are part of the state.
 
     The CPU provider computes most float16 ops in float32. So there a lowered step runs as its float32 twin with
     explicit rounding (`emulate`), and `emulated` is True. The state stays on the device, in two sets: a step reads one
@@ -128,13 +96,14 @@ class Trainer:
             providers = providers[1:]
         self.emulated = step.lowered and providers[0] == CPU if emulated is None else emulated
         self._model = emulate(step.model) if self.emulated else step.model
-        self._declared = _fed(step)
+        self._declared = batch_model(step)
         # a memory pool would hold the memory of a step twice
         self._options = SessionOptions(
             providers=providers, threads=threads, pooled=False, provider_options=provider_options
         )
         self._stepper = self._open()
-        self._now = _Position()
+        self.last_rate = 0.0
+        self._now = _Position(steps=next(int(v.initial) for v in step.state if v.name == "step"))
 
     def _open(self) -> Steps:
         step, runner = self.step, Runner.open(self._model, self._options)
@@ -185,45 +154,51 @@ class Trainer:
         return {v.input: buffer.view(side, v.input) for v in self.step.state}
 
     def fit(
-        self, batches: object, epochs: int = 1, *, learning_rate: Rate | None = None, progress: Progress | None = None
+        self,
+        batches: object,
+        epochs: int = 1,
+        *,
+        learning_rate: Rate | None = None,
+        progress: Progress | None = None,
+        **options: Unpack[FitOptions],
     ) -> History:
         """Train on all batches, `epochs` times, and return losses, metrics and counts.
 
+        A mapping from names to arrays is cut into batches of `batch_size` rows, in a new order in each epoch.
+
         Args:
-            batches: as `Feed.of` takes them, named as in the step's `batch`; steps with NaN are skipped or reported.
+            batches: as `Feed.of` takes them, named as in the step's `batch`, or a mapping from names to all rows; steps
+                with NaN are skipped or reported.
             epochs: passes over the batches.
             learning_rate: a number ≥ 0, or a function of the step; None: the optimizer's.
             progress: called as `progress(done, total)` with runs; `amp_rewrite.progress_bar` draws it.
+            **options: batch_size, shuffle, seed, validation_data, validation_split, callbacks, first_epoch, see
+                `FitOptions`.
 
         Raises:
-            TrainingError: a target is out of range, or a learning rate is not a number ≥ 0.
+            TrainingError: a target is out of range, an option is invalid, or a learning rate is not a number ≥ 0.
             FeedError: the data do not fit.
         """
         if not isinstance(epochs, int) or epochs < 0:
             raise TrainingError(f"epochs is {epochs!r}; use a whole number ≥ 0")
-        feed = Feed.of(batches, self._declared, allow_nonfinite=True)
-        total = epochs * len(feed) if progress is not None else 0
-        losses: list[float] = []
-        metrics: dict[str, list[float]] = {name: [] for name in self.step.metrics}
-        skipped = nonfinite = 0
-        for _ in range(epochs):
-            for number, batch in enumerate(feed):
-                before = self._now
-                results = self._take(batch, number, learning_rate)
-                losses.append(results[self.step.loss].item())
-                for name, values in metrics.items():
-                    values.append(results[name].item())
-                skipped += self._now.skipped - before.skipped
-                nonfinite += self._now.nonfinite - before.nonfinite
-                if progress is not None:
-                    progress(len(losses), total)
-        return History(tuple(losses), {name: tuple(values) for name, values in metrics.items()}, skipped, nonfinite)
+        return Fitting.of(self, batches, options).run(range_of(epochs, options), learning_rate, progress)
 
-    def _take(self, batch: Batch, number: int, learning_rate: Rate | None) -> dict[str, Array]:
-        """Run one step, or one micro-batch of a step; a nonfinite step is counted in its last run."""
+    def take(self, batch: Batch, number: int, learning_rate: Rate | None) -> dict[str, Array]:
+        """Run one step, or one micro-batch of a step; a nonfinite step is counted in its last run. Return its results.
+
+        Args:
+            batch: arrays by name.
+            number: the number of the batch, for messages.
+            learning_rate: as `fit` takes it.
+        """
         self._check(batch, number)
+        owner = self.step.owner
+        if owner is not None:
+            check_unchanged(owner, self.step.optimizer)
         now = self._now
-        results = self._stepper.run(now.side, {**batch, self.step.learning_rate: self._rate(learning_rate)})
+        rate = self.rate(learning_rate)
+        self.last_rate = float(rate)
+        results = self._stepper.run(now.side, {**batch, self.step.learning_rate: rate})
         applied = bool(results[self.step.applied])
         micro_batch = (now.micro_batch + 1) % self.step.micro_batches
         nonfinite = micro_batch == 0 and not results[self.step.finite]
@@ -234,22 +209,60 @@ class Trainer:
             skipped=now.skipped + (nonfinite and not applied),
             nonfinite=now.nonfinite + nonfinite,
         )
+        self._show()
         return results
 
-    def _rate(self, learning_rate: Rate | None) -> Array:
-        """Return the learning rate of the next step. TrainingError unless it is a finite number ≥ 0."""
-        rate = self.step.optimizer.learning_rate if learning_rate is None else learning_rate
+    def _show(self) -> None:
+        """Show step count and loss scale in the optimizer object, which reads slots when it is asked for them."""
+        owner = self.step.owner
+        if owner is not None:
+            scale = [v for v in self.step.state if v.name in ("loss_scale", "good_steps")]
+            shown(owner, {v.name: self._stepper.buffer.view(self._now.side, v.input) for v in scale})
+            owner.follow(self, self.steps)
+
+    def optimizer_slots(self) -> dict[str, dict[str, Array]]:
+        """Return copies of the optimizer's slots, by parameter and slot."""
+        return slots_of(self._views(), self.step.state)
+
+    def set_optimizer_state(self, iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> None:
+        """Continue from another step count and other slots; what `slots` lacks stays.
+
+        Args:
+            iterations: the step count.
+            slots: arrays by parameter and slot.
+        """
+        values = by_path(iterations, slots)
+        self._stepper.buffer.put(self._now.side, {v.input: values[v.name] for v in self.step.state if v.name in values})
+        self._now = replace(self._now, steps=iterations)
+
+    def rate(self, learning_rate: Rate | None = None) -> Array:
+        """Return the learning rate of the next step, a float32 scalar.
+
+        Args:
+            learning_rate: as `fit` takes it.
+
+        Raises:
+            TrainingError: it is not a finite number ≥ 0.
+        """
+        owner = self.step.owner
+        rule = self.step.optimizer if owner is None else owner.rule
+        rate = rule.learning_rate if learning_rate is None else learning_rate
         value = rate(self.steps) if callable(rate) else rate
         real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
         if not (real and 0 <= value <= DType.FLOAT.max):  # a larger one is infinity in float32
             raise TrainingError(f"the learning rate of step {self.steps + 1} is {value!r}; use a finite number ≥ 0")
         return np.array(value, np.float32)
 
-    def evaluate(self, batches: object) -> Scores:
+    def feed(self, batches: object) -> Feed:
+        """Return data as batches of the step."""
+        return Feed.of(batches, self._declared, allow_nonfinite=True)
+
+    def evaluate(self, batches: object, *, batch_size: int | None = None) -> Scores:
         """Return loss and metrics over data with the current state; see `TrainingStep.evaluation` for training mode.
 
         Args:
             batches: as `fit` takes them.
+            batch_size: as `fit` takes it.
 
         Raises:
             FeedError: the data do not fit.
@@ -258,7 +271,9 @@ class Trainer:
         runner, loss, metrics = self._evaluator
         rate = {self.step.learning_rate: np.array(0, np.float32)}
         sums, rows = dict.fromkeys((loss, *metrics), 0.0), 0
-        for number, batch in enumerate(Feed.of(batches, self._declared, allow_nonfinite=True)):
+        rows_of = Rows.of(batches, batch_size, None, 0)
+        data = batches if rows_of is None else lambda: replace(rows_of, shuffle=False).batches(0)
+        for number, batch in enumerate(self.feed(data)):
             self._check(batch, number)
             results = runner.run(self._now.side, read_by(runner, {**batch, **rate}))
             here = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
@@ -331,20 +346,60 @@ class Trainer:
         self._stepper.buffer.put(other, {v.input: saved[v.name] for v in step.state})
         counts = ("step", "micro_batch", "count/skipped", "count/nonfinite")
         self._now = _Position(other, *(int(saved.get(name, 0)) for name in counts))
+        self._show()
+
+    def set_state(self, state: Mapping[str, Array]) -> None:
+        """Continue from a state.
+
+        Args:
+            state: arrays by input name, as `state` gives them.
+        """
+        other: Side = 1 if self._now.side == 0 else 0
+        self._stepper.buffer.put(other, {v.input: state[v.input] for v in self.step.state})
+        steps = next(int(state[v.input]) for v in self.step.state if v.name == "step")
+        micro_batch = next((int(state[v.input]) for v in self.step.state if v.name == "micro_batch"), 0)
+        self._now = replace(self._now, side=other, steps=steps, micro_batch=micro_batch)
+        self._show()
+
+    def get_weights(self) -> dict[str, Array]:
+        """Return copies of parameters and running statistics by name."""
+        kept = [v for v in self.step.state if v.name.startswith(("parameter/", "buffer/"))]
+        return {v.input: np.array(self._stepper.buffer.view(self._now.side, v.input)) for v in kept}
+
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
+        """Set parameters and running statistics; slots and counts stay.
+
+        Args:
+            weights: arrays by name; those that are left out stay.
+
+        Raises:
+            TrainingError: a name is unknown, or a shape is another.
+        """
+        own = self.get_weights()
+        for name, array in weights.items():
+            if name not in own or np.shape(array) != own[name].shape:
+                has = f"has shape {own[name].shape}, not {np.shape(array)}" if name in own else "is not trained"
+                raise TrainingError(f"weight {name!r} of the step {has}; pass what get_weights gives")
+        self.set_state({**self.state, **{name: np.asarray(a, np.float32) for name, a in weights.items()}})
+
+    def predict(self, batches: object, *, batch_size: int | None = None) -> dict[str, Array]:
+        """Return the outputs of the model for all rows by name, joined along the first axis, in float32.
+
+        Args:
+            batches: as `fit` takes them, without targets.
+            batch_size: as `fit` takes it.
+
+        Raises:
+            FeedError: the data do not fit.
+        """
+        model = self.export()
+        runner = Runner.open(model, self._options)
+        rows = Rows.of(batches, batch_size, None, 0)
+        data = batches if rows is None else lambda: replace(rows, shuffle=False).batches(0)
+        names = [v.name for v in model.proto.graph.output]
+        found = [runner.run(batch, names) for batch in Feed.of(data, model, allow_nonfinite=True)]
+        return {name: np.concatenate([np.atleast_1d(np.asarray(one[name])) for one in found]) for name in names}
 
     def export(self) -> Model:
         """Return the model with its trained parameters as float32 initializers, ready for `convert`."""
         return self.step.trained(self._views())
-
-
-def read_by(runner: BufferedRunner, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the feeds that a runner reads."""
-    return {name: array for name, array in feeds.items() if name in runner.inputs}
-
-
-def _fed(step: TrainingStep) -> Model:
-    """Return the step with only its batch inputs, to check batches against."""
-    declared = {v.name: v for v in step.model.proto.graph.input}
-    proto = ModelProto(ir_version=step.model.proto.ir_version, opset_import=step.model.proto.opset_import)
-    proto.graph.input.extend(declared[name] for name in step.batch)
-    return Model(proto)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 
 from amp_rewrite.errors import count
+from amp_rewrite.files.model import Model
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import Row
@@ -17,6 +18,11 @@ from amp_rewrite.train.objective.parameter_row import FOLDED, FROZEN, MERGED, TR
 _NUMBER = re.compile(r"\d+")
 _WIDTH = 60
 """Most characters of a name before its shape."""
+
+
+def model_name(model: Model) -> str:
+    """Return the name of a model for people: that of its file, else that of its graph."""
+    return model.path.name if model.path is not None else model.proto.graph.name or "model"
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,7 +42,7 @@ class TrainingReport(Result):
         >>> step.report.notes
         ("cross_entropy reads the logits 'linear_1' in place of 'probability', which a Softmax computes",)
         >>> [row.name for row in step.report.trained][:2]
-        ['stem.0.weight', 'hidden.weight']
+        ['stem.0.weight', 'middle.0.weight']
     """
 
     model: str

@@ -17,7 +17,8 @@ import onnx.helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.train.update.loss_scale import FLOOR, Array, DynamicLossScale, FixedLossScale, LossScale
+from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, RandomState
+from amp_rewrite.settings.loss_scale import FLOOR, Array, DynamicLossScale, FixedLossScale, LossScale
 from amp_rewrite.train.update.optimizers import Arithmetic, Optimizer, initial_slots
 
 REGION = "amp.update"
@@ -127,10 +128,14 @@ Buffers = Mapping[str, tuple[str, Array]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardPass:
-    """The forward passes of a step: their number, and the buffers that each one updates."""
+    """The forward passes of a step: their number, the buffers that each one updates, and the random numbers it draws.
+
+    `random`: the inputs of the random state, with its initial value.
+    """
 
     micro_batches: int = 1
     buffers: Buffers = field(default_factory=dict)
+    random: tuple[RandomState, Array] | None = None
 
 
 def append_update(
@@ -169,6 +174,8 @@ def append_update(
                 update.give(f"slot/{name}/{slot}", slots[slot].name, after[slot], start, applied)
         for name, (result, initial) in forward.buffers.items():
             update.give(f"buffer/{name}", name, Operand(b, result), initial, allowed)
+        if forward.random is not None:
+            update.advance(*forward.random)
         update.give("step", step, number, np.array(0, np.int64), applied)
         update.adjust_scale(finite)
         return Update(
@@ -234,6 +241,14 @@ class _Update:
     def finite(self, gradients: Mapping[str, Operand]) -> str:
         total: Operand = NODES.sum([(g - g).reduced("ReduceSum") for g in gradients.values()])
         return total.op("Equal", total, np.float32(0)).name
+
+    def advance(self, random: RandomState, initial: Array) -> None:
+        """Append the next random state; a skipped step draws other numbers the next time."""
+        b = self.b
+        moved = b.op("Mul", random.state, b.constant(np.array(MULTIPLIERS, np.int64)))
+        after = Operand(b, b.op("Mod", moved, b.scalar(PRIME, DType.INT64)))
+        self.give("random", random.state, after, initial, None)
+        self.give("replica", random.replica, Operand(b, random.replica), np.array(0, np.int64), None)
 
     def adjust_scale(self, finite: str) -> None:
         """Append `DynamicLossScale.after` as nodes."""

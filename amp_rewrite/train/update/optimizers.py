@@ -18,7 +18,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.update.loss_scale import Array, Gradient, IndexedSlices
+from amp_rewrite.settings.loss_scale import Array, Gradient, IndexedSlices
 
 Values = Mapping[str, Any]
 """Operands of an `Arithmetic`, by slot."""
@@ -310,12 +310,18 @@ OPTIMIZERS: Mapping[str, type[Optimizer]] = {c.__name__.lower(): c for c in (SGD
 """Optimizer classes by name in lower case."""
 
 
-def deserialize(config: Mapping[str, Any]) -> Optimizer:
-    """Return the optimizer of a `serialize` result. TrainingError for anything else."""
-    optimizer_class = OPTIMIZERS.get(str(config.get("class_name")).lower())
-    inner = config.get("config")
+def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return the optimizer of a `serialize` result. TrainingError for anything else.
+
+    `custom_objects`: classes by name, besides those of the package: subclasses of Optimizer or of StatefulOptimizer.
+    """
+    name, inner = str(config.get("class_name")), config.get("config")
+    optimizer_class = (custom_objects or {}).get(name) or OPTIMIZERS.get(name.lower())
     if optimizer_class is None or not isinstance(inner, Mapping):
-        raise TrainingError(f"not a serialized optimizer: {dict(config)!r}; use the result of serialize()")
+        raise TrainingError(
+            f"not a serialized optimizer: {dict(config)!r}; use the result of serialize(), and name your own classes in"
+            " custom_objects"
+        )
     return optimizer_class.from_config(inner)
 
 

@@ -23,12 +23,13 @@ NAMES = {
         plan policy_scope progress_bar repair report_of scale_gradients set_policy train
         training_step verify""",
     "amp_rewrite.train": """
-        Adagrad Adam AdamW DataParallelTrainer DynamicLossScale FixedLossScale History IndexedSlices LossScale
-        LossScaleOptimizer ModelLoss Optimizer ParameterRow Policy RMSprop Replicas SGD ScaledGradients Scores
-        StatefulOptimizer Trainer TrainingReport TrainingStep Variable averaged bind check_strategy
+        Adagrad Adam AdamW BestCheckpoint CSVLog Callback DataParallelTrainer DynamicLossScale EarlyStopping
+        FixedLossScale GradientTape History IndexedSlices JSONLog LossScale LossScaleOptimizer Losses ModelLoss
+        Network Optimizer ParameterRow Policy RMSprop Replicas SGD ScaledGradients Scores StatefulOptimizer
+        TensorBoard Trainer TrainingReport TrainingStep Variable averaged bind check_strategy
         disable_mixed_precision_graph_rewrite enable_mixed_precision_graph_rewrite from_torch from_transformers
-        global_policy join_replicas load_step policy_scope save_step
-        scale_gradients set_policy shard training_step""",
+        global_policy join_replicas load_step policy_scope save_step scale_gradients set_policy shard
+        strategy_supports_loss_scaling training_step""",
 }
 """By package. A name that leaves is missed by users; a name that comes is a promise."""
 

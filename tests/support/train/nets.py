@@ -13,9 +13,9 @@ from onnx.numpy_helper import from_array
 
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.loss_scale import Array
 
 F32 = np.float32
 CROSS_ENTROPY = "cross_entropy(y, t)"

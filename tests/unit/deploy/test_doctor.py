@@ -256,7 +256,7 @@ def dense(k: int, n: int, m: int | str = 8) -> onnx.ModelProto:
                 (
                     "advice",
                     "1 MatMul with k = 20, no multiple of 8 (product)",
-                    "tensor cores run best on multiples of 8: pad k to 24",
+                    "tensor cores run best on multiples of 8: pad k to 24, or to 32: below 256 powers of two run best",
                 ),
                 (
                     "advice",

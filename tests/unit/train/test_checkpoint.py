@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import FeedError, TrainingError
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.loss_scale import Array
 from support.train.nets import CROSS_ENTROPY, batches, mlp, same, trainer
 
 DATA = list(batches(12))

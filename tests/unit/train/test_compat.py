@@ -13,6 +13,7 @@ from amp_rewrite.deploy.session import process
 from amp_rewrite.deploy.session.process import set_policy
 from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.runtime.gpu import Gpu
+from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
 from amp_rewrite.train.keras.loss_scale_optimizer import (
     LossScaleOptimizer,
     disable_mixed_precision_graph_rewrite,
@@ -21,7 +22,6 @@ from amp_rewrite.train.keras.loss_scale_optimizer import (
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.step.model_loss import ModelLoss
-from amp_rewrite.train.update.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
 from amp_rewrite.train.update.optimizers import SGD, Adam
 
 

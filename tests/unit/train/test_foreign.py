@@ -15,8 +15,8 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.settings.loss_scale import Array, DynamicLossScale
 from amp_rewrite.train.interchange.external_gradients import ScaledGradients, scale_gradients
-from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale
 
 # loss = mean((x w)²) over 2 numbers and its gradient by w, as another tool would write them
 GRAPH = """

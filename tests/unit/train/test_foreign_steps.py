@@ -15,8 +15,8 @@ import amp_rewrite
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train import scale_gradients
-from amp_rewrite.train.update.loss_scale import Array
 from support.paths import TESTS
 from support.train import foreign_step
 

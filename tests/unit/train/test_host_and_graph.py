@@ -17,8 +17,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.runtime.buffers import BufferedRunner, Side
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.train.update.graph import Scaling, Update, append_update
-from amp_rewrite.train.update.loss_scale import (
+from amp_rewrite.settings.loss_scale import (
     Array,
     DynamicLossScale,
     FixedLossScale,
@@ -26,6 +25,7 @@ from amp_rewrite.train.update.loss_scale import (
     ScaleState,
     all_finite,
 )
+from amp_rewrite.train.update.graph import Scaling, Update, append_update
 from amp_rewrite.train.update.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, applied, initial_slots
 from support.train.nets import F32, parsed
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.update import loss_scale as scales
-from amp_rewrite.train.update.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices
+from amp_rewrite.settings import loss_scale as scales
+from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices
 
 MAX = float(np.finfo(np.float32).max)
 
@@ -143,4 +143,7 @@ def test_a_broken_configuration_is_named() -> None:
     assert str(error.value) == "not the configuration of a FixedLossScale: {'value': 2}; use the result of get_config()"
     with pytest.raises(TrainingError) as error:
         scales.deserialize({"class_name": "Scale"})
-    assert str(error.value) == "not a serialized loss scale: {'class_name': 'Scale'}; use the result of serialize()"
+    assert str(error.value) == (
+        "not a serialized loss scale: {'class_name': 'Scale'}; use the result of serialize(), and name your own classes"
+        " in custom_objects"
+    )

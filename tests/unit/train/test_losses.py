@@ -13,10 +13,10 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.gradients import gradients
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.objective.losses import Objective, objective
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.loss_scale import Array
 from support.train.nets import F32, PLACE, mlp, parsed
 
 RNG = np.random.default_rng(0)

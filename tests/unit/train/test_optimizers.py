@@ -13,8 +13,8 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.settings.loss_scale import Array, DynamicLossScale, LossScale, serialize
 from amp_rewrite.train.update.graph import Scaling, Update, append_update
-from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale, LossScale, serialize
 from amp_rewrite.train.update.optimizers import (
     SGD,
     Adagrad,

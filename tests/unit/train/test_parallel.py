@@ -16,6 +16,7 @@ import pytest
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
+from amp_rewrite.settings.loss_scale import Array, DynamicLossScale
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.parallel import replicas as parallel
@@ -24,7 +25,6 @@ from amp_rewrite.train.parallel.trainer import DataParallelTrainer, cut
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import History, Trainer
-from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale
 from amp_rewrite.train.update.optimizers import SGD
 from support.train import replica
 from support.train.nets import CROSS_ENTROPY, batches, mlp, parsed, same

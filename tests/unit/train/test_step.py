@@ -13,11 +13,11 @@ from amp_rewrite.deploy.session import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.settings.loss_scale import Array, DynamicLossScale
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
-from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale
 from amp_rewrite.train.update.optimizers import SGD, Adam
 from support.train.nets import CROSS_ENTROPY, F32, Run, batches, mlp, parsed, same
 

@@ -13,8 +13,8 @@ from onnx import ModelProto
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.step.step import training_step
-from amp_rewrite.train.update.loss_scale import Array
 from amp_rewrite.train.update.optimizers import SGD
 from support import stub
 from support.paths import ROOT

@@ -18,11 +18,11 @@ from amp_rewrite.errors import FeedError, ModelError, TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
 from amp_rewrite.runtime.runner import Runner, cuda_opens
+from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.parallel.replicas import Alone
 from amp_rewrite.train.parallel.trainer import DataParallelTrainer
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.loss_scale import DynamicLossScale
 from support import stub
 from support.paths import TESTS
 from support.train.nets import CROSS_ENTROPY, F32, PLACE, Run, batches, mlp, parsed, same, step, trainer

@@ -10,13 +10,13 @@ from onnx import ModelProto
 
 import amp_rewrite
 from amp_rewrite.errors import AmpRewriteError, FeedError, TrainingError
+from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices
 from amp_rewrite.train.interchange.external_gradients import scale_gradients
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices
 from amp_rewrite.train.update.optimizers import SGD, named
 from support.train.nets import CROSS_ENTROPY, batches, mlp, parsed
 

@@ -11,10 +11,10 @@ from onnx import ModelProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.interchange.torch_module import from_torch
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.loss_scale import Array
 from support.train.nets import CROSS_ENTROPY, F32, PLACE, Run, batches, mlp, parsed
 
 RNG = np.random.default_rng(0)

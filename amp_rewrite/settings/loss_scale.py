@@ -9,9 +9,10 @@ through the same states bit by bit.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +54,66 @@ class ScaleState:
     good_steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class FixedLossScale:
+class LossScale(ABC):
+    """A factor on the loss. A subclass gives the scale, `update`, and as `get_config` the arguments of its `__init__`.
+
+    A subclass of your own works in custom loops. A training step holds its scale in the graph, and therefore takes a
+    `FixedLossScale` or a `DynamicLossScale`. Two scales of one class and configuration are equal.
+
+    Example:
+        >>> import numpy as np
+        >>> from amp_rewrite.train import LossScale, LossScaleOptimizer, SGD
+        >>> class Halving(LossScale):
+        ...     def __init__(self, start=1024.0):
+        ...         self.start = self.now = start
+        ...     def __call__(self):
+        ...         return np.array(self.now, np.float32)
+        ...     def update(self, grads):
+        ...         self.now = max(self.now / 2, 1.0)
+        ...         return None, True
+        ...     def get_config(self):
+        ...         return {"start": self.start}
+        >>> config = LossScaleOptimizer(SGD(0.1), Halving(64.0)).get_config()
+        >>> LossScaleOptimizer.from_config(config, custom_objects={"Halving": Halving}).loss_scale.start
+        64.0
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self) -> Array:
+        """Return the scale: a float32 scalar, shape ()."""
+
+    @abstractmethod
+    def update(self, grads: object) -> tuple[Any, bool]:
+        """Adapt to the unscaled gradients of a step. Return (None, True if they may be applied).
+
+        Args:
+            grads: any nest of arrays.
+        """
+
+    @abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """Return arguments for `from_config`, without the state."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the scale of a `get_config` result.
+
+        Args:
+            config: the result.
+        """
+        return cls(**config)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(spec(self) == (spec(other) if isinstance(other, LossScale) else other))
+
+    def __hash__(self) -> int:
+        return hash(repr(spec(self)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedLossScale(LossScale):
     """A constant loss scale. `update` always allows the gradients to be applied, NaN or not, as in TensorFlow.
 
     Args:
@@ -90,20 +149,11 @@ class FixedLossScale:
         """Return arguments for `from_config`."""
         return {"loss_scale_value": self.loss_scale_value}
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> FixedLossScale:
-        """Return the scale of a `get_config` result.
-
-        Args:
-            config: the result.
-        """
-        return cls(**config)
-
     def __repr__(self) -> str:
         return f"FixedLossScale({self.loss_scale_value})"
 
 
-class DynamicLossScale:
+class DynamicLossScale(LossScale):
     """A loss scale that grows after a run of finite steps and shrinks after a nonfinite step. It is always finite.
 
     Args:
@@ -179,15 +229,6 @@ class DynamicLossScale:
         """Return arguments for `from_config`; the state is not included, checkpoints hold it."""
         return {name: value for name, value in vars(self).items() if name != "state"}
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> DynamicLossScale:
-        """Return the scale of a `get_config` result.
-
-        Args:
-            config: the result.
-        """
-        return cls(**config)
-
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value}" for name, value in self.get_config().items())
         return (
@@ -195,14 +236,12 @@ class DynamicLossScale:
         )
 
 
-LossScale = FixedLossScale | DynamicLossScale
-
 _CLASSES: Mapping[str, type[LossScale]] = {c.__name__: c for c in (FixedLossScale, DynamicLossScale)}
 
 
 def get(loss_scale: object) -> LossScale | None:
     """Return the loss scale for a LossScale, None, a number, "dynamic" or a `serialize` result; else TrainingError."""
-    if loss_scale is None or isinstance(loss_scale, (FixedLossScale, DynamicLossScale)):
+    if loss_scale is None or isinstance(loss_scale, LossScale):
         return loss_scale
     if isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool):
         return FixedLossScale(loss_scale)
@@ -218,14 +257,33 @@ def serialize(part: Any) -> dict[str, Any]:
     return {"class_name": type(part).__name__, "config": part.get_config()}
 
 
-def deserialize(config: Mapping[str, Any]) -> LossScale:
-    """Return the loss scale of a `serialize` result, in its initial state. TrainingError for anything else."""
-    scale_class = _CLASSES.get(str(config.get("class_name")))
+def spec(scale: LossScale | None) -> Any:
+    """Return the shortest plain form of a loss scale: None, "dynamic", a number, or its `serialize` result."""
+    if scale is None:
+        return None
+    if type(scale) is FixedLossScale:
+        return scale.loss_scale_value
+    if type(scale) is DynamicLossScale and scale.get_config() == DynamicLossScale().get_config():
+        return "dynamic"
+    return serialize(scale)
+
+
+def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> LossScale:
+    """Return the loss scale of a `serialize` result, in its initial state. TrainingError for anything else.
+
+    `custom_objects`: classes by name, besides those of the package.
+    """
+    scale_class = {**_CLASSES, **(custom_objects or {})}.get(str(config.get("class_name")))
     inner = config.get("config")
-    if scale_class is None or not isinstance(inner, Mapping):
-        raise TrainingError(f"not a serialized loss scale: {dict(config)!r}; use the result of serialize()")
+    known = isinstance(scale_class, type) and issubclass(scale_class, LossScale)
+    if scale_class is None or not known or not isinstance(inner, Mapping):
+        raise TrainingError(
+            f"not a serialized loss scale: {dict(config)!r}; use the result of serialize(), and name your own classes"
+            " in custom_objects"
+        )
     try:
-        return scale_class.from_config(inner)
+        made: LossScale = scale_class.from_config(inner)
+        return made
     except TypeError as cause:
         raise TrainingError(
             f"not the configuration of a {scale_class.__name__}: {dict(inner)!r}; use the result of get_config()"

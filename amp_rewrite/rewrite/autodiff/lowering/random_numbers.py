@@ -1,0 +1,190 @@
+"""Random numbers as state: Dropout in training mode and random ops, decomposed into integer arithmetic on a state.
+
+Kernels draw from a generator inside the session, which no checkpoint holds. Here the numbers of a run follow from a
+vector of 12 integers, the state, and the number of the replica. The state moves on by one step of Lehmer's generator
+each run (Park and Miller, 1988; the multipliers are theirs, Fishman's and L'Ecuyer's), each integer by a multiplier of
+its own. Mixed with the number of the replica, the 12 integers are the coefficients of three polynomials over the
+integers modulo the prime 2^31 - 1. Values of a polynomial with random coefficients at different places are independent
+as often as it has coefficients (Carter and Wegman, Universal classes of hash functions, 1979). Element (i, j) of a
+value gets the fraction of R(i)/p C(j) + T(j)/p, where p is the prime and i is counted from another offset in each op:
+few operations for each element. Integers are exact, and the float64 operations are those that IEEE 754 rounds, so every
+provider draws the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.nodes import MAIN, Op
+from amp_rewrite.ir.op_classes import RANDOM
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.facts import Shape
+from amp_rewrite.rewrite.autodiff.vjp.row import Forward
+from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.settings.loss_scale import Array
+
+PRIME = 2**31 - 1
+MULTIPLIERS = (
+    *(16807, 48271, 69621, 39373, 630360016, 742938285),
+    *(950706376, 1226874159, 62089911, 1343714438, 40014, 40692),
+)
+"""One for each integer of the state, each a primitive root or of a long period modulo the prime."""
+_COEFFICIENTS = 4
+_ROWS_OF_AN_OP = 1 << 20
+_DRAWN = RANDOM - {"Multinomial"}
+_DROPOUT_RATIO = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """Names of the graph inputs that hold the random state and the number of the replica."""
+
+    state: str
+    replica: str
+
+
+def initial_random_state(seed: int) -> Array:
+    """Return the state before the first run: int64 [12], each from 1 to PRIME - 1."""
+    words = np.random.SeedSequence(seed).generate_state(len(MULTIPLIERS), np.uint64)
+    return np.array(words % np.uint64(PRIME - 1) + np.uint64(1), np.int64)
+
+
+def with_random_state(model: Model) -> tuple[Model, RandomState | None]:
+    """Return the model with its random ops decomposed, and the inputs of the state; None for a model without any.
+
+    Random ops are those that draw numbers, and each Dropout whose training mode is on, in the main graph.
+    """
+    model = inlined(model)
+    view = View.of(model)
+    ops = view.scopes[MAIN].ops
+    drawing = {position for position, op in enumerate(ops) if _draws(view, view.ops[op])}
+    if not drawing:
+        return model, None
+    b = Builder.of(model, region="random")
+    shape = (len(MULTIPLIERS),)
+    names = RandomState(b.input("random", DType.INT64, shape), b.input("replica", DType.INT64, ()))
+    for number, position in enumerate(sorted(drawing)):
+        op = view.ops[ops[position]]
+        with b.instead_of(position):
+            draw = _Draw(b, names, Forward(b, op), number)
+            draw.dropout() if op.kind == "Dropout" else draw.numbers()
+    return b.model(), names
+
+
+def _draws(view: View, op: Op) -> bool:
+    if op.kind != "Dropout":
+        return op.kind in _DRAWN
+    on = view.array(op.inputs[2]) if len(op.inputs) > 2 else None
+    return on is not None and bool(on)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """The numbers of one op: the `number`-th that draws."""
+
+    b: Builder
+    names: RandomState
+    v: Forward
+    number: int
+
+    def integer(self, value: int) -> str:
+        return self.b.scalar(value, DType.INT64)
+
+    def modulo(self, x: str) -> str:
+        return self.b.op("Mod", x, self.integer(PRIME))
+
+    def uniform(self, shape: str, width: str) -> str:
+        """Return independent float64 numbers from 0 to less than 1 of a shape, as a matrix with so many columns."""
+        b = self.b
+        count = b.op("ReduceProd", shape, keepdims=0)
+        rows = b.op("Range", self.integer(0), b.op("Div", count, width), self.integer(1))
+        places = b.op("Add", rows, self.integer(self.number * _ROWS_OF_AN_OP))
+        along = b.op("Range", self.integer(0), width, self.integer(1))
+        row = b.unsqueeze(self.share(self.polynomial(places, 0)), [1])
+        factor, term = (self.polynomial(along, part) for part in (1, 2))
+        products = b.op("Mul", row, b.op("Cast", factor, to=DType.DOUBLE.code))
+        sums = b.op("Add", products, self.share(term))
+        return b.reshape(b.op("Sub", sums, b.op("Floor", sums)), shape)
+
+    def share(self, x: str) -> str:
+        """Return integers as parts of the prime, in float64."""
+        wide = self.b.op("Cast", x, to=DType.DOUBLE.code)
+        return self.b.op("Div", wide, self.b.scalar(PRIME, DType.DOUBLE))
+
+    def polynomial(self, places: str, part: int) -> str:
+        """Return the values of one of the three polynomials of this run, by Horner's rule."""
+        b = self.b
+        first = part * _COEFFICIENTS
+        coefficients = [b.op("Gather", self.mixed(), self.integer(first + i)) for i in range(_COEFFICIENTS)]
+        value = coefficients[0]
+        for coefficient in coefficients[1:]:
+            value = self.modulo(b.op("Add", b.op("Mul", value, places), coefficient))
+        return value
+
+    def mixed(self) -> str:
+        """Return the state c mixed with the number r of the replica: c[i]² + (r + 1) c[i + 1]."""
+        b, state = self.b, self.names.state
+        turned = b.op("Gather", state, b.ints([*range(1, len(MULTIPLIERS)), 0]))
+        own = b.op("Mul", turned, b.op("Add", self.names.replica, self.integer(1)))
+        return self.modulo(b.op("Add", self.modulo(b.op("Mul", state, state)), self.modulo(own)))
+
+    # -- ops -------------------------------------------------------------------------------------------
+
+    def dropout(self) -> None:
+        """y = x / (1 - ratio) where the number is at least the ratio, else 0."""
+        b, node = self.b, self.v.op.node
+        x, dtype = self.v.x(0), self.v.dtype(0)
+        shape = b.op("Shape", x)
+        known = self.v.constant(1) if self.v.has(1) else np.array(_DROPOUT_RATIO)
+        if known is None:
+            bound = b.op("Cast", self.v.x(1), to=DType.DOUBLE.code)
+            growth = b.op("Cast", b.op("Sub", b.scalar(1, DType.DOUBLE), bound), to=dtype.code)
+            grown = b.op("Div", x, growth)
+        else:
+            share = float(known)
+            bound = b.scalar(share, DType.DOUBLE)
+            grown = b.op("Mul", x, b.scalar(1 / (1 - share) if share < 1 else 0.0, dtype))
+        dropped = b.op("Less", self.uniform(shape, self.columns(shape, self.v.shape(0))), bound)
+        b.name(b.op("Where", dropped, b.scalar(0, dtype), grown), node.output[0])
+        if len(node.output) > 1 and node.output[1]:
+            b.name(b.op("Not", dropped), node.output[1])
+
+    def numbers(self) -> None:
+        """Uniform and normal numbers (Box and Muller, 1958), and draws of 1 with a probability."""
+        b, v, node = self.b, self.v, self.v.op.node
+        like = v.has(0)
+        if like:
+            shape, dims = b.op("Shape", v.x(0)), v.shape(0)
+        else:
+            stated = [int(dim) for dim in v.attr("shape")]
+            shape, dims = b.ints(stated), tuple(stated)
+        columns = self.columns(shape, dims)
+        default = v.dtype(0).code if like else DType.FLOAT.code
+        u = self.uniform(shape, columns)
+        if v.op.kind == "Bernoulli":
+            drawn = b.op("Less", u, b.op("Cast", v.x(0), to=DType.DOUBLE.code))
+        elif "Uniform" in v.op.kind:
+            low, high = v.attr("low", 0.0), v.attr("high", 1.0)
+            drawn = b.op("Add", b.op("Mul", u, b.scalar(high - low, DType.DOUBLE)), b.scalar(low, DType.DOUBLE))
+        else:
+            angle = _Draw(b, self.names, v, -1 - self.number).uniform(shape, columns)
+            above = b.op("Add", u, b.scalar(2.0**-23, DType.DOUBLE))  # u has 22 bits at least, and may be 0
+            radius = b.op("Sqrt", b.op("Mul", b.op("Log", above), b.scalar(-2, DType.DOUBLE)))
+            wave = b.op("Cos", b.op("Cast", b.op("Mul", angle, b.scalar(2 * math.pi, DType.DOUBLE)), to=1))
+            scaled = b.op("Mul", radius, b.op("Cast", wave, to=DType.DOUBLE.code))
+            mean, scale = v.attr("mean", 0.0), v.attr("scale", 1.0)
+            drawn = b.op("Add", b.op("Mul", scaled, b.scalar(scale, DType.DOUBLE)), b.scalar(mean, DType.DOUBLE))
+        b.name(b.op("Cast", drawn, to=v.attr("dtype", default)), node.output[0])
+
+    def columns(self, shape: str, dims: Shape | None) -> str:
+        """Return the length of the last axis of a shape, whose dims may be known; 1 if it may be 0 or missing."""
+        last = dims[-1] if dims else 1
+        if last is None or isinstance(last, str):
+            return self.b.op("Max", self.b.op("Gather", shape, self.integer(-1)), self.integer(1))
+        return self.integer(max(last, 1))

@@ -1,0 +1,227 @@
+"""Callbacks of `fit`: early stopping, the best checkpoint, logs, TensorBoard, and learning rates."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.settings.loss_scale import Array
+
+Log = Mapping[str, float]
+"""Numbers of an epoch: loss, metrics, the same with "val_" before them, learning_rate, seconds, seconds_per_row."""
+
+
+class Trained(Protocol):
+    """A `Trainer`, as callbacks need it."""
+
+    @property
+    def state(self) -> dict[str, Array]:
+        """Copies of the state by input name."""
+
+    def set_state(self, state: Mapping[str, Array]) -> None:
+        """Continue from a state."""
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint."""
+
+
+class Callback:
+    """Base of callbacks. `fit` calls `begin`, after each epoch `epoch_end`, and `end`, also after an error."""
+
+    def begin(self, trainer: Trained) -> None:
+        """Prepare for a call of `fit`.
+
+        Args:
+            trainer: the trainer.
+        """
+
+    def epoch_end(self, trainer: Trained, epoch: int, log: Log) -> bool | None:
+        """Look at an epoch. Return True to stop.
+
+        Args:
+            trainer: the trainer.
+            epoch: its number, from 0.
+            log: its numbers.
+        """
+
+    def end(self, trainer: Trained) -> None:
+        """Finish a call of `fit`.
+
+        Args:
+            trainer: the trainer.
+        """
+
+
+class _Monitor(Callback):
+    """Base of callbacks that compare a number with its best value so far."""
+
+    def __init__(self, monitor: str = "val_loss", mode: str = "auto", min_delta: float = 0.0) -> None:
+        if mode not in ("auto", "min", "max"):
+            raise TrainingError(f"mode is {mode!r}; use auto, min or max")
+        self.monitor, self.min_delta = monitor, abs(min_delta)
+        falling = "loss" in monitor or "error" in monitor
+        self.sign = 1.0 if mode == "min" or (mode == "auto" and falling) else -1.0
+        self.best = math.inf
+
+    def improved(self, log: Log) -> bool:
+        """Compare an epoch with the best one, and remember it if it is better. TrainingError without the number."""
+        if self.monitor not in log:
+            hint = "; give validation_data or validation_split" if self.monitor.startswith("val_") else ""
+            names, own = ", ".join(log), type(self).__name__
+            raise TrainingError(f"{own} monitors {self.monitor!r}, but an epoch has {names}{hint}")
+        value = self.sign * log[self.monitor]
+        if math.isfinite(value) and value < self.best - self.min_delta:
+            self.best = value
+            return True
+        return False
+
+
+class EarlyStopping(_Monitor):
+    """Stop when a number has not improved for some epochs.
+
+    Args:
+        monitor: a number of an epoch.
+        patience: epochs without improvement after which `fit` stops.
+        restore_best: end with the state of the best epoch.
+        mode: "min", "max", or "auto": min for losses and errors, else max.
+        min_delta: least change that counts.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        patience: int = 0,
+        restore_best: bool = False,
+        mode: str = "auto",
+        min_delta: float = 0.0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        self.patience, self.restore_best = patience, restore_best
+        self._waited = 0
+        self._state: dict[str, Array] | None = None
+
+    def begin(self, trainer: Trained) -> None:
+        self.best, self._waited, self._state = math.inf, 0, None
+
+    def epoch_end(self, trainer: Trained, epoch: int, log: Log) -> bool:
+        if self.improved(log):
+            self._waited = 0
+            self._state = trainer.state if self.restore_best else None
+            return False
+        self._waited += 1
+        return self._waited > self.patience
+
+    def end(self, trainer: Trained) -> None:
+        if self._state is not None:
+            trainer.set_state(self._state)
+
+
+class BestCheckpoint(_Monitor):
+    """Write a checkpoint after each epoch that is the best so far.
+
+    Args:
+        path: the file, a .npz; {epoch} in it stands for the number of the epoch.
+        monitor: a number of an epoch.
+        mode: as in `EarlyStopping`.
+        min_delta: as in `EarlyStopping`.
+    """
+
+    def __init__(self, path: str | Path, monitor: str = "val_loss", mode: str = "auto", min_delta: float = 0.0) -> None:
+        super().__init__(monitor, mode, min_delta)
+        self.path = path
+
+    def epoch_end(self, trainer: Trained, epoch: int, log: Log) -> None:
+        if self.improved(log):
+            trainer.save(str(self.path).replace("{epoch}", str(epoch)))
+
+
+class CSVLog(Callback):
+    """Write the numbers of each epoch as a line of a CSV file, which is replaced when `fit` begins.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path, self._names = Path(path), ["epoch"]
+
+    def begin(self, trainer: Trained) -> None:
+        self._names = ["epoch"]
+
+    def epoch_end(self, trainer: Trained, epoch: int, log: Log) -> None:
+        first = self._names == ["epoch"]
+        if first:
+            self._names += list(log)
+        try:
+            with self.path.open("w" if first else "a", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                if first:
+                    writer.writerow(self._names)
+                writer.writerow([epoch, *(log.get(name, "") for name in self._names[1:])])
+        except OSError as cause:
+            raise _unwritten(self.path, cause) from cause
+
+
+class JSONLog(Callback):
+    """Append the numbers of each epoch as a line of JSON to a file.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def epoch_end(self, trainer: Trained, epoch: int, log: Log) -> None:
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"epoch": epoch, **log}) + "\n")
+        except OSError as cause:
+            raise _unwritten(self.path, cause) from cause
+
+
+class TensorBoard(Callback):
+    """Write the numbers of each epoch for TensorBoard, with tensorboardX or PyTorch's writer.
+
+    Args:
+        folder: the folder of the events.
+
+    Raises:
+        TrainingError: neither writer is installed.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._writer: Any = None
+        self._open: Callable[[str], Any] = _summary_writer()
+
+    def begin(self, trainer: Trained) -> None:
+        self._writer = self._open(str(self.folder))
+
+    def epoch_end(self, trainer: Trained, epoch: int, log: Log) -> None:
+        for name, value in log.items():
+            self._writer.add_scalar(name, value, epoch)
+
+    def end(self, trainer: Trained) -> None:
+        self._writer.close()
+
+
+def _summary_writer() -> Callable[[str], Any]:
+    """Return the class of a writer. TrainingError without one."""
+    for module in ("tensorboardX", "torch.utils.tensorboard"):
+        try:
+            writer: Callable[[str], Any] = import_module(module).SummaryWriter
+        except ImportError:
+            continue
+        return writer
+    raise TrainingError("TensorBoard needs a writer of events, but none is installed; pip install tensorboardX")
+
+
+def _unwritten(path: Path, cause: OSError) -> TrainingError:
+    return TrainingError(f"cannot write the log {path}: {cause.strerror or cause}")

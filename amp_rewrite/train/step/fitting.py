@@ -1,0 +1,164 @@
+"""The loop of `fit`: epochs over batches, validation after each, callbacks, and the record of all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.train.step.callbacks import Callback
+from amp_rewrite.train.step.rows import Rows
+
+Progress = Callable[[int, int], None]
+Rate = float | Callable[[int], float]
+"""A learning rate, or a function from the number of applied steps to the rate of the next step."""
+
+
+class FitOptions(TypedDict, total=False):
+    """Options of `fit`.
+
+    Attributes:
+        batch_size: rows of a batch cut from arrays; 32 by default. The last batch may have fewer.
+        shuffle: take the rows of arrays in a new order in each epoch; by default yes.
+        seed: of that order, together with the number of the epoch.
+        validation_data: data to evaluate after each epoch, as `fit` takes them.
+        validation_split: evaluate the last rows of arrays, this share of them, and do not train on them.
+        callbacks: objects derived from `Callback`.
+        first_epoch: number of the first epoch, for a run that is resumed.
+    """
+
+    batch_size: int | None
+    shuffle: bool | None
+    seed: int
+    validation_data: object
+    validation_split: float
+    callbacks: Sequence[Callback]
+    first_epoch: int
+
+
+@dataclass(frozen=True)
+class History:
+    """Record of a call of `fit`.
+
+    Attributes:
+        losses: the loss of each run.
+        metrics: the metrics of each run.
+        skipped: steps not applied because a gradient was nonfinite.
+        nonfinite: all steps with nonfinite gradients, including those applied under a fixed loss scale or none.
+        epochs: numbers of each epoch: means of loss and metrics over rows, "val_loss" and so on with validation data,
+            learning_rate, seconds, seconds_per_row.
+    """
+
+    losses: tuple[float, ...]
+    metrics: Mapping[str, tuple[float, ...]]
+    skipped: int
+    nonfinite: int
+    epochs: tuple[Mapping[str, float], ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Means over data, weighted by the rows of each batch.
+
+    Attributes:
+        loss: the loss.
+        metrics: metrics by name.
+        rows: number of rows.
+    """
+
+    loss: float
+    metrics: Mapping[str, float]
+    rows: int
+
+
+def range_of(epochs: int, options: FitOptions) -> range:
+    """Return the numbers of epochs. TrainingError for a first epoch that is not a number."""
+    first = options.get("first_epoch", 0)
+    if not isinstance(first, int) or first < 0:
+        raise TrainingError(f"first_epoch is {first!r}; use a whole number ≥ 0")
+    return range(first, first + epochs)
+
+
+@dataclass
+class Fitting:
+    """One call of `fit`. `rows`: the data if they are arrays, else `feed` has the batches."""
+
+    trainer: Any
+    rows: Rows | None
+    feed: Any
+    validation: object
+    callbacks: Sequence[Callback]
+    losses: list[float] = field(default_factory=list)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    epochs: list[Mapping[str, float]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, trainer: Any, data: object, options: FitOptions) -> Fitting:
+        """Prepare data and options. TrainingError for options that do not fit the data."""
+        unknown = next((name for name in options if name not in FitOptions.__annotations__), None)
+        if unknown is not None:
+            raise TypeError(f"fit() got an unexpected keyword argument {unknown!r}")
+        rows = Rows.of(data, options.get("batch_size"), options.get("shuffle"), options.get("seed", 0))
+        validation, share = options.get("validation_data"), options.get("validation_split", 0.0)
+        if share and (validation is not None or rows is None):
+            what = "validation_data are given, too" if rows is not None else "these data are batches already"
+            raise TrainingError(f"validation_split takes rows of arrays, but {what}; use one of the two")
+        if share and rows is not None:
+            rows, held = rows.split(share)
+            validation = held.arrays
+        feed = trainer.feed(data if rows is None else lambda: rows.batches(0))
+        callbacks = tuple(options.get("callbacks", ()))
+        metrics: dict[str, list[float]] = {name: [] for name in trainer.step.metrics}
+        return cls(trainer, rows, feed, validation, callbacks, metrics=metrics)
+
+    def run(self, epochs: range, learning_rate: Rate | None, progress: Progress | None) -> History:
+        """Run the epochs."""
+        trainer = self.trainer
+        before = (trainer.skipped, trainer.nonfinite)
+        per_epoch = self.rows.count if self.rows is not None else len(self.feed) if progress is not None else 0
+        total = len(epochs) * per_epoch
+        with ExitStack() as stack:
+            for callback in self.callbacks:
+                callback.begin(trainer)
+                stack.callback(callback.end, trainer)
+            for epoch in epochs:
+                log = self._epoch(self._batches(epoch), learning_rate, lambda done: progress and progress(done, total))
+                self.epochs.append(log)
+                stops = [callback.epoch_end(trainer, epoch, log) for callback in self.callbacks]  # all of them look
+                if any(stops):
+                    break
+        metrics = {name: tuple(values) for name, values in self.metrics.items()}
+        skipped, nonfinite = trainer.skipped - before[0], trainer.nonfinite - before[1]
+        return History(tuple(self.losses), metrics, skipped, nonfinite, tuple(self.epochs))
+
+    def _batches(self, epoch: int) -> Any:
+        """Return the batches of an epoch."""
+        rows = self.rows
+        return self.feed if rows is None else self.trainer.feed(lambda: rows.batches(epoch))
+
+    def _epoch(
+        self, batches: Iterable[Any], learning_rate: Rate | None, done: Callable[[int], object]
+    ) -> dict[str, float]:
+        """Run one epoch; return its numbers."""
+        trainer, step = self.trainer, self.trainer.step
+        sums, rows, start = dict.fromkeys(("loss", *step.metrics), 0.0), 0, time.perf_counter()
+        for number, batch in enumerate(batches):
+            results = trainer.take(batch, number, learning_rate)
+            here = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
+            rows += here
+            self.losses.append(results[step.loss].item())
+            sums["loss"] += self.losses[-1] * here
+            for name, values in self.metrics.items():
+                values.append(results[name].item())
+                sums[name] += values[-1] * here
+            done(len(self.losses))
+        log = {name: value / max(rows, 1) for name, value in sums.items()}
+        seconds = time.perf_counter() - start
+        if self.validation is not None:
+            scores = trainer.evaluate(self.validation)
+            log |= {"val_loss": scores.loss, **{f"val_{name}": value for name, value in scores.metrics.items()}}
+        times = {"seconds": seconds, "seconds_per_row": seconds / max(rows, 1)}
+        return {**log, "learning_rate": trainer.last_rate, **times}

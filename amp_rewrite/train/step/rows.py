@@ -1,0 +1,76 @@
+"""Rows of arrays, cut into batches in an order that a seed gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from amp_rewrite.errors import FeedError, TrainingError
+from amp_rewrite.settings.loss_scale import Array
+
+BATCH_SIZE = 32
+"""Rows of a batch where none are asked for, as in Keras."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Arrays with one row per example, all of one length, by name.
+
+    `batch_size`: rows of a batch; the last batch may have fewer. `shuffle`: take rows in a new order in each epoch.
+    """
+
+    arrays: Mapping[str, Array]
+    batch_size: int = BATCH_SIZE
+    shuffle: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise TrainingError(f"batch_size is {self.batch_size!r}; use a whole number ≥ 1")
+        lengths = {name: a.shape[0] for name, a in self.arrays.items() if a.ndim}
+        if len(set(lengths.values())) != 1:
+            told = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "none"
+            raise FeedError(f"the arrays have different numbers of rows ({told}); pass arrays of one length")
+
+    @classmethod
+    def of(cls, data: object, batch_size: int | None, shuffle: bool | None, seed: int) -> Rows | None:
+        """Return a mapping of arrays as rows; None for data that are batches already, which take no batch size."""
+        if isinstance(data, Mapping):
+            arrays = {str(name): np.asarray(value) for name, value in data.items()}
+            return cls(arrays, BATCH_SIZE if batch_size is None else batch_size, shuffle is not False, seed)
+        if batch_size is not None or shuffle is not None:
+            raise TrainingError(
+                "batch_size and shuffle cut a mapping from names to arrays into batches, but these data are batches"
+                " already; pass such a mapping, or leave both out"
+            )
+        return None
+
+    def __len__(self) -> int:
+        return int(next(a.shape[0] for a in self.arrays.values() if a.ndim))
+
+    @property
+    def count(self) -> int:
+        """Number of batches."""
+        return -(-len(self) // self.batch_size)
+
+    def batches(self, epoch: int) -> Iterator[dict[str, Array]]:
+        """Yield the batches of an epoch."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self)) if self.shuffle else None
+        for start in range(0, len(self), self.batch_size):
+            end = start + self.batch_size
+            part = slice(start, end) if order is None else order[start:end]
+            yield {name: array[part] if array.ndim else array for name, array in self.arrays.items()}
+
+    def split(self, share: float) -> tuple[Rows, Rows]:
+        """Return the first rows, and the last `share` of them in their order, as Keras splits."""
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share < 1:
+            raise TrainingError(f"validation_split is {share!r}; use a number above 0 and below 1")
+        at = len(self) - round(len(self) * share)
+        if not 0 < at < len(self):
+            raise TrainingError(f"validation_split={share} of {len(self)} rows leaves none on one side; give more rows")
+        first, last = (
+            {n: a[part] if a.ndim else a for n, a in self.arrays.items()} for part in (slice(at), slice(at, None))
+        )
+        return replace(self, arrays=first), replace(self, arrays=last, shuffle=False)

@@ -1,0 +1,196 @@
+"""`fit` on arrays: batches, order, validation, callbacks, history, weights and predictions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amp_rewrite.errors import FeedError, TrainingError
+from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.train.step import callbacks
+from amp_rewrite.train.step.callbacks import BestCheckpoint, Callback, CSVLog, EarlyStopping, JSONLog, TensorBoard
+from amp_rewrite.train.step.trainer import Trainer
+from support.train.nets import F32, batches, same, trainer
+
+
+def _arrays(rows: int = 100) -> dict[str, Array]:
+    (batch,) = batches(1, rows=rows)
+    return batch
+
+
+def _trainer(**options: Any) -> Trainer:
+    return trainer(policy="float32", **options)
+
+
+def test_a_mapping_of_arrays_is_cut_into_batches_of_32_rows() -> None:
+    history = _trainer().fit(_arrays(), epochs=2)
+    assert len(history.losses) == 2 * 4
+    assert len(_trainer().fit(_arrays(), batch_size=50).losses) == 2
+
+
+def test_rows_come_in_a_new_order_in_each_epoch_that_the_seed_gives() -> None:
+    data = _arrays()
+    seen: list[Array] = []
+
+    class Rows(Callback):
+        def epoch_end(self, trainer: Any, epoch: int, log: Any) -> None:
+            seen.append(trainer.state["w1"])
+
+    for seed in (0, 0, 1):
+        _trainer().fit(data, epochs=2, seed=seed, callbacks=[Rows()])
+    assert (seen[0] == seen[2]).all() and (seen[1] == seen[3]).all() and (seen[0] != seen[4]).any()
+    straight, halves = _trainer(), _trainer()
+    straight.fit(data, epochs=2)
+    halves.fit(data)
+    halves.fit(data, first_epoch=1)
+    assert same(straight.state, halves.state)
+
+
+def test_without_shuffle_rows_keep_their_order() -> None:
+    data = _arrays(64)
+    parts = [{name: a[i : i + 32] for name, a in data.items()} for i in (0, 32)]
+    assert _trainer().fit(data, shuffle=False).losses == _trainer().fit(parts).losses
+
+
+def test_an_epoch_records_means_validation_rate_and_time() -> None:
+    made, data = _trainer(), _arrays()
+    history = made.fit(data, epochs=2, learning_rate=0.0, validation_split=0.25, batch_size=10)
+    first, second = history.epochs
+
+    assert list(first) == [
+        *("loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "seconds", "seconds_per_row"),
+    ]
+    held = {name: a[75:] for name, a in data.items()}
+    assert first["val_loss"] == pytest.approx(made.evaluate(held, batch_size=7).loss, rel=1e-5)
+    assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)  # another order, the same rows
+    assert first["seconds_per_row"] == pytest.approx(first["seconds"] / 75)
+    given = made.fit(data, validation_data=held, learning_rate=0.0).epochs[0]
+    assert given["val_loss"] == pytest.approx(first["val_loss"], rel=1e-5)
+
+
+def test_early_stopping_ends_with_the_best_state() -> None:
+    data = _arrays()
+    rates = iter([0.01, 0.01, 10.0, 10.0, 10.0])
+    made, now = _trainer(), [0.0]
+    best: dict[str, Array] = {}
+
+    class Rate(Callback):
+        def epoch_end(self, trainer: Any, epoch: int, log: Any) -> None:
+            if epoch == 1:
+                best.update(trainer.state)
+            now[0] = next(rates)
+
+    now[0] = next(rates)
+    stopping = EarlyStopping("val_loss", patience=1, restore_best=True)
+    options: dict[str, Any] = {"validation_split": 0.25, "callbacks": [Rate(), stopping], "batch_size": 75}
+    history = made.fit(data, epochs=9, learning_rate=lambda step: now[0], **options)
+
+    assert len(history.epochs) == 4
+    assert same(made.state, best) and made.steps == 2
+
+
+def test_the_best_checkpoint_is_written(tmp_path: Path) -> None:
+    made = _trainer()
+    saved = BestCheckpoint(tmp_path / "best-{epoch}.npz", "accuracy")
+    history = made.fit(_arrays(), epochs=3, callbacks=[saved])
+    accuracy = [epoch["accuracy"] for epoch in history.epochs]
+    expected = [e for e in range(3) if e == 0 or accuracy[e] > max(accuracy[:e])]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"best-{e}.npz" for e in expected]
+
+
+def test_epochs_are_logged_as_csv_and_json(tmp_path: Path) -> None:
+    logs = [CSVLog(tmp_path / "log.csv"), JSONLog(tmp_path / "log.jsonl")]
+    history = _trainer().fit(_arrays(), epochs=2, callbacks=logs)
+    rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+
+    assert [float(row["loss"]) for row in rows] == [line["loss"] for line in lines]
+    assert lines == [{"epoch": e, **numbers} for e, numbers in enumerate(history.epochs)]
+    with pytest.raises(TrainingError, match="cannot write the log"):
+        _trainer().fit(_arrays(), callbacks=[CSVLog(tmp_path / "no" / "log.csv")])
+
+
+def test_tensorboard_writes_scalars_where_a_writer_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            told.append(folder)
+
+        def add_scalar(self, name: str, value: float, epoch: int) -> None:
+            told.append((name, epoch))
+
+        def close(self) -> None:
+            told.append("closed")
+
+    monkeypatch.setattr(callbacks, "_summary_writer", lambda: Writer)
+    _trainer().fit(_arrays(), callbacks=[TensorBoard("runs")])
+    assert told[0] == "runs" and ("loss", 0) in told and told[-1] == "closed"
+
+
+def test_tensorboard_without_a_writer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("tensorboardX", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(TrainingError, match="TensorBoard needs a writer of events, but none is installed; pip install"):
+        TensorBoard("runs")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0; use a whole number ≥ 1"),
+        ({"validation_split": 1.5}, "validation_split is 1.5; use a number above 0 and below 1"),
+        (
+            {"validation_split": 0.5, "validation_data": []},
+            "validation_split takes rows of arrays, but validation_data are given, too; use one of the two",
+        ),
+        ({"first_epoch": -1}, "first_epoch is -1; use a whole number ≥ 0"),
+        (
+            {"callbacks": [EarlyStopping()]},
+            "EarlyStopping monitors 'val_loss', but an epoch has loss, accuracy, learning_rate, seconds,"
+            " seconds_per_row; give validation_data or validation_split",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrainingError) as error:
+        _trainer().fit(_arrays(), **options)
+    assert str(error.value) == message
+
+
+def test_batches_take_no_batch_size_and_arrays_need_one_length() -> None:
+    with pytest.raises(TrainingError, match="batch_size and shuffle cut a mapping from names to arrays into batches"):
+        _trainer().fit([_arrays()], batch_size=3)
+    with pytest.raises(FeedError, match=r"the arrays have different numbers of rows \(x 3, t 4\); pass arrays of one"):
+        _trainer().fit({"x": np.ones((3, 8), F32), "t": np.zeros(4, np.int64)})
+    with pytest.raises(TypeError, match=r"fit\(\) got an unexpected keyword argument 'batchsize'"):
+        _trainer().fit(_arrays(), batchsize=3)  # type: ignore[call-arg]
+
+
+def test_predictions_of_all_rows_come_in_their_order() -> None:
+    made, data = _trainer(), _arrays()
+    made.fit(data, epochs=3)
+    whole = made.predict({"x": data["x"]}, batch_size=7)["y"]
+    assert whole.shape == (100, 4)
+    np.testing.assert_allclose(whole[:16], made.predict([{"x": data["x"][:16]}])["y"], rtol=1e-5, atol=1e-6)
+    assert (whole.argmax(1) == data["t"]).mean() == pytest.approx(made.evaluate(data).metrics["accuracy"])
+
+
+def test_weights_are_read_and_set_by_name() -> None:
+    first, second = _trainer(), _trainer()
+    first.fit(_arrays())
+    second.set_weights(first.get_weights())
+    assert all((first.state[name] == second.state[name]).all() for name in ("w1", "b1", "w2", "b2"))
+    assert second.steps == 0
+    for weights, message in (
+        ({"w9": np.ones(3)}, "weight 'w9' of the step is not trained; pass what get_weights gives"),
+        ({"b1": np.ones(3)}, r"weight 'b1' of the step has shape \(16,\), not \(3,\); pass what get_weights gives"),
+    ):
+        with pytest.raises(TrainingError, match=message):
+            second.set_weights(weights)

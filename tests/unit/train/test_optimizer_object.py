@@ -1,0 +1,144 @@
+"""An optimizer object in a training step: it brings its state, shows that of the trainer, and its rate has effect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.settings.loss_scale import DynamicLossScale
+from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
+from amp_rewrite.train.keras.optimizer import StatefulOptimizer
+from amp_rewrite.train.step.model_loss import ModelLoss
+from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.step.trainer import Trainer
+from amp_rewrite.train.update.optimizers import SGD, Adam
+from support.train.nets import CROSS_ENTROPY, F32, PLACE, batches, mlp, same
+
+DATA = list(batches(6))
+
+
+def _wrapped(scale: object = "dynamic") -> LossScaleOptimizer:
+    return LossScaleOptimizer(Adam(0.01), scale)
+
+
+def _trainer(optimizer: StatefulOptimizer, policy: str = "mixed_float16") -> Trainer:
+    return Trainer(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=optimizer, policy=policy), **PLACE)
+
+
+def test_a_step_goes_on_where_its_optimizer_stands() -> None:
+    optimizer = _wrapped(DynamicLossScale(2.0**12, 4))
+    first = _trainer(optimizer)
+    first.fit(DATA[:3])
+    weights = {name: first.state[name] for name in first.step.parameters}
+
+    model = first.export()
+    second = Trainer(training_step(model, loss=CROSS_ENTROPY, optimizer=optimizer), **PLACE)
+    assert second.steps == 3 and second.loss_scale == first.loss_scale
+    assert same(second.state, first.state)
+    assert all((second.state[name] == weights[name]).all() for name in weights)
+
+
+def test_the_optimizer_shows_steps_slots_and_scale_of_its_trainer() -> None:
+    optimizer = _wrapped(DynamicLossScale(2.0**12, 2))
+    trainer = _trainer(optimizer)
+    trainer.fit(DATA[:3])
+    (w1,) = (v for v in ModelLoss.of(mlp(), CROSS_ENTROPY).variables if v.name == "w1")
+
+    assert optimizer.iterations == 3
+    assert float(optimizer.loss_scale()) == trainer.loss_scale == 2.0**13
+    assert (optimizer.get_slot(w1, "m") == trainer.state["w1/m"]).all()
+    assert len(optimizer.get_weights()) == 1 + 2 * 4
+    trainer.fit([{"x": np.full((2, 8), np.inf, F32), "t": np.array([0, 1])}])
+    assert (optimizer.iterations, float(optimizer.loss_scale())) == (3, 2.0**12)
+
+
+def test_a_learning_rate_that_is_set_holds_from_the_next_step_on() -> None:
+    optimizer = StatefulOptimizer(SGD(0.1))
+    trainer = _trainer(optimizer, "float32")
+    trainer.fit(DATA[:1])
+    before = trainer.state
+    optimizer.learning_rate = 0.0
+    trainer.fit(DATA[1:2])
+    assert same(before, trainer.state, "step")
+
+    optimizer.lr = 0.2
+    trainer.fit(DATA[1:2])
+    assert not same(before, trainer.state, "step")
+
+
+def test_another_hyperparameter_that_is_set_too_late_is_an_error() -> None:
+    optimizer = StatefulOptimizer(SGD(0.1, momentum=0.9))
+    trainer = _trainer(optimizer, "float32")
+    optimizer.momentum = 0.5
+    with pytest.raises(TrainingError) as error:
+        trainer.fit(DATA[:1])
+    assert str(error.value) == (
+        "momentum of the optimizer was set to 0.5 after the step was made with 0.9, which is a constant of the step;"
+        " make the step again"
+    )
+
+
+def test_what_is_set_in_the_optimizer_reaches_the_trainer() -> None:
+    optimizer = _wrapped()
+    trainer = _trainer(optimizer)
+    trainer.fit(DATA[:2])
+    saved = optimizer.checkpoint()
+    trainer.fit(DATA[2:])
+    optimizer.restore(saved)
+    assert trainer.steps == 2 and int(trainer.state["step"]) == 2
+    assert (trainer.state["w1/v"] == saved["w1/v"]).all()
+
+
+def test_slots_of_another_model_are_refused() -> None:
+    optimizer = StatefulOptimizer(Adam(0.01))
+    optimizer.restore({"iter": np.array(1), "w1/m": np.zeros((3, 3), F32), "w1/v": np.zeros((3, 3), F32)})
+    with pytest.raises(TrainingError) as error:
+        _trainer(optimizer)
+    assert str(error.value) == (
+        "the optimizer's 'slot/w1/m' has shape [3, 3], but the step needs [8, 16]; pass an optimizer that trained this"
+        " model, or a new one"
+    )
+
+
+def test_an_optimizer_restores_a_checkpoint_of_a_trainer(tmp_path: Path) -> None:
+    trainer = Trainer(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=Adam(0.01)), **PLACE)
+    trainer.fit(DATA)
+    trainer.save(tmp_path / "a.npz")
+    optimizer = _wrapped()
+    optimizer.restore(tmp_path / "a.npz")
+
+    assert optimizer.iterations == len(DATA) and float(optimizer.loss_scale()) == trainer.loss_scale
+    assert (optimizer.checkpoint()["w2/v"] == trainer.state["w2/v"]).all()
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_the_custom_loop_and_fit_share_one_checkpoint(policy: str, tmp_path: Path) -> None:
+    """Half by fit and half by the loop, or the other way round: the same as all by fit."""
+    straight = _trainer(_wrapped(8.0), policy)
+    straight.fit(DATA)
+
+    by_fit, optimizer = _trainer(_wrapped(8.0), policy), _wrapped(8.0)
+    by_fit.fit(DATA[:3])
+    by_fit.save(tmp_path / "fit.npz")
+    loss = ModelLoss.of(mlp(), CROSS_ENTROPY, policy=policy)
+    loss.load(tmp_path / "fit.npz", optimizer)
+    for batch in DATA[3:5]:
+        optimizer.minimize(loss.on(batch), loss.variables)
+    loss.save(tmp_path / "loop.npz", optimizer)
+
+    after = _trainer(_wrapped(8.0), policy)
+    after.load(tmp_path / "loop.npz")
+    assert after.steps == 5
+    after.fit(DATA[5:])
+    assert same(straight.state, after.state)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_a_loss(tmp_path: Path) -> None:
+    _trainer(_wrapped()).save(tmp_path / "a.npz")
+    other = mlp()
+    other.graph.node[2].op_type = "Sigmoid"
+    with pytest.raises(TrainingError, match="is a checkpoint of another model"):
+        ModelLoss.of(other, CROSS_ENTROPY).load(tmp_path / "a.npz")

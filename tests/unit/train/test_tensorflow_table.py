@@ -1,0 +1,351 @@
+"""TensorFlow's mixed-precision API as its documents write it: each test is a line of that API, with its behaviour.
+
+`docs/reference/tensorflow.md` lists the lines; those that other tests hold are named there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from amp_rewrite.deploy.session import process
+from amp_rewrite.deploy.session.process import policy_scope, set_policy
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError, TrainingError
+from amp_rewrite.runtime.gpu import Gpu
+from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from amp_rewrite.settings.policy import Policy
+from amp_rewrite.settings.policy import deserialize as policy_from
+from amp_rewrite.settings.policy import serialize as policy_to
+from amp_rewrite.train.keras.loss_scale_optimizer import (
+    LossScaleOptimizer,
+    disable_mixed_precision_graph_rewrite,
+    enable_mixed_precision_graph_rewrite,
+)
+from amp_rewrite.train.keras.optimizer import StatefulOptimizer
+from amp_rewrite.train.keras.variables import Variable
+from amp_rewrite.train.parallel.replicas import Alone, strategy_supports_loss_scaling
+from amp_rewrite.train.step.model_loss import ModelLoss
+from amp_rewrite.train.step.network import GradientTape, Losses, Network
+from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.step.trainer import Trainer
+from amp_rewrite.train.update.optimizers import SGD, Adam, Optimizer
+from support.train.nets import CROSS_ENTROPY, F32, PLACE, batches, mlp
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(process, "state", process.State())
+    monkeypatch.setattr(process, "listed_gpus", lambda: (Gpu("H200", (9, 0)),))
+    yield
+
+
+def _square(value: float = 1.0) -> ModelLoss:
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 20]> square () => (float loss) <float v = {{{value}}}>'
+        " { loss = Mul (v, v) }"
+    )
+    return ModelLoss.of(model, "loss", parameters=["v"])
+
+
+# -- optimizers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda v: v, lambda v: [v], lambda v: (v,), lambda v: lambda: [v]])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_minimize_takes_one_variable_several_or_a_function(make: Any, wrapped: bool) -> None:
+    loss = _square()
+    (v,) = loss.variables
+    opt = LossScaleOptimizer(SGD(0.25), "dynamic") if wrapped else StatefulOptimizer(SGD(0.25))
+    opt.minimize(loss, var_list=make(v), name="step")
+    assert (v.numpy(), opt.iterations) == (0.5, 1)
+
+
+def test_grad_loss_multiplies_the_gradients() -> None:
+    loss = _square()
+    (v,) = loss.variables
+    opt = LossScaleOptimizer(SGD(0.25), 8)
+    opt.minimize(loss, v, grad_loss=np.float32(2))
+    assert v.numpy() == 0.0
+    with pytest.raises(TrainingError, match=r"grad_loss has shape \(2,\), but the loss is one number"):
+        opt.minimize(loss, v, grad_loss=np.ones(2))
+
+
+def test_compute_gradients_gives_unscaled_pairs_for_apply_gradients() -> None:
+    loss = _square(3.0)
+    (v,) = loss.variables
+    opt = LossScaleOptimizer(SGD(0.25), 1024)
+    ((gradient, variable),) = pairs = opt.compute_gradients(loss, v)
+    assert gradient == 6.0 and variable is v
+    opt.apply_gradients(pairs, name="apply", experimental_aggregate_gradients=False)
+    assert v.numpy() == 1.5
+
+
+def test_get_updates_makes_its_step_when_it_is_called() -> None:
+    loss = _square()
+    (v,) = loss.variables
+    (update,) = LossScaleOptimizer(SGD(0.25), 8).get_updates(loss, [v])
+    assert v.numpy() == 1.0
+    update()
+    assert v.numpy() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("initializer", "expected"),
+    [("zeros", 0), ("ones", 1), (3, 3), (np.full(2, 4), 4), (lambda shape: np.full(shape, 5.0), 5)],
+)
+def test_add_slot_makes_a_slot_that_steps_and_checkpoints_keep(initializer: Any, expected: float) -> None:
+    var, opt = Variable([1.0, 2.0], "v"), LossScaleOptimizer(SGD(1.0, momentum=0.5), 2)
+    assert opt.add_slot(var, "mean", initializer).tolist() == [expected] * 2
+    opt.apply_gradients([(np.ones(2), var)])
+    opt.set_slot(var, "mean", [7, 8])
+    assert opt.add_slot(var, "mean").tolist() == [7, 8]
+    assert opt.get_slot_names() == ["mean", "momentum"]
+
+    other = LossScaleOptimizer(SGD(1.0, momentum=0.5), 2)
+    other.add_slot(var, "mean")
+    other.restore(opt.checkpoint())
+    assert other.get_slot(var, "mean").tolist() == [7, 8]
+
+
+def test_a_slot_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(TrainingError, match=r"'many' is not a value of slot 'm' of 'v', whose shape is \(2,\)"):
+        StatefulOptimizer(SGD()).add_slot(Variable([1.0, 2.0], "v"), "m", "many")
+
+
+class _Half(Optimizer):
+    """Half of plain gradient descent."""
+
+    learning_rate: float = 0.1
+
+    def __init__(self, learning_rate: float = 0.1) -> None:
+        super().__init__(learning_rate=learning_rate)
+
+    def rule(self, by: Any, variable: Any, gradient: Any, slots: Any, rate: Any, step: Any) -> Any:
+        return variable - rate * gradient * np.float32(0.5), {}
+
+    def get_config(self) -> dict[str, Any]:
+        return {"learning_rate": self.learning_rate}
+
+
+class _Averaging(StatefulOptimizer):
+    """Keeps the mean of a variable in a slot of its own."""
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **words: Any) -> None:
+        pairs = list(grads_and_vars)
+        super().apply_gradients(pairs)
+        for _, var in pairs:
+            before = self.add_slot(var, "mean", var.numpy())
+            self.set_slot(var, "mean", 0.5 * before + 0.5 * var.numpy())
+
+
+class _Halving(LossScale):
+    """A scale that halves in each step."""
+
+    def __init__(self, start: float = 1024.0) -> None:
+        self.start = self.now = start
+
+    def __call__(self) -> Any:
+        return np.array(self.now, np.float32)
+
+    def update(self, grads: object) -> tuple[None, bool]:
+        self.now /= 2
+        return None, True
+
+    def get_config(self) -> dict[str, Any]:
+        return {"start": self.start}
+
+
+def test_optimizers_and_scales_of_your_own_train_and_serialize() -> None:
+    loss = _square()
+    (v,) = loss.variables
+    opt = LossScaleOptimizer(_Half(0.5), _Halving(64))
+    opt.minimize(loss, v)
+    assert (v.numpy(), float(opt.loss_scale())) == (0.5, 32.0)
+
+    config = opt.get_config()
+    assert config == {
+        "optimizer": {"class_name": "_Half", "config": {"learning_rate": 0.5}},
+        "loss_scale": {"class_name": "_Halving", "config": {"start": 64}},
+    }
+    again = LossScaleOptimizer.from_config(config, custom_objects={"_Half": _Half, "_Halving": _Halving})
+    assert (again.get_config(), type(again.inner.rule), type(again.loss_scale)) == (config, _Half, _Halving)
+    with pytest.raises(TrainingError, match="name your own classes in custom_objects"):
+        LossScaleOptimizer.from_config(config)
+
+
+def test_a_stateful_optimizer_of_your_own_is_wrapped_and_comes_back() -> None:
+    loss = _square()
+    (v,) = loss.variables
+    opt = LossScaleOptimizer(_Averaging(SGD(0.25)), 8)
+    opt.minimize(loss, v)
+    assert opt.get_slot(v, "mean") == 0.5
+    again = LossScaleOptimizer.from_config(opt.get_config(), custom_objects={"_Averaging": _Averaging})
+    assert type(again.inner) is _Averaging and again.learning_rate == 0.25
+
+
+def test_an_optimizer_of_your_own_runs_in_the_graph_and_a_scale_of_your_own_does_not() -> None:
+    step = training_step(mlp(), loss=CROSS_ENTROPY, optimizer=_Half(0.2), policy="float32")
+    plain = training_step(mlp(), loss=CROSS_ENTROPY, optimizer=SGD(0.1), policy="float32")
+    ours, theirs = (Trainer(s, **PLACE).fit(list(batches(3))).losses for s in (step, plain))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+    with pytest.raises(TrainingError, match="_Halving is a loss scale of your own, but a training step computes"):
+        training_step(mlp(), loss=CROSS_ENTROPY, loss_scale=_Halving())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "supported"),
+    [
+        (None, True),
+        (Alone(), True),
+        ("MirroredStrategy", True),
+        ("MultiWorkerMirroredStrategy", True),
+        ("OneDeviceStrategy", True),
+        ("CollectiveAllReduceStrategy", True),
+        ("TPUStrategy", False),
+        ("ParameterServerStrategy", False),
+        ("CentralStorageStrategy", False),
+        (3, False),
+    ],
+)
+def test_strategy_supports_loss_scaling_where_each_replica_has_all_variables(strategy: object, supported: bool) -> None:
+    assert strategy_supports_loss_scaling(strategy) is supported
+
+
+# -- policies ----------------------------------------------------------------------------------------
+
+
+def test_types_of_a_policy_are_words_and_types() -> None:
+    policy = Policy("mixed_float16")
+    assert policy.compute_dtype == "float16" and policy.variable_dtype == "float32"
+    assert policy.compute_dtype == DType.FLOAT16 and policy.compute_dtype != "float32"
+    assert f"{policy.compute_dtype}" == "float16" and policy.compute_dtype.spelling == "float16"
+    assert {policy.compute_dtype: 1}["float16"] == 1
+    assert Policy("_infer").compute_dtype is None
+
+
+def test_the_loss_scale_of_a_policy_is_an_object() -> None:
+    assert isinstance(Policy("mixed_float16").loss_scale, DynamicLossScale)
+    assert isinstance(Policy("mixed_float16", loss_scale=1024).loss_scale, FixedLossScale)
+    assert Policy("mixed_float16", loss_scale=1024).loss_scale() == 1024
+    assert Policy("float32").loss_scale is None
+
+
+def test_a_policy_takes_a_loss_scale_keeps_it_and_serializes_it() -> None:
+    scale = DynamicLossScale(4.0, increment_period=3)
+    policy = Policy("mixed_float16", loss_scale=scale)
+    assert policy.loss_scale is scale
+    assert policy_from(policy_to(policy)) == policy != Policy("mixed_float16")
+    assert len({policy, Policy("mixed_float16", loss_scale=DynamicLossScale(4.0, 3))}) == 1
+    step = training_step(mlp(), loss=CROSS_ENTROPY, policy=policy)
+    assert step.loss_scale is scale and Trainer(step, **PLACE).loss_scale == 4.0
+    with pytest.raises(PolicyError, match="invalid loss scale"):
+        Policy("mixed_float16", loss_scale=0.5)
+
+
+def test_the_policy_and_the_rewrite_reach_losses() -> None:
+    def compute(loss: ModelLoss) -> str:
+        return "float32" if loss.report.conversion is None else str(loss.report.conversion.model.to)
+
+    assert compute(ModelLoss.of(mlp(), CROSS_ENTROPY)) == "float32"
+    with policy_scope("mixed_bfloat16"):
+        assert compute(ModelLoss.of(mlp(), CROSS_ENTROPY)) == "bfloat16"
+    enable_mixed_precision_graph_rewrite()
+    assert compute(ModelLoss.of(mlp(), CROSS_ENTROPY)) == "float16"
+    disable_mixed_precision_graph_rewrite()
+    assert compute(ModelLoss.of(mlp(), CROSS_ENTROPY)) == "float32"
+    set_policy("mixed_float16")
+    assert compute(ModelLoss.of(mlp(), CROSS_ENTROPY, policy="float32")) == "float32"
+
+
+def test_single_layers_of_a_loss_stay_float32_on_request() -> None:
+    loss = ModelLoss.of(mlp(), CROSS_ENTROPY, policy="mixed_float16", keep=["second"])
+    assert {row.name: row.dtype for row in loss.report.rows if row.name in ("first", "second")} == {
+        "first": "float16",
+        "second": "float32",
+    }
+
+
+# -- the guide's custom loop ---------------------------------------------------------------------------
+
+
+def test_the_train_step_and_test_step_of_the_guide_run_as_they_are_written() -> None:
+    model = Network(mlp(), policy="mixed_float16")
+    optimizer = LossScaleOptimizer(Adam(0.01), "dynamic")
+    loss_object = Losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def train_step(x: Any, y: Any) -> Any:
+        with GradientTape() as tape:
+            predictions = model(x)
+            loss = loss_object(y, predictions)
+            scaled_loss = optimizer.get_scaled_loss(loss)
+        scaled_gradients = tape.gradient(scaled_loss, model.trainable_variables)
+        gradients = optimizer.get_unscaled_gradients(scaled_gradients)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    def test_step(x: Any) -> Any:
+        return model(x, training=False)
+
+    data = list(batches(8))
+    losses = [float(train_step(batch["x"], batch["t"])) for batch in data]
+    trainer = Trainer(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=Adam(0.01)), **PLACE)
+    assert losses == list(trainer.fit(data).losses)
+
+    predictions = np.asarray(test_step(data[0]["x"]))
+    assert (predictions.argmax(1) == data[0]["t"]).mean() > 0.2
+    exported = {t.name: t.raw_data for t in model.export().proto.graph.initializer}
+    assert exported == {t.name: t.raw_data for t in trainer.export().proto.graph.initializer}
+
+
+def test_a_network_says_what_is_missing() -> None:
+    model = Network(mlp())
+    with pytest.raises(TrainingError, match="the network has no loss yet, which decides what is trained"):
+        model.trainable_variables  # noqa: B018
+    with pytest.raises(TrainingError, match="the model has no output 'z'; it has y"):
+        model(np.ones((2, 8), F32))["z"]
+    with pytest.raises(TrainingError, match="ndarray is not a result of a Network; pass network"):
+        Losses.MeanSquaredError()(np.zeros(3), np.zeros(3))  # type: ignore[arg-type]
+    assert model(np.ones((2, 8), F32)).numpy().shape == (2, 4)
+
+
+def test_one_pass_gives_loss_metrics_and_gradients_and_predictions_need_no_targets() -> None:
+    loss = ModelLoss.of(mlp(), CROSS_ENTROPY)
+    batch = next(batches(1))
+    here = loss.on(batch)
+    gradients = here.gradients(loss.variables, np.array(1, F32))
+    (predictions,) = loss.predict({"x": batch["x"]}).values()
+
+    assert here.results["loss"] == float(here()) and len(gradients) == 4
+    assert here.results["accuracy"] == (predictions.argmax(1) == batch["t"]).mean()
+    with pytest.raises(TrainingError, match=r"the batch lacks the inputs \['x'\]"):
+        loss.predict({})
+
+
+def test_a_loop_in_training_mode_moves_statistics_drops_and_exports() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]> net (float[N,3] x) => (float[N,3] y)
+        <float[3] s = {1, 2, 3}, float[3] b = {0, 0, 1}, float[3] mean = {0, 0, 0}, float[3] var = {1, 1, 1},
+         float half = {0.5}> {
+          n = BatchNormalization <momentum = 0.5> (x, s, b, mean, var)  y = Dropout (n, half) }"""
+    )
+    loss = ModelLoss.of(model, "mean_squared_error(y, t)", training_mode=True)
+    x = np.array([[1, 2, 3], [3, 4, 5], [5, 9, 1]], F32)
+    opt = StatefulOptimizer(Adam(0.01))
+    seen = []
+    for _ in range(3):
+        here = loss.on({"x": x, "t": np.zeros_like(x)})
+        before = float(here())
+        opt.minimize(here, loss.variables)
+        assert here.results["loss"] == before  # the same numbers were dropped
+        seen.append(before)
+    weights = {t.name: np.frombuffer(t.raw_data, F32) for t in loss.export().proto.graph.initializer if t.raw_data}
+
+    assert len(set(seen)) == 3
+    np.testing.assert_allclose(weights["mean"], x.mean(0) * (1 - 0.5**3), rtol=1e-5)
+    assert (loss.predict({"x": x})["y"] != 0).all()
+    assert (weights["s"] == next(v.numpy() for v in loss.variables if v.name == "s")).all()
