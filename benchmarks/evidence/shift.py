@@ -399,7 +399,8 @@ def _error(reference: Any, candidate: Any, batch: Mapping[str, Any]) -> str:
 
 
 def _short(error: str) -> str:
-    return "not finite" if "NaN or infinite" in error else error
+    """The error in few words: what `_error` gives for outputs that are near enough is a number."""
+    return "not finite" if "NaN or infinite" in error else error.partition("error ")[2].partition(" of")[0] or error
 
 
 def table(rows: Sequence[Row]) -> list[str]:
