@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amp_rewrite.decide.bounds.analysis import bounds as bounds_of
 from amp_rewrite.decide.bounds.bound import Bound, BoundOptions, Klass
@@ -23,6 +24,9 @@ from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.policy import LowType, low_type
+
+if TYPE_CHECKING:
+    from amp_rewrite.reports.page.figure import Figure
 
 SCHEMA = 1
 _STEPS = 64
@@ -99,6 +103,15 @@ class Bounds(Result):
         """Yield the rows as dictionaries."""
         return map(asdict, self.rows)
 
+    def figures(self) -> Sequence[Figure]:
+        """Return the bounds along the depth, against the range of the low type."""
+        from amp_rewrite.reports.page.bounds import bounds_figure  # late: few runs draw
+
+        return (bounds_figure(self.rows, DType.parse(self.to), self._given()),)
+
+    def _given(self) -> str:
+        return ", ".join(f"{name} in [{lo:g}, {hi:g}]" for name, (lo, hi) in self.inputs.items())
+
     def find(self, name: str) -> tuple[BoundRow, ...]:
         """Return the rows of a value, of an op, or of a type of ops.
 
@@ -155,8 +168,7 @@ class Bounds(Result):
         every, heavy = self.counts(), self.counts(heavy=True)
         cells = [(klass.value, str(every[klass.value]), str(heavy[klass.value])) for klass in Klass]
         lines = [f"{self.model}: bounds for {self.to}, from weights alone"]
-        given = (f"{name} in [{lo:g}, {hi:g}]" for name, (lo, hi) in self.inputs.items())
-        lines += [f"  given: {', '.join(given)}"] if self.inputs else []
+        lines += [f"  given: {self._given()}"] if self.inputs else []
         lines += ["", *table(cells, head=("class", "values", "products"), right=" >>")]
         reasons = Counter(row.because for row in self._roots())
         if reasons:

@@ -27,6 +27,19 @@ WAVES: Mapping[str, Any] = {
     "proj_codevector_dim": 16,
     "vocab_size": 32,
 }
+WHISPER: Mapping[str, Any] = {
+    **HALVES,
+    "vocab_size": VOCABULARY,
+    "num_mel_bins": 8,
+    "max_source_positions": 16,
+    "max_target_positions": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "decoder_start_token_id": 1,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
 
 
 def sound(name: str, model: str, **settings: Any) -> Architecture:
@@ -187,17 +200,7 @@ SPEECH: tuple[Architecture, ...] = (
         "whisper",
         "WhisperForConditionalGeneration",
         heard(),
-        **HALVES,
-        vocab_size=VOCABULARY,
-        num_mel_bins=8,
-        max_source_positions=16,
-        max_target_positions=16,
-        pad_token_id=0,
-        bos_token_id=0,
-        eos_token_id=0,
-        decoder_start_token_id=1,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
+        **WHISPER,
         fixed={"use_cache": False},
     ),
     called(

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli.page import check_page, write_page
 from amp_rewrite.settings.options import DATA, PRECISION
 
 
@@ -21,6 +22,7 @@ from amp_rewrite.settings.options import DATA, PRECISION
     parameters.config,
     parameters.as_json,
     parameters.verbose,
+    *parameters.PAGE,
 )
 def bounds(
     model: Path,
@@ -31,6 +33,8 @@ def bounds(
     config: Path | None,
     as_json: bool,
     verbose: bool,
+    html: Path | None,
+    overwrite: bool,
 ) -> None:
     """Print which values of MODEL are proved to fit a low type, and which to overflow.
 
@@ -38,10 +42,12 @@ def bounds(
     weights, and from the ranges of inputs where they are given.
     """
     settings = parameters.in_force({"to": to, "config": config})
+    check_page(html, overwrite=overwrite, read=(model,) if ranges is None else (model, ranges))
     from amp_rewrite.evidence.bounds import bounds
 
     found = bounds(model, dict(map(_range, input)), to=settings.to, ranges=ranges)
     terminal.show(found.to_json() if as_json else found.text(*names, verbose=verbose))
+    write_page(found, html, quiet=False)
 
 
 def _range(text: str) -> tuple[str, tuple[float, float]]:

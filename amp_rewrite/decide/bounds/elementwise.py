@@ -10,9 +10,11 @@ from functools import partial, reduce
 import numpy as np
 
 from amp_rewrite.decide.bounds.activations import GELU_LEAST, Function, bell, contracted, even, gelu, inverse
+from amp_rewrite.decide.bounds.arithmetic import gamma
 from amp_rewrite.decide.bounds.context import Context, Step, Table
 from amp_rewrite.decide.bounds.state import Ball, State, box, floored, join, lengths, reduced, square_sum, unknown
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dataflow import axes_of
 from amp_rewrite.ir.schema import attribute
 
 
@@ -131,6 +133,36 @@ def divided(context: Context, a: State, b: State) -> State:
         return _filled(a, box(1 / b.hi, 1 / b.lo))
     by = inverse(b)
     return replace(multiplied(context, a, by), why="|a| / |b|") if by.known else by
+
+
+def _quotient(context: Context) -> State:
+    """Bound a Div; numbers that are not negative, over their own sum, are at most 1, and sum to 1."""
+    a, along = context.at(0), _own_sum(context)
+    if along is None or a.fills or not (a.lo >= 0).all():
+        return divided(context, a, context.at(1))
+    sizes = lengths(context.shape(0), (along,))
+    most = 1 + gamma(sizes[0] if sizes else None) + 2 * context.arithmetic.unit
+    state = box(0.0, most, "a part of a sum")
+    return replace(state, total=most, along=along)
+
+
+def _own_sum(context: Context) -> int | None:
+    """Return the axis over which a divisor sums the numbers that it divides, perhaps with an epsilon; else None."""
+    view, value = context.view, context.op.inputs[1]
+    dims = context.shape(0)
+    while (op := view.producer(value, "Add", "Cast", "Identity", "Unsqueeze", "Expand", "Max", "Clip")) is not None:
+        for other in op.inputs[1:] if op.kind in ("Add", "Max") else ():
+            least = view.array(other)
+            if least is None or not (least >= 0).all():
+                return None
+        value = op.inputs[0]
+    total = view.producer(value, "ReduceSum")
+    if total is None or dims is None or total.inputs[0] != context.op.inputs[0]:
+        return None
+    axes = [axis % len(dims) - len(dims) for axis in axes_of(view, total)]
+    shape = context.shape(1)
+    keeps = shape is not None and len(shape) == len(dims) and len(axes) == 1 and shape[axes[0]] == 1
+    return axes[0] if keeps else None
 
 
 def _pair(function: Callable[[Context, State, State], State]) -> Step:
@@ -271,7 +303,7 @@ TABLE: Table = {
     "Cast": _cast,
     "CastLike": _cast,
     "Clip": _clipped,
-    "Div": _pair(divided),
+    "Div": _quotient,
     "Identity": _same,
     "Max": _extreme(np.maximum),
     "Mean": _averaged,

@@ -13,6 +13,7 @@ from amp_rewrite.decide.bounds.context import Context, Table
 from amp_rewrite.decide.bounds.elementwise import added
 from amp_rewrite.decide.bounds.linear import Rows, by_size, product
 from amp_rewrite.decide.bounds.matrices import multiplied
+from amp_rewrite.decide.bounds.quantized import dequantized, dequantized_parts
 from amp_rewrite.decide.bounds.reshape import transposed
 from amp_rewrite.decide.bounds.state import Ball, Sizes, State, box, reduced, unknown
 from amp_rewrite.decide.bounds.throughout import number_throughout
@@ -39,6 +40,7 @@ def _product(context: Context, flags: tuple[bool, bool], alpha: float = 1.0) -> 
     matrix = matrix_of(context.view, context.op.inputs[1], turned=flags[1])
     number = number_throughout(context.view, context.op.inputs[1])
     b, after = context.at(1), context.shape(1)
+    held = dequantized(context.view, context.op.inputs[1]) if matrix is None else None
     if a.total < math.inf and a.along == -1:
         b, after = _turned(b, after) if flags[1] else (b, after)
         state = multiplied(a, b, before, after)
@@ -54,6 +56,12 @@ def _product(context: Context, flags: tuple[bool, bool], alpha: float = 1.0) -> 
             blocks = context.is_read and matrix.columns <= _WIDEST and not context.frugal
             weight = parts(context.view.model, matrix)
             state = product(rows, weight, matrix.columns, context.arithmetic, blocks=blocks)
+        state = replace(state, why="‖x‖·‖w‖ (Cauchy–Schwarz), or |x|·|w|")
+    elif held is not None and (rows := Rows.of(a, held[0].shape[1 if flags[1] else 0])) is not None:
+        columns = held[0].shape[0 if flags[1] else 1]
+        twice = replace(context.arithmetic, unit=4 * context.arithmetic.unit)  # scales are rounded as well
+        blocks = context.is_read and columns <= _WIDEST
+        state = product(rows, dequantized_parts(held, turned=flags[1]), columns, twice, blocks=blocks)
         state = replace(state, why="‖x‖·‖w‖ (Cauchy–Schwarz), or |x|·|w|")
     else:
         if flags[1]:

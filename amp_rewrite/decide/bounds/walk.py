@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from amp_rewrite.decide.bounds import activations, elementwise, movement, norms, products, windows
+from amp_rewrite.decide.bounds import activations, elementwise, movement, norms, products, quantized, windows
 from amp_rewrite.decide.bounds.arithmetic import Arithmetic
 from amp_rewrite.decide.bounds.context import Context, Table
+from amp_rewrite.decide.bounds.rotation import rotated, rotation
 from amp_rewrite.decide.bounds.state import MOST, MOST_OF_MAPS, Sizes, State, box, join, lengths, small, unknown
 from amp_rewrite.decide.bounds.weights import constant
 from amp_rewrite.dtypes import DType
@@ -28,6 +29,7 @@ STEPS: Table = {
     **movement.TABLE,
     **norms.TABLE,
     **products.TABLE,
+    **quantized.TABLE,
     **windows.TABLE,
 }
 """The step of each op."""
@@ -119,6 +121,8 @@ class Walk:
                 continue
             state = states[slot] if slot < len(states) else unknown(f"{op.kind} has no bound")
             dtype = self.view.dtype(value)
+            if not state.known:
+                state = quantized.integers(dtype) or state
             if not exact(op) and (dtype is None or dtype.floating):
                 state = self.arithmetic(value).settle(state)
             self.known[value] = small(state, MOST_OF_MAPS if self.spatial else MOST)
@@ -138,6 +142,13 @@ class Walk:
         if op.id in self.ends:
             cluster, anchor = self.ends[op.id]
             state = self._cluster(cluster, self.view.ops[anchor])
+            if state is not None:
+                return [state]
+        if (found := rotation(self.view, op, self.shapes)) is not None:
+            result = op.outputs[0]
+            state = rotated(
+                found, self.state(found.x), self.state(found.y), self.shapes(result), self.arithmetic(result)
+            )
             if state is not None:
                 return [state]
         if op.kind in ELEMENTLESS:

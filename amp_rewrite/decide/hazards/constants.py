@@ -71,8 +71,17 @@ def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DTyp
     added, factors = view.fit(bias, to), view.fit(weight, to)
     if added.nonfinite or added.absmax * math.sqrt(added.count) <= _OUTWEIGHS * factors.absmax:
         return False
-    norms = [np.linalg.norm(array.astype(np.float64)) for v in (bias, weight) if (array := view.array(v)) is not None]
-    return bool(norms[0] > _OUTWEIGHS * norms[1])
+    return _norm(view, bias) > _OUTWEIGHS * _norm(view, weight)
+
+
+def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
+    """Return the norm of a constant, or of what rounding changes in it. Read in parts."""
+    tensor, squares = view.constant(value), 0.0
+    for chunk in view.model.chunks(tensor) if tensor is not None else ():
+        exact = chunk.astype(np.float64)
+        numbers = exact if rounded_to is None else chunk.astype(rounded_to.numpy).astype(np.float64) - exact
+        squares += float(np.square(numbers).sum())
+    return math.sqrt(squares)
 
 
 def large_biases(view: View, to: DType) -> Iterator[Pin]:
@@ -100,12 +109,7 @@ def loses_digits(view: View, value: ValueId, to: DType) -> bool:
         return False
     if fit.absmax * _LOSS > half * math.sqrt(fit.count):  # a subnormal is off by half its spacing at most
         return False
-    elements = view.array(value)
-    if elements is None:
-        return False
-    exact = elements.astype(np.float64)
-    rounded = elements.astype(to.numpy).astype(np.float64)
-    return bool(np.linalg.norm(rounded - exact) > _LOSS * np.linalg.norm(exact))
+    return _norm(view, value, to) > _LOSS * _norm(view, value)
 
 
 @rule(reasons.STATISTICS, "A BatchNormalization runs in a low type only if its statistics fit.")

@@ -147,3 +147,15 @@ def test_a_guard_spares_what_is_proved_to_fit_and_holds_what_is_not() -> None:
         unseen[taken] = {finding.subject for finding in report.findings if finding.kind == "unseen"}
     assert unseen[True] >= {"q"}
     assert not unseen[False] & {"p", "t"}
+
+
+def test_a_page_shows_classes_and_bounds(model: Path, tmp_path: Path) -> None:
+    page = tmp_path / "bounds.html"
+    result = run("bounds", model, "--input", "x=-2,2", "--html", page)
+    assert result.exit_code == 0
+    text = page.read_text("utf-8")
+    assert "Given: x in [-2, 2]." in text and "proved to fit" in text and "√8" in text
+    assert run("bounds", model, "--html", page).exit_code != 0
+    figure = amp_rewrite.bounds(model, {"x": (-2, 2)}).figures()[0]
+    assert figure.data["counts"]["proved to fit"] == 6
+    assert [value["value"] for value in figure.data["values"]] == ["x", "n", "h", "s", "r", "y"]

@@ -17,6 +17,7 @@ from onnx import ModelProto, TensorProto
 from amp_rewrite.decide.bounds.analysis import bounds
 from amp_rewrite.decide.bounds.bound import Bound, BoundOptions, Klass
 from amp_rewrite.decide.bounds.state import Ball, box
+from amp_rewrite.decide.bounds.walk import Walk
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import HEAVY
@@ -278,3 +279,61 @@ def test_each_large_weight_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
         if view.values[value].producer is not None
     )
     assert {read[name] for name in names} <= {96 * 96, 2 * 96 * 96}
+
+
+# -- rotations ---------------------------------------------------------------------------------------------
+
+ROTATED = (
+    "n=RMSNormalization(q,g);a=Mul(p,f);e=Concat[axis=-1](a,a);c=Cos(e);s=Sin(e);"
+    "lo=Slice(n,zero,half,last);hi=Slice(n,half,end,last);m=Neg(hi);r=Concat[axis=-1]({turn});"
+    "nc=Mul(n,c);rs=Mul(r,s);y=Add(nc,rs)"
+)
+ANGLES = {
+    "g": np.ones(8),
+    "f": np.array([1.0, 0.3, 0.1, 0.01]),
+    "zero": np.array([0]),
+    "half": np.array([4]),
+    "end": np.array([8]),
+    "last": np.array([-1]),
+}
+
+
+def rotated_model(turn: str) -> ModelProto:
+    shapes = {"q": (2, 3, 8), "p": (3, 1), "y": (2, 3, 8)}
+    return cases.build(ROTATED.format(turn=turn), ["y"], constants=ANGLES, shapes=shapes, opset=23)
+
+
+@pytest.mark.parametrize(("turn", "most"), [("m,lo", 1.0), ("lo,m", 3**0.5)])
+def test_a_rotation_keeps_the_norm_of_pairs(turn: str, most: float) -> None:
+    model = rotated_model(turn)
+    view = View.of(Model.load(model))
+    walk = Walk.of(view, DType.FLOAT16, {})
+    ball = walk.state(next(v.id for v in view.values if v.name == "y")).ball
+    assert ball is not None
+    assert float(ball.radius.max()) == pytest.approx(8**0.5 * most, rel=0.05)
+    probe, rng = Probe(model), np.random.default_rng(0)
+    for size in (1.0, 1e3):
+        feed = {"q": rng.standard_normal((2, 3, 8)) * size, "p": rng.uniform(-300, 300, (3, 1))}
+        assert probe.violations({name: array.astype(np.float32) for name, array in feed.items()}) == []
+
+
+def test_cosines_and_sines_of_different_angles_are_no_rotation() -> None:
+    text = ROTATED.format(turn="m,lo").replace("s=Sin(e)", "d=Neg(e);s=Sin(d)")
+    shapes = {"q": (2, 3, 8), "p": (3, 1), "y": (2, 3, 8)}
+    y = bound_of(cases.build(text, ["y"], constants=ANGLES, shapes=shapes, opset=23))
+    assert y.absmax > 8**0.5 * 1.5
+
+
+def test_a_rotation_by_tables_takes_their_largest_radius() -> None:
+    rng = np.random.default_rng(1)
+    angle = np.concatenate([rng.uniform(0, 6, (3, 4))] * 2, -1)
+    text = (
+        "n=RMSNormalization(q,g);lo=Slice(n,zero,half,last);hi=Slice(n,half,end,last);m=Neg(hi);"
+        "r=Concat[axis=-1](m,lo);nc=Mul(n,c);rs=Mul(r,s);y=Add(nc,rs)"
+    )
+    constants = {**ANGLES, "c": 2 * np.cos(angle), "s": 2 * np.sin(angle)}
+    del constants["f"]
+    model = cases.build(text, ["y"], constants=constants, shapes={"q": (2, 3, 8), "y": (2, 3, 8)}, opset=23)
+    assert bound_of(model).absmax == pytest.approx(2 * 8**0.5, rel=0.05)
+    probe = Probe(model)
+    assert probe.violations({"q": rng.standard_normal((2, 3, 8)).astype(np.float32)}) == []

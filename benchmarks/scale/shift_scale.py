@@ -1,0 +1,95 @@
+"""Memory and time of shifted weights against their size: they are scaled while they are written.
+
+    python benchmarks/run.py shift_scale [--sizes 0.5 2 5] [--folder DIR]
+
+The models of `weights_scale`, converted without a shift and with `--shift 4`, which stores all weights that write to
+the residual stream times 2^-4. A model of N GB takes 1.5 N GB of disk. `scaled` are the bytes of weights, as float32,
+that differ from those of the unshifted model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.scale.weights_scale import build
+from benchmarks.shared import measure
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One conversion of a model."""
+
+    gigabytes: float
+    shift: str
+    scaled: float
+    wall: float
+    cpu: float
+    peak: int
+
+
+def scaled_bytes(path: str) -> float:
+    """Gigabytes of weights of a converted model that are stored times a power of two, as float32."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    tensors = (t for t in model.graph.initializer if "_shifted_" in t.name)
+    return sum(4.0 * _elements(tensor.dims) for tensor in tensors) / 1e9
+
+
+def _elements(dims: Sequence[int]) -> int:
+    count = 1
+    for dim in dims:
+        count *= dim
+    return count
+
+
+def measured(gigabytes: float, root: Path) -> list[Point]:
+    """Build a model, and convert it in both ways."""
+    folder, target = root / "model", root / "out"
+    folder.mkdir()
+    measure.apart(build, gigabytes, str(folder / "gpt.onnx"), False)
+    size = sum(file.stat().st_size for file in folder.iterdir()) / 1e9
+    points = []
+    for shift in ("none", "4"):
+        target.mkdir()
+        command = [*measure.own_command(), folder / "gpt.onnx", "--shift", shift, "-o", target / "gpt.onnx", "-q"]
+        run = measure.cost(command)
+        if run.code:
+            sys.exit(f"amp-rewrite failed: {run.said}")
+        share = measure.apart(scaled_bytes, str(target / "gpt.onnx"))
+        points.append(Point(size, shift, share, run.wall, run.cpu, run.peak))
+        shutil.rmtree(target)
+    shutil.rmtree(folder)
+    return points
+
+
+HEAD = ("weights", "shift", "scaled", "seconds", "processor seconds", "peak MB")
+
+
+def cells(p: Point) -> tuple[str, ...]:
+    """One row of the table."""
+    sizes = f"{p.gigabytes:.2f} GB", p.shift, f"{p.scaled:.2f} GB"
+    return (*sizes, f"{p.wall:.1f}", f"{p.cpu:.1f}", f"{p.peak / 1e6:.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=float, nargs="+", default=[0.5, 2.0, 5.0], help="gigabytes")
+    parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary folder)")
+    given = parser.parse_args()
+    points: list[Point] = []
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=given.folder) as name:
+        for size in given.sizes:
+            points += measured(size, Path(name))
+            print(*("  ".join(cells(point)) for point in points[-2:]), sep="\n", flush=True)
+    measure.write("shift_scale", measure.machine(), points, measure.markdown(HEAD, map(cells, points)))
+
+
+if __name__ == "__main__":
+    main()
