@@ -127,7 +127,7 @@ class Target(_Choice):
         if not colon:
             words = {"cuda": cls.ORT_CUDA, "gpu": cls.ORT_CUDA, "trt": cls.TENSORRT, "dml": cls.DIRECTML}
             return words.get(word)
-        return cls._of(cls(name), release)
+        return cls.parse(word) if word.endswith(".json") else cls._of(cls(name), release)
 
     @classmethod
     def parse(cls, spelling: str | os.PathLike[str] | Self) -> Self:

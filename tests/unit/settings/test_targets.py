@@ -141,6 +141,8 @@ def test_a_file_of_kernels_decides(tmp_path: Path) -> None:
     file = tmp_path / "registry.json"
     file.write_text(json.dumps({"runtime": "onnxruntime-gpu 1.33.0", "kernels": [{**row, "types": float16}]}))
     model = graph("a = MatMul (x, w)  b = Relu (a)  y = MatMul (b, w)")
+    target = Target.parse(file)
+    assert pickle.loads(pickle.dumps(target)).value == target.value == f"ort-cuda:{file}"
     for target in (file, str(file), f"ort-cuda:{file}"):
         result = convert(model, target=target)  # type: ignore[arg-type]
         assert [row.dtype for row in result.report.rows if row.op in ("MatMul", "Relu")] == [
