@@ -14,6 +14,8 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
+from amp_rewrite.errors import PolicyError
+
 _PREFIX = "onnxruntime-ep-"
 
 
@@ -71,6 +73,14 @@ def devices(ort: Any, provider: str) -> Sequence[Any]:
     if not hasattr(ort, "get_ep_devices"):
         return ()
     return [device for device in ort.get_ep_devices() if device.ep_name == provider]
+
+
+def device_of(offered: Sequence[Any], options: dict[str, str]) -> Any:
+    """Return the device that the option `device_id` numbers, and take that out; PolicyError for a wrong number."""
+    number = options.pop("device_id", "0")
+    if not number.isdecimal() or int(number) >= len(offered):
+        raise PolicyError(f"device {number} of {offered[0].ep_name} does not exist; it has {len(offered)}, from 0 on")
+    return offered[int(number)]
 
 
 def described(device: Any) -> str:

@@ -170,3 +170,16 @@ def contrib_rows(schemas: Sequence[Mapping[str, Any]]) -> Json | None:
 def _most(formals: Sequence[Sequence[Any]]) -> int | None:
     """Return how many inputs or outputs an operator can have; None for any number."""
     return None if formals and formals[-1][2] == "Variadic" else len(formals)
+
+
+def schema_row(schema: Any) -> dict[str, Any]:
+    """Return the schema of an operator as JSON: formals with their types, variables with the types that they admit."""
+    return {
+        "domain": schema.domain or "ai.onnx",
+        "op": schema.name,
+        "since": schema.since_version,
+        "inputs": [[formal.name, formal.typeStr, formal.option.name] for formal in schema.inputs],
+        "outputs": [[formal.name, formal.typeStr, formal.option.name] for formal in schema.outputs],
+        "types": {c.type_param_str: sorted(c.allowed_type_strs) for c in schema.type_constraints},
+        "attributes": sorted(schema.attributes),
+    }

@@ -30,8 +30,9 @@ from amp_rewrite.runtime.hazards import avoiding, skipped
 from amp_rewrite.runtime.model_input import model_input
 from amp_rewrite.runtime.ort_errors import one_line
 from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
-from amp_rewrite.runtime.plugins import described, devices, refusals, registered
+from amp_rewrite.runtime.plugins import described, device_of, devices, refusals, registered
 from amp_rewrite.runtime.ports import Port, input_ports, output_ports
+from amp_rewrite.runtime.registry import schema_row
 from amp_rewrite.runtime.subgraph import check_names, reduced, written_to
 
 if TYPE_CHECKING:
@@ -290,25 +291,12 @@ def kernel_registry() -> dict[str, Any]:
         }
         for k in state.get_all_opkernel_def()
     ]
-    schemas = [_schema(s) for s in state.get_all_operator_schema() if not s.deprecated]
+    schemas = [schema_row(s) for s in state.get_all_operator_schema() if not s.deprecated]
     return {
         "opset": _limit(r"is till opset (\d+)", opset=10_000),
         "ir": _limit(r"max supported IR version: (\d+)", ir=10_000),
         "kernels": kernels,
         "schemas": schemas,
-    }
-
-
-def _schema(schema: Any) -> dict[str, Any]:
-    """Return the schema of an operator as JSON: formals with their types, variables with the types that they admit."""
-    return {
-        "domain": schema.domain or "ai.onnx",
-        "op": schema.name,
-        "since": schema.since_version,
-        "inputs": [[formal.name, formal.typeStr, formal.option.name] for formal in schema.inputs],
-        "outputs": [[formal.name, formal.typeStr, formal.option.name] for formal in schema.outputs],
-        "types": {c.type_param_str: sorted(c.allowed_type_strs) for c in schema.type_constraints},
-        "attributes": sorted(schema.attributes),
     }
 
 
@@ -372,7 +360,7 @@ def _opened(
     }
     first = options.providers[0]
     offered = () if first == CPU else devices(ort, first)
-    plugged = _device(offered, by_provider[first]) if offered else None
+    plugged = device_of(offered, by_provider[first]) if offered else None
     ort.set_default_logger_severity(_QUIET)  # a provider that does not open says so outside of any session
     try:
         with one_line("open"):
@@ -386,14 +374,6 @@ def _opened(
             )
     finally:
         ort.set_default_logger_severity(_DEFAULT_SEVERITY)
-
-
-def _device(offered: Sequence[Any], options: dict[str, str]) -> Any:
-    """Return the device that the option `device_id` numbers, and take that out; PolicyError for a wrong number."""
-    number = options.pop("device_id", "0")
-    if not number.isdecimal() or int(number) >= len(offered):
-        raise PolicyError(f"device {number} of {offered[0].ep_name} does not exist; it has {len(offered)}, from 0 on")
-    return offered[int(number)]
 
 
 @cache

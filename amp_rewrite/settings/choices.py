@@ -42,7 +42,27 @@ SafetyName = Literal["default", "none"]
 QuantizedName = Literal["keep", "rescale"]
 FuseName = Literal["basic", "none", "contrib"]
 PlacementName = Literal[
-    "auto", "propagate", "mincut", "mincut:H200", "mincut:A100", "mincut:L4", "mincut:T4", "mincut:V100"
+    "auto",
+    "propagate",
+    "mincut",
+    "mincut:B200",
+    "mincut:H200",
+    "mincut:H100",
+    "mincut:H100-PCIe",
+    "mincut:A100",
+    "mincut:A100-80GB",
+    "mincut:A10",
+    "mincut:L40S",
+    "mincut:L4",
+    "mincut:T4",
+    "mincut:V100",
+    "mincut:RTX3080",
+    "mincut:RTX3090",
+    "mincut:RTX4080",
+    "mincut:RTX4090",
+    "mincut:RTX5080",
+    "mincut:RTX5090",
+    "mincut:Orin",
 ]
 
 
@@ -107,7 +127,7 @@ class Target(_Choice):
         if not colon:
             words = {"cuda": cls.ORT_CUDA, "gpu": cls.ORT_CUDA, "trt": cls.TENSORRT, "dml": cls.DIRECTML}
             return words.get(word)
-        return cls._of(cls(name), release)
+        return cls.parse(word) if word.endswith(".json") else cls._of(cls(name), release)
 
     @classmethod
     def parse(cls, spelling: str | os.PathLike[str] | Self) -> Self:

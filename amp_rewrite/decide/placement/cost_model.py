@@ -38,6 +38,10 @@ class CostModel:
     sizes: dict[ValueId, int] = field(default_factory=dict, repr=False)
     times: dict[tuple[float, int], int] = field(default_factory=dict, repr=False)
 
+    @cached_property
+    def _attained(self) -> Roof:
+        return self.roof.attained
+
     def cast(self, value: ValueId) -> int:
         """Return the time of a Cast between float32 and the low type: it starts, reads one and writes the other."""
         size = self.size(value)
@@ -108,4 +112,4 @@ class CostModel:
         return shapes_of(self.view)
 
     def _time(self, flops: float, nbytes: float, *, low: bool) -> int:
-        return round(self.roof.seconds(flops, nbytes, low=low) * ATTOSECONDS)
+        return round(self._attained.seconds(flops, nbytes, low=low) * ATTOSECONDS)

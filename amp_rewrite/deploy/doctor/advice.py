@@ -171,7 +171,7 @@ def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -
 
 def bound(view: View, roof: Roof, low: DType) -> Bound | None:
     """Return the bound of a converted model whose dimensions are fixed; None without known shapes. O(nodes)."""
-    shapes, work = shapes_of(view), CostModel(view, roof, low)
+    shapes, work, reached = shapes_of(view), CostModel(view, roof, low), roof.attained
     full = converted = 0.0
     counted = ops = 0
     for op in view.ops:
@@ -184,9 +184,9 @@ def bound(view: View, roof: Roof, low: DType) -> Bound | None:
             continue
         counted += 1
         flops = work.flops(op)
-        converted += roof.seconds(flops, _nbytes(view, moved), low=_main(view, op) is low)
+        converted += reached.seconds(flops, _nbytes(view, moved), low=_main(view, op) is low)
         if not _placed(op, view, low):
-            full += roof.seconds(flops, _nbytes(view, moved, instead_of=low), low=False)
+            full += reached.seconds(flops, _nbytes(view, moved, instead_of=low), low=False)
     return Bound(roof.gpu, full, converted, counted, ops) if converted else None
 
 

@@ -35,7 +35,7 @@ from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, 
 from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
 from amp_rewrite.runtime.kernels import Kernels, load_kernels
 from amp_rewrite.runtime.releases import known_release
-from amp_rewrite.runtime.roofline import ROOFS, Roof, roof_of
+from amp_rewrite.runtime.roofline import COMMON, ROOFS, Roof, roof_of
 from amp_rewrite.settings.policy import LowType, low_type
 
 if TYPE_CHECKING:
@@ -360,7 +360,7 @@ def _roofs(gpu: str | None, machine: Hardware, low: DType) -> Sequence[Roof]:
     if gpu is not None:
         return [roof for roof in known if roof.gpu == gpu]
     if not machine.gpus:
-        return known
+        return [roof for roof in known if roof.gpu in COMMON]
     own = roof_of(machine.gpus[0].name)
     return [own] if own in known and own is not None else []
 
@@ -377,10 +377,12 @@ def _estimate(model: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[st
         return Check("speed", UNKNOWN, f"{known} are known", "export the model with known shapes")
     ratios = ", ".join(f"{b.ratio:.1f}x on {b.gpu}" for b in bounds)
     shape = "".join(f"{name}={sizes.get(name, 1)}, " for name in free)
+    measured = "peaks that large products reach" + ("" if all(roof.reached for roof in roofs) else ", where measured")
+    peaks = measured if any(roof.reached for roof in roofs) else "data sheet peaks"
     ops = "all" if bounds[0].counted == bounds[0].ops else f"{bounds[0].counted} of {bounds[0].ops}"
     return Check(
         "speed",
         OK,
         f"roofline estimate: about {ratios}, against float32 without TF32",
-        f"assumes {shape}data sheet peaks, no fusion, nothing in caches, no time to start kernels; {ops} ops counted",
+        f"assumes {shape}{peaks}, no fusion, nothing in caches, no time to start kernels; {ops} ops counted",
     )

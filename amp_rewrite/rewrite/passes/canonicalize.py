@@ -193,7 +193,7 @@ def _objection(to: DType, target: Target, named: Collection[_Key], view: View, f
     if chosen:
         return f"a pattern names {view.ops[chosen[0]].name}"
     if fusion.kind == ATTENTION and target.family is Target.TENSORRT:
-        return "whether TensorRT reads Attention is not known here, so it stays written out"
+        return "TensorRT fuses attention from its parts, so it stays written out"
     if fusion.kind == GROUP_NORM and target.family is not Target.ORT_CUDA:
         return "the target may have a kernel for it"
     kernels = target.kernels

@@ -23,6 +23,8 @@ from amp_rewrite.deploy.doctor.checkup import Check
 from amp_rewrite.deploy.doctor.isolated import asked, machine_asked, write_kernels
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.kernels import load_kernels
+from amp_rewrite.runtime.releases import read_kernels
+from amp_rewrite.runtime.roofline import ROOFS
 from support import stub
 from support.fake_driver import H200, P100, Driver, Nvml, Shelf
 
@@ -414,7 +416,7 @@ def test_which_gpu_the_estimate_is_for() -> None:
             "speed",
             "unknown",
             "no data sheet with float16 of this GPU is known here",
-            "gpu= names another: H200, A100, L4, T4, V100",
+            f"gpu= names another: {', '.join(ROOFS)}",
         )
     ]
 
@@ -457,7 +459,7 @@ def test_a_dimension_that_cannot_be_is_refused() -> None:
     ("options", "message"),
     [
         ({"to": "float64"}, "cannot lower to float64; use float16 or bfloat16"),
-        ({"gpu": "G80"}, "no data sheet of a GPU 'G80' is known here; use one of H200, A100, L4, T4, V100"),
+        ({"gpu": "G80"}, f"no data sheet of a GPU 'G80' is known here; use one of {', '.join(ROOFS)}"),
     ],
 )
 def test_what_is_not_known_is_refused(options: dict[str, str], message: str) -> None:
@@ -609,6 +611,8 @@ def test_the_registry_that_is_dumped_is_that_of_the_table(tmp_path: Path) -> Non
     )
     on_cuda = {f"{k['domain']}::{k['op']}" for k in dump["kernels"] if k["provider"] == "CUDAExecutionProvider"}
     assert load_kernels().registrations.keys() <= on_cuda
+    assert (dump["opset"], dump["ir"]) == (load_kernels().opset, load_kernels().ir)
+    assert read_kernels(file).fingerprint == load_kernels().fingerprint
 
 
 # -- the command ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from amp_rewrite.deploy.doctor.checkup import FINDING, OK, opening
 from amp_rewrite.deploy.doctor.isolated import opened
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS, skipped
+from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS, avoiding, skipped
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.runtime.subprocess import command
 
@@ -226,3 +226,38 @@ def test_only_a_model_can_be_opened(words: list[str], tmp_path: Path) -> None:
 def test_a_model_that_is_not_there_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="not a file"):
         opening(tmp_path / "none.onnx", dict)
+
+
+# -- other releases ------------------------------------------------------------------------------------
+
+
+NORM = """<ir_version: 8, opset_import: ["": 17]> g (float16[2,8] x, float16[8] one) => (float16[2,8] y)
+{ s = Add (x, x)  y = LayerNormalization (s, one) }"""
+ALONE = NORM.replace("s = Add (x, x)", "s = Relu (x)")
+
+
+@pytest.mark.parametrize(
+    ("text", "release", "provider", "stated"),
+    [
+        (NORM, "1.22.0", CUDA, {"enable_skip_layer_norm_strict_mode": "1"}),
+        (NORM, "1.27.0", CUDA, {"enable_skip_layer_norm_strict_mode": "1"}),
+        (NORM, "1.28.0", CUDA, {}),
+        (NORM, "1.22.0", CPU, {}),
+        (ALONE, "1.22.0", CUDA, {}),
+        (NORM.replace("float16", "float"), "1.22.0", CUDA, {}),
+    ],
+)
+def test_sessions_set_the_option_that_avoids_a_fault(
+    text: str, release: str, provider: str, stated: dict[str, str]
+) -> None:
+    proto = onnx.parser.parse_model(text)
+    kinds = frozenset(node.op_type for node in proto.graph.node)
+    assert avoiding(Model(proto), kinds, release, [provider, CPU]) == stated
+
+
+def test_each_fault_of_another_runtime_or_release_has_a_source_and_a_way_round() -> None:
+    for hazard in HAZARDS:
+        assert hazard.source.startswith("https://") or hazard.since == (1, 31)
+        assert bool(hazard.skip) + bool(hazard.options) + hazard.keep <= 1
+        assert hazard.remedy and hazard.remedy in hazard.finding
+        assert hazard.until is None or hazard.since < hazard.until

@@ -140,8 +140,8 @@ TEXTS = "text, a list of text or None"
         ("ranges", 3, "ranges=3 is int; give a Ranges, text, a path or None"),
         ("level", 3, "unknown value 3 for level; use one of default, tensor-cores-only, treat-gray-as-deny, "
          "unsafe-force-all, lower-all"),
-        ("placement", 3, "unknown value 3 for placement; use auto, propagate, mincut, or with a GPU mincut:H200, "
-         "mincut:A100, mincut:L4, mincut:T4, mincut:V100"),
+        ("placement", 3, "unknown value 3 for placement; use auto, propagate, mincut, or with a GPU "
+         + ", ".join(f"mincut:{gpu}" for gpu in ROOFS)),
         ("lists", 3, "lists=3 is int; give the path of a YAML file, a mapping or a shipped name, or a list of these"),
     ],
 )  # fmt: skip

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
+import onnx.checker
 import onnx.parser
+import onnx.shape_inference
 import pytest
 from onnx import ModelProto, numpy_helper
 
@@ -139,6 +141,8 @@ def test_a_file_of_kernels_decides(tmp_path: Path) -> None:
     file = tmp_path / "registry.json"
     file.write_text(json.dumps({"runtime": "onnxruntime-gpu 1.33.0", "kernels": [{**row, "types": float16}]}))
     model = graph("a = MatMul (x, w)  b = Relu (a)  y = MatMul (b, w)")
+    target = Target.parse(file)
+    assert pickle.loads(pickle.dumps(target)).value == target.value == f"ort-cuda:{file}"
     for target in (file, str(file), f"ort-cuda:{file}"):
         result = convert(model, target=target)  # type: ignore[arg-type]
         assert [row.dtype for row in result.report.rows if row.op in ("MatMul", "Relu")] == [
@@ -277,3 +281,30 @@ def test_fusions_into_operators_that_a_release_lacks_are_refused(monkeypatch: py
     result = convert(graph(body), fuse="contrib", target="ort-cuda:1.22")
     assert "SkipLayerNormalization" not in {node.op_type for node in result.model.graph.node}
     assert any("has no com.microsoft.SkipLayerNormalization" in f.message for f in result.report.findings)
+
+
+QUANTIZED = """<ir_version: 8, opset_import: ["": 17]> g (float[2,16] x) => (float[2,16] y)
+<float sx = {0.05}, int8 zx = {0}> {
+  a = QuantizeLinear (x, sx, zx)  b = DequantizeLinear (a, sx, zx)
+  v = QuantizeLinear (w, sx, zx)  u = DequantizeLinear (v, sx, zx)
+  c = MatMul (b, u)  d = QuantizeLinear (c, sx, zx)  e = DequantizeLinear (d, sx, zx)  y = MatMul (e, w)
+}"""
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "directml", "openvino", "qnn"])
+def test_ops_between_quantizers_stay_as_they_are(target: str) -> None:
+    proto = onnx.parser.parse_model(QUANTIZED)
+    proto.graph.initializer.append(numpy_helper.from_array(np.eye(16, dtype=np.float32), "w"))
+    result = convert(proto, target=target)  # type: ignore[arg-type]
+    between, after = (row for row in result.report.rows if row.op == "MatMul")
+    assert (between.dtype, between.rule) == ("float32", "quantized")
+    assert after.dtype == "float16"
+
+
+def test_a_result_for_a_strict_runtime_passes_strict_inference() -> None:
+    proto = graph(
+        "a = MatMul (x, w)  s = Softmax (a)  e = Exp (s)  r = ReduceSum <keepdims = 1> (e)  y = MatMul (s, w)"
+    )
+    result = convert(proto, target="tensorrt", keep="op=Exp")
+    onnx.checker.check_model(onnx.shape_inference.infer_shapes(result.model, strict_mode=True), full_check=True)
+    assert {row.dtype for row in result.report.rows} >= {"float16", "float32"}
