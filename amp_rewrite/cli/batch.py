@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,10 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
         raise click.UsageError("several models go to a folder; add -o FOLDER")
     if any(terminal.ALIASES.get(str(word)) for word in words):
         raise click.UsageError("a model from stdin is converted by itself; name files for several")
+    if asked["scheduler"]:
+        from amp_rewrite.fleet.schedulers import check_scheduler
+
+        check_scheduler(asked["scheduler"])
     settings = parameters.in_force(given)
     measuring = measuring.completed(settings)
     from amp_rewrite.fleet.batch import Batch
@@ -63,11 +68,14 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     batch = Batch.of(words, _asked(output, asked, settings, measuring), parameters.keywords(settings))
     for remark in batch.remarks:
         terminal.talk(remark, quiet=talk.quiet)
-    jobs = 1 if asked["jobs"] is None else asked["jobs"]
     worst, done, failed = 0, 0, 0
     try:
-        with ended_by_signals(), _bar(batch, jobs, quiet=talk.quiet) as (progress, advance):
-            for outcome in batch.run(None, jobs, progress):
+        with (
+            ended_by_signals(),
+            _executor(asked) as (executor, jobs),
+            _bar(batch, jobs, quiet=talk.quiet) as (progress, advance),
+        ):
+            for outcome in batch.run(executor, jobs, progress):
                 worst = max(worst, outcome.rc)
                 done, failed = done + (outcome.rc == 0), failed + (outcome.rc != 0)
                 advance(outcome)
@@ -78,6 +86,19 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
         raise
     _conclude(batch, done, failed, talk.quiet or talk.as_json)
     return worst
+
+
+@contextmanager
+def _executor(asked: Mapping[str, Any]) -> Iterator[tuple[Executor | None, int]]:
+    """Yield the executor that is asked for, None for our own processes, and the number of jobs at a time."""
+    jobs = asked["jobs"]
+    if not asked["scheduler"]:
+        yield None, jobs or 1
+        return
+    from amp_rewrite.fleet.schedulers import executor_of
+
+    with executor_of(asked["scheduler"], jobs or 1) as (executor, threads):
+        yield executor, jobs or threads
 
 
 def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring: Measuring) -> Asked:

@@ -283,6 +283,7 @@ BATCH = (
         type=int,
         rare=True,
     ),
+    option("--scheduler", "local|dask://…", "Convert on Dask, here or where a scheduler is.", MANY, rare=True),
     option("--name", "RULE", "Names of results, as in '{stem}_fp16.onnx'.  [default: {stem}.onnx]", MANY, rare=True),
     option(
         "--include",

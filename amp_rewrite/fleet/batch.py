@@ -62,6 +62,7 @@ class Batch:
     @classmethod
     def of(cls, sources: Iterable[str | os.PathLike[str]], asked: Asked, options: Mapping[str, Any]) -> Batch:
         """Return the batch of some sources. Nothing is written; errors that hold for the whole are raised now."""
+        options = {**options, "lists": _absolute(options.get("lists"))}
         request = Request.of(**options)
         rule = Rule.of(asked.name, request.to)
         patterns = (*request.keep, *request.lower)
@@ -122,7 +123,8 @@ class Batch:
         if self.asked.write:
             yield from self._copied()
         threads = max(1, cores() // jobs) if executor is None else 1
-        planned = (self._ready(replace(job, threads=threads)) for job in self.jobs)
+        folder = os.fspath(Path.cwd()) if executor is not None else ""
+        planned = (self._ready(replace(job, threads=threads, folder=folder)) for job in self.jobs)
         local: Executor | Processes = Inline() if jobs == 1 else Processes(min(jobs, len(self.jobs)))
 
         def here(job: Job) -> list[Outcome]:
@@ -187,6 +189,13 @@ def _folders(path: Path) -> None:
         if not path.parent.is_dir():
             return  # what is written there says why it cannot be
         raise ModelError(f"cannot make the folder {path.parent}: {cause.strerror or cause}") from cause
+
+
+def _absolute(lists: Any) -> Any:
+    """Return op lists with absolute paths in place of relative ones, for workers may run elsewhere."""
+    if isinstance(lists, (str, Path)):
+        return str(Path(lists).resolve()) if Path(lists).is_file() else lists
+    return [_absolute(part) for part in lists] if isinstance(lists, (list, tuple)) else lists
 
 
 def _same(a: Path, b: Path) -> bool:
@@ -277,8 +286,11 @@ def _data(members: Sequence[tuple[Path, Item]], target: Path, found: Found, rule
 def _checks(asked: Asked, item: Item) -> Checks:
     """Return the checks of one model, with its own data."""
     checks = asked.checks
+    if not checks:
+        return checks
     data, ranges = (placed(text, item.path, item.relative) for text in (checks.data, checks.ranges))
-    return replace(checks, data=data, ranges=ranges)
+    whole = [str(Path(text).resolve()) if text else "" for text in (data, ranges)]  # workers may run elsewhere
+    return replace(checks, data=whole[0], ranges=whole[1])
 
 
 def _with_known(job: Job, known: Mapping[str, Outcome]) -> Job:

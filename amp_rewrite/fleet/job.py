@@ -68,7 +68,7 @@ class Job:
 
     `options`: keywords of `convert`, which `key` stands for. `write`: False for a dry run. `resume`: a target that is
     there already may be the finished one. `threads`: cores for this job. `by_option`: errors name options of the
-    command line.
+    command line. `folder`: where relative paths begin; `version`: that of the package that planned the job.
     """
 
     tasks: tuple[Task, ...]
@@ -78,6 +78,8 @@ class Job:
     write: bool = True
     threads: int = 1
     by_option: bool = False
+    folder: str = ""
+    version: str = VERSION
 
     @property
     def shared(self) -> bool:
@@ -147,8 +149,9 @@ class _Work:
     """A task on its way, and the outcome so far."""
 
     def __init__(self, job: Job, task: Task, progress: Callable[[str, int, int], None] | None) -> None:
-        self.job, self.task, self.progress = job, task, progress
         self.outcome = Outcome(os.fspath(task.source), os.fspath(task.target), options=job.key)
+        here = {"source": Path(job.folder, task.source), "target": Path(job.folder, task.target)}
+        self.job, self.task, self.progress = job, replace(task, **here), progress  # type: ignore[arg-type]
         self.converted: Converted | None = None
         self.pending = False
 
@@ -178,6 +181,9 @@ class _Work:
 
     def convert(self) -> None:
         """Load and convert the model, and verify it where data say how; nothing for one that is known to be done."""
+        if self.job.version != VERSION:
+            fact = f"the worker has amp-rewrite {VERSION}, and the job is from {self.job.version}"
+            raise ModelError(f"{fact}; install the same version everywhere")
         try:
             os.fspath(self.task.source).encode()
         except UnicodeEncodeError as cause:
