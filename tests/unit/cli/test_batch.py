@@ -78,7 +78,7 @@ def test_a_dry_run_writes_nothing() -> None:
     done = run("src", "-o", "out", "--dry-run", "--summary", "s.jsonl")
     assert done.exit_code == 0 and done.stdout.count("ok  src/") == 3
     assert done.stderr == "3 models would be written\n"
-    assert sorted(os.listdir()) == ["src"]
+    assert sorted(path.name for path in Path().iterdir()) == ["src"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_a_batch_cannot_be_asked_is_one_line(words: tuple[str, ...], messag
     done = run(*words)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
-    assert tree(Path("src")) == before and sorted(os.listdir()) == ["src"]
+    assert tree(Path("src")) == before and sorted(path.name for path in Path().iterdir()) == ["src"]
 
 
 def test_a_pattern_that_matches_in_no_model_is_an_error_after_all_are_written() -> None:
