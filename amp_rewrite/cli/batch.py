@@ -38,7 +38,7 @@ def is_batch(model: Path, more: tuple[Path, ...], output: Path | None) -> bool:
 
     words = (model, *more)
     several = len(words) > 1 and output is not None and output.suffix.lower() != ".onnx" and not is_stdout(output)
-    folder = output is not None and bool(as_folder(output)) and not is_stdout(model)
+    folder = output is not None and bool(as_folder(output))
     return several or folder or any(is_batch(word) for word in words)
 
 

@@ -22,6 +22,7 @@ from amp_rewrite.files.fingerprint import digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.prefetch import prefetching
 from amp_rewrite.files.store import Progress, SaveOptions, Saving, check_target, save_together
+from amp_rewrite.fleet.copying import make_folder
 from amp_rewrite.fleet.outcome import FAILED, MISSED, OK, Outcome
 from amp_rewrite.settings.options import KEYWORDS, Request
 from amp_rewrite.settings.selectors import one_of_many
@@ -126,6 +127,7 @@ def _write_shared(job: Job, works: Sequence[_Work]) -> None:
     first = ready[0]
 
     def write() -> None:
+        make_folder(first.task.target)
         # some may be there without the others, after an interrupt; all are written again, as one
         renewed = job.saving.overwrite or any(work.written_before() for work in ready)
         for work in ready:
@@ -250,6 +252,7 @@ class _Work:
         """Write the model, unless it is there: this may be the second attempt, after a worker died."""
         if not self.pending or self.converted is None:
             return
+        make_folder(self.task.target)
         overwrite = self.job.saving.overwrite
         if os.path.lexists(self.task.target) and not overwrite:
             if self.written_before():
