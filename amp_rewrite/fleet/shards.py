@@ -60,7 +60,8 @@ def calibrate_many(
         executor: any executor of `concurrent.futures`, or Dask's, in place of our own processes.
         allow_nonfinite: accept NaN and infinity in the data.
         chunk: as `calibrate` takes it.
-        threads: for one op; by default the cores of this machine, divided by `jobs`.
+        threads: for one op; by default one per core, as for `calibrate`. Sums may depend on it in the last digit, so
+            that fewer are faster with many `jobs`, but no longer those of one run.
 
     Returns:
         The ranges, merged in the order of the shards.
@@ -78,8 +79,7 @@ def calibrate_many(
     if not paths:
         raise FeedError("there is no shard of data; give one path or more")
     count = jobs or (cores() if executor is not None else 1)
-    keywords = {"to": to, "allow_nonfinite": allow_nonfinite, "chunk": chunk}
-    keywords["threads"] = threads or (None if count == 1 else max(1, cores() // count))
+    keywords = {"to": to, "allow_nonfinite": allow_nonfinite, "chunk": chunk, "threads": threads}
     tasks = (_Shard(i, str(Path(model).resolve()), str(path), keywords) for i, path in enumerate(paths))
     local: Executor | Processes = Inline() if count == 1 else Processes(min(count, len(paths)))
     measured = dict(_results(through(tasks, _measure, executor or local, count)))

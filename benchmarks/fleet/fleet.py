@@ -1,11 +1,12 @@
 """Many models as one command: beside a loop in one process, and in several processes.
 
-    python benchmarks/run.py fleet [CACHE] [--pairs 7] [--small 1000] [--workers 1 2]
+    python benchmarks/run.py fleet [CACHE] [--pairs 7] [--large 20] [--small 1000] [--workers 1 2]
 
 Three questions, with inputs in the page cache:
 
 - the shipped models as one command, beside `convert` and `save` of each in a loop in one Python process;
-- the models of real size in CACHE, as `zoo` exports them, in one process and in two, in turns: the median of the pairs;
+- models of real size (links to those in CACHE, as `zoo` exports them) in one process and in two, in turns: the median
+  of the pairs;
 - models per second against the number of processes, for small models (links to the shipped ones) and those of CACHE,
   and the largest memory of a process.
 
@@ -81,12 +82,13 @@ def warm(files: list[Path]) -> None:
                 pass
 
 
-def copies(count: int, folder: Path) -> list[Path]:
-    """Return so many small models: links to the shipped ones that have no data beside them."""
-    plain = [path for path in SHIPPED if not list(path.parent.glob(f"{path.name}.*"))]
-    made = [folder / f"{i:05}.onnx" for i in range(count)]
+def links(count: int, models: list[Path], folder: Path) -> list[Path]:
+    """Return links to models without data beside them, so many in all."""
+    plain = [path for path in models if not list(path.parent.glob(f"{path.name}.*"))]
+    folder.mkdir()
+    made = [folder / f"{i:05}.onnx" for i in range(count if plain else 0)]
     for i, path in enumerate(made):
-        path.symlink_to(plain[i % len(plain)])
+        path.symlink_to(plain[i % len(plain)].resolve())
     return made
 
 
@@ -94,25 +96,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cache", type=Path, nargs="?")
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--large", type=int, default=20)
     parser.add_argument("--small", type=int, default=1000)
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
     given = parser.parse_args()
     measure.warm_up()
-    large = sorted(given.cache.glob("*.onnx")) if given.cache else []
     points: list[Point] = []
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as name:
-        out, small = Path(name) / "out", Path(name) / "small"
-        small.mkdir()
+        out = Path(name) / "out"
+        cached = sorted(given.cache.glob("*.onnx")) if given.cache else []
+        large = links(given.large, cached, Path(name) / "large")
         loop: list[str | Path] = [sys.executable, "-c", LOOP, out, *SHIPPED]
         for _ in range(given.pairs):
             points.append(run("shipped models, loop in one process", loop, len(SHIPPED), 1, out))
             points.append(batch("shipped models, one command", SHIPPED, 1, out))
         for _ in range(given.pairs if large else 0):
-            warm(large)
+            warm(cached)
             points += [batch("models of real size", large, workers, out) for workers in given.workers]
-        many = copies(given.small, small) if given.small else []
-        points += [batch("small models", many, workers, out) for workers in given.workers if many]
+        small = links(given.small, SHIPPED, Path(name) / "small")
+        points += [batch("small models", small, workers, out) for workers in given.workers if small]
     table = measure.markdown(
         ["what", "models", "processes", "runs", "seconds", "processor seconds", "models per second", "peak MB", "load"],
         [row(points, what, workers) for what, workers in dict.fromkeys((p.what, p.workers) for p in points)],
