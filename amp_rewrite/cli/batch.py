@@ -51,16 +51,11 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
         if {"html": given_html, "check_weights": talk.check_weights}.get(word, asked.get(word)):
             raise click.UsageError(f"{why}; leave it out for several models")
     measuring = Measuring.taken(given)
-    if asked["jobs"] is not None and asked["jobs"] < 1:
-        raise click.UsageError(f"{asked['jobs']} is not a number of conversions at a time; use 1 or more")
+    check_parallel(asked["scheduler"], asked["jobs"])
     if output is None or is_stdout(output):
         raise click.UsageError("several models go to a folder; add -o FOLDER")
     if any(terminal.ALIASES.get(str(word)) for word in words):
         raise click.UsageError("a model from stdin is converted by itself; name files for several")
-    if asked["scheduler"]:
-        from amp_rewrite.fleet.schedulers import check_scheduler
-
-        check_scheduler(asked["scheduler"])
     settings = parameters.in_force(given)
     measuring = measuring.completed(settings)
     from amp_rewrite.fleet.batch import Batch
@@ -72,7 +67,7 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     try:
         with (
             ended_by_signals(),
-            _executor(asked) as (executor, jobs),
+            executor_for(asked["scheduler"], asked["jobs"]) as (executor, jobs),
             _bar(batch, jobs, quiet=talk.quiet) as (progress, advance),
         ):
             for outcome in batch.run(executor, jobs, progress):
@@ -89,16 +84,25 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
 
 
 @contextmanager
-def _executor(asked: Mapping[str, Any]) -> Iterator[tuple[Executor | None, int]]:
+def executor_for(scheduler: str | None, jobs: int | None) -> Iterator[tuple[Executor | None, int]]:
     """Yield the executor that is asked for, None for our own processes, and the number of jobs at a time."""
-    jobs = asked["jobs"]
-    if not asked["scheduler"]:
+    if not scheduler:
         yield None, jobs or 1
         return
     from amp_rewrite.fleet.schedulers import executor_of
 
-    with executor_of(asked["scheduler"], jobs or 1) as (executor, threads):
+    with executor_of(scheduler, jobs or 1) as (executor, threads):
         yield executor, jobs or threads
+
+
+def check_parallel(scheduler: str | None, jobs: int | None) -> None:
+    """Raise UsageError for a number of jobs, PolicyError for a scheduler, that cannot be."""
+    if jobs is not None and jobs < 1:
+        raise click.UsageError(f"{jobs} is not a number of jobs at a time; use 1 or more")
+    if scheduler:
+        from amp_rewrite.fleet.schedulers import check_scheduler
+
+        check_scheduler(scheduler)
 
 
 def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring: Measuring) -> Asked:

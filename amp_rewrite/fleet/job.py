@@ -12,7 +12,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,22 @@ def key_of(request: Request, options: Mapping[str, Any], checks: Checks) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
+def _with_data(key: str, checks: Checks) -> str:
+    """Return the key of a task: that of its job, and the states of the files that its data and ranges are in."""
+    if not (checks.data or checks.ranges):
+        return key
+    content = hashlib.sha256(key.encode())
+    for place in filter(None, (checks.data, checks.ranges)):
+        path = Path(place)
+        with suppress(OSError):  # the conversion says why it cannot be read
+            for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+                status = file.stat()
+                content.update(
+                    f"{file.name}:{status.st_size}:{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
+                )
+    return content.hexdigest()[:16]
+
+
 def run(job: Job, progress: Callable[[str, int, int], None] | None = None) -> list[Outcome]:
     """Do a job and return the outcome of each task. A failure is an outcome, too; only an interrupt gets out."""
     with ExitStack() as stack:
@@ -151,7 +167,8 @@ class _Work:
     """A task on its way, and the outcome so far."""
 
     def __init__(self, job: Job, task: Task, progress: Callable[[str, int, int], None] | None) -> None:
-        self.outcome = Outcome(os.fspath(task.source), os.fspath(task.target), options=job.key)
+        key = _with_data(job.key, task.checks)
+        self.outcome = Outcome(os.fspath(task.source), os.fspath(task.target), options=key)
         here = {"source": Path(job.folder, task.source), "target": Path(job.folder, task.target)}
         self.job, self.task, self.progress = job, replace(task, **here), progress  # type: ignore[arg-type]
         self.converted: Converted | None = None
@@ -211,7 +228,7 @@ class _Work:
 
     def _done(self, known: Outcome) -> bool:
         """True if an outcome of an earlier run is that of this model, and its target still what it was."""
-        if known.rc != OK or (known.digest, known.options) != (self.outcome.digest, self.job.key):
+        if known.rc != OK or (known.digest, known.options) != (self.outcome.digest, self.outcome.options):
             return False
         return bool(known.made) and self.task.target.is_file() and digest(Model.load(self.task.target)) == known.made
 

@@ -91,7 +91,7 @@ def test_a_dry_run_writes_nothing() -> None:
         ),
         (("src", "-o", "out", "--html", "r.html"), "--html draws one model; draw the one of interest by itself"),
         (("src", "-o", "out", "--check-weights"), "--check-weights prints a table for one model"),
-        (("src", "-o", "out", "-j", "0"), "0 is not a number of conversions at a time"),
+        (("src", "-o", "out", "-j", "0"), "0 is not a number of jobs at a time"),
         (("src/model.onnx", "-o", "m.onnx", "-j", "2"), "--jobs is for several models; name a folder, and -o FOLDER"),
         (("src/model.onnx", "--resume"), "--resume is for several models"),
         (("src", "-o", "out", "--scheduler", "spark"), "--scheduler spark is not a scheduler; write local for Dask"),
