@@ -117,8 +117,7 @@ class Model:
         by suffix (.onnxtxt, .textproto, .json).
 
         Args:
-            source: a path, bytes, a file open to read them, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; it
-                is never changed.
+            source: a path, bytes, an open file, a ModelProto, a torch ONNXProgram or an onnx_ir.Model, never changed.
             folder: the folder of external data, by default that of the path.
 
         Raises:
@@ -215,14 +214,14 @@ class Model:
         The path may be that of the file that the model came from, but then its stubs point to a file that is gone, and
         the model must be loaded again. Of a link the name is replaced, not the file that it leads to.
 
+        A shard size asks for external data; further files of a given name get "_1", "_2" … after it. An open file is
+        not closed, and holds a part of the model if writing fails.
+
         Args:
-            path: the file to write; or one that is open to write bytes, such as one of fsspec, which gets the whole
-                model with its weights and is not closed.
+            path: the file to write; or an open one, such as one of fsspec, which gets the whole model.
             overwrite: True to replace an existing file.
-            external_data: write weights to `<stem>.<hash>.data` beside it, or to a file of the name given, which has a
-                suffix, with "_1", "_2" … after it for further ones; None: when they are more than 1.5 GB.
-            shard_size: the size of a data file from which another one begins, such as "5GB"; "source": as many as the
-                source has. Either asks for external data.
+            external_data: write weights to `<stem>.<hash>.data`, or to the file of that name (with a suffix); None: above 1.5 GB.
+            shard_size: the size of a data file from which another begins: "5GB", or "source" for those of the source.
             resume: keep finished data files if saving fails, and take up those that an earlier attempt left.
             progress: called as `progress(done, total)` with bytes.
 

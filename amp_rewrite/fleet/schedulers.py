@@ -59,7 +59,7 @@ def executor_of(scheduler: str, workers: int) -> Iterator[tuple[Executor, int]]:
 
 
 class RayExecutor(Executor):
-    """Tasks of Ray as an executor. Not tested with a cluster: `ray.init` comes first, and workers see the same files.
+    """Tasks of Ray as an executor. `ray.init` comes first, and workers see the same files; tested on one machine alone.
 
     Args:
         **options: as `ray.remote` takes them, such as `num_cpus=2` or `max_retries=3`.

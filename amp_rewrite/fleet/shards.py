@@ -51,6 +51,7 @@ def calibrate_many(
     """Return the ranges of a model over shards of data, which are measured at the same time.
 
     The ranges are the same as over all data in one run: they are counts and extremes, which merge without rounding.
+    Sums of the model may depend on `threads` in the last digit, so that both runs need the same number.
 
     Args:
         model: the path of the model; each worker reads it.
@@ -60,8 +61,7 @@ def calibrate_many(
         executor: any executor of `concurrent.futures`, or Dask's, in place of our own processes.
         allow_nonfinite: accept NaN and infinity in the data.
         chunk: as `calibrate` takes it.
-        threads: for one op; by default one per core, as for `calibrate`. Sums may depend on it in the last digit, so
-            that fewer are faster with many `jobs`, but no longer those of one run.
+        threads: for one op; by default one per core, as for `calibrate`.
 
     Returns:
         The ranges, merged in the order of the shards.
