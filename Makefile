@@ -33,7 +33,7 @@ LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignor
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check conformance clients lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
+.PHONY: help demo test quick check conformance clients fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -53,6 +53,10 @@ check: lint types test ## lint, types and tests: what has to be green before a c
 
 conformance: $(DEV) ## convert and judge every model of the ONNX standard, write docs/conformance.md
 	PYTHONPATH=tests $(BIN)/python -m suites.conformance --workers $(WORKERS) --write docs/conformance.md $(ARGS)
+
+fleet: $(DEV) ## run the tests of many machines with Dask's distributed scheduler
+	$(PIP) -e '.[dev,fleet]'
+	$(BIN)/python -m pytest -m fleet $(ARGS)
 
 clients: $(DEV) ## run other tools before and after conversion, update docs/how-to/order-of-tools.md
 	$(PIP) -e '.[clients]' onnxsim

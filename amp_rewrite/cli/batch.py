@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def is_batch(model: Path, more: tuple[Path, ...], output: Path | None) -> bool:
 
     words = (model, *more)
     several = len(words) > 1 and output is not None and output.suffix.lower() != ".onnx" and not is_stdout(output)
-    folder = output is not None and bool(as_folder(output)) and not is_stdout(model)
+    folder = output is not None and bool(as_folder(output))
     return several or folder or any(is_batch(word) for word in words)
 
 
@@ -50,8 +51,7 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
         if {"html": given_html, "check_weights": talk.check_weights}.get(word, asked.get(word)):
             raise click.UsageError(f"{why}; leave it out for several models")
     measuring = Measuring.taken(given)
-    if asked["jobs"] is not None and asked["jobs"] < 1:
-        raise click.UsageError(f"{asked['jobs']} is not a number of conversions at a time; use 1 or more")
+    check_parallel(asked["scheduler"], asked["jobs"])
     if output is None or is_stdout(output):
         raise click.UsageError("several models go to a folder; add -o FOLDER")
     if any(terminal.ALIASES.get(str(word)) for word in words):
@@ -63,11 +63,14 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     batch = Batch.of(words, _asked(output, asked, settings, measuring), parameters.keywords(settings))
     for remark in batch.remarks:
         terminal.talk(remark, quiet=talk.quiet)
-    jobs = 1 if asked["jobs"] is None else asked["jobs"]
     worst, done, failed = 0, 0, 0
     try:
-        with ended_by_signals(), _bar(batch, jobs, quiet=talk.quiet) as (progress, advance):
-            for outcome in batch.run(None, jobs, progress):
+        with (
+            ended_by_signals(),
+            executor_for(asked["scheduler"], asked["jobs"]) as (executor, jobs),
+            _bar(batch, jobs, quiet=talk.quiet) as (progress, advance),
+        ):
+            for outcome in batch.run(executor, jobs, progress):
                 worst = max(worst, outcome.rc)
                 done, failed = done + (outcome.rc == 0), failed + (outcome.rc != 0)
                 advance(outcome)
@@ -78,6 +81,28 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
         raise
     _conclude(batch, done, failed, talk.quiet or talk.as_json)
     return worst
+
+
+@contextmanager
+def executor_for(scheduler: str | None, jobs: int | None) -> Iterator[tuple[Executor | None, int]]:
+    """Yield the executor that is asked for, None for our own processes, and the number of jobs at a time."""
+    if not scheduler:
+        yield None, jobs or 1
+        return
+    from amp_rewrite.fleet.schedulers import executor_of
+
+    with executor_of(scheduler, jobs or 1) as (executor, threads):
+        yield executor, jobs or threads
+
+
+def check_parallel(scheduler: str | None, jobs: int | None) -> None:
+    """Raise UsageError for a number of jobs, PolicyError for a scheduler, that cannot be."""
+    if jobs is not None and jobs < 1:
+        raise click.UsageError(f"{jobs} is not a number of jobs at a time; use 1 or more")
+    if scheduler:
+        from amp_rewrite.fleet.schedulers import check_scheduler
+
+        check_scheduler(scheduler)
 
 
 def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring: Measuring) -> Asked:

@@ -274,15 +274,14 @@ SAVING = (ROWS["external_data"], ROWS["overwrite"])
 """Options of a command that writes a model."""
 
 
+PARALLEL = (
+    option("-j --jobs", "N", "Do so many at a time, in processes.  [default: 1]", MANY, type=int, rare=True),
+    option("--scheduler", "local|dask://…", "Work on Dask, here or where a scheduler is.", MANY, rare=True),
+)
+"""Options of a command whose work is in independent parts."""
+
 BATCH = (
-    option(
-        "-j --jobs",
-        "N",
-        "Convert so many models at a time.  [default: 1]",
-        MANY,
-        type=int,
-        rare=True,
-    ),
+    *PARALLEL,
     option("--name", "RULE", "Names of results, as in '{stem}_fp16.onnx'.  [default: {stem}.onnx]", MANY, rare=True),
     option(
         "--include",

@@ -71,7 +71,14 @@ class IrModel(Protocol):
         """Local functions."""
 
 
-_Bytes: TypeAlias = bytes | bytearray | memoryview
+class Readable(Protocol):
+    """A file that is open to read bytes, such as one of fsspec."""
+
+    def read(self) -> bytes:
+        """Return all that is left."""
+
+
+_Bytes: TypeAlias = "bytes | bytearray | memoryview | Readable"
 ModelSource: TypeAlias = "str | os.PathLike[str] | _Bytes | ModelProto | Model | HoldsModel | ExportedProgram | IrModel"
 """Forms of a model that `Model.load` takes."""
 
@@ -110,7 +117,7 @@ class Model:
         by suffix (.onnxtxt, .textproto, .json).
 
         Args:
-            source: a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; it is never changed.
+            source: a path, bytes, an open file, a ModelProto, a torch ONNXProgram or an onnx_ir.Model, never changed.
             folder: the folder of external data, by default that of the path.
 
         Raises:
@@ -123,6 +130,7 @@ class Model:
             path = Path(source)
             return cls(_of_path(path, place), path)
         own: dict[str, Source] = {}
+        source = _read(source) if hasattr(source, "read") else source
         if isinstance(source, (bytes, bytearray, memoryview)):
             proto = _parsed(bytes(source), "the model")
         elif isinstance(source, ModelProto):
@@ -193,7 +201,7 @@ class Model:
 
     def save(
         self,
-        path: str | Path,
+        path: str | Path | store.Writable,
         *,
         overwrite: bool = False,
         external_data: bool | str | None = None,
@@ -206,13 +214,14 @@ class Model:
         The path may be that of the file that the model came from, but then its stubs point to a file that is gone, and
         the model must be loaded again. Of a link the name is replaced, not the file that it leads to.
 
+        A shard size asks for external data; further files of a given name get "_1", "_2" … after it. An open file is
+        not closed, and holds a part of the model if writing fails.
+
         Args:
-            path: the file to write.
+            path: the file to write; or an open one, such as one of fsspec, which gets the whole model.
             overwrite: True to replace an existing file.
-            external_data: write weights to `<stem>.<hash>.data` beside it, or to a file of the name given, which has a
-                suffix, with "_1", "_2" … after it for further ones; None: when they are more than 1.5 GB.
-            shard_size: the size of a data file from which another one begins, such as "5GB"; "source": as many as the
-                source has. Either asks for external data.
+            external_data: write weights to `<stem>.<hash>.data`, or to the file of that name (with a suffix); None: above 1.5 GB.
+            shard_size: the size of a data file from which another begins: "5GB", or "source" for those of the source.
             resume: keep finished data files if saving fails, and take up those that an earlier attempt left.
             progress: called as `progress(done, total)` with bytes.
 
@@ -221,7 +230,14 @@ class Model:
             PolicyError: `shard_size` is not a size, or `external_data` not the name of a file.
         """
         if not isinstance(path, (str, os.PathLike)):
-            raise ModelError(f"cannot write a model to {type(path).__qualname__}; give a path")
+            if not hasattr(path, "write"):
+                raise ModelError(f"cannot write a model to {type(path).__qualname__}; give a path, or a file")
+            if external_data or shard_size is not None or resume:
+                raise ModelError(
+                    "an open file has no others beside it, nor a name to go on from; give a path for these"
+                )
+            store.stream(self.proto, path, progress)
+            return
         asked = store.SaveOptions(overwrite is True, external_data, shard_size, resume is True)
         store.Saving.of(Path(path), self.path, self.nbytes, asked).save(self.proto, progress)
 
@@ -379,6 +395,18 @@ def _deepest(text: str) -> int:
 
 # Text in quotes and comments, in which brackets count for nothing; the arrow of a graph, which closes nothing.
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|#[^\n]*|=>|[(\[{<>}\])]', re.DOTALL)
+
+
+def _read(file: Any) -> object:
+    """Return the bytes that are left in an open file. ModelError if it gives none, or text."""
+    try:
+        content = file.read()
+    except (OSError, ValueError) as cause:  # ValueError: closed
+        reason = str(cause).rstrip(".")
+        raise ModelError(f"cannot read a model from {file!r:.80}: {reason}; open it to read bytes") from cause
+    if not isinstance(content, (bytes, bytearray, memoryview)):
+        raise ModelError(f"{file!r:.80} gives {type(content).__name__}, not bytes; open it with mode 'rb'")
+    return content
 
 
 def _parsed(content: bytes, name: str) -> ModelProto:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto
@@ -206,6 +206,33 @@ class _Writing:
                 )
         for path in paths:
             path.unlink(missing_ok=True)
+
+
+class Writable(Protocol):
+    """A file that is open to write bytes."""
+
+    def write(self, content: bytes | memoryview, /) -> object:
+        """Write all of it."""
+
+
+def stream(proto: ModelProto, file: Writable, progress: Progress | None) -> None:
+    """Write a model with its weights to an open file. ModelError if that fails; what is written then is not a model."""
+    try:
+        with Sources() as sources:
+            body = wire.pieces(proto, Replace(sources, None)) or [proto.SerializeToString(deterministic=True)]
+            if wire.total(body) > LARGEST_FILE:
+                raise ModelError(
+                    f"cannot write {wire.total(body)} bytes to a file as one model: protobuf cannot read as many; save"
+                    " to a path, which may have external data"
+                )
+            written = _Counter(wire.total(body), progress or _silent)
+            with closing(_soon(_chunks(body), sources, wire.total(body))) as chunks:
+                for chunk in chunks:
+                    file.write(bytes(chunk))
+                    written.add(len(chunk))
+    except (OSError, TypeError, ValueError) as cause:  # TypeError: a file of text; ValueError: a closed one
+        reason = str(cause).rstrip(".")
+        raise ModelError(f"cannot write to {file!r:.80}: {reason}; it does not hold a whole model now") from cause
 
 
 def _silent(done: int, total: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, options_are_spelled, spelled
 from amp_rewrite.files.store import SaveOptions
-from amp_rewrite.fleet.copying import copy
+from amp_rewrite.fleet.copying import copy, make_folder
 from amp_rewrite.fleet.flow import Inline, Lost, Processes, cores, through
 from amp_rewrite.fleet.job import Checks, Job, Task, key_of, run
 from amp_rewrite.fleet.naming import SAME, Rule, fields_of, placed
@@ -62,6 +62,7 @@ class Batch:
     @classmethod
     def of(cls, sources: Iterable[str | os.PathLike[str]], asked: Asked, options: Mapping[str, Any]) -> Batch:
         """Return the batch of some sources. Nothing is written; errors that hold for the whole are raised now."""
+        options = {**options, "lists": _absolute(options.get("lists"))}
         request = Request.of(**options)
         rule = Rule.of(asked.name, request.to)
         patterns = (*request.keep, *request.lower)
@@ -79,8 +80,9 @@ class Batch:
         found.models = list(targets.values())
         found.data = {item.path: found.data[item.path] for item in found.models if item.path in found.data}
         copies = [(item.path, asked.out / item.relative) for item in found.others]
-        copies = [(source, target) for source, target in copies if not _same(source, target)]
         summary = Summary(asked.summary) if asked.summary else None
+        stay = [asked.summary] if asked.summary else []
+        copies = [(path, to) for path, to in copies if not any(_same(path, other) for other in (to, *stay))]
         if summary is not None and asked.write:
             summary.check(overwrite=asked.saving.overwrite, resume=asked.resume)
         _check_targets(targets, copies, found, asked)
@@ -90,7 +92,7 @@ class Batch:
         jobs = [_with_known(replace(job, options=dict(options), key=key), known) for job in jobs]
         order = {os.fspath(task.source): i for i, task in enumerate(task for job in jobs for task in job.tasks)}
         earlier = {source: outcome for source, outcome in known.items() if source in order}
-        sizes = {os.fspath(item.path): _bytes(item.path, found) for item in targets.values()}
+        sizes = {source: _bytes(Path(source), found) for source in order}
         return cls(asked, jobs, copies, found.remarks, order, sizes, (*patterns, *strict, *cache), earlier)
 
     def run(self, executor: Executor | None, jobs: int, progress: Tell | None = None) -> Iterator[Outcome]:
@@ -102,7 +104,6 @@ class Batch:
         summary = Summary(asked.summary) if asked.summary and asked.write else None
         known: dict[str, Outcome] = dict(self.earlier)
         if summary is not None:
-            _folders(summary.path)
             summary.begin(self._sorted(known))
         seen: list[Outcome] = []
         with closing(self._outcomes(executor, jobs, progress)) as outcomes:
@@ -122,7 +123,8 @@ class Batch:
         if self.asked.write:
             yield from self._copied()
         threads = max(1, cores() // jobs) if executor is None else 1
-        planned = (self._ready(replace(job, threads=threads)) for job in self.jobs)
+        folder = os.fspath(Path.cwd()) if executor is not None else ""
+        planned = (replace(job, threads=threads, folder=folder) for job in self.jobs)
         local: Executor | Processes = Inline() if jobs == 1 else Processes(min(jobs, len(self.jobs)))
 
         def here(job: Job) -> list[Outcome]:
@@ -136,18 +138,11 @@ class Batch:
             else:
                 yield from result
 
-    def _ready(self, job: Job) -> Job:
-        """Return a job whose folders are there; a folder that cannot be made is an error of the job itself."""
-        if job.write:
-            for task in job.tasks:
-                _folders(task.target)
-        return job
-
     def _copied(self) -> Iterator[Outcome]:
         """Copy the other files; yield an outcome for each that fails."""
         for source, target in self.copies:
             try:
-                _folders(target)
+                make_folder(target)
                 copy(source, target, overwrite=self.asked.saving.overwrite, resume=self.asked.resume)
             except ModelError as error:
                 yield Outcome(os.fspath(source), os.fspath(target), rc=FAILED, error=str(error))
@@ -180,13 +175,11 @@ def _slim(outcome: Outcome) -> Outcome:
     return outcome if not outcome.findings else replace(outcome, findings=(), trace="")
 
 
-def _folders(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as cause:
-        if not path.parent.is_dir():
-            return  # what is written there says why it cannot be
-        raise ModelError(f"cannot make the folder {path.parent}: {cause.strerror or cause}") from cause
+def _absolute(lists: Any) -> Any:
+    """Return op lists with absolute paths in place of relative ones, for workers may run elsewhere."""
+    if isinstance(lists, (str, Path)):
+        return str(Path(lists).resolve()) if Path(lists).is_file() else lists
+    return [_absolute(part) for part in lists] if isinstance(lists, (list, tuple)) else lists
 
 
 def _same(a: Path, b: Path) -> bool:
@@ -277,8 +270,11 @@ def _data(members: Sequence[tuple[Path, Item]], target: Path, found: Found, rule
 def _checks(asked: Asked, item: Item) -> Checks:
     """Return the checks of one model, with its own data."""
     checks = asked.checks
+    if not checks:
+        return checks
     data, ranges = (placed(text, item.path, item.relative) for text in (checks.data, checks.ranges))
-    return replace(checks, data=data, ranges=ranges)
+    whole = [str(Path(text).resolve()) if text else "" for text in (data, ranges)]  # workers may run elsewhere
+    return replace(checks, data=whole[0], ranges=whole[1])
 
 
 def _with_known(job: Job, known: Mapping[str, Outcome]) -> Job:

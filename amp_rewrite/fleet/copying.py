@@ -14,6 +14,15 @@ from amp_rewrite.files.tensors import stamp
 _PIECE = 1 << 20  # bytes
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder of a file. ModelError if it cannot be made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        reason = cause.strerror or cause
+        raise ModelError(f"cannot make the folder {path.parent}: {reason}; name another output") from cause
+
+
 def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> bool:
     """Copy a file with its time of change, and return True; with `resume` return False for one that is there already.
 

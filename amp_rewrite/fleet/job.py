@@ -12,7 +12,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from amp_rewrite.files.fingerprint import digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.prefetch import prefetching
 from amp_rewrite.files.store import Progress, SaveOptions, Saving, check_target, save_together
+from amp_rewrite.fleet.copying import make_folder
 from amp_rewrite.fleet.outcome import FAILED, MISSED, OK, Outcome
 from amp_rewrite.settings.options import KEYWORDS, Request
 from amp_rewrite.settings.selectors import one_of_many
@@ -68,7 +69,7 @@ class Job:
 
     `options`: keywords of `convert`, which `key` stands for. `write`: False for a dry run. `resume`: a target that is
     there already may be the finished one. `threads`: cores for this job. `by_option`: errors name options of the
-    command line.
+    command line. `folder`: where relative paths begin; `version`: that of the package that planned the job.
     """
 
     tasks: tuple[Task, ...]
@@ -78,6 +79,8 @@ class Job:
     write: bool = True
     threads: int = 1
     by_option: bool = False
+    folder: str = ""
+    version: str = VERSION
 
     @property
     def shared(self) -> bool:
@@ -91,6 +94,22 @@ def key_of(request: Request, options: Mapping[str, Any], checks: Checks) -> str:
     stated = {"lists": request.lists.fingerprint, **request.settings, "to": request.to.spelling}
     content = [VERSION, own, stated, asdict(checks)]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+
+
+def _with_data(key: str, checks: Checks) -> str:
+    """Return the key of a task: that of its job, and the states of the files that its data and ranges are in."""
+    if not (checks.data or checks.ranges):
+        return key
+    content = hashlib.sha256(key.encode())
+    for place in filter(None, (checks.data, checks.ranges)):
+        path = Path(place)
+        with suppress(OSError):  # the conversion says why it cannot be read
+            for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+                status = file.stat()
+                content.update(
+                    f"{file.name}:{status.st_size}:{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
+                )
+    return content.hexdigest()[:16]
 
 
 def run(job: Job, progress: Callable[[str, int, int], None] | None = None) -> list[Outcome]:
@@ -124,6 +143,7 @@ def _write_shared(job: Job, works: Sequence[_Work]) -> None:
     first = ready[0]
 
     def write() -> None:
+        make_folder(first.task.target)
         # some may be there without the others, after an interrupt; all are written again, as one
         renewed = job.saving.overwrite or any(work.written_before() for work in ready)
         for work in ready:
@@ -147,8 +167,10 @@ class _Work:
     """A task on its way, and the outcome so far."""
 
     def __init__(self, job: Job, task: Task, progress: Callable[[str, int, int], None] | None) -> None:
-        self.job, self.task, self.progress = job, task, progress
-        self.outcome = Outcome(os.fspath(task.source), os.fspath(task.target), options=job.key)
+        key = _with_data(job.key, task.checks)
+        self.outcome = Outcome(os.fspath(task.source), os.fspath(task.target), options=key)
+        here = {"source": Path(job.folder, task.source), "target": Path(job.folder, task.target)}
+        self.job, self.task, self.progress = job, replace(task, **here), progress  # type: ignore[arg-type]
         self.converted: Converted | None = None
         self.pending = False
 
@@ -178,6 +200,9 @@ class _Work:
 
     def convert(self) -> None:
         """Load and convert the model, and verify it where data say how; nothing for one that is known to be done."""
+        if self.job.version != VERSION:
+            fact = f"the worker has amp-rewrite {VERSION}, and the job is from {self.job.version}"
+            raise ModelError(f"{fact}; install the same version everywhere")
         try:
             os.fspath(self.task.source).encode()
         except UnicodeEncodeError as cause:
@@ -203,7 +228,7 @@ class _Work:
 
     def _done(self, known: Outcome) -> bool:
         """True if an outcome of an earlier run is that of this model, and its target still what it was."""
-        if known.rc != OK or (known.digest, known.options) != (self.outcome.digest, self.job.key):
+        if known.rc != OK or (known.digest, known.options) != (self.outcome.digest, self.outcome.options):
             return False
         return bool(known.made) and self.task.target.is_file() and digest(Model.load(self.task.target)) == known.made
 
@@ -244,6 +269,7 @@ class _Work:
         """Write the model, unless it is there: this may be the second attempt, after a worker died."""
         if not self.pending or self.converted is None:
             return
+        make_folder(self.task.target)
         overwrite = self.job.saving.overwrite
         if os.path.lexists(self.task.target) and not overwrite:
             if self.written_before():

@@ -51,28 +51,28 @@ def convert_many(
     that concern all models are raised before anything is written: two models of one name, results that exist, results
     that would replace a source.
 
+    Several jobs run in processes of their own, which share the cores; a script then needs `if __name__ == "__main__":`.
+    With `resume` and a summary, models that are done and have not changed since are not converted again. In `data` and
+    `ranges`, {stem} stands for the name of each model without .onnx, {folder} for its folder in the source. The summary
+    gets one line for each outcome, also if the run is interrupted.
+
     Args:
         sources: a folder, a glob or a file, or several; globs know `**`.
         out: the folder to write to.
-        name: the rule for names of results, such as "{stem}_fp16.onnx"; their external data, if any, gets the same
-            name with "_data" after it.
+        name: the rule for names of results, such as "{stem}_fp16.onnx"; external data gets "_data" after it.
         include: globs of files to take, by name or, with a "/", by path in the source.
         exclude: globs of files to leave out.
-        jobs: conversions at a time; by default 1, and with an `executor` one per core of this machine. Above 1 they
-            run in processes of their own, which share the cores; a script needs `if __name__ == "__main__":` then.
-        executor: any executor of `concurrent.futures`, or Dask's, in place of our own processes; it gets `jobs` jobs
-            at most at a time, reads the sources and writes the results where it runs.
-        data: input data, as a path; {stem} and {folder} in it stand for the name of each model without .onnx, and for
-            its folder in the source.
-        ranges: a file that `Ranges.save` wrote, with the same words.
+        jobs: conversions at a time; by default 1, and with an `executor` one per core of this machine.
+        executor: any of `concurrent.futures`, or Dask's; it reads the sources and writes the results where it runs.
+        data: input data, as a path.
+        ranges: a file that `Ranges.save` wrote.
         tolerance: verify each model on its data and repair it, as `repair` does.
         overwrite: replace existing files.
         resume: leave finished results of an earlier run alone.
         external_data: as `save` takes it.
         shard_size: as `save` takes it.
-        summary: a .jsonl file that gets one line for each outcome, also if the run is interrupted; with `resume`, the
-            models in it that are done and have not changed are not converted again.
-        progress: called as `progress(name, done, total)` with bytes of one model while it is written here, by `jobs` 1.
+        summary: the .jsonl file to write.
+        progress: called as `progress(name, done, total)` with bytes of a model while it is written here, by one job.
         **options: see docs/reference/options.md.
 
     Returns:

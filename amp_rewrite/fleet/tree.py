@@ -47,9 +47,13 @@ class Choice:
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
 
+    def leaves(self, relative: PurePath) -> bool:
+        """True if a file or folder is to be left out."""
+        return any(_matches(relative, glob) for glob in self.exclude)
+
     def takes(self, relative: PurePath) -> bool:
         """True if a file is to be taken."""
-        if any(_matches(relative, glob) for glob in self.exclude):
+        if self.leaves(relative):
             return False
         return not self.include or any(_matches(relative, glob) for glob in self.include)
 
@@ -92,7 +96,7 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -
             more: Iterable[Item] = [Item(path, _below(path, base))]
         elif Path(word).is_dir():
             begin = Path(Path(word).resolve().name) if several else Path()
-            more = [Item(item.path, begin / item.relative) for item in _walk(Path(word), own, found.remarks)]
+            more = [Item(item.path, begin / item.relative) for item in _walk(Path(word), own, choice, found.remarks)]
         else:
             more = list(_globbed(word, own))
             if not more:
@@ -140,8 +144,11 @@ def _below(path: Path, base: Path) -> Path:
     return folder.relative_to(base) / path.name if folder.is_relative_to(base) else Path(path.name)
 
 
-def _walk(folder: Path, out: str, remarks: list[str]) -> Iterator[Item]:
-    """Yield the files of a folder and those below it, sorted; without recursion, since folders may be deep."""
+def _walk(folder: Path, out: str, choice: Choice, remarks: list[str]) -> Iterator[Item]:
+    """Yield the files of a folder and those below it, sorted; without recursion, since folders may be deep.
+
+    Folders that are excluded are not looked into: they may be large, or not readable.
+    """
     pending = [(folder, Path())]
     while pending:
         place, relative = pending.pop()
@@ -155,6 +162,8 @@ def _walk(folder: Path, out: str, remarks: list[str]) -> Iterator[Item]:
         folders = []
         for entry in listed:
             path, below = place / entry.name, relative / entry.name
+            if choice.leaves(below):
+                continue
             if entry.is_dir(follow_symlinks=False):
                 if entry.name.startswith("."):
                     remarks.append(f"{path} is left out: a hidden folder")

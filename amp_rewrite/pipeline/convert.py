@@ -18,6 +18,7 @@ from amp_rewrite.errors import Finding, PolicyError, spelled
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.files.protos import clone
+from amp_rewrite.files.store import Writable
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.schema import of_runtime_alone
 from amp_rewrite.ir.view import Op, ValueId, View
@@ -110,7 +111,7 @@ class Converted(Result):
     @checked
     def save(
         self,
-        path: str | Path,
+        path: str | Path | Writable,
         *,
         overwrite: bool = False,
         external_data: bool | str | None = None,

@@ -30,6 +30,7 @@ from amp_rewrite.evidence.trial import Step, Trial, Trials, worst_score
 from amp_rewrite.evidence.verdict import Verdict, plain_json
 from amp_rewrite.evidence.verify import EMULATED, Comparison, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.files.store import Writable
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight
@@ -111,7 +112,7 @@ class Repaired(Result):
     @checked
     def save(
         self,
-        path: str | Path,
+        path: str | Path | Writable,
         *,
         overwrite: bool = False,
         external_data: bool | str | None = None,

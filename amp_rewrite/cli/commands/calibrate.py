@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli.batch import check_parallel, executor_for
 from amp_rewrite.cli.commands.ranges import WRITING, check_writable, write
 from amp_rewrite.cli.data import Feeding
-from amp_rewrite.cli.files import beside
+from amp_rewrite.cli.files import beside, ended_by_signals
 from amp_rewrite.cli.page import check_page, write_page
 from amp_rewrite.settings.options import PRECISION
+
+if TYPE_CHECKING:
+    from amp_rewrite.evidence.ranges import Ranges
 
 _RUNNING = (
     parameters.option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]", PRECISION),
@@ -22,6 +29,7 @@ _RUNNING = (
 @parameters.command(
     parameters.model,
     *_RUNNING,
+    *parameters.PARALLEL,
     *parameters.FEEDING,
     parameters.file_output("MODEL-stem.ranges.json"),
     *WRITING,
@@ -32,17 +40,26 @@ def calibrate(
 ) -> None:
     """Run MODEL on data and write the ranges of its values.
 
-    Of each value the largest and the smallest magnitude, and how many numbers would not fit the type.
+    Of each value the largest and the smallest magnitude, and how many numbers would not fit the type. With -j or
+    --scheduler, files of a data folder are measured at the same time; the ranges are the same.
     """
     settings = parameters.in_force({"to": to, "config": config})
     quiet, overwrite = given.pop("quiet"), given.pop("overwrite")
     feeding = Feeding.taken(given).completed(settings).needed()
+    scheduler, jobs = given.pop("scheduler"), given.pop("jobs")
+    check_parallel(scheduler, jobs)
     from amp_rewrite.evidence.calibrate import calibrate
     from amp_rewrite.files.model import Model
 
     output = output or beside(model, "ranges.json")
     check_writable(output, overwrite)
     check_page(html, overwrite=overwrite, read=(model,))
+    if scheduler or (jobs or 1) > 1:
+        words = {"to": settings.to, "allow_nonfinite": feeding.allow_nonfinite, **given}
+        ranges = _in_parallel(model, feeding, scheduler, jobs, words)
+        write(ranges, output, overwrite, quiet)
+        write_page(ranges, html, quiet=quiet)
+        return
     with terminal.progress(model.name, quiet=quiet) as progress:
         loaded = Model.load(model)
         ranges = calibrate(
@@ -55,3 +72,18 @@ def calibrate(
         )
     write(ranges, output, overwrite, quiet)
     write_page(ranges, html, quiet=quiet)
+
+
+def _in_parallel(
+    model: Path, feeding: Feeding, scheduler: str | None, jobs: int | None, words: dict[str, Any]
+) -> Ranges:
+    """Return the ranges over the files of a data folder, measured at the same time."""
+    if feeding.data is None:
+        raise click.UsageError("-j and --scheduler measure the files of a folder at the same time; add --data FOLDER")
+    from amp_rewrite.evidence.data.sources import shards_of
+    from amp_rewrite.fleet.shards import calibrate_many
+
+    data = Path(feeding.data)
+    with ended_by_signals(), executor_for(scheduler, jobs) as (executor, count):
+        ranges = calibrate_many(model, shards_of(data), executor=executor, jobs=count, **words)
+    return replace(ranges, origin=data.name or str(data))

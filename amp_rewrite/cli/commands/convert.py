@@ -43,7 +43,7 @@ _OUTCOME = (
     parameters.verbose,
 )
 _SHOWN_WEIGHTS = 20
-_BATCH = ("jobs", "name", "include", "exclude", "summary", "keep_going", "resume")
+_BATCH = ("jobs", "scheduler", "name", "include", "exclude", "summary", "keep_going", "resume")
 
 
 @parameters.command(

@@ -177,6 +177,18 @@ def _of_folder(folder: Path, ports: tuple[Port, ...], limit: int) -> list[_Reade
     return [_of_arrays(path, known, limit) for path in (paths if kind == "folders" else [folder])]
 
 
+def shards_of(path: Path) -> list[Path]:
+    """Return the parts of data that are data themselves, in their order: the .npz files of a folder, or its folders.
+
+    FeedError for a folder that cannot be read. Of other data, return the path itself.
+    """
+    if not path.is_dir():
+        return [path]
+    parts = [(entry, kind) for entry in _listed(path) if (kind := _kind(entry))]
+    divisible = {kind for _, kind in parts} in ({".npz files"}, {"folders"})
+    return [entry for entry, _ in parts] if divisible else [path]
+
+
 def _filed(reader: _Reader, file: str) -> Filed:
     return Filed(reader(), file)
 

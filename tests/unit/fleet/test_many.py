@@ -209,6 +209,21 @@ def test_links_pipes_and_hidden_folders_are_not_followed(src: Path, out: Path) -
     assert not (out / "linked.onnx").is_symlink()
 
 
+def test_folders_that_are_excluded_are_not_looked_into(src: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.scandir
+
+    def scandir(place: Any) -> Any:
+        if Path(place).name == "decoder":
+            raise PermissionError(13, "Permission denied", str(place))
+        return real(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(ModelError, match=r"cannot read the folder .*decoder: Permission denied; exclude it"):
+        convert_many(src, out=out)
+    done(src, out=out, exclude="decoder")
+    assert left(out) == ["config.json", "model.onnx"]
+
+
 def test_names_that_are_not_unicode_are_copied_and_refused_for_models(src: Path, out: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
     (src / f"{name}.txt").write_text("x")

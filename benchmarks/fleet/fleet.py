@@ -1,0 +1,161 @@
+"""Many models as one command: beside a loop in one process, and in several processes.
+
+    python benchmarks/run.py fleet [CACHE] [--pairs 7] [--large 20] [--small 1000] [--workers 1 2]
+
+Three questions, with inputs in the page cache:
+
+- the shipped models as one command, beside `convert` and `save` of each in a loop in one Python process;
+- models of real size (links to those in CACHE, as `zoo` exports them) in one process and in two, in turns: the median
+  of the pairs;
+- models per second against the number of processes, for small models (links to the shipped ones) and those of CACHE,
+  and the largest memory of a process.
+
+Wall times depend on who else uses the machine, which the results state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.shared import measure
+
+SHIPPED = sorted(path for folder in ("tests", "examples") for path in (measure.ROOT / folder / "models").glob("*.onnx"))
+LOOP = """
+import sys
+from pathlib import Path
+import amp_rewrite
+for path in map(Path, sys.argv[2:]):
+    amp_rewrite.convert(path).save(Path(sys.argv[1]) / f"{abs(hash(path))}.onnx")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A run: what was converted, by how many processes, seconds, processor seconds, peak bytes of one, and the load."""
+
+    what: str
+    models: int
+    workers: int
+    wall: float
+    cpu: float
+    peak: int
+    load: float
+
+
+def run(what: str, command: list[str | Path], models: int, workers: int, out: Path) -> Point:
+    """Run a command that writes to a fresh folder."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    load, start = os.getloadavg()[0], time.perf_counter()
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    wall = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        sys.exit(f"{what}: exit code {done.returncode}: {done.stderr[-400:]}")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    scale = 1 if sys.platform == "darwin" else 1024
+    return Point(what, models, workers, wall, cpu, after.ru_maxrss * scale, round(load, 1))
+
+
+def batch(what: str, files: list[Path], workers: int, out: Path) -> Point:
+    """Convert files by one command with so many processes."""
+    own = [*measure.own_command(), *files, "-o", out, "-q", "-j", str(workers)]
+    return run(what, own, len(files), workers, out)
+
+
+def warm(files: list[Path]) -> None:
+    """Read files and their data into the page cache."""
+    for file in (path for model in files for path in model.parent.glob(f"{model.name}*")):
+        with file.open("rb") as stream:
+            while stream.read(1 << 24):
+                pass
+
+
+def links(count: int, models: list[Path], folder: Path) -> list[Path]:
+    """Return links to models without data beside them, so many in all."""
+    plain = [path for path in models if not list(path.parent.glob(f"{path.name}.*"))]
+    folder.mkdir()
+    made = [folder / f"{i:05}.onnx" for i in range(count if plain else 0)]
+    for i, path in enumerate(made):
+        path.symlink_to(plain[i % len(plain)].resolve())
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cache", type=Path, nargs="?")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--large", type=int, default=20)
+    parser.add_argument("--small", type=int, default=1000)
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
+    given = parser.parse_args()
+    measure.warm_up()
+    points: list[Point] = []
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as name:
+        out = Path(name) / "out"
+        cached = sorted(given.cache.glob("*.onnx")) if given.cache else []
+        large = links(given.large, cached, Path(name) / "large")
+        loop: list[str | Path] = [sys.executable, "-c", LOOP, out, *SHIPPED]
+        for _ in range(given.pairs):
+            points.append(run("shipped models, loop in one process", loop, len(SHIPPED), 1, out))
+            points.append(batch("shipped models, one command", SHIPPED, 1, out))
+        for _ in range(given.pairs if large else 0):
+            warm(cached)
+            points += [batch("models of real size", large, workers, out) for workers in given.workers]
+        small = links(given.small, SHIPPED, Path(name) / "small")
+        points += [batch("small models", small, workers, out) for workers in given.workers if small]
+    table = measure.markdown(
+        ["what", "models", "processes", "runs", "seconds", "processor seconds", "models per second", "peak MB", "load"],
+        [row(points, what, workers) for what, workers in dict.fromkeys((p.what, p.workers) for p in points)],
+    )
+    lines = [*table, "", *ratios(points)]
+    print("\n".join(lines))
+    if not given.dry_run:
+        measure.write("fleet", measure.machine(), points, lines)
+
+
+def row(points: list[Point], what: str, workers: int) -> tuple[object, ...]:
+    """Return medians of the runs of one kind; the peak is the largest of all processes so far."""
+    runs = [p for p in points if (p.what, p.workers) == (what, workers)]
+    wall, cpu = (statistics.median(times) for times in zip(*((p.wall, p.cpu) for p in runs), strict=True))
+    loads = f"{min(p.load for p in runs)} to {max(p.load for p in runs)}"
+    speed = f"{runs[0].models / wall:.2f}"
+    peak = max(p.peak for p in runs) / 1e6
+    return what, runs[0].models, workers, len(runs), f"{wall:.2f}", f"{cpu:.2f}", speed, f"{peak:.0f}", loads
+
+
+def ratios(points: list[Point]) -> list[str]:
+    """Return the medians of ratios of neighbouring runs, which saw the same load."""
+    lines = []
+    for first, second, words in (
+        ("shipped models, loop in one process", "shipped models, one command", "One command takes {} of the loop's {}"),
+        ("models of real size", "models of real size", "One process takes {} of the {} of two"),
+    ):
+        before = [p for p in points if p.what == first and p.workers == 1]
+        after = [p for p in points if p.what == second and p.workers == (2 if first == second else 1)]
+        if before and len(before) == len(after):
+            pairs = list(zip(before, after, strict=True))
+            pairs = [(b, a) for a, b in pairs] if first == second else pairs
+            for kind in ("wall", "cpu"):
+                known = [getattr(b, kind) / getattr(a, kind) for a, b in pairs]
+                name = "wall time" if kind == "wall" else "processor time"
+                middle = f"{statistics.median(known):.2f}"
+                spread = f"median of {len(known)} pairs, {min(known):.2f} to {max(known):.2f}"
+                lines.append(f"- {words.format(middle, name)} ({spread}).")
+    return lines
+
+
+if __name__ == "__main__":
+    main()

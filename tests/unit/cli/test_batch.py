@@ -1,0 +1,149 @@
+"""`amp-rewrite convert` for folders, globs and files: what it prints, refuses and leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support.repositories import net, repository, tree
+from unit.cli.test_cli import run
+
+HELP = "; see 'amp-rewrite convert --help'\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    repository(Path("src"))
+    return tmp_path
+
+
+def test_a_folder_is_converted_with_a_line_for_each_model() -> None:
+    done = run("src", "-o", "out", "--name", "{stem}_fp16.onnx", "--kv", "float16")
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "ok  out/model_fp16.onnx",
+        "ok  out/decoder/model_fp16.onnx",
+        "ok  out/decoder/plain_fp16.onnx",
+    ]
+    assert "2 of 2 compute ops lowered, 2 Casts" in lines[0] and "131 KB → 65.5 KB of weights" in lines[0]
+    assert done.stderr == "3 models done, 2 other files copied\n"
+
+
+@pytest.mark.parametrize(
+    "words", [("src/*.onnx", "-o", "out"), ("src/model.onnx", "-o", "out/"), ("convert", "src/m*.onnx", "-o", "out")]
+)
+def test_a_glob_and_a_file_go_into_a_folder(words: tuple[str, ...]) -> None:
+    assert run(*words).exit_code == 0
+    assert sorted(tree(Path("out"))) == ["model.onnx"]
+
+
+def test_json_and_the_summary_have_the_same_lines() -> None:
+    done = run("src", "-o", "out", "--json", "--summary", "s.jsonl", "--keep", "relu")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines == [json.loads(line) for line in Path("s.jsonl").read_text().splitlines()]
+    assert [line["source"] for line in lines] == ["src/model.onnx", "src/decoder/model.onnx", "src/decoder/plain.onnx"]
+    assert lines[0].keys() >= {"source", "target", "rc", "digest", "made", "evidence", "totals", "seconds", "findings"}
+    assert (lines[0]["rc"], lines[0]["evidence"]["level"]) == (0, "none")
+
+
+def test_a_failure_ends_the_run_unless_it_is_to_go_on_and_the_exit_code_is_the_worst() -> None:
+    (Path("src") / "decoder" / "model.onnx").write_bytes(b"\x08\x08garbage")
+    stopped = run("src", "-o", "out")
+    assert stopped.exit_code == 2
+    assert "1 model done, 1 failed, 1 not begun (--keep-going begins them, too), 2 other files copied" in stopped.stderr
+    assert "error: src/decoder/model.onnx" in stopped.stderr
+    went_on = run("src", "-o", "out", "--resume", "--keep-going")
+    assert went_on.exit_code == 2 and "2 models done, 1 failed" in went_on.stderr
+    assert "ok  out/model.onnx: finished before" in went_on.stdout
+
+
+def test_a_tolerance_that_is_not_met_is_the_exit_code_one() -> None:
+    done = run(
+        "src/model.onnx", "-o", "out/", "--random", "--shape", "x=2,128", "--tolerance", "1e-12", "--budget", "1"
+    )
+    assert (done.exit_code, tree(Path("out")) if Path("out").exists() else {}) == (1, {})
+    assert "not written: the tolerance is not met" in done.stderr
+
+
+def test_a_dry_run_writes_nothing() -> None:
+    done = run("src", "-o", "out", "--dry-run", "--summary", "s.jsonl")
+    assert done.exit_code == 0 and done.stdout.count("ok  src/") == 3
+    assert done.stderr == "3 models would be written\n"
+    assert sorted(path.name for path in Path().iterdir()) == ["src"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("src",), "several models go to a folder; add -o FOLDER"),
+        (
+            ("src", "-o", "out", "--report", "r.json"),
+            "--report writes the report of one model; --summary FILE.jsonl has",
+        ),
+        (("src", "-o", "out", "--html", "r.html"), "--html draws one model; draw the one of interest by itself"),
+        (("src", "-o", "out", "--check-weights"), "--check-weights prints a table for one model"),
+        (("src", "-o", "out", "-j", "0"), "0 is not a number of jobs at a time"),
+        (("src/model.onnx", "-o", "m.onnx", "-j", "2"), "--jobs is for several models; name a folder, and -o FOLDER"),
+        (("src/model.onnx", "--resume"), "--resume is for several models"),
+        (("src", "-o", "out", "--scheduler", "spark"), "--scheduler spark is not a scheduler; write local for Dask"),
+        (("src", "-o", "out", "--name", "x.onnx"), "--name x.onnx is not a rule for names"),
+        (("src", "-o", "src"), "src/model.onnx would be written over src/model.onnx, itself"),
+        (("src", "src/gone.onnx", "-o", "out"), "cannot read src/gone.onnx: No such file or directory"),
+        (("nothing/*.onnx", "-o", "out"), "no file matches 'nothing/*.onnx'"),
+        (("src", "-o", "-"), "several models go to a folder"),
+    ],
+)
+def test_what_a_batch_cannot_be_asked_is_one_line(words: tuple[str, ...], message: str) -> None:
+    before = tree(Path("src"))
+    done = run(*words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
+    assert tree(Path("src")) == before and sorted(path.name for path in Path().iterdir()) == ["src"]
+
+
+def test_a_pattern_that_matches_in_no_model_is_an_error_after_all_are_written() -> None:
+    done = run("src", "-o", "out", "--keep", "op=Softmax")
+    assert done.exit_code == 2 and done.stdout.count("ok  ") == 3
+    assert "error: 'op=Softmax' matches in none of 3 models; in src/model.onnx: pattern 'op=Softmax'" in done.stderr
+
+
+def test_errors_of_other_processes_name_options_of_the_command_line(tmp_path: Path) -> None:
+    Path("out").mkdir()
+    (Path("out") / "model.onnx").write_bytes(b"mine")
+    command = [sys.executable, "-m", "amp_rewrite", "src", "-o", "out", "--resume", "-j", "2", "--keep-going"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and done.stdout.count("ok  ") == 2
+    assert "replace it with --overwrite" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_batch_leaves_whole_files_and_can_be_resumed(number: signal.Signals) -> None:
+    for i in range(40):
+        net(Path("src") / f"more{i}.onnx", seed=i)
+    command = [sys.executable, "-m", "amp_rewrite", "src", "-o", "out", "--summary", "s.jsonl", "-j", "2"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in said
+    assert "the same command with --resume goes on" in said
+    time.sleep(0.5)
+    assert not [name for name in tree(Path("out")) if name.endswith(".tmp")]
+    known = len(Path("s.jsonl").read_text().splitlines())
+    assert 1 <= known < 43
+    again = run("src", "-o", "out", "--summary", "s.jsonl", "--resume")
+    assert again.exit_code == 0 and again.stdout.count("finished before") >= known
+    assert len(Path("s.jsonl").read_text().splitlines()) == 43

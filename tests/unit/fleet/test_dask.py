@@ -1,0 +1,110 @@
+"""Many machines: a real cluster of Dask's processes, workers that are killed, and shards of data."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amp_rewrite import calibrate, calibrate_many, convert_many
+from support.repositories import net, repository, tree
+
+distributed = pytest.importorskip("distributed")
+pytestmark = [pytest.mark.fleet, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
+    with cluster, distributed.Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    return repository(tmp_path / "src")
+
+
+def test_a_cluster_writes_the_same_files_as_one_process(client: Any, src: Path, tmp_path: Path) -> None:
+    here = list(convert_many(src, out=tmp_path / "here"))
+    there = list(convert_many(src, out=tmp_path / "there", executor=client.get_executor(pure=False)))
+    assert {outcome.rc for outcome in there} == {0}
+    assert tree(tmp_path / "there") == tree(tmp_path / "here")
+    assert {o.source: o.made for o in here} == {o.source: o.made for o in there}
+
+
+@pytest.mark.parametrize("published", [False, True], ids=["while it writes", "before it reports"])
+def test_a_worker_that_is_killed_midway_loses_no_model(client: Any, src: Path, tmp_path: Path, published: bool) -> None:
+    killed = str(tmp_path / "killed")
+
+    def arm() -> None:
+        import signal
+        from pathlib import Path
+
+        from amp_rewrite.files import store
+
+        name = "_commit" if published else "run"
+        real = getattr(store._Writing, name)
+
+        def dying(self: Any, *given: Any) -> None:
+            if os.path.exists(killed):  # noqa: PTH110
+                real(self, *given)
+                return
+            Path(killed).touch()
+            if published:
+                real(self, *given)
+            else:
+                store.scratch(self.first.path, self.undo)[1].write(b"half a model")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(store._Writing, name, dying)
+
+    client.run(arm)
+    outcomes = list(convert_many(src, out=tmp_path / "there", executor=client.get_executor(pure=False)))
+    assert Path(killed).exists()
+    assert [outcome.error for outcome in outcomes] == ["", "", ""]
+    assert [outcome.finished for outcome in outcomes].count(True) == published
+    list(convert_many(src, out=tmp_path / "here"))
+    made = {name: content for name, content in tree(tmp_path / "there").items() if not name.endswith(".tmp")}
+    assert made == tree(tmp_path / "here")
+    client.restart()
+
+
+def test_models_are_verified_where_they_are_converted(client: Any, src: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.ones((2, 128), np.float32))
+    outcomes = convert_many(
+        src / "model.onnx",
+        out=tmp_path / "there",
+        executor=client.get_executor(pure=False),
+        data=tmp_path / "data.npz",
+        tolerance=0.05,
+    )
+    assert [outcome.evidence["level"] for outcome in outcomes] == ["verified"]
+
+
+def test_ranges_over_shards_are_those_of_one_run(client: Any, tmp_path: Path) -> None:
+    model = net(tmp_path / "model.onnx")
+    draw = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    shards = [tmp_path / "data" / f"{i}.npz" for i in range(5)]
+    for i, shard in enumerate(shards):
+        np.savez(shard, x=draw.standard_normal((3, 128), np.float32) * 10.0 ** (i - 2))
+    together = calibrate(model, tmp_path / "data")
+    apart = calibrate_many(model, shards, executor=client.get_executor(pure=False))
+    assert (apart.values, apart.batches, apart.graph) == (together.values, together.batches, together.graph)
+
+
+def test_the_command_line_starts_a_cluster_or_finds_one(client: Any, src: Path, tmp_path: Path) -> None:
+    address = client.scheduler.address.removeprefix("tcp://")
+    list(convert_many(src, out=tmp_path / "here"))
+    for out, scheduler in (("local", "local"), ("found", f"dask://{address}")):
+        command = [sys.executable, "-m", "amp_rewrite", "src", "-o", out, "--scheduler", scheduler]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout.count("ok  ")) == (0, 3), done.stderr
+        assert tree(tmp_path / out) == tree(tmp_path / "here")

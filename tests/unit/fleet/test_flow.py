@@ -1,0 +1,57 @@
+"""Jobs through an executor: processes that die, results that never pile up, interrupts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from amp_rewrite.fleet.flow import Lost, Processes, through
+
+
+def work(job: tuple[str, int]) -> int:
+    """Do a job in another process: return the number, or die as the text says."""
+    how, number = job
+    if how == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "fails":
+        raise ValueError("no such thing")
+    if how.startswith("dies once"):
+        flag = Path(how.partition(":")[2])
+        if not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_a_process_that_is_killed_costs_at_most_its_own_job(tmp_path: Path) -> None:
+    jobs = [("", 0), ("dies", 1), ("", 2), (f"dies once:{tmp_path / 'flag'}", 3), ("fails", 4), ("", 5)]
+    results = list(through(jobs, work, Processes(2), 2))
+    lost = {result.job[1]: result.reason for result in results if isinstance(result, Lost)}
+    assert sorted(result for result in results if isinstance(result, int)) == [0, 2, 3, 5]
+    assert lost.keys() == {1, 4}
+    assert "was killed, twice" in lost[1] and lost[4] == "ValueError: no such thing"
+
+
+def test_a_result_that_is_not_taken_holds_up_the_next_job() -> None:
+    begun: list[int] = []
+    with ThreadPoolExecutor(4) as threads:
+        results = through(range(9), begun.append, threads, 2)
+        next(results)
+        time.sleep(0.05)
+        assert len(begun) <= 2
+        assert len(list(results)) == 8
+
+
+def test_an_executor_that_breaks_loses_jobs_by_name() -> None:
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(1, get_context("spawn")) as processes:
+        results = list(through([("dies", 0), ("", 1), ("", 2)], work, processes, 1))
+    assert [result.job[1] for result in results if isinstance(result, Lost)] == [0, 1, 2]
