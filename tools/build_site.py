@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import urlsplit
 
 from check_site import faults
@@ -211,11 +212,18 @@ def put(name: str, data: bytes) -> None:
         path.write_bytes(data)
 
 
+_BOTH: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+
+
 def build() -> list[str]:
     """Write build/site and return what is wrong with it."""
     sections = stage()
     shutil.rmtree(SITE, ignore_errors=True)
-    subprocess.run(zensical("build", "--clean", "--strict"), cwd=ROOT, check=True)
+    done = subprocess.run(zensical("build", "--clean", "--strict"), cwd=ROOT, check=False, text=True, **_BOTH)
+    told = done.stdout.partition("Traceback (most recent call last)")[0].rstrip()
+    print(told)
+    if done.returncode:
+        raise SiteError(f"Zensical ended with exit code {done.returncode}; what it found stands above")
     address = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]["site_url"]
     pages = ["README.md", *(page.path for top in sections.values() for one in top for page in (one, *one.children))]
     for path in pages:
@@ -266,8 +274,6 @@ def main() -> None:
         found = build()
     except SiteError as error:
         sys.exit(f"error: {error}")
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"error: Zensical ended with exit code {error.returncode}")
     for fault in found:
         print(fault, file=sys.stderr)
     if found:

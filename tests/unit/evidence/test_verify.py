@@ -422,7 +422,7 @@ def test_a_verdict_is_true_if_the_candidate_passes() -> None:
     assert not verify(same, other, x, tolerance=0.01)
 
 
-def test_errors_along_the_depth_are_those_of_locate_and_only_measured_where_asked_for() -> None:
+def test_errors_along_the_depth_are_those_of_locate_and_measured_if_asked_for() -> None:
     plain = verify(SCALED, SCALED_HALF, OVERFLOWING, tolerance=1e-2)
     verdict = verify(SCALED, SCALED_HALF, OVERFLOWING, tolerance=1e-2, depth=True, names=("a", "b"))
     located = amp_rewrite.locate(SCALED, SCALED_HALF, OVERFLOWING, tolerance=1e-2, names=("a", "b"))
