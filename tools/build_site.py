@@ -277,7 +277,7 @@ def main() -> None:
     for fault in found:
         print(fault, file=sys.stderr)
     if found:
-        sys.exit(f"error: the site has {len(found)} faults")
+        sys.exit(f"error: the site has {len(found)} fault{'s' * (len(found) > 1)}")
     print(f"{len(list(SITE.rglob('*.html')))} pages in {SITE.relative_to(ROOT)}")
 
 
