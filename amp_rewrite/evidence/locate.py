@@ -222,10 +222,19 @@ def locate(
     """
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise PolicyError(f"{spelled('tolerance', tolerance)}: use a finite number, 0 or more")
-    return located(a, b, data, Conditions(allow_nonfinite, names, chunk=chunk, progress=progress), tolerance)
+    conditions = Conditions(allow_nonfinite, names, chunk=chunk, progress=progress)
+    return located(a, b, data, conditions, tolerance, predict=predict)
 
 
-def located(a: object, b: object, data: object, conditions: Conditions, tolerance: float | None = None) -> Located:
+def located(
+    a: object,
+    b: object,
+    data: object,
+    conditions: Conditions,
+    tolerance: float | None = None,
+    *,
+    predict: bool = False,
+) -> Located:
     """Return what `locate` does for arguments that are folded into objects."""
     first, second = conditions.names or (name_of(a, "the reference"), name_of(b, "the candidate"))
     reference, candidate = (inlined(Model.load(model)) for model in (a, b))
