@@ -2,8 +2,9 @@
 
     python benchmarks/run.py page_scale [--ops 1000 10000 100000] [--bert]
 
-Chains of ops in layers are converted, and compared with their conversion, and BERT-base with --bert, exported by PyTorch in both ways. The page is built in
-Python and opened from a file in a headless Chromium, which tells when it painted first and when its scripts were done.
+Chains of ops in layers are converted, and BERT-base with --bert, exported by PyTorch in both ways. The page of the
+conversion, and that of its difference from the model, are built in Python and opened in a headless Chromium,
+which tells when it painted first and when its scripts were done.
 Needs `pip install playwright` and a Chromium, and for --bert torch and transformers.
 """
 
@@ -92,7 +93,7 @@ def models(counts: list[int], with_bert: bool, folder: Path) -> Iterator[tuple[s
 
 
 def measured(name: str, path: Path, browser: object) -> Iterator[Point]:
-    """Yield the measurements of the page of one model's conversion, and of the page of its difference from the model."""
+    """Yield the measurements of two pages: of a model's conversion, and of its difference from the model."""
     import amp_rewrite
 
     converted = amp_rewrite.convert(path)
