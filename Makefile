@@ -33,7 +33,7 @@ LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignor
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check conformance clients fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
+.PHONY: help demo test quick check conformance clients viewers fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -61,6 +61,10 @@ fleet: $(DEV) ## run the tests of many machines with Dask's distributed schedule
 clients: $(DEV) ## run other tools before and after conversion, update docs/how-to/order-of-tools.md
 	$(PIP) -e '.[clients]' onnxsim
 	PYTHONPATH=tests $(BIN)/python -m suites.clients --workers $(WORKERS) --write docs/how-to/order-of-tools.md $(ARGS)
+
+viewers: $(DEV) ## open overlays in Google's Model Explorer, in Chromium
+	$(PIP) -e '.[viewers]' playwright
+	$(BIN)/python -m pytest -n 0 tests/suites/clients/test_model_explorer.py tests/suites/clients/test_model_explorer_page.py
 
 pictures: $(DEV) ## draw docs/pictures from what commands print
 	$(BIN)/python tools/build_pictures.py

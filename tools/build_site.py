@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import urlsplit
 
 from check_site import faults
@@ -63,10 +64,49 @@ def sources() -> dict[str, Path]:
 def staged(source: Path, files: dict[str, Path]) -> str:
     """Return the text of a page with the links that hold in the stage; SiteError for a link to nothing."""
     places = {path: name for name, path in files.items()}
-    text = UNRUN.sub(r"*Not run for this page: \1.*\n", SETUP.sub("", source.read_text("utf-8")))
+    try:
+        text = source.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise SiteError(f"{source.relative_to(ROOT)} is not UTF-8: {error.reason}") from error
+    if fault := misread(text):
+        raise SiteError(f"{source.relative_to(ROOT)} {fault}")
+    text = UNRUN.sub(r"*Not run for this page: \1.*\n", SETUP.sub("", text))
     if not re.search("^# ", text, re.MULTILINE):
         text = f"# {source.stem.replace('_', ' ').capitalize()}\n\n{text}"
     return unescaped(mapped(text, lambda to: moved(source, to, places)))
+
+
+def misread(text: str) -> str:
+    """Return what readers of a page would not see as meant, though it builds; an empty text for nothing."""
+    fence, lines = "", []
+    for line in text.splitlines():
+        mark = re.match(r"(?:[ >]*)(`{3,}|~{3,})", line)
+        if mark and not fence:
+            fence = mark[1]
+        elif mark and mark[1].startswith(fence) and not line.strip(" >`~"):
+            fence = ""
+        elif not fence:
+            lines.append(line)
+    if fence:
+        return f"has a block {fence} without an end"
+    prose = re.sub("<!--.*?-->", "", "\n".join(lines), flags=re.DOTALL)
+    if not prose.strip():
+        return "is empty"
+    heads = re.findall(r"^(#+) +(.+?)\s*$", prose, re.MULTILINE)
+    titles = [head for level, head in heads if level == "#"]
+    if len(titles) > 1:
+        return f"has several titles: {', '.join(titles)}"
+    words = [head for _, head in heads]  # those that differ in case alone are names of code
+    if twice := next((head for head in words if words.count(head) > 1), None):
+        return f"has the heading {twice!r} twice, so that links to it are ambiguous"
+    spoken = re.sub(r"(`+)[^`].*?\1", "", prose, flags=re.DOTALL)
+    if bare := re.search(r"<[\w./-]+\.md(?:#[\w-]*)?>", spoken):
+        return f"names {bare[0]}, which is not a link; write [words](page.md)"
+    defined = {label.lower() for label in re.findall(r"^ {0,3}\[([^\]]+)\]:", spoken, re.MULTILINE)}
+    for shown, label in re.findall(r"(?<![\\\]])\[([^\[\]]+)\]\[([^\[\]]*)\]", spoken):
+        if (label or shown).lower() not in defined:
+            return f"refers to [{label or shown}], which it does not define"
+    return ""
 
 
 def unescaped(text: str) -> str:
@@ -113,8 +153,12 @@ def moved(source: Path, to: str, places: dict[Path, str]) -> str:
 def anchors(text: str) -> set[str]:
     """Return the anchors that GitHub gives the headings of a page, and those that it states."""
     heads = re.findall(r"^#+ (.+)$", "".join(part for fenced, part in parts(text) if not fenced), re.MULTILINE)
-    slugs = {re.sub(r"[^\w\- ]", "", head).strip().lower().replace(" ", "-") for head in heads}
-    return slugs | set(re.findall(r'<a (?:name|id)="([^"]+)"', text))
+    return {slug(head) for head in heads} | set(re.findall(r'<a (?:name|id)="([^"]+)"', text))
+
+
+def slug(head: str) -> str:
+    """Return the anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", head).strip().lower().replace(" ", "-")
 
 
 def repository() -> str:
@@ -197,6 +241,8 @@ def stage() -> dict[str, list[Entry]]:
         if path.relative_to(STAGE).as_posix() not in {*files, NAVIGATION}:
             path.unlink()
     for name, path in files.items():
+        if path.suffix.lower() in (".md", ".markdown") and path.suffix != ".md":
+            raise SiteError(f"{path.relative_to(ROOT)} would be no page; pages end in .md")
         put(name, staged(path, files).encode() if path.suffix == ".md" else path.read_bytes())
     sections = navigation(STAGE)
     put(NAVIGATION, summary(sections).encode())
@@ -211,11 +257,18 @@ def put(name: str, data: bytes) -> None:
         path.write_bytes(data)
 
 
+_BOTH: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+
+
 def build() -> list[str]:
     """Write build/site and return what is wrong with it."""
     sections = stage()
     shutil.rmtree(SITE, ignore_errors=True)
-    subprocess.run(zensical("build", "--clean", "--strict"), cwd=ROOT, check=True)
+    done = subprocess.run(zensical("build", "--clean", "--strict"), cwd=ROOT, check=False, text=True, **_BOTH)
+    told = done.stdout.partition("Traceback (most recent call last)")[0].rstrip()
+    print(told)
+    if done.returncode:
+        raise SiteError(f"Zensical ended with exit code {done.returncode}; what it found stands above")
     address = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]["site_url"]
     pages = ["README.md", *(page.path for top in sections.values() for one in top for page in (one, *one.children))]
     for path in pages:
@@ -266,12 +319,10 @@ def main() -> None:
         found = build()
     except SiteError as error:
         sys.exit(f"error: {error}")
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"error: Zensical ended with exit code {error.returncode}")
     for fault in found:
         print(fault, file=sys.stderr)
     if found:
-        sys.exit(f"error: the site has {len(found)} faults")
+        sys.exit(f"error: the site has {len(found)} fault{'s' * (len(found) > 1)}")
     print(f"{len(list(SITE.rglob('*.html')))} pages in {SITE.relative_to(ROOT)}")
 
 

@@ -14,8 +14,8 @@ from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
 from amp_rewrite.evidence.instrument.shadow import CHUNK, Bench
 from amp_rewrite.evidence.instrument.side_by_side import reads, upstream
+from amp_rewrite.evidence.subjects import drawing, low_types, name_of
 from amp_rewrite.evidence.verdict import SCHEMA, Fed, json_of
-from amp_rewrite.evidence.verify import drawing, low_types, name_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import MAIN, OpId, ValueId
 from amp_rewrite.reports.render import count, share, table
@@ -223,7 +223,20 @@ def locate(
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise PolicyError(f"{spelled('tolerance', tolerance)}: use a finite number, 0 or more")
     conditions = Conditions(allow_nonfinite, names, chunk=chunk, progress=progress)
-    first, second = names or (name_of(a, "the reference"), name_of(b, "the candidate"))
+    return located(a, b, data, conditions, tolerance, predict=predict)
+
+
+def located(
+    a: object,
+    b: object,
+    data: object,
+    conditions: Conditions,
+    tolerance: float | None = None,
+    *,
+    predict: bool = False,
+) -> Located:
+    """Return what `locate` does for arguments that are folded into objects."""
+    first, second = conditions.names or (name_of(a, "the reference"), name_of(b, "the candidate"))
     reference, candidate = (inlined(Model.load(model)) for model in (a, b))
     if low_types(candidate):
         check_as_is(candidate, second, conditions.chosen_provider)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from amp_rewrite.errors import spelled
 from amp_rewrite.evidence.metric import Criterion, Difference, Tolerance, worse
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
@@ -71,6 +72,7 @@ class Verdict(Result):
         rows: one per output and batch.
         refusals: differences in names and number of outputs.
         notes: caveats, for example that the data were random.
+        depth: the errors of ops along the depth, as `locate` gives them; None if they were not asked for.
     """
 
     reference: Ran
@@ -80,6 +82,7 @@ class Verdict(Result):
     rows: tuple[Row, ...]
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    depth: Result | None = None
 
     @property
     def ok(self) -> bool:
@@ -112,12 +115,20 @@ class Verdict(Result):
         return map(_encoded, self.rows)
 
     def figures(self) -> Sequence[Figure]:
-        """Return the scores of the outputs, against what is allowed."""
+        """Return the scores of the outputs, against what is allowed, and the errors along the depth if measured."""
         from amp_rewrite.reports.page.outputs import Scored, outputs_figure  # late: few runs draw
 
         differences = ((row, row.difference) for row in self.rows)
         scores = [Scored(row.label, row.batch, d.score, d.scaled, d.ok, d.because) for row, d in differences]
-        return (outputs_figure(scores, self.allowed, self.brief, self._remarks),)
+        scored = outputs_figure(scores, self.allowed, self.brief, (*self._remarks, *self._next))
+        return (scored, *(self.depth.figures() if self.depth is not None else ()))
+
+    @property
+    def _next(self) -> tuple[str, ...]:
+        """The way on from failed outputs whose error was not followed along the depth."""
+        if self.ok or self.refusals or self.depth is not None:
+            return ()
+        return (f"the op that the error comes from: verify again with {spelled('depth', True)}, or run locate",)
 
     @property
     def allowed(self) -> Allowed:
@@ -195,6 +206,8 @@ class Verdict(Result):
         if rows:
             lines += ["", *table(map(_cells, rows), head=_HEAD, right=" >>>>>")]
         lines += ["", self.brief]
+        if self.depth is not None:
+            lines += ["", f"along the depth, {self.depth.brief}"]
         return "\n".join([*lines, *(f"note: {note}" for note in self._remarks)]) + "\n"
 
     def to_json(self) -> str:
@@ -213,7 +226,7 @@ class Verdict(Result):
             "limit": self.criterion.limit,
             "higher": self.criterion.higher,
             "notes": self.notes,
-        }
+        } | ({"depth": self.depth.to_dict()} if self.depth is not None else {})
         return json_of(head, worst=map(_encoded, self.worst), rows=map(_encoded, self.rows))
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,15 +14,13 @@ from amp_rewrite.evidence.conditions import Conditions, check_as_is, open_on, se
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.lazy_weights import opening
-from amp_rewrite.evidence.metric import Criterion, Difference, MetricName, compare, criterion
+from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, Difference, MetricName, compare, criterion
 from amp_rewrite.evidence.sensitivity import Sensitivity
+from amp_rewrite.evidence.subjects import drawing, low_types, name_of
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.ir.op_classes import RANDOM
-from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.emulate import emulate as emulated
-from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
 from amp_rewrite.settings.keywords import checked
@@ -50,6 +46,7 @@ def verify(
     allow_nonfinite: bool = False,
     emulate: bool | None = None,
     provider: str | None = None,
+    depth: bool = False,
     names: tuple[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Verdict:
@@ -73,6 +70,7 @@ def verify(
         allow_nonfinite: accept NaN and infinity in the data.
         emulate: run low ops as float32 ops that round; None: unless CUDA opens, since the CPU does not round.
         provider: the one that must open; None: CUDA where it opens, else the CPU.
+        depth: also measure the error of each op along the depth, as `locate` does; the page draws it.
         names: those of both models in the verdict.
         progress: called as `progress(done, total)` with batches.
 
@@ -93,7 +91,26 @@ def verify(
     by = criterion(tolerance=tolerance, rtol=rtol, atol=atol, metric=metric, at_least=at_least, at_most=at_most)
     chosen = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     conditions = Conditions(allow_nonfinite, names, emulate, provider, progress=progress)
-    return verdict_of(a, b, data, Comparison(by, chosen, equal_nan), conditions)
+    if not depth:
+        return verdict_of(a, b, data, Comparison(by, chosen, equal_nan), conditions)
+    a, b = Model.load(a), Model.load(b)  # once for both measurements
+    feed = conditions.feed(data, a)
+    return _with_depth(verdict_of(a, b, feed, Comparison(by, chosen, equal_nan), conditions), a, b, feed, conditions)
+
+
+def _with_depth(verdict: Verdict, a: Model, b: Model, feed: Feed, conditions: Conditions) -> Verdict:
+    """Return the verdict with the errors along the depth; with a note where they cannot be measured."""
+    from amp_rewrite.evidence.locate import located  # late: most verdicts need no depth
+
+    names = (verdict.reference.model, verdict.candidate.model)
+    by = verdict.criterion
+    relative = isinstance(by, Bound) and by.measure is MEASURES["scaled"]
+    tolerance = by.limit if relative else None  # other criteria do not bound the error of an op
+    try:
+        found = located(a, b, feed, replace(conditions, names=names), tolerance)
+    except ModelError as error:
+        return replace(verdict, notes=(*verdict.notes, f"the errors along the depth could not be measured: {error}"))
+    return replace(verdict, depth=found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,38 +181,6 @@ class _Side:
     @property
     def outputs(self) -> list[str]:
         return [port.name for port in self.runner.outputs]
-
-
-def name_of(model: object, default: str) -> str:
-    """Return the file name of a model, or the default."""
-    path = model.path if isinstance(model, Model) else model if isinstance(model, (str, os.PathLike)) else None
-    return Path(path).name if path is not None else default
-
-
-def low_types(model: Model) -> tuple[str, ...]:
-    """Return the names of the low types in a model and in its local functions."""
-    return tuple(sorted(dtype.spelling for dtype in View.of(inlined(model)).low_types))
-
-
-def drawing(model: Model, name: str) -> Iterator[str]:
-    """Yield a note if ops draw random numbers without a seed, because comparing their outputs is meaningless."""
-    view = View.of(model)
-    drawn = [op for op in view.ops if _draws(view, op) and all(a.name != "seed" for a in op.node.attribute)]
-    if drawn:
-        more = f" and {len(drawn) - 1} more" if drawn[1:] else ""
-        yield (
-            f"{drawn[0].name!r} ({drawn[0].kind}){more} in {name} draws random numbers without a seed, others in each"
-            " run; give it the attribute seed"
-        )
-
-
-def _draws(view: View, op: Op) -> bool:
-    """True if an op gives different numbers in each run; Dropout does if its third input, training mode, is true."""
-    if op.op_type != "Dropout":
-        return op.op_type in RANDOM
-    mode = op.inputs[2] if len(op.inputs) > 2 else None
-    tensor = view.constant(mode)
-    return mode is not None and (tensor is None or bool(view.model.array(tensor).any()))
 
 
 def _compared(reference: _Side, candidate: _Side, chosen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

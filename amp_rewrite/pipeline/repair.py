@@ -166,8 +166,11 @@ class Repaired(Result):
         return Step(len(self.regions), verdict.ok, verdict.because, self.converted.coloring.float32_ops, score)
 
     def figures(self) -> Sequence[Figure]:
-        """Return those of the conversion, the ranges, the trials and the scores of the outputs."""
-        return (*self.converted.figures(), *self.ranges.figures(), *self._searched())
+        """Return summary and barcode, the trials and the scores of the outputs, the ranges, and the graph."""
+        figures = self.converted.figures()
+        first = [figure for figure in figures if figure.notebook]  # those of one screen
+        rest = [figure for figure in figures if not figure.notebook]
+        return (*first, *self._searched(), *self.ranges.figures(), *rest)
 
     def sketches(self) -> Sequence[Figure]:
         """Return those of the conversion and of the search."""

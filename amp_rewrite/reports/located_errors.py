@@ -9,12 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amp_rewrite.errors import ReportError
+from amp_rewrite.errors import ReportError, count
 from amp_rewrite.reports import json_stream, reading
 from amp_rewrite.reports.reading import Malformed
 from amp_rewrite.reports.rows import Row
 
 _AGAIN = "write it again with `amp-rewrite locate --json`"
+
+
+class NamedOp(NamedTuple):
+    """An op by its name and type."""
+
+    name: str
+    op: str
 
 
 class LocalError(NamedTuple):
@@ -40,12 +47,22 @@ class LocatedErrors:
             raise ReportError(f"cannot read {path}: {error.strerror}; {_AGAIN}") from error
         return cls(str(path), reading.load(text, str(path), "errors that locate found", _AGAIN, ReportError, _decoded))
 
-    def of(self, row: Row) -> LocalError | None:
-        """Return the error of a row's op; None if it was not measured."""
-        return self.errors.get((row.name, row.op))
+    def of(self, op: NamedOp | Row) -> LocalError | None:
+        """Return the error of an op; None if it was not measured."""
+        return self.errors.get((op.name, op.op))
 
-    def shares(self, rows: Sequence[Row]) -> dict[int, float]:
-        """Return the share of each row in the sum of the errors that are finite; 1 for an op that is lost."""
+    def shares(self, rows: Sequence[NamedOp | Row], model: str) -> dict[int, float]:
+        """Return the share of each op in the sum of the errors that are finite; 1 for an op that is lost.
+
+        `model`: its name. ReportError if it lacks most of the ops that were measured: they are of another model.
+        """
+        known = {(row.name, row.op) for row in rows}
+        here = sum(op in known for op in self.errors)
+        if 2 * here <= len(self.errors):
+            raise ReportError(
+                f"{self.source}: measures {count(len(self.errors), 'op')}, of which {model} has {here}; hand in the"
+                " errors of this model"
+            )
         found = {at: error for at, row in enumerate(rows) if (error := self.of(row)) is not None}
         total = sum(error.own for error in found.values() if not error.lost)
         return {at: 1.0 if error.lost else error.own / total if total else 0.0 for at, error in found.items()}

@@ -15,16 +15,17 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ReportError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import View
 from amp_rewrite.reports.annotations import INSERTED, RULE, annotation
 from amp_rewrite.reports.diff import diff
-from amp_rewrite.reports.located_errors import LocatedErrors
+from amp_rewrite.reports.located_errors import LocatedErrors, NamedOp
 from amp_rewrite.reports.match import match
 from amp_rewrite.reports.node_ids import Place, function_graph, places
-from amp_rewrite.reports.render import count
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
+from amp_rewrite.reports.rows import Row
 from amp_rewrite.rewrite.passes.inline import inlined
 
 LAYERS = ("type", "rule", "error")
@@ -68,6 +69,7 @@ Result = dict[str, object]
 _Results = dict[str, dict[str, Result]]
 
 
+@gc_paused()
 def overlay(
     model: Model, layer: str = "type", *, report: Report | None = None, errors: LocatedErrors | None = None
 ) -> str:
@@ -77,15 +79,35 @@ def overlay(
     layer "error". ReportError if a layer lacks them, or they are of another model; ModelError for a model that cannot
     run.
     """
+    shown, view, numbers = _indexed(model)
+    name = model.path.name if model.path else view.model.proto.graph.name
+    values: Sequence[Result | None]
+    if layer == "error":
+        values = _errors(name, [NamedOp(op.name, op.kind) for op in view.ops], errors)
+    else:
+        inventory = report_of(view, name=name)
+        rules: Sequence[str | None] | None = None
+        if layer == "rule":
+            rules = _annotated(view) if report is None else _matched(inventory, view, report)
+        values = _values(inventory, layer, rules, errors)
+    return _document(layer, _placed(shown, numbers, values))
+
+
+def _indexed(model: Model) -> tuple[Sequence[Place], View, Sequence[int | None]]:
+    """Return the nodes that are shown, the index of the model, and the number of the shown node of each of its ops.
+
+    Inlining copies the nodes of local functions, which carry their number through it as metadata.
+    """
+    if not model.proto.functions:
+        shown, view = list(places(model.proto)), View.of(model)
+        known = {id(place.node): number for number, place in enumerate(shown)}  # the file's own nodes, held by `shown`
+        return shown, view, [known.get(id(op.node)) for op in view.ops]
     shown = list(places(proto := clone(model.proto)))
     for number, place in enumerate(shown):
         place.node.metadata_props.add(key=_TAG, value=str(number))
     view = View.of(inlined(replace(model, proto=proto)))
-    inventory = report_of(view, name=model.path.name if model.path else None)
-    rules: Sequence[str | None] | None = None
-    if layer == "rule":
-        rules = _annotated(view) if report is None else _matched(inventory, view, report)
-    return _document(layer, _placed(shown, view, _values(inventory, layer, rules, errors)))
+    tags = (next((entry.value for entry in op.node.metadata_props if entry.key == _TAG), None) for op in view.ops)
+    return shown, view, [None if tag is None else int(tag) for tag in tags]
 
 
 def overlay_of_report(report: Report, layer: str = "type", *, errors: LocatedErrors | None = None) -> str:
@@ -111,20 +133,16 @@ def _values(
             raise ReportError(f"{report.model.name}: holds no rules, because a model does not tell them; {advice}")
         return [_rule(rule) if rule else None for rule in rules]
     if layer == "error":
-        if errors is None:
-            advice = "hand in what `amp-rewrite locate --json` prints, with --errors"
-            raise ReportError(f"{report.model.name}: holds no errors, because only data show them; {advice}")
-        return _shares(report, errors)
+        return _errors(report.model.name, report.rows, errors)
     return [{"value": row.dtype, "bgColor": _type_color(row.dtype)} for row in report.rows]
 
 
-def _placed(shown: Sequence[Place], view: View, values: Sequence[Result | None]) -> _Results:
+def _placed(shown: Sequence[Place], numbers: Sequence[int | None], values: Sequence[Result | None]) -> _Results:
     """Return the values of ops by graph and node; a node of a local function has those of all its calls."""
     found: dict[int, list[Result]] = {}
-    for op, value in zip(view.ops, values, strict=True):
-        tag = next((entry.value for entry in op.node.metadata_props if entry.key == _TAG), None)
-        if tag is not None and value is not None:
-            found.setdefault(int(tag), []).append(value)
+    for number, value in zip(numbers, values, strict=True):
+        if number is not None and value is not None:
+            found.setdefault(number, []).append(value)
     results: _Results = {}
     for number, place in enumerate(shown):
         if number in found:
@@ -208,18 +226,15 @@ def _matched(inventory: Report, view: View, report: Report) -> list[str | None]:
     return rules
 
 
-def _shares(inventory: Report, errors: LocatedErrors) -> list[Result | None]:
-    """Return the share of each row in the sum of all local errors, in percent."""
-    known = {(row.name, row.op) for row in inventory.rows}
-    here = sum(op in known for op in errors.errors)
-    if 2 * here <= len(errors.errors):
-        raise ReportError(
-            f"{errors.source}: measures {count(len(errors.errors), 'op')}, of which {inventory.model.name} has {here};"
-            " hand in the errors of this model"
-        )
-    shares = errors.shares(inventory.rows)
+def _errors(model: str, ops: Sequence[NamedOp | Row], errors: LocatedErrors | None) -> list[Result | None]:
+    """Return the share of each op in the sum of all local errors, in percent."""
+    if errors is None:
+        advice = "hand in what `amp-rewrite locate --json` prints, with --errors"
+        raise ReportError(f"{model}: holds no errors, because only data show them; {advice}")
+    shares = errors.shares(ops, model)
     lost: Result = {"value": "overflows", "bgColor": _OVERFLOWS}
-    return [
-        None if (error := errors.of(row)) is None else lost if error.lost else {"value": round(100 * shares[at], 3)}
-        for at, row in enumerate(inventory.rows)
-    ]
+    values: list[Result | None] = [None] * len(ops)
+    for at, share in shares.items():
+        error = errors.of(ops[at])
+        values[at] = lost if error is not None and error.lost else {"value": round(100 * share, 3)}
+    return values

@@ -2,8 +2,9 @@
 
     python benchmarks/run.py page_scale [--ops 1000 10000 100000] [--bert]
 
-Chains of ops in layers are converted, and BERT-base with --bert, exported by PyTorch in both ways. The page is built in
-Python and opened from a file in a headless Chromium, which tells when it painted first and when its scripts were done.
+Chains of ops in layers are converted, and BERT-base with --bert, exported by PyTorch in both ways. The page of the
+conversion, and that of its difference from the model, are built in Python and opened in a headless Chromium,
+which tells when it painted first and when its scripts were done.
 Needs `pip install playwright` and a Chromium, and for --bert torch and transformers.
 """
 
@@ -18,8 +19,12 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.shared import measure
+
+if TYPE_CHECKING:
+    from amp_rewrite.reports.result import Result
 
 KINDS = ("MatMul", "Add", "Relu", "MatMul", "Softmax", "Add", "Exp", "MatMul", "Mul", "Tanh")
 _RUNS = 3
@@ -87,19 +92,25 @@ def models(counts: list[int], with_bert: bool, folder: Path) -> Iterator[tuple[s
         yield name, path
 
 
-def measured(name: str, path: Path, browser: object) -> Point:
-    """Return the measurements of one model's page."""
+def measured(name: str, path: Path, browser: object) -> Iterator[Point]:
+    """Yield the measurements of two pages: of a model's conversion, and of its difference from the model."""
     import amp_rewrite
 
     converted = amp_rewrite.convert(path)
+    rows = len(converted.report.rows)
+    yield _page_of(name, rows, path, converted, browser)
+    yield _page_of(f"{name}: difference", rows, path, amp_rewrite.diff(path, converted), browser)
+
+
+def _page_of(name: str, rows: int, path: Path, result: Result, browser: object) -> Point:
     start = time.perf_counter()
-    html = converted.to_html()
+    html = result.to_html()
     building = time.perf_counter() - start
     page_file = path.with_suffix(".html")
     page_file.write_text(html, encoding="utf-8")
     opened = [_opened(page_file, browser) for _ in range(_RUNS)]
     best = [min(times) for times in zip(*opened, strict=True)]
-    return Point(name, len(converted.report.rows), len(html.encode()), building, *best)
+    return Point(name, rows, len(html.encode()), building, *best)
 
 
 def _opened(path: Path, browser: object) -> tuple[float, float, float]:
@@ -151,8 +162,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for name, path in models(given.ops, given.bert, Path(folder)):
-            points.append(measured(name, path, browser))
-            print(points[-1], flush=True)
+            for point in measured(name, path, browser):
+                points.append(point)
+                print(point, flush=True)
             if not given.dry_run:
                 measure.write("page_scale", measure.machine(), points, table(points))
         browser.close()

@@ -135,5 +135,5 @@ def _page(report: Report, view: View | None, errors: Path | None) -> Page:
     from amp_rewrite.reports.page.drawn import drawn
     from amp_rewrite.reports.page.page import Page
 
-    shares = LocatedErrors.load(errors).shares(report.rows) if errors else None
+    shares = LocatedErrors.load(errors).shares(report.rows, report.model.name) if errors else None
     return Page(report.brief, drawn(report, view, shares))

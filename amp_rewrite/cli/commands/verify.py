@@ -20,6 +20,7 @@ _RUNNING = (
     parameters.flag("--equal-nan", "NaN on both sides is equal.", DATA),
     parameters.option("--emulate/--no-emulate", None, _EMULATION, default=None),
     parameters.option("--provider", "NAME", "Provider that must run both.  [default: CUDA or CPU]"),
+    parameters.flag("--depth", "Also follow the errors along the depth, as locate does; --html draws them."),
 )
 
 

@@ -1,4 +1,4 @@
-"""Plot of a benchmark: latencies with their spread, and throughput by batch size. Needs matplotlib."""
+"""Plot of a benchmark: the charts of its page, drawn by matplotlib, which it needs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from typing import Any
 
 from amp_rewrite.deploy.bench.result import Benchmark
 from amp_rewrite.errors import ReportError, spelled
+from amp_rewrite.reports.page.described import Bars, Chart, Moves
+from amp_rewrite.reports.render import cut, plain
 
 SUFFIXES = (".svg", ".png", ".pdf")
+_WIDTH = 9
+"""Width in inches."""
+_LOW, _HIGH = "#0a6e9e", "#b4530a"
+_LABEL = 48
+"""Characters of a name."""
 
 
 def check_plot(file: Path, *, overwrite: bool = True) -> None:
@@ -27,30 +34,72 @@ def check_plot(file: Path, *, overwrite: bool = True) -> None:
 
 
 def plot(benchmark: Benchmark, file: Path) -> None:
-    """Draw latency, and throughput if batches were swept, to a file in the format of its suffix."""
+    """Draw the charts of a page to a file, in the format of its suffix: latency, memory, throughput, time of ops."""
     check_plot(file)
     from matplotlib.figure import Figure
 
-    swept = [entry for entry in benchmark.entries if any(row.timing for row in entry.sweep)]
-    figure = Figure(figsize=(11 if swept else 6, 4), layout="constrained")
-    axes = figure.subplots(1, 2 if swept else 1, squeeze=False)[0]
-    _latencies(axes[0], benchmark)
-    if swept:
-        for entry in swept:
-            rows = [row for row in entry.sweep if row.timing]
-            axes[1].plot([row.items for row in rows], [row.throughput for row in rows], marker="o", label=entry.name)
-        axes[1].set(xscale="log", yscale="log", xlabel="batch", ylabel="items / s", title="throughput")
-        axes[1].legend()
-    figure.suptitle(f"{benchmark.device}, {benchmark.provider}", fontsize="small")
+    charts = benchmark.charts()
+    heights = [_height(chart) for chart in charts]
+    figure = Figure(figsize=(_WIDTH, sum(heights)), layout="constrained")
+    axes = figure.subplots(len(charts), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
+    for chart, (axis,) in zip(charts, axes, strict=True):
+        _draw(chart, axis)
+        axis.set_title(_plain(chart.title), fontsize="medium", loc="left")
+    figure.suptitle(_plain(f"{benchmark.device}, {benchmark.provider}"), fontsize="small")
     figure.savefig(file)
 
 
-def _latencies(axis: Any, benchmark: Benchmark) -> None:
-    """Draw a bar per median, with a whisker from the 5th to the 95th percentile."""
-    timings = [entry.latency for entry in benchmark.entries]
-    medians = [1e3 * timing.median for timing in timings]
-    below = [1e3 * (timing.median - timing.p5) for timing in timings]
-    above = [1e3 * (timing.p95 - timing.median) for timing in timings]
-    axis.barh([entry.name for entry in benchmark.entries], medians, xerr=[below, above], capsize=3)
+def _plain(text: str) -> str:
+    """Return a text that matplotlib does not read as a formula, without control characters."""
+    return plain(text).replace("$", r"\$")
+
+
+def _height(chart: Chart) -> float:
+    """Return the height of a chart in inches."""
+    lines = len(chart.bars) if isinstance(chart, Bars) else len(chart.moves) if isinstance(chart, Moves) else 8
+    return 1.4 + 0.35 * lines
+
+
+def _draw(chart: Chart, axis: Any) -> None:
+    if isinstance(chart, Bars):
+        _bars(chart, axis)
+    elif isinstance(chart, Moves):
+        _moves(chart, axis)
+    else:
+        for label, points in chart.curves.items():
+            axis.plot([x for x, _ in points], [y for _, y in points], marker="o", label=_plain(label))
+        axis.set(xscale="log", yscale="log", xlabel=chart.across, ylabel=chart.upward)
+        axis.legend()
+
+
+def _bars(chart: Bars, axis: Any) -> None:
+    """Draw a bar per number, with a whisker for its spread."""
+    places = range(len(chart.bars))
+    axis.barh(places, [bar.number for bar in chart.bars], color=_LOW)
+    for place, bar in zip(places, chart.bars, strict=True):
+        if bar.spread is not None:
+            ends = [[max(bar.number - bar.spread[0], 0.0)], [max(bar.spread[1] - bar.number, 0.0)]]
+            axis.errorbar([bar.number], [place], xerr=ends, capsize=3, color="black")
+        if bar.mark is not None:
+            axis.plot([bar.mark], [place], "o", markerfacecolor="none", color=_HIGH, label=chart.mark * (not place))
+    axis.set_yticks(places, [f"{_plain(cut(bar.label, _LABEL))}\n{bar.text}" for bar in chart.bars])
     axis.invert_yaxis()
-    axis.set(xlabel="ms", title="latency, median and 5th to 95th percentile")
+    axis.set(xlabel=chart.unit)
+    if chart.longest:
+        axis.set_xlim(right=min(axis.get_xlim()[1], chart.longest * 1.05))
+    if chart.mark:
+        axis.legend(fontsize="small")
+
+
+def _moves(chart: Moves, axis: Any) -> None:
+    """Draw a line from the number before to the number after."""
+    for place, move in enumerate(chart.moves):
+        color = _HIGH if move.grows else _LOW
+        axis.plot([move.before or 0.0, move.after or 0.0], [place, place], color="0.7", linewidth=3, zorder=1)
+        for number, face in ((move.before, "white"), (move.after, color)):
+            if number is not None:
+                axis.plot([number], [place], "o", markerfacecolor=face, color=color)
+    labels = [f"{_plain(cut(move.label, _LABEL))}  {move.text}" for move in chart.moves]
+    axis.set_yticks(range(len(chart.moves)), labels, fontsize="small")
+    axis.invert_yaxis()
+    axis.set(xlabel=f"{chart.unit}; hollow: before, filled: after")

@@ -13,6 +13,7 @@ from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
 
 if TYPE_CHECKING:
+    from amp_rewrite.reports.page.described import Chart
     from amp_rewrite.reports.page.figure import Figure
     from amp_rewrite.reports.page.timings import Moved
 
@@ -123,8 +124,8 @@ class Benchmark(Result):
         """Return the names of the baselines."""
         return tuple(dict.fromkeys(name for entry in self.entries for name in entry.speed_ups))
 
-    def figures(self) -> Sequence[Figure]:
-        """Return latency, memory, throughput by batch size, and the time of ops, as far as they were measured."""
+    def charts(self) -> Sequence[Chart]:
+        """Return latency, memory, throughput by batch size, and the time of ops as data, as far as measured."""
         from amp_rewrite.reports.page import timings  # late: few runs draw
 
         timed = [
@@ -137,13 +138,19 @@ class Benchmark(Result):
             for row in entry.sweep
             if row.throughput is not None
         ]
-        drawn = (
-            timings.latency_figure(timed, f"{self.device}, {self.provider}", self.notes),
-            timings.memory_figure(timed),
-            timings.throughput_figure(swept),
-            *(timings.ops_figure(c.name, [_moved(op) for op in c.ops], i) for i, c in enumerate(self.changed, 1)),
+        charts = (
+            timings.latency_chart(timed, f"{self.device}, {self.provider}", self.notes),
+            timings.memory_chart(timed),
+            timings.throughput_chart(swept),
+            *(timings.ops_chart(c.name, [_moved(op) for op in c.ops], i) for i, c in enumerate(self.changed, 1)),
         )
-        return tuple(figure for figure in drawn if figure is not None)
+        return tuple(chart for chart in charts if chart is not None)
+
+    def figures(self) -> Sequence[Figure]:
+        """Return the charts, drawn for a page."""
+        from amp_rewrite.reports.page.described_figure import described_figure  # late: few runs draw
+
+        return tuple(map(described_figure, self.charts()))
 
     def text(self) -> str:
         """Return a text: device and versions, a table of latencies, and a table per further measurement."""

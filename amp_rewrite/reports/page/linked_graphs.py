@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.graph import Comparison, Words, board, graph_data, rules_of
+from amp_rewrite.reports.page.markup import short
 from amp_rewrite.reports.rows import ReportData
 from amp_rewrite.reports.sides import Sides
 
@@ -39,7 +40,7 @@ def linked_graphs(titles: Sequence[str], sides: Sides) -> Figure:
         links = [-1] * vertices
         for number, pair in enumerate(pairs):
             links[pair[side]] = number
-        comparison = Comparison(title, links, sides.changed(side), sides.signs(side))
+        comparison = Comparison(short(title), links, sides.changed(side), sides.signs(side))
         graphs.append(graph_data(report, _facts(view, report), words, comparison=comparison))
     for graph, links in zip(graphs, _scope_links([_tree(graph) for graph in graphs], pairs), strict=True):
         scopes = graph["scopes"]

@@ -122,8 +122,9 @@ def _weights(report: ReportData) -> Element:
     totals = report.totals
     types = ", ".join(f"{dtype} {size(number)}" for dtype, number in sorted(report.weights.items()))
     if not totals.baked:
-        return _card("weights", size(totals.weights_before), types)
-    return _card("weights", f"{size(totals.weights_before)} → {size(totals.weights_after)}", types)
+        return _card("weights", size(totals.weights_before), types, class_="card weights")
+    moved = f"{size(totals.weights_before)} → {size(totals.weights_after)}"
+    return _card("weights", moved, types, class_="card weights")
 
 
 def _shifts(report: ReportData) -> Element:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.browser
 OUTLIER = ROOT / "examples" / "outlier"
 MODEL, DATA = OUTLIER / "model.onnx", OUTLIER / "batches.npz"
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b\u202e\n" + "n" * 5000
-KINDS = ("ranges", "locate", "verify", "repair", "bench", "diff", "explain", "doctor")
+KINDS = ("ranges", "locate", "verify", "depth", "repair", "bench", "diff", "explain", "doctor")
 
 
 @cache
@@ -39,6 +39,7 @@ def results(evil: bool = False) -> dict[str, Result]:
         "ranges": amp_rewrite.calibrate(model, data),
         "locate": amp_rewrite.locate(model, low, data, tolerance=1e-2),
         "verify": amp_rewrite.verify(model, low, data, tolerance=1e-2),
+        "depth": amp_rewrite.verify(model, low, data, tolerance=1e-2, depth=True),
         "repair": amp_rewrite.repair(model, data, tolerance=1e-2),
         "bench": amp_rewrite.bench([model, low], data, names=[name, "b"], rounds=2, runs=1, warm=1, memory=False),
         "diff": amp_rewrite.diff(model, low),

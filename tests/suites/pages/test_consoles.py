@@ -69,6 +69,34 @@ def test_a_page_that_does_not_do_what_it_shows_is_seen(text: str, tmp_path: Path
         pages.run(page)
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("```bash\n$ x\n```\n", "a block of 'bash' does not run"),
+        ("- a\n\n  ```console\n  $ x\n  ```\n", "at the margin runs"),
+        ("~~~console\n$ x\n~~~\n", "at the margin runs"),
+        ("```console\n$ x\n", "the block has no end"),
+        ("```console\namp-rewrite x\n```\n", "begins with '$ '"),
+        ("<!-- not run:  -->\n```console\n$ x\n```\n", "gives no reason"),
+        ("```console\n$ python -c 'import nope' | cat\n```\n", "exit code 1"),
+        ("```python\nimport sys; sys.exit()\n```\n", "SystemExit"),
+        ("```python\nwhile True: pass\n```\n", "did not end within 0.5 s"),
+        ("```console\n$ sleep 60 | cat\n```\n", "did not end within 0.5 s"),
+        ("```python\nfrom urllib.request import urlopen; urlopen('https://x.invalid')\n```\n", "asks x.invalid"),
+        ("```python\nimport socket; socket.create_connection(('192.0.2.1', 9))\n```\n", "asks 192.0.2.1"),
+        ("\udcff", "is not UTF-8"),
+    ],
+)
+def test_a_block_that_only_looks_as_if_it_ran_is_seen(
+    text: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "LIMIT", 0.5 if "within" in fault else 60)
+    page = tmp_path / "page.md"
+    page.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(pages.PageError, match=f"^page.md:.*{re.escape(fault)}"):
+        pages.run(page)
+
+
 def test_an_output_that_differs_is_seen() -> None:
     assert pages.matches("a\n…\nd…\n", "a\nb\nc\nde\n")
     assert not pages.matches("a\n…\nd\n", "a\nb\nc\nde\n")

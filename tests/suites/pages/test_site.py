@@ -76,6 +76,38 @@ def test_a_link_to_nothing_is_an_error(site: ModuleType, folder: Path, text: str
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# One\n\n## A\n\n## A\n", "has the heading 'A' twice, so that links to it are ambiguous"),
+        ("# One\n\n# Two\n", "has several titles: One, Two"),
+        ("# One\n\nSee [the page][nowhere].\n", "refers to [nowhere], which it does not define"),
+        ("# One\n\n```console\n$ x\n", "has a block ``` without an end"),
+        ("", "is empty"),
+        ("# One\n\n<two.md>\n", "names <two.md>, which is not a link; write [words](page.md)"),
+        ("# One\n\n\udcff\n", "is not UTF-8: invalid start byte"),
+    ],
+)
+def test_a_page_that_reads_otherwise_than_meant_is_an_error(
+    site: ModuleType, folder: Path, text: str, message: str
+) -> None:
+    (folder / "docs" / "one.md").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(site.SiteError) as caught:
+        site.stage()
+    assert str(caught.value) == f"docs/one.md {message}"
+
+
+def test_a_file_that_only_looks_like_a_page_is_an_error(site: ModuleType, folder: Path) -> None:
+    (folder / "docs" / "two.MD").write_text("# Two\n")
+    with pytest.raises(site.SiteError, match=r"^docs/two.MD would be no page; pages end in .md$"):
+        site.stage()
+
+
+def test_code_and_comments_are_no_references_and_fences_may_nest(site: ModuleType) -> None:
+    text = "# A\n\n`x[0][1]` ``a[`b`][c]`` <!-- y[0][1] -->\n\n````text\n```\n# A\n````\n\n[a][b] [c][]\n"
+    assert site.misread(f"{text}\n[b]: x\n[C]: y\n") == ""
+
+
 def test_a_page_that_no_list_names_is_an_error(site: ModuleType, folder: Path) -> None:
     (folder / "docs" / "two.md").write_text("# Two\n")
     with pytest.raises(site.SiteError, match=r"^docs/README.md does not list these pages: two.md$"):

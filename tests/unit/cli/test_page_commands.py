@@ -87,6 +87,20 @@ def test_a_page_is_colored_by_errors_that_locate_found(model: str) -> None:
     assert run("report", model, "--errors", "located.json").exit_code == 2
 
 
+def test_errors_of_another_model_color_no_page(model: str) -> None:
+    Path("located.json").write_text(json.dumps({"rows": [{"op": "elsewhere", "kind": "Add", "own": 1.0}]}))
+    done = run("report", model, "--html", "net.html", "--errors", "located.json")
+    assert done.exit_code == 2 and "hand in the errors of this model" in done.stderr and not Path("net.html").exists()
+
+
+def test_json_beside_a_page_holds_all_that_is_drawn(model: str) -> None:
+    assert run(model, "-o", "low.onnx").exit_code == 0
+    done = run("diff", model, "low.onnx", "--format", "json", "--html", "diff.html")
+    assert json.loads(done.stdout)["figures"] == drawn("diff.html")
+    measured = run("verify", model, "low.onnx", "--random", "--tolerance", "1", "--depth", "--json", "--html", "v.html")
+    assert json.loads(measured.stdout)["figures"] == drawn("v.html") and "errors" in drawn("v.html")
+
+
 def test_a_page_is_replaced_where_that_is_asked_for(model: str) -> None:
     Path("old.html").write_text("old")
     assert run("report", model, "--html", "old.html", "--overwrite").exit_code == 0

@@ -37,7 +37,7 @@ COMMANDS = {
 FIGURES = {
     "verify": {"outputs"},
     "locate": {"errors"},
-    "diff": {"strips", "changes"},
+    "diff": {"strips", "graphs", "changes"},
     **{name: {"ranges"} for name in ("calibrate", "show", "merge")},
     "bench": {"latency"},
 }

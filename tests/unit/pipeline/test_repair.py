@@ -17,9 +17,10 @@ import amp_rewrite.pipeline.repair
 from amp_rewrite.errors import EvidenceError, FeedError, PolicyError
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import Difference, criterion
+from amp_rewrite.evidence.subjects import low_types
 from amp_rewrite.evidence.trial import Trial
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
-from amp_rewrite.evidence.verify import low_types, verify
+from amp_rewrite.evidence.verify import verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.repair import Repaired, repair
 from support.cases import build

@@ -6,12 +6,13 @@ import json
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import onnx
 import pytest
 from onnx import ModelProto, helper
 
-from amp_rewrite import Report, convert
+from amp_rewrite import Report, convert, diff
 from amp_rewrite.reports.page.barcode import barcode_lines, bars_of
 from amp_rewrite.reports.page.drawn import drawn
 from amp_rewrite.reports.page.facts import Facts, module_of
@@ -243,3 +244,60 @@ def test_a_drawing_is_no_larger_for_larger_models() -> None:
     report = replace(report_of_rows(*rows), model=Header("net", 8, {}, to="float16"))
     fragment = report._repr_html_()
     assert len(re.findall("<rect", fragment)) < 600
+
+
+# -- graphs of a difference ------------------------------------------------------------------------------
+
+
+def test_groups_are_named_after_the_ends_of_what_they_hold() -> None:
+    rows = [Row(f"Conv_{i}", "Conv", "float32", reads=(i - 1,)) for i in range(2 * MOST)]
+    data = graph(report_of_rows(*rows)).data
+    names = data["scopes"]["name"][1:]  # type: ignore[index]
+    assert len(names) > 1 and names[0].startswith("Conv_0 to Conv_") and names[-1].endswith(f"to Conv_{2 * MOST - 1}")
+    assert not any("#" in name for name in names)
+
+
+def linked(a: Report, b: Report) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The data of both graphs of a difference."""
+    (figure,) = (figure for figure in diff(a, b).figures() if figure.name == "graphs")
+    one, other = figure.data["graphs"]  # type: ignore[misc]
+    return {**figure.data, **one}, {**figure.data, **other}
+
+
+def chain(*kinds: str, scope: str = "/net/layer.{}/") -> Report:
+    rows = [
+        Row(f"{scope.format(i // 3)}{kind}_{i}", kind, "float32", inputs=("float32",), outputs=("float32",),
+            variables={"T": "float32"}, key=kind, reads=(i - 1,)) for i, kind in enumerate(kinds)
+    ]  # fmt: skip
+    ports = (PortRow("x", "float32", reads=(0, 0)),), (PortRow("y", "float32", len(rows) - 1),)
+    return replace(report_of_rows(*rows), inputs=ports[0], outputs=ports[1])
+
+
+def test_equal_numbers_link_the_same_op_and_the_same_scope_of_two_models() -> None:
+    before = chain("Conv", "Relu", "Add", "Conv", "Tanh", "Add")
+    after = chain("Conv", "Relu", "Exp", "Add", "Conv", "Tanh", "Add")
+    one, other = linked(before, after)
+    ends = {link: v for v, link in enumerate(one["link"]) if link >= 0}
+    pairs = [(ends[link], v) for v, link in enumerate(other["link"]) if link >= 0]
+    assert pairs == [(0, 0), (1, 1), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (7, 8)]  # the last two: input and output
+    alone = [v for v, link in enumerate(other["link"]) if link < 0]
+    assert alone == other["changes"]["vertex"] == [2] and one["changes"]["vertex"] == []
+    assert other["words"][other["changes"]["kind"][0]] == "added"
+    assert one["scopes"]["link"][0] == other["scopes"]["link"][0] >= 0
+
+
+def test_each_change_stands_at_its_op_on_both_sides_with_its_types() -> None:
+    before = chain("Conv", "Relu", "Tanh")
+    rows = list(before.rows)
+    rows[1] = rows[1]._replace(dtype="float16", variables={"T": "float16"})
+    one, other = linked(before, replace(before, rows=tuple(rows)))
+    for side in (one, other):
+        changes, words = side["changes"], side["words"]
+        spelled = [tuple(words[changes[column][0]] for column in ("kind", "of", "before", "after"))]
+        assert (changes["vertex"], spelled) == ([1], [("lowered", "T", "float32", "float16")])
+
+
+def test_a_difference_without_its_models_has_no_graphs() -> None:
+    delta = replace(diff(chain("Conv"), chain("Relu")), sides=None)
+    assert [figure.name for figure in delta.figures()] == ["strips", "changes"]
+    assert [figure.name for figure in delta.sketches()] == ["strips"]
