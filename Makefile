@@ -91,11 +91,12 @@ dev: $(DEV) ## set up .venv for work on the package
 extras: $(DEV) ## add PyTorch and transformers to .venv, for the tests marked torch and transformers
 	$(PIP) -e '.[dev,export]'
 
-wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere, run the command from there
+wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere, run the command from there, also without onnxruntime
 	rm -rf build/wheel
+	AMP_REWRITE_RUNTIME=none $(BIN)/python -m hatchling build -t wheel -d build/wheel/none
 	$(BIN)/python -m hatchling build -t wheel -d build/wheel
 	@set -eu; away=$$(mktemp -d); trap 'rm -rf "$$away"' EXIT; \
-	cp examples/models/digits_cnn.onnx build/wheel/*.whl "$$away"; \
+	home=$$PWD; cp examples/models/digits_cnn.onnx build/wheel/*.whl "$$away"; \
 	uv=$$(cd $(BIN) && pwd)/uv; $$uv venv --quiet --python $(BIN)/python "$$away/venv"; \
 	$$uv pip install --quiet --python "$$away/venv" "$$away"/*.whl; \
 	unset PYTHONPATH; export PATH="$$away/venv/bin:$$PATH"; cd "$$away"; set -x; \
@@ -103,7 +104,15 @@ wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere,
 	amp-rewrite lists MatMul; \
 	amp-rewrite digits_cnn.onnx -o digits_cnn.float16.onnx; \
 	amp-rewrite diff digits_cnn.onnx digits_cnn.onnx --fail-on raised,casts; \
-	code=0; amp-rewrite diff digits_cnn.onnx digits_cnn.float16.onnx || code=$$?; test $$code -eq 1
+	code=0; amp-rewrite diff digits_cnn.onnx digits_cnn.float16.onnx || code=$$?; test $$code -eq 1; \
+	amp-rewrite digits_cnn.onnx --smoke --dry-run; \
+	mkdir none; $$uv venv --quiet --python "$$away/venv" "$$away/none/venv"; \
+	$$uv pip install --quiet --python "$$away/none/venv" "$$home"/build/wheel/none/*.whl; \
+	export PATH="$$away/none/venv/bin:$$PATH"; \
+	amp-rewrite digits_cnn.onnx -o none/digits_cnn.float16.onnx; \
+	cmp digits_cnn.float16.onnx none/digits_cnn.float16.onnx; \
+	code=0; amp-rewrite digits_cnn.onnx --smoke --dry-run 2>none/error || code=$$?; test $$code -eq 2; \
+	grep "onnxruntime, and it is not installed; uv pip install onnxruntime-gpu" none/error
 
 lowest: $(LOWEST) ## run the tests on the lowest versions that pyproject.toml allows
 	$(LOWEST_VENV)/bin/python -m pytest -n $(WORKERS) $(LOWEST_TESTS) $(ARGS)

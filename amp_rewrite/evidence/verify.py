@@ -25,6 +25,7 @@ from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
 from amp_rewrite.settings.keywords import checked
@@ -92,6 +93,7 @@ def verify(
     """
     by = criterion(tolerance=tolerance, rtol=rtol, atol=atol, metric=metric, at_least=at_least, at_most=at_most)
     chosen = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    require("verify")
     conditions = Conditions(allow_nonfinite, names, emulate, provider, progress=progress)
     return verdict_of(a, b, data, Comparison(by, chosen, equal_nan), conditions)
 

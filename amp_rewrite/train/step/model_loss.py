@@ -17,6 +17,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import backward
 from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.variables import Variable
@@ -67,6 +68,7 @@ class ModelLoss:
         Raises:
             AmpRewriteError: as `training_step` raises it.
         """
+        require("ModelLoss")
         policy = policy_of(policy)
         source = Model.load(model, folder=folder)
         aim = objective(source, loss)

@@ -18,6 +18,7 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
+from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.step import checkpoint
@@ -122,6 +123,7 @@ class Trainer:
         threads: int = 0,
         provider_options: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
+        require("Trainer")
         self.step = step
         providers = (CUDA, CPU) if providers is None else tuple(providers)
         if providers[:2] == (CUDA, CPU) and not cuda_opens():
