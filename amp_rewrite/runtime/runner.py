@@ -405,7 +405,7 @@ def _preload_once() -> None:
 
     release = cuda_release()
     lost = {name: not loads(name) for name in (f"libcublasLt.so.{release}", "libcudnn.so.9")}
-    if release is not None and any(lost.values()):
+    if release is not None and any(lost.values()) and hasattr(ort, "preload_dlls"):  # from 1.21 on
         cuda, cudnn = lost.values()
         with redirect_stdout(io.StringIO()):  # it prints missing libraries
             ort.preload_dlls(cuda=cuda, cudnn=cudnn)

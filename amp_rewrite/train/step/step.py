@@ -9,10 +9,10 @@ from typing import Any, Unpack
 
 import numpy as np
 from onnx import ValueInfoProto
-from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
