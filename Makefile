@@ -19,6 +19,8 @@ AUTOCAST ?= $(BIN)/python
 OUT ?= build/gpu
 # Where models of the GPU measurement are kept without their weights.
 SKELETONS ?= build/gpu-skeletons
+# Versions below those of pyproject.toml to try: make lowest LOWER="onnx==1.19.0 onnxruntime-gpu==1.23.0"
+LOWER ?=
 # Left out: what tests the tools around the package, what onnx and its own tests expect (it changes by version), and large
 # sweeps over models that ask nothing of a version which smaller tests do not ask.
 LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignore=tests/suites/pages/test_examples.py \
@@ -156,6 +158,6 @@ $(SITE): pyproject.toml $(DEV)
 $(LOWEST): pyproject.toml $(DEV)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST_VENV)
 	$(BIN)/uv pip install --quiet --python $(LOWEST_VENV) --resolution lowest-direct -e .
-	$(BIN)/uv pip install --quiet --python $(LOWEST_VENV) pytest pytest-xdist hypothesis jsonschema
+	$(BIN)/uv pip install --quiet --python $(LOWEST_VENV) pytest pytest-xdist hypothesis jsonschema $(LOWER)
 	$(BIN)/uv pip list --quiet --python $(LOWEST_VENV)
 	@touch $@

@@ -11,18 +11,22 @@ from collections.abc import Generator
 from importlib import metadata
 from typing import Any
 
+import onnx.numpy_helper
 import onnx.parser
 import pytest
 
+from amp_rewrite.files import arrays
 from amp_rewrite.files.text import parse_model
 
 onnx.parser.parse_model = parse_model  # onnx 1.17 reads no names of nodes
+onnx.numpy_helper.from_array = arrays.from_array  # onnx below 1.19 knows no types of ml_dtypes
+onnx.numpy_helper.to_array = arrays.to_array
 
 NEEDS = (
     (r"imports ai\.onnx opset \d+, but onnx \S+ knows 1 to \d+", "onnx", "1.23", "a model of a newer opset"),
     (r"^Unsupported opset-version\.", "onnx", "1.23", "a model of a newer opset"),
     (r"No schema registered for '\w+' version '\d+'", "onnx", "1.23", "an operator of a newer opset"),
-    (r"Unable to convert type dtype\(\w+\) into TensorProto", "onnx", "1.19", "onnx's tensors of types of ml_dtypes"),
+    (r"Unable to convert type dtype\(u?int\d\) into TensorProto", "onnx", "1.19", "tensors of types below a byte"),
     (r"Opset \d+ is under development|it knows the opsets of ai\.onnx below", "onnxruntime", "1.31", "a newer opset"),
     (r"[Uu]nsupported model IR version", "onnxruntime", "1.31", "a newer IR version"),
     (r"cannot get file size: No such file or directory", "onnxruntime", "1.22", "weights below another folder"),

@@ -8,8 +8,10 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-import onnx.numpy_helper
+import onnx.helper
 from onnx import TensorProto
+from onnx.numpy_helper import from_array as _from_array
+from onnx.numpy_helper import to_array as _to_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
@@ -25,7 +27,7 @@ def dtype_of(array: Array) -> DType:
 def from_array(array: Array, name: str | None = None) -> TensorProto:
     """Return a tensor with the values of an array."""
     if array.dtype.isbuiltin == 1 or dtype_of(array).bits < 8:
-        return onnx.numpy_helper.from_array(array, name)
+        return _from_array(array, name)
     tensor = TensorProto(dims=array.shape, data_type=dtype_of(array).code)
     if name:
         tensor.name = name
@@ -41,10 +43,10 @@ def to_array(tensor: TensorProto) -> Array:
     """
     kind = DType.of(tensor.data_type)
     if kind in (None, DType.STRING) or kind.numpy.isbuiltin == 1:
-        values: Array = onnx.numpy_helper.to_array(tensor)
+        values: Array = _to_array(tensor)
         return values
     if kind.bits < 8:
-        return onnx.numpy_helper.to_array(tensor).astype(kind.numpy)  # before 1.19 from bytes, which hold every value
+        return _to_array(tensor).astype(kind.numpy)  # before 1.19 from bytes, which hold every value
     if tensor.HasField("segment"):
         raise ValueError("Currently not supporting loading segments.")
     unsigned = f"<u{kind.bits // 8}"

@@ -78,13 +78,22 @@ def parse_model(text: str) -> ModelProto:
 
 
 def _marked(text: str, mark: str, names: list[str]) -> str:
-    """Return the text with the names of nodes moved to `names`, and a mark and their positions there behind the ops."""
-    pieces, before = [], ""
+    """Return the text with the names of nodes moved to `names`, and a mark and their positions there behind the ops.
+
+    An input that is left out, `""`, becomes nothing, which older parsers read.
+    """
+    pieces, before, opened = [], "", "."
     for match in _NAMED.finditer(text):
         piece = match.group()
         if match["name"] and before in "{)>":  # where a node begins; elsewhere brackets hold dimensions or lists
             piece = f"{match['outputs']}{match['op']}{mark}{len(names)}"
             names.append(match["name"])
+        if piece == '""' and opened[-1] == "(":
+            piece = ""
+        if match["other"] and piece in "([{":
+            opened += piece
+        elif match["other"] and piece in ")]}":
+            opened = opened[:-1] or "."
         if not match["skipped"]:
             before = piece[-1]
         pieces.append(piece)
