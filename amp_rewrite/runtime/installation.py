@@ -61,7 +61,7 @@ def packages(folders: Sequence[str] | None = None) -> tuple[Package, ...]:
     for distribution in metadata.distributions(path=list(sys.path if folders is None else folders)):
         record = distribution.read_text("RECORD") or ""
         name = distribution.metadata["Name"]
-        if name and f"{_INIT}," in record:
+        if name and f"\n{_INIT}," in f"\n{record}":  # not one of that name inside another package
             package = _package(distribution, name.lower().replace("_", "-"), record)
             found.setdefault((package.name, package.version), package)  # a path may be listed twice
     return tuple(sorted(found.values(), key=lambda p: (p.name != DEFAULT, "gpu" not in p.name, p.name, p.version)))

@@ -45,6 +45,14 @@ def test_a_package_may_have_a_later_build_of_the_release_that_its_module_states(
     assert found(tmp_path, installed(tmp_path, "onnxruntime-rocm", "1.22.2.post1", module="1.22.2")) == []
 
 
+def test_a_folder_of_that_name_inside_another_package_is_not_the_module(tmp_path: Path) -> None:
+    info = tmp_path / "onnxscript-0.7.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxscript\nVersion: 0.7.2\n")
+    (info / "RECORD").write_text("onnxscript/onnxruntime/__init__.py,sha256=x,1\n")
+    assert packages([str(tmp_path)]) == ()
+
+
 def test_nothing_installed_is_no_fault_of_what_is_installed(tmp_path: Path) -> None:
     assert found(tmp_path) == []
 
