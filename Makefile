@@ -19,6 +19,8 @@ AUTOCAST ?= $(BIN)/python
 OUT ?= build/gpu
 # Where models of the GPU measurement are kept without their weights.
 SKELETONS ?= build/gpu-skeletons
+# Versions below those of pyproject.toml to try: make lowest LOWER="onnx==1.19.0 onnxruntime-gpu==1.23.0"
+LOWER ?=
 # Left out: what tests the tools around the package, what onnx and its own tests expect (it changes by version), and large
 # sweeps over models that ask nothing of a version which smaller tests do not ask.
 LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignore=tests/suites/pages/test_examples.py \
@@ -99,11 +101,12 @@ dev: $(DEV) ## set up .venv for work on the package
 extras: $(DEV) ## add PyTorch and transformers to .venv, for the tests marked torch and transformers
 	$(PIP) -e '.[dev,export]'
 
-wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere, run the command from there
+wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere, run the command from there, also without onnxruntime
 	rm -rf build/wheel
+	AMP_REWRITE_RUNTIME=none $(BIN)/python -m hatchling build -t wheel -d build/wheel/none
 	$(BIN)/python -m hatchling build -t wheel -d build/wheel
 	@set -eu; away=$$(mktemp -d); trap 'rm -rf "$$away"' EXIT; \
-	cp examples/models/digits_cnn.onnx build/wheel/*.whl "$$away"; \
+	home=$$PWD; cp examples/models/digits_cnn.onnx build/wheel/*.whl "$$away"; \
 	uv=$$(cd $(BIN) && pwd)/uv; $$uv venv --quiet --python $(BIN)/python "$$away/venv"; \
 	$$uv pip install --quiet --python "$$away/venv" "$$away"/*.whl; \
 	unset PYTHONPATH; export PATH="$$away/venv/bin:$$PATH"; cd "$$away"; set -x; \
@@ -111,7 +114,15 @@ wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere,
 	amp-rewrite lists MatMul; \
 	amp-rewrite digits_cnn.onnx -o digits_cnn.float16.onnx; \
 	amp-rewrite diff digits_cnn.onnx digits_cnn.onnx --fail-on raised,casts; \
-	code=0; amp-rewrite diff digits_cnn.onnx digits_cnn.float16.onnx || code=$$?; test $$code -eq 1
+	code=0; amp-rewrite diff digits_cnn.onnx digits_cnn.float16.onnx || code=$$?; test $$code -eq 1; \
+	amp-rewrite digits_cnn.onnx --smoke --dry-run; \
+	mkdir none; $$uv venv --quiet --python "$$away/venv" "$$away/none/venv"; \
+	$$uv pip install --quiet --python "$$away/none/venv" "$$home"/build/wheel/none/*.whl; \
+	export PATH="$$away/none/venv/bin:$$PATH"; \
+	amp-rewrite digits_cnn.onnx -o none/digits_cnn.float16.onnx; \
+	cmp digits_cnn.float16.onnx none/digits_cnn.float16.onnx; \
+	code=0; amp-rewrite digits_cnn.onnx --smoke --dry-run 2>none/error || code=$$?; test $$code -eq 2; \
+	grep "onnxruntime, and it is not installed; uv pip install onnxruntime-gpu" none/error
 
 lowest: $(LOWEST) ## run the tests on the lowest versions that pyproject.toml allows
 	$(LOWEST_VENV)/bin/python -m pytest -n $(WORKERS) $(LOWEST_TESTS) $(ARGS)
@@ -155,6 +166,6 @@ $(SITE): pyproject.toml $(DEV)
 $(LOWEST): pyproject.toml $(DEV)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST_VENV)
 	$(BIN)/uv pip install --quiet --python $(LOWEST_VENV) --resolution lowest-direct -e .
-	$(BIN)/uv pip install --quiet --python $(LOWEST_VENV) pytest pytest-xdist hypothesis jsonschema
+	$(BIN)/uv pip install --quiet --python $(LOWEST_VENV) pytest pytest-xdist hypothesis jsonschema $(LOWER)
 	$(BIN)/uv pip list --quiet --python $(LOWEST_VENV)
 	@touch $@

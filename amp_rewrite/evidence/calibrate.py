@@ -21,6 +21,7 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
+from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.keywords import checked
@@ -76,6 +77,7 @@ def calibrate(
         raise PolicyError(f"{chunk} is not a valid number of taps per session; use a chunk of 1 or more")
     if threads is not None and threads < 1:
         raise PolicyError(f"{threads} is not a valid number of threads; use 1 or more, or omit it for one per core")
+    require("calibrate")
     conditions = Conditions(allow_nonfinite, threads=threads or 0, chunk=chunk, progress=progress)
     source = Model.load(model, folder=folder)
     parts = tuple(_parts(source, low))

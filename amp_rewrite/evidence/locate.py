@@ -22,6 +22,7 @@ from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.keywords import checked
 
 if TYPE_CHECKING:
@@ -222,6 +223,7 @@ def locate(
     """
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise PolicyError(f"{spelled('tolerance', tolerance)}: use a finite number, 0 or more")
+    require("locate")
     conditions = Conditions(allow_nonfinite, names, chunk=chunk, progress=progress)
     return located(a, b, data, conditions, tolerance, predict=predict)
 

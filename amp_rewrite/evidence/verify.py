@@ -21,6 +21,7 @@ from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.rewrite.emulate import emulate as emulated
+from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
 from amp_rewrite.settings.keywords import checked
@@ -90,6 +91,7 @@ def verify(
     """
     by = criterion(tolerance=tolerance, rtol=rtol, atol=atol, metric=metric, at_least=at_least, at_most=at_most)
     chosen = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    require("verify")
     conditions = Conditions(allow_nonfinite, names, emulate, provider, progress=progress)
     if not depth:
         return verdict_of(a, b, data, Comparison(by, chosen, equal_nan), conditions)

@@ -33,14 +33,14 @@ def check_expansion(proto: ModelProto, name: str) -> None:
                 " again"
             )
         total = 0
-        for node in _all(nodes):
+        for node in all_nodes(nodes):
             called = node.domain, node.op_type, node.overload
             if called in local and called not in known:
                 known[called] = size(local[called].node, depth + 1)
             total += 1 + (node.ByteSize() >> 10) + known.get(called, 0)
         return total
 
-    own = sum(1 + (node.ByteSize() >> 10) for f in (proto.graph, *proto.functions) for node in _all(f.node))
+    own = sum(1 + (node.ByteSize() >> 10) for f in (proto.graph, *proto.functions) for node in all_nodes(f.node))
     inlined = size(proto.graph.node, 0)
     if inlined > _LARGEST + _GROWTH * own:
         raise ModelError(
@@ -49,10 +49,10 @@ def check_expansion(proto: ModelProto, name: str) -> None:
         )
 
 
-def _all(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
     """Yield nodes and the nodes of their bodies."""
     for node in nodes:
         yield node
         for a in node.attribute:
             for graph in (*([a.g] if a.HasField("g") else ()), *a.graphs):
-                yield from _all(graph.node)
+                yield from all_nodes(graph.node)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -12,8 +11,6 @@ from typing import Any, BinaryIO, Protocol, TypeAlias
 
 import onnx
 import onnx.defs
-import onnx.parser
-from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto
 from onnx.serialization import registry
@@ -31,15 +28,13 @@ from amp_rewrite.files.regular import open_regular
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.skeleton import skeleton
 from amp_rewrite.files.tensors import Source, Sources, is_stub
+from amp_rewrite.files.text import text_model
 
 HEAVY = 1 << 14  # bytes of a tensor from which it is left in its file
 
 FIRST_IR_WITH_OPSET_IMPORTS = 3
 """The IR version from which a model must import the opsets of its ops."""
 
-_DEEPEST_TEXT = 200  # protobuf nests a third as many graphs
-# What C++ exceptions of onnx's parser become: numbers that are none, or too large; ValueError: not UTF-8, too.
-_STANDARD_ERRORS = (RuntimeError, ValueError, IndexError, ArithmeticError)
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -310,7 +305,7 @@ def _of_path(path: Path, folder: Path | None) -> ModelProto:
             raise ModelError(foreign(path) or f"cannot read {path}: it is a folder; name the model file in it")
         format_ = registry.get_format_from_file_extension(path.suffix.lower())
         if format_ not in (None, "protobuf"):
-            proto = _of_text(path, format_)
+            proto = text_model(path, format_)
         else:
             with open_regular(path) as file:
                 proto, own = _lazily(file, path)
@@ -359,43 +354,6 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
     if tensors.stamp(os.fstat(file.fileno())) != stamp:
         raise ModelError(f"{path} was written to while it was read; load it again")
     return _parsed(light, str(path)), own
-
-
-def _of_text(path: Path, format_: str) -> ModelProto:
-    try:
-        if format_ == "onnxtxt":
-            with open_regular(path) as file:
-                text = file.read().decode()
-            if _deepest(text) > _DEEPEST_TEXT:
-                raise ModelError(f"{path} is nested deeper than {_DEEPEST_TEXT} brackets; no model is, write it again")
-            return onnx.parser.parse_model(text)
-        with open_regular(path) as file:
-            return onnx.load_model(file, format=format_, load_external_data=False)
-    except (
-        onnx.parser.ParseError,
-        text_format.ParseError,
-        json_format.ParseError,
-        DecodeError,
-        *_STANDARD_ERRORS,
-    ) as cause:
-        reason = " ".join(str(cause).split())[:200]
-        raise ModelError(f"{path} is not a model in {format_} format: {reason}") from cause
-
-
-def _deepest(text: str) -> int:
-    """Return the nesting depth of brackets in ONNX text; onnx's parser recurses without a limit."""
-    deepest = depth = 0
-    for token in _BRACKETS.finditer(text):
-        if text[token.start()] in "([{<":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif text[token.start()] in ")]}>":
-            depth = max(0, depth - 1)
-    return deepest
-
-
-# Text in quotes and comments, in which brackets count for nothing; the arrow of a graph, which closes nothing.
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|#[^\n]*|=>|[(\[{<>}\])]', re.DOTALL)
 
 
 def _read(file: Any) -> object:

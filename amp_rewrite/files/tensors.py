@@ -21,10 +21,10 @@ from typing import BinaryIO
 
 import numpy as np
 import onnx
-import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
+from amp_rewrite.files.arrays import to_array
 from amp_rewrite.files.casting import Array, cast, scaled
 from amp_rewrite.files.held import Held, copy_bytes, held
 from amp_rewrite.files.regular import open_regular
@@ -315,7 +315,7 @@ def array(tensor: onnx.TensorProto, sources: Sources) -> Array:
 def in_memory(tensor: onnx.TensorProto) -> Array:
     """Return the values of a tensor that is not a stub. ModelError if they do not fit its dims and type."""
     try:
-        values: Array = onnx.numpy_helper.to_array(tensor)
+        values: Array = to_array(tensor)
     except (ValueError, TypeError, KeyError) as cause:
         raise ModelError(f"tensor {tensor.name!r} cannot be read: {cause}; export it again") from cause
     return values

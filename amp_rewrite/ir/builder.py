@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.helper
-import onnx.numpy_helper
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ModelError
+from amp_rewrite.files.arrays import dtype_of, from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.names import numbered, unused
 from amp_rewrite.ir.op_classes import UNREPEATABLE
@@ -50,7 +50,7 @@ def _nameless_cast(to: DType, in_words: bool) -> bytes:
 
 def new_constant(output: str, values: Array, name: str = "") -> NodeProto:
     """Return a Constant node."""
-    return new_node("Constant", [], output, name, value=onnx.numpy_helper.from_array(values))
+    return new_node("Constant", [], output, name, value=from_array(values))
 
 
 def new_if(condition: str, output: str, then: GraphProto, otherwise: GraphProto, *, name: str = "") -> NodeProto:
@@ -92,7 +92,7 @@ class Surroundings:
     def constant(self, stem: str, values: Array) -> str:
         """Add a constant; return its name."""
         name = self.name(stem)
-        self.weights.append(onnx.numpy_helper.from_array(values, name))
+        self.weights.append(from_array(values, name))
         return name
 
     def before(self, op_type: str, inputs: Sequence[str], stem: str, **attributes: Any) -> str:
@@ -201,8 +201,8 @@ class Builder:
 
     def constant(self, values: Array) -> str:
         """Return a constant of the type and shape of the array."""
-        name = self.op("Constant", value=onnx.numpy_helper.from_array(values))
-        self._dtypes[name] = DType(onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
+        name = self.op("Constant", value=from_array(values))
+        self._dtypes[name] = dtype_of(values)
         return name
 
     def scalar(self, value: float, dtype: DType) -> str:
@@ -275,5 +275,5 @@ class Builder:
 
     def full(self, shape: str, value: float, dtype: DType) -> str:
         """Return a tensor filled with one value, of the shape that `shape` holds."""
-        filling: TensorProto = onnx.numpy_helper.from_array(np.array([value], dtype.numpy))
+        filling: TensorProto = from_array(np.array([value], dtype.numpy))
         return self.op("ConstantOfShape", shape, value=filling)

@@ -33,6 +33,7 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.runtime.hazards import told
+from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.kernels import Kernels, release_number
 from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, Target
 from amp_rewrite.settings.keywords import checked
@@ -179,6 +180,8 @@ def convert(
     """
     if data is not None and ranges is not None:
         raise PolicyError(f"{spelled('data')} and {spelled('ranges')} both give ranges; leave one out")
+    if data is not None:
+        require("a conversion with data")
     request = Request.of(**options)
     draft = Draft.of(model, request, folder=folder)  # load, view, canonicalize, find_hazards
     known = ranges_for(draft, ranges) if ranges is not None else None if data is None else _measured(draft, data)

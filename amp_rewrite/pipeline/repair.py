@@ -40,6 +40,7 @@ from amp_rewrite.reports.render import count
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
 from amp_rewrite.settings.keywords import checked
@@ -277,6 +278,7 @@ def repair(
     check_headroom(headroom)
     if budget < 1:
         raise PolicyError(f"a budget of {budget} trials finds nothing; use 1 or more")
+    require("a conversion with data")
     draft = Draft.of(model, Request.of(**options), folder=folder)
     feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite)
     if ranges is None:

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx.helper
-import onnx.numpy_helper
 import onnx.shape_inference
 from onnx import NodeProto
 
+from amp_rewrite.files.arrays import dtype_of, from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import BROADCASTS, RELABELS, SAME_SHAPE, SHAPE_SLOTS
 from amp_rewrite.ir.schema import normal_domain, onnx_schema
@@ -63,14 +64,14 @@ def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> in
         schema,
         node,
         {name: _type(x) for name, x in named.items()},
-        {name: onnx.numpy_helper.from_array(x, name) for name, x in named.items() if name in read},
+        {name: from_array(x, name) for name, x in named.items() if name in read},
         opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()],
     )
     return sum(_size(node, type_) for name, type_ in inferred.items() if name) + _kernel(op, *shapes[1:2])
 
 
 def _type(array: Array) -> onnx.TypeProto:
-    return onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+    return onnx.helper.make_tensor_type_proto(dtype_of(array).code, array.shape)
 
 
 def _size(node: NodeProto, type_: onnx.TypeProto) -> int:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import onnx
 import onnx.defs
 import onnx.helper
-import onnx.numpy_helper
 from onnx import GraphProto, ModelProto, NodeProto
 from onnx.defs import OpSchema
 

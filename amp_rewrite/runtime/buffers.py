@@ -10,7 +10,7 @@ import numpy as np
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.runtime.ort_errors import one_line
-from amp_rewrite.runtime.ortvalue import Array, copied, from_array, strange_of, to_array
+from amp_rewrite.runtime.ortvalue import Array, copied, from_array, overwrite, strange_of, to_array
 
 Side = Literal[0, 1]
 """One of the two sets of a `DoubleBuffer`."""
@@ -102,7 +102,7 @@ class BufferedRunner:
         bound = self._bound[side]
         with one_line("run"):
             for name, value in self._shielded.items():
-                value.update_inplace(self.buffer.sides[side][name])
+                overwrite(value, self.buffer.sides[side][name])
             for name, array in feeds.items():
                 self._feed(name, array)
             bound.synchronize_inputs()
@@ -131,4 +131,7 @@ def _room(ort: Any, array: Array, place: tuple[str, int]) -> Any:
 
 
 def _fill(ort: Any, value: Any, array: Array) -> None:
-    value.update_inplace(array if strange_of(array) is None else from_array(ort, array))
+    if strange_of(array) is None:
+        value.update_inplace(array)
+    else:
+        overwrite(value, from_array(ort, array))

@@ -79,6 +79,11 @@ _KNOWN = (
         "it cannot load the libraries of TensorRT",
         "install TensorRT (pip install tensorrt) where the loader finds it, or leave TensorrtExecutionProvider out",
     ),
+    (
+        r"Opset (\d+) is under development",
+        "it knows the opsets of ai.onnx below {0}",
+        "install a newer onnxruntime, or bring the model to an older opset with onnx.version_converter",
+    ),
     (r"max supported IR version", "", "install a newer onnxruntime, or export the model again for an older one"),
 )
 

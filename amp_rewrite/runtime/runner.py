@@ -27,6 +27,7 @@ from amp_rewrite.runtime.gpu import loads
 from amp_rewrite.runtime.hazards import CPU as CPU
 from amp_rewrite.runtime.hazards import CUDA as CUDA
 from amp_rewrite.runtime.hazards import avoiding, skipped
+from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.model_input import model_input
 from amp_rewrite.runtime.ort_errors import one_line
 from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
@@ -134,7 +135,7 @@ class Runner:
 
     def _run_values(self, fed: Mapping[str, Given], names: list[str]) -> list[Given]:
         """Run through OrtValues, which support bfloat16, unlike onnxruntime's numpy arrays."""
-        import onnxruntime as ort
+        ort = installed_onnxruntime()
 
         for port in (*self.inputs, *(p for p in self.outputs if p.name in names)):
             if port.container != TENSOR and (port.name in fed or port.name in names):
@@ -160,7 +161,7 @@ class Runner:
         `device`: the GPU's number. `fixed`: outputs keep their address, as a CUDA graph requires. ModelError for
         names, types and devices that do not fit.
         """
-        import onnxruntime as ort
+        ort = installed_onnxruntime()
 
         ports = tuple({port.name: port for port in side} for side in (self.inputs, self.outputs))
         chosen = list(ports[1]) if outputs is None else outputs
@@ -180,7 +181,7 @@ class Runner:
 
     def double_buffer(self, initial: Mapping[str, Array]) -> DoubleBuffer:
         """Allocate state in two sets on this model's device, with the values on side 0; for `buffered`."""
-        import onnxruntime as ort
+        ort = installed_onnxruntime()
 
         return DoubleBuffer.of(ort, initial, self._place())
 
@@ -190,7 +191,7 @@ class Runner:
         `successors`: the output that succeeds each state input. `told`: outputs to return on the host. ModelError
         for unknown outputs.
         """
-        import onnxruntime as ort
+        ort = installed_onnxruntime()
 
         check_names("output", [*told, *successors.values()], tuple(port.name for port in self.outputs))
         with one_line("run"):
@@ -221,21 +222,21 @@ def cuda_opens() -> bool:
 
 def has_provider(name: str) -> bool:
     """True if this onnxruntime is built with a provider, even if the provider does not open."""
-    import onnxruntime as ort
+    ort = installed_onnxruntime()
 
     return name in ort.get_available_providers() or bool(devices(ort, name))
 
 
 def offered_device(provider: str) -> str:
     """Return the device of a plugin's provider in words; "" for other providers."""
-    import onnxruntime as ort
+    ort = installed_onnxruntime()
 
     return next((described(device) for device in devices(ort, provider) if provider != CPU), "")
 
 
 def cuda_release() -> int | None:
     """Return the CUDA release that this onnxruntime is built for (13); None for a build without CUDA."""
-    import onnxruntime as ort
+    ort = installed_onnxruntime()
 
     major = str(getattr(ort, "cuda_version", None) or "").partition(".")[0]
     return int(major) if major.isdecimal() else None
@@ -246,7 +247,7 @@ def open_plainly(path: str, provider: str, *skip: str) -> None:
 
     The process may die; use a subprocess. ModelError for an objection of onnxruntime.
     """
-    import onnxruntime as ort
+    ort = installed_onnxruntime()
 
     settings = ort.SessionOptions()
     settings.log_severity_level = _QUIET
@@ -258,7 +259,7 @@ def open_plainly(path: str, provider: str, *skip: str) -> None:
 
 def probe() -> dict[str, Any]:
     """Describe this onnxruntime as JSON. A broken installation may crash the process; use a subprocess."""
-    import onnxruntime as ort
+    ort = installed_onnxruntime()
 
     return {
         "version": ort.__version__,
@@ -277,10 +278,10 @@ def kernel_registry() -> dict[str, Any]:
 
     The process crashes with a segmentation fault if the CUDA or the TensorRT library cannot be loaded.
     """
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
     if has_provider(CUDA):
         _preload_once()
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
     kernels = [
         {
             "provider": k.provider,
@@ -303,7 +304,8 @@ def kernel_registry() -> dict[str, Any]:
 def _limit(words: str, opset: int = 1, ir: int = 3) -> int | None:
     """Return the number in the objection of this onnxruntime to a model beyond its limits; None without one."""
     import onnx.parser
-    import onnxruntime as ort
+
+    ort = installed_onnxruntime()
 
     text = '<ir_version: 8, opset_import: ["" : 13]> probe (float[1] x) => (float[1] y) { y = Neg(x) }'
     model = onnx.parser.parse_model(text)
@@ -318,7 +320,7 @@ def _limit(words: str, opset: int = 1, ir: int = 3) -> int | None:
 
 
 def _check_providers(providers: Sequence[str]) -> None:
-    import onnxruntime as ort
+    ort = installed_onnxruntime()
 
     known = ort.get_available_providers()
     if any(provider not in known for provider in providers):
@@ -335,7 +337,7 @@ def _check_providers(providers: Sequence[str]) -> None:
 def _opened(
     given: bytes | str, entries: Mapping[str, str], model: Model, options: SessionOptions
 ) -> onnxruntime.InferenceSession:
-    import onnxruntime as ort
+    ort = installed_onnxruntime()
 
     settings = ort.SessionOptions()
     settings.log_severity_level = _QUIET
@@ -379,11 +381,11 @@ def _opened(
 @cache
 def _preload_once() -> None:
     """Load CUDA libraries installed by pip if the loader does not find others."""
-    import onnxruntime as ort
+    ort = installed_onnxruntime()
 
     release = cuda_release()
     lost = {name: not loads(name) for name in (f"libcublasLt.so.{release}", "libcudnn.so.9")}
-    if release is not None and any(lost.values()):
+    if release is not None and any(lost.values()) and hasattr(ort, "preload_dlls"):  # from 1.21 on
         cuda, cudnn = lost.values()
         with redirect_stdout(io.StringIO()):  # it prints missing libraries
             ort.preload_dlls(cuda=cuda, cudnn=cudnn)

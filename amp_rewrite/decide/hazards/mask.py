@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from onnx import AttributeProto, TensorProto
-from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.constants import constants, large_biases, reads_low, underflow
@@ -19,6 +18,7 @@ from amp_rewrite.decide.hazards.steps import described, first_inputs, in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.dataflow import Flow, float32, makers
 from amp_rewrite.ir.op_classes import AFFINE, ALL, CLAMPS, COMPARISONS, COPIES, FILLS, SELECTIONS, SOFTMAXES, SUMS

@@ -24,6 +24,7 @@ from amp_rewrite.errors import FeedError, ModelError, PolicyError, spelled
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.files.model import ModelSource
+from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, Runner
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.version import VERSION
@@ -101,6 +102,7 @@ def bench(
         raise PolicyError(
             f"{spelled('threads', threads)} is too many; give at most {MOST_THREADS}, or leave it out for one per core"
         )
+    require("bench")
     conditions = Conditions(allow_nonfinite, names, provider=provider, threads=threads)
     tell = progress or (lambda stage, done, total: None)
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
@@ -133,7 +135,7 @@ def bench(
     return Benchmark(
         first.provider,
         device_name(first.provider),
-        {"amp-rewrite": VERSION, **runtimes()},
+        {"amp-rewrite": VERSION, **{package.name: package.version for package in runtimes()}},
         f"{feed.origin}: {shapes}",
         rounds,
         per_round,

@@ -23,7 +23,7 @@ from amp_rewrite.deploy.doctor.advice import (
     on_cpu,
     with_dimensions,
 )
-from amp_rewrite.deploy.doctor.isolated import Asked, asked, machine_asked, opened, runtimes, version
+from amp_rewrite.deploy.doctor.isolated import Asked, asked, machine_asked, opened, runtimes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files.model import Model, ModelSource
@@ -33,6 +33,15 @@ from amp_rewrite.reports.render import blocks, count, shortened, size
 from amp_rewrite.reports.result import Result
 from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
 from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
+from amp_rewrite.runtime.installation import (
+    DEFAULT,
+    Fault,
+    Package,
+    faults,
+    install,
+    installation_faults,
+    uninstall,
+)
 from amp_rewrite.runtime.kernels import Kernels, load_kernels
 from amp_rewrite.runtime.releases import known_release
 from amp_rewrite.runtime.roofline import COMMON, ROOFS, Roof, roof_of
@@ -146,7 +155,7 @@ def doctor(
     if gpu is not None and gpu not in ROOFS:
         raise PolicyError(f"no data sheet of a GPU {gpu!r} is known here; use one of {', '.join(ROOFS)}")
     machine = machine_asked() if load is None else hardware(load)
-    checks = list(_machine(machine, low, load or ctypes.CDLL, (ask or asked)(), installed or version))
+    checks = list(_machine(machine, low, load or ctypes.CDLL, (ask or asked)(), installed))
     if model is not None and not machine.gpus:  # the model is for another machine
         checks = [replace(check, state=ADVICE) if check.state == FINDING else check for check in checks]
     if model is not None:
@@ -178,16 +187,16 @@ def _opens(model: Path, provider: str) -> Check:
 
 
 def _machine(
-    machine: Hardware, low: DType, load: Loader, told: Asked, installed: Callable[[str], str | None]
+    machine: Hardware, low: DType, load: Loader, told: Asked, installed: Callable[[str], str | None] | None
 ) -> Iterator[Check]:
     packages = runtimes(installed)
     if not packages and "version" in told:
-        packages = {"onnxruntime": told["version"]}  # a package of another name: a nightly build, or another vendor's
+        packages = (Package("onnxruntime", told["version"]),)  # a build of its own, which no package owns
     major = str(told.get("cuda") or "").partition(".")[0]
     built = int(major) if major.isdecimal() else None
     yield from _gpus(machine, low)
     yield _driver(machine, built)
-    yield _runtime(packages, told)
+    yield from _runtime(packages, told, tuple(faults(packages, None)) if installed else installation_faults())
     if built is not None:
         yield from _libraries(built, load)
     if "failure" in told:
@@ -228,23 +237,24 @@ def _driver(machine: Hardware, built: int | None) -> Check:
     return Check("driver", OK, served)
 
 
-def _runtime(packages: Mapping[str, str], told: Asked) -> Check:
-    named = " and ".join(f"{name} {version}" for name, version in packages.items())
+def _runtime(packages: Sequence[Package], told: Asked, known: Sequence[Fault]) -> Iterator[Check]:
+    """Yield one finding per fault of the installation; without any, the state of the runtime."""
+    for fault in known:
+        yield Check("onnxruntime", FINDING, fault.fact, fault.remedy)
+    if known:
+        return
+    named = " and ".join(map(str, packages))
     if not packages:
-        return Check("onnxruntime", FINDING, "not installed", "python -m pip install onnxruntime-gpu")
-    if len(packages) > 1:
-        return Check(
-            "onnxruntime",
-            FINDING,
-            f"{named} are installed over each other, and one of them is broken by that",
-            "python -m pip uninstall -y onnxruntime onnxruntime-gpu; python -m pip install onnxruntime-gpu",
-        )
-    if "failure" in told:
-        return Check("onnxruntime", FINDING, f"{named}: {told['failure']}", "install it anew")
-    if told["cuda"] is None:
-        swap = "python -m pip uninstall -y onnxruntime; python -m pip install onnxruntime-gpu"
-        return Check("onnxruntime", FINDING, f"{named} is built without CUDA", swap)
-    return Check("onnxruntime", OK, f"{named}, built for CUDA {told['cuda']}")
+        line = f"{install(DEFAULT)}; what only converts does without"
+        yield Check("onnxruntime", FINDING, "not installed", line)
+    elif "failure" in told:
+        again = install(f"{packages[0].name}=={packages[0].version}", again=True)
+        yield Check("onnxruntime", FINDING, f"{named}: {told['failure']}", again)
+    elif told["cuda"] is None:
+        swap = f"{uninstall(packages[0].name)}; {install(DEFAULT)}"
+        yield Check("onnxruntime", FINDING, f"{named} is built without CUDA", swap)
+    else:
+        yield Check("onnxruntime", OK, f"{named}, built for CUDA {told['cuda']}")
 
 
 def _libraries(built: int, load: Loader) -> Iterator[Check]:
@@ -273,20 +283,20 @@ def _plugins(told: Asked) -> Iterator[Check]:
             yield Check("plugin", OK, f"{named} offers {offered}")
 
 
-def _kernels(packages: Mapping[str, str]) -> Kernels:
+def _kernels(packages: Sequence[Package]) -> Kernels:
     """Return the kernel table that serves the installed onnxruntime; the newest where none does."""
-    for release in packages.values():
+    for package in packages:
         try:
-            return load_kernels(known_release(release))
+            return load_kernels(known_release(package.version))
         except PolicyError:
             continue
     return load_kernels()
 
 
-def _table(packages: Mapping[str, str], kernels: Kernels) -> Check:
-    here = [f"{name} {version}" for name, version in packages.items()]
+def _table(packages: Sequence[Package], kernels: Kernels) -> Check:
+    here = [str(package) for package in packages]
     own = kernels.runtime.rpartition(" ")[2]
-    if not here or own in packages.values():
+    if not here or any(own == package.version for package in packages):
         return Check("kernels", OK, f"the kernel table is that of {kernels.runtime}")
     return Check(
         "kernels",

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from amp_rewrite.errors import MachineError
 from amp_rewrite.files.scratch import write_whole
 from amp_rewrite.runtime.gpu import Gpu, Hardware
+from amp_rewrite.runtime.installation import DEFAULT, Package, packages
 from amp_rewrite.runtime.subprocess import command
 
 Asked = Mapping[str, Any]
 """Answer of `runtime.runner.probe`, or `{"failure": …}` if the query failed."""
 
+_OUR_ERROR = "amp_rewrite.errors.MachineError: models run in onnxruntime, and "
 _SECONDS = 300.0  # for a process that only opens a tiny model
 _DRIVER_SECONDS = 60.0  # for one that starts a driver, which may have to initialize eight GPUs
 
 
-def version(package: str) -> str | None:
-    """Return the installed version of a package, or None."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def runtimes(installed: Callable[[str], str | None] = version) -> dict[str, str]:
-    """Return the versions of the installed packages of onnxruntime, which is one module in two packages."""
-    return {name: release for name in ("onnxruntime-gpu", "onnxruntime") if (release := installed(name)) is not None}
+def runtimes(installed: Callable[[str], str | None] | None = None) -> tuple[Package, ...]:
+    """Return the packages of onnxruntime that are here, those with CUDA first; `installed` replaces pip's records."""
+    if installed is None:
+        return packages()
+    known = ((name, installed(name)) for name in (DEFAULT, "onnxruntime"))
+    return tuple(Package(name, release) for name, release in known if release is not None)
 
 
 def machine_asked() -> Hardware:
@@ -68,8 +65,7 @@ def write_kernels(file: Path) -> int:
             f"the kernel registry cannot be read here: {answer['failure']}; it can where the libraries of CUDA and of"
             " TensorRT are installed"
         )
-    named = (f"{name} {release}" for name, release in runtimes().items())
-    runtime = next(named, None) or f"onnxruntime {asked().get('version', 'of unknown version')}"
+    runtime = next(map(str, runtimes()), None) or f"onnxruntime {asked().get('version', 'of unknown version')}"
     write_whole(file, (json.dumps({"runtime": runtime, **answer}, indent=0) + "\n").encode())
     return len(answer["kernels"])
 
@@ -88,7 +84,7 @@ def opened(model: Path, provider: str, skip: Sequence[str] = ()) -> str | None:
     if done.returncode < 0:
         return f"onnxruntime ends the process ({_signal(done.returncode)})"
     last = (done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"])[-1]
-    return last.removeprefix("amp_rewrite.errors.ModelError: ") if done.returncode else None
+    return re.sub(r"^amp_rewrite\.errors\.\w+: ", "", last) if done.returncode else None
 
 
 def _answer(module: str, function: str, subject: str = "onnxruntime", seconds: float = _SECONDS) -> Asked:
@@ -105,6 +101,8 @@ def _answer(module: str, function: str, subject: str = "onnxruntime", seconds: f
         return {"failure": f"{subject} ended the process ({_signal(done.returncode)})"}
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        if last.startswith(_OUR_ERROR):
+            return {"failure": last.removeprefix(_OUR_ERROR).rpartition("; ")[0]}  # the remedy is the caller's
         return {"failure": f"{subject} cannot be queried, the process ended with {done.returncode}: {last}"}
     try:
         answer: Asked = json.loads(done.stdout[done.stdout.index("{") :])

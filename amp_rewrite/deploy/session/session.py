@@ -28,6 +28,7 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.report import Report
 from amp_rewrite.runtime.gpu import Hardware, hardware, libraries, refusal
+from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Given, Runner, SessionOptions, cuda_opens, cuda_release
 from amp_rewrite.settings.choices import Target
@@ -100,6 +101,7 @@ class Session:
         check_options(options)
         switches = {"ignore_performance": ignore_performance, "tf32": tf32, "cuda_graph": cuda_graph}
         check_words(threads=threads, providers=providers, **switches)
+        require("Session")
         kept_in, unkept = chosen_cache(cache)
         source = Model.load(model, folder=folder)
         self._name = source.path.name if source.path else "the model"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-import onnx.numpy_helper
-
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.arrays import to_array
 from amp_rewrite.ir.op_classes import RELABELS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.reading import Contents, Reading
@@ -67,7 +66,7 @@ def _filled(reading: Reading) -> Contents | None:
     shape, fill = reading.integers(0), attribute(reading.op.node, "value")
     if len(shape) > 1 or math.prod(shape) > _LONGEST or fill is None:
         return None
-    number = onnx.numpy_helper.to_array(fill.t).item()
+    number = to_array(fill.t).item()
     return (int(number),) * math.prod(shape) if isinstance(number, int) else None
 
 

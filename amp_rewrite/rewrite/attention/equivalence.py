@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import onnx.numpy_helper
 
+from amp_rewrite.files.arrays import to_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.equivalence import Arrays, double, mismatch, run, runs_of
 
@@ -98,7 +98,7 @@ def _trials(
     site: Site, written: Written, sizes: Sizes, feeds: Callable[[Array, Array, Array], Feeds]
 ) -> Iterator[Trial]:
     view, form, rng = site.view, site.form, np.random.default_rng(0)
-    constants = {w.name: double(onnx.numpy_helper.to_array(w)) for w in written.weights}
+    constants = {w.name: double(to_array(w)) for w in written.weights}
     names = [view.value_name(value) for value in (form.queries, form.keys, form.values)]
     for spread in SPREADS:
         q = spread * rng.standard_normal((_BATCH, sizes.heads[0], sizes.length, sizes.width))

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.arrays import to_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import number, only_reader
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PICKS, SMALL
@@ -239,7 +239,7 @@ def _unbounded(view: View, bias: ValueId, to: DType) -> str | None:
 def _within_bounds(op: Op) -> bool:
     """True if an op gives small numbers for any input."""
     fill = attribute(op.node, "value") if op.kind == "ConstantOfShape" else None
-    held = onnx.numpy_helper.to_array(fill.t) if fill is not None else np.zeros(1)
+    held = to_array(fill.t) if fill is not None else np.zeros(1)
     return op.kind in SMALL or (op.kind == "ConstantOfShape" and bool(np.isfinite(held).all()))
 
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
-import onnx.helper
-import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.decide.hazards.mask import fills
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.builder import new_node
@@ -201,6 +200,4 @@ def _constants(view: View, value: ValueId, shows: bool, added: bool) -> tuple[Te
         parts["bounded"] = np.where(shown, np.float32(0), np.float32(OUT_OF_REACH))
     elif values is not None:
         parts = {"shown": np.asarray(values == 0), "fill": np.asarray(values.min())}
-    return tuple(
-        onnx.numpy_helper.from_array(part, unused(f"{stem}_{name}", view.names)) for name, part in parts.items()
-    )
+    return tuple(from_array(part, unused(f"{stem}_{name}", view.names)) for name, part in parts.items())

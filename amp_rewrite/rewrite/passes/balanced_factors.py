@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import onnx.numpy_helper
 from onnx import TensorProto
 
 from amp_rewrite.decide.hazards.constants import loses_digits
 from amp_rewrite.decide.hazards.steps import float32_constant
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import only_reader
@@ -136,7 +136,7 @@ def _scaled(view: View, first: _Factor, second: _Factor, shift: int, names: set[
             if array is None:
                 return
             name = claimed(f"{node.input[slot]}_scaled", names)
-            tensors.append(onnx.numpy_helper.from_array(array, name))
+            tensors.append(from_array(array, name))
             node.input[slot] = name
         told = (Finding("scaled", factor.op.name, f"its constant is stored times 2^{slots[0][1]}"),)
         yield Replacement("scaled", (factor.op.id,), factor.op.id, node, tuple(tensors), findings=told)

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.arrays import from_array, to_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import alone
@@ -66,7 +66,7 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
     node.input[1:] = names
     node.output[:] = norm.node.output[:1]
     stored = zip((weight, bias), names, strict=True)
-    tensors = tuple(onnx.numpy_helper.from_array(array.astype(np.float32), name) for array, name in stored)
+    tensors = tuple(from_array(array.astype(np.float32), name) for array, name in stored)
     fusion = Replacement(KIND, (linear.id, norm.id), norm.id, node, tensors)
     return _mismatch(view, linear, norm, fusion, dict(constants)) or fusion
 
@@ -139,7 +139,7 @@ def _mismatch(view: View, linear: Op, norm: Op, fusion: Replacement, read: Array
     and Stability of Numerical Algorithms, 2nd edition, section 3.1). Of large weights the first channels are tried:
     each is computed by itself, and all of them by the same array operations.
     """
-    written = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in fusion.weights}
+    written = {tensor.name: to_array(tensor) for tensor in fusion.weights}
     few = _channels_tried(linear, written[fusion.node.input[1]])
     old, new = (_cut(linear, arrays, few) for arrays in (read, written))
     shape = _input_shape(linear, new[fusion.node.input[1]])

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import onnx.numpy_helper
 from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.op_classes import CASTS, CORRECTLY_ROUNDED, MOVES
@@ -42,7 +42,7 @@ def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
         step = all(known.keys() & set(view.ops[use.op].outputs) for use in view.uses[result])
         if (step and result not in view.yielded) or not _worth(view, op, known):
             continue
-        tensor = onnx.numpy_helper.from_array(known[result])
+        tensor = from_array(known[result])
         node = new_node("Constant", [], op.node.output[0], op.node.name, value=tensor)
         yield Replacement("constant", (op.id,), op.id, node)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 from onnx import TensorProto
-from onnx.numpy_helper import from_array
 
+from amp_rewrite.files.arrays import from_array
 from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import float_attribute, int_attribute

@@ -131,6 +131,8 @@ def _expanded(view: View, op_type: str) -> View | None:
         return View.of(replace(view.model, proto=proto))
     except (RuntimeError, ModelError):
         return None
+    except TypeError:  # onnx below 1.19 inlines functions of models alone
+        return None
 
 
 def _runs_as_body(op: Op, kernels: Kernels) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import onnx.numpy_helper
 
 from amp_rewrite.decide.hazards.constants import outweighs
 from amp_rewrite.errors import Finding
+from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.dataflow import first_input_of, only_reader
@@ -89,7 +89,7 @@ def _split(view: View, op: Op) -> Replacement:
         bias = bias * np.float32(float_attribute(op.node, "beta", 1.0))
     else:
         bias = bias.reshape(-1, *[1] * (len(weight.dims) - 2))
-    stored = onnx.numpy_helper.from_array(bias, unused(f"{op.node.input[2]}_split", view.names))
+    stored = from_array(bias, unused(f"{op.node.input[2]}_split", view.names))
     name = f"{op.node.name}_bias" if op.node.name else ""
     total = new_node("Add", [product.output[0], stored.name], result, name)
     words = "added in float32 behind it"

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 
 import numpy as np
-import onnx.numpy_helper
 from onnx import TensorProto
 
 from amp_rewrite.decide.hazards.position_biases import FILL, ScoredRow, Term, counts_far, scored_rows
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.names import claimed
@@ -62,7 +62,7 @@ class _Store:
         key = (array.tobytes(), array.shape)
         if key not in self.held:
             name = claimed(f"{term.op.node.input[term.slot]}_{word}", self.taken)
-            self.held[key] = onnx.numpy_helper.from_array(array, name)
+            self.held[key] = from_array(array, name)
         return self.held[key]
 
 

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import onnx
 import onnx.helper
-import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.model import scaled
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.rounding import Fit
@@ -243,7 +244,7 @@ class _Emitter:
         if exponent not in self.factors:
             name = claimed(f"shift_by_{exponent}".replace("-", "m"), self.taken)
             array = np.array(math.ldexp(1.0, exponent), np.float32)
-            self.factors[exponent] = onnx.numpy_helper.from_array(array, name)
+            self.factors[exponent] = from_array(array, name)
         return self.factors[exponent]
 
     def _read(

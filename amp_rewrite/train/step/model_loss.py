@@ -15,6 +15,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, initial_random_state
+from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import Array, DynamicLossScale, Gradient
 from amp_rewrite.settings.options import Painting
@@ -88,6 +89,7 @@ class ModelLoss:
         Raises:
             AmpRewriteError: as `training_step` raises it.
         """
+        require("ModelLoss")
         chosen = policy_of(process.policy_of_sessions() if policy is None else policy)
         settings = LossSettings(chosen, parameters, freeze, training_mode, painting)
         graph = loss_graph(model, Model.load(model, folder=folder), loss, settings)

@@ -17,6 +17,7 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
+from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.objective.prediction import Target
@@ -90,6 +91,7 @@ class Trainer:
         threads: int = 0,
         provider_options: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
+        require("Trainer")
         self.step = step
         providers = (CUDA, CPU) if providers is None else tuple(providers)
         if providers[:2] == (CUDA, CPU) and not cuda_opens():

@@ -16,6 +16,7 @@ import numpy as np
 import onnx.helper
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.arrays import dtype_of
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, RandomState
 from amp_rewrite.settings.loss_scale import FLOOR, Array, DynamicLossScale, FixedLossScale, LossScale
@@ -272,7 +273,7 @@ class _Update:
 
     def give(self, path: str, before: str, after: Operand, initial: Array, condition: str | None) -> None:
         """Output the new value, or the old value if the condition is false."""
-        dtype = DType(onnx.helper.np_dtype_to_tensor_dtype(initial.dtype))
+        dtype = dtype_of(initial)
         how = ("Identity", after.name) if condition is None else ("Where", condition, after.name, before)
         output = self.public(f"{NEW}{before}", dtype, initial.shape, *how)
         self.state.append(StateVariable(path, before, output, initial))

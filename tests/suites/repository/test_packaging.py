@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from support.paths import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+HOOK = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]
 WHERE = ("-c", "import pathlib, amp_rewrite; print(pathlib.Path(amp_rewrite.__file__).parent)")
 LISTS = ("-m", "amp_rewrite", "lists", "MatMul")
 
@@ -105,15 +107,48 @@ def test_a_checkout_finds_the_lists_at_its_top(tmp_path: Path) -> None:
     assert "MatMul" in run(sys.executable, *LISTS, **away)
 
 
-@pytest.mark.parametrize("requirement", PYPROJECT["project"]["dependencies"])
+@pytest.mark.parametrize("requirement", [*HOOK["dependencies"], *chain.from_iterable(HOOK["runtime"].values())])
 def test_every_runtime_dependency_states_its_lowest_version(requirement: str) -> None:
     assert re.match(r"[A-Za-z0-9_-]+>=\d+(\.\d+)*(; |$)", requirement)
 
 
 def test_macos_gets_the_onnxruntime_that_exists_there() -> None:
-    needs = PYPROJECT["project"]["dependencies"]
+    needs = HOOK["runtime"]["cuda"]
     marked = {need.split(">=")[0]: need.partition("; ")[2] for need in needs if need.startswith("onnxruntime")}
     assert marked == {
         "onnxruntime-gpu": "sys_platform != 'darwin'",
         "onnxruntime": "sys_platform == 'darwin'",
     }
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    """The files of a wheel without the one that lists the others, which has their digests."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("RECORD")}
+
+
+@pytest.mark.parametrize("runtime", ["cpu", "none"])
+def test_the_builds_for_other_runtimes_differ_in_their_dependencies_alone(
+    wheel: Path, tmp_path: Path, runtime: str
+) -> None:
+    build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
+    # Set below, since `run` passes on no variable of this package.
+    run("env", f"AMP_REWRITE_RUNTIME={runtime}", *build, cwd=ROOT)
+    (built,) = tmp_path.glob("*.whl")
+    mine, default = contents(built), contents(wheel)
+    (metadata,) = {name for name in default if mine[name] != default[name]}
+    assert mine.keys() == default.keys()
+    assert built.name == wheel.name
+    stated, before = (files[metadata].decode().splitlines() for files in (mine, default))
+    needs = [line for line in stated if line.startswith("Requires-Dist: onnxruntime")]
+    assert [line for line in stated if line not in needs] == [
+        line for line in before if not line.startswith("Requires-Dist: onnxruntime")
+    ]
+    assert [need.partition(">")[0] for need in needs] == ["Requires-Dist: onnxruntime"] * (runtime == "cpu")
+
+
+def test_an_unknown_runtime_builds_nothing_and_names_the_others(tmp_path: Path) -> None:
+    build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
+    with pytest.raises(AssertionError, match="AMP_REWRITE_RUNTIME=gpu is not a runtime; use one of cuda, cpu, none"):
+        run("env", "AMP_REWRITE_RUNTIME=gpu", *build, cwd=ROOT)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,205 @@
+"""The installed onnxruntime: the packages that own its folder, faults seen without importing it, and the import.
+
+onnxruntime is one module in many packages (onnxruntime, onnxruntime-gpu, one for each vendor). pip knows of no conflict
+between them: a second one overwrites the files of the first, and removing one takes away files of the other.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from amp_rewrite.errors import MachineError, count, one_line
+
+_MODULE = "onnxruntime"
+_INIT = f"{_MODULE}/__init__.py"
+DEFAULT = "onnxruntime-gpu"
+"""The package that is named where none is installed."""
+_LIBRARY = re.compile(r"\.(so(\.[\d.]+)?|pyd|dll|dylib)$")
+_RELEASE = re.compile(r"\d+(\.\d+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package that owns the module's folder.
+
+    `lost`: files that it installed and that are missing; `replaced`: libraries that are not those that it installed.
+    `init`: its `__init__.py`; None where the package does not say.
+    """
+
+    name: str
+    version: str
+    lost: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    init: Path | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault of the installation, and the line that mends it."""
+
+    fact: str
+    remedy: str
+
+
+def packages(folders: Sequence[str] | None = None) -> tuple[Package, ...]:
+    """Return all installed packages that own the module's folder, those with CUDA first, then by name.
+
+    `folders`: where packages are looked for; None: where Python looks for modules.
+    """
+    found: dict[tuple[str, str], Package] = {}
+    for distribution in metadata.distributions(path=list(sys.path if folders is None else folders)):
+        record = distribution.read_text("RECORD") or ""
+        name = distribution.metadata["Name"]
+        if name and f"\n{_INIT}," in f"\n{record}":  # not one of that name inside another package
+            package = _package(distribution, name.lower().replace("_", "-"), record)
+            found.setdefault((package.name, package.version), package)  # a path may be listed twice
+    return tuple(sorted(found.values(), key=lambda p: (p.name != DEFAULT, "gpu" not in p.name, p.name, p.version)))
+
+
+def _package(distribution: metadata.Distribution, name: str, record: str) -> Package:
+    lost, replaced = [], []
+    for path, _, size in (row for row in csv.reader(record.splitlines()) if len(row) == 3):
+        if not path.startswith(f"{_MODULE}/") or path.endswith(".pyc"):
+            continue
+        file = Path(str(distribution.locate_file(path)))
+        if not file.exists():
+            lost.append(path)
+        elif _LIBRARY.search(path) and size.isdecimal() and file.stat().st_size != int(size):
+            replaced.append(path)
+    init = Path(str(distribution.locate_file(_INIT)))
+    return Package(name, distribution.version, tuple(lost), tuple(replaced), init)
+
+
+def faults(installed: Sequence[Package], origin: str | None) -> Iterator[Fault]:
+    """Yield the faults of packages whose module Python finds at `origin`, the worst first; none that all is missing."""
+    names = list(dict.fromkeys(package.name for package in installed))
+    if len(installed) > 1:
+        listed = " and ".join(map(str, installed))
+        yield Fault(
+            f"{listed} are installed over each other, and one of them is broken by that",
+            f"{uninstall(*sorted(names))}; {install(names[0])}",
+        )
+        return
+    for package in installed:
+        again = install(f"{package.name}=={package.version}", again=True)
+        if package.lost:
+            files = f"{count(len(package.lost), 'file')} of it {'is' if len(package.lost) == 1 else 'are'} missing"
+            yield Fault(f"{package}: {files} ({_some(package.lost)})", again)
+        elif package.replaced:
+            fact = f"{package}: its folder holds another {_some(package.replaced)} than it installed"
+            yield Fault(fact, again)
+        elif origin is not None and package.init is not None and not _same(Path(origin), package.init):
+            fact = f"{package} is installed, and Python finds another module of that name first: {origin}"
+            yield Fault(fact, f"rename {origin}, or take its folder out of PYTHONPATH or start elsewhere")
+        elif (stated := _stated(package.init)) is not None and not _agree(stated, package.version):
+            yield Fault(f"{package}: the module in its folder says that it is {stated}", again)
+
+
+def _some(files: Sequence[str]) -> str:
+    libraries = [Path(file).name for file in files if _LIBRARY.search(file)] or [Path(file).name for file in files]
+    return f"{', '.join(libraries[:2])}{' …' if len(files) > len(libraries[:2]) else ''}"
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _stated(init: Path | None) -> str | None:
+    """Return the version that the module states, without importing it."""
+    try:
+        text = init.read_text("utf-8", "replace") if init is not None else ""
+    except OSError:
+        return None
+    match = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def _agree(one: str, other: str) -> bool:
+    """True for versions of one release: a package may be 1.22.2.post1, and its module 1.22.2."""
+    first, second = _RELEASE.match(one), _RELEASE.match(other)
+    return first is None or second is None or first[0] == second[0]
+
+
+def module_origin() -> str | None:
+    """Return the file of the module that an import finds, or its folder without an `__init__.py`; None without any."""
+    try:
+        spec = find_spec(_MODULE)
+    except (ImportError, ValueError):  # a module that a program made itself
+        return None
+    if spec is None:
+        return None
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), None)
+
+
+def installation_faults() -> tuple[Fault, ...]:
+    """Return the faults of what is installed here, from files alone, the worst first."""
+    installed, origin = packages(), module_origin()
+    found = list(faults(installed, origin))
+    if not installed and origin is not None and not origin.endswith(".py"):
+        found.append(
+            Fault(
+                f"the folder {origin} is left of a package of onnxruntime that was removed",
+                f'python -c "import shutil; shutil.rmtree({origin!r})"; {install(DEFAULT)}',
+            )
+        )
+    return tuple(found)
+
+
+def install(package: str, *, again: bool = False) -> str:
+    """Return the command that installs a package, with the tool that this environment has; `again`: over itself."""
+    tool = "python -m pip install" if find_spec("pip") else "uv pip install"
+    quoted = f"'{package}'" if re.search(r"[<>~! ]", package) else package
+    return f"{tool}{' --force-reinstall --no-deps' if again else ''} {quoted}"
+
+
+def uninstall(*names: str) -> str:
+    """Return the command that removes packages without a question."""
+    return f"{'python -m pip uninstall -y' if find_spec('pip') else 'uv pip uninstall'} {' '.join(names)}"
+
+
+def onnxruntime(feature: str | None = None) -> Any:
+    """Import onnxruntime for a feature and return it.
+
+    Raise MachineError that names the feature, what is missing or broken, and the line that mends it. Errors of the
+    import have any class: a library that does not load, a file that is missing, a module of another package.
+    """
+    try:
+        import onnxruntime as ort
+
+        _ = ort.InferenceSession, ort.SessionOptions, ort.get_available_providers
+    except Exception as cause:
+        fault = _fault_of(cause)
+        what = f"{feature} runs models" if feature else "models run"
+        raise MachineError(f"{what} in onnxruntime, and {fault.fact}; {fault.remedy}") from cause
+    return ort
+
+
+def require(feature: str) -> None:
+    """Raise MachineError, naming the feature, unless onnxruntime can be imported. Call it before long work."""
+    onnxruntime(feature)
+
+
+def _fault_of(cause: Exception) -> Fault:
+    known = installation_faults()
+    if known:
+        return known[0]
+    installed = packages()
+    if not installed and isinstance(cause, ModuleNotFoundError) and cause.name == _MODULE:
+        return Fault("it is not installed", f"{install(DEFAULT)} (or onnxruntime, for the CPU alone)")
+    named = " and ".join(map(str, installed)) or f"the module at {module_origin()}"
+    remedy = install(f"{installed[0].name}=={installed[0].version}", again=True) if installed else install(DEFAULT)
+    return Fault(f"{named} cannot be imported: {type(cause).__name__}: {one_line(cause)[:300]}", remedy)

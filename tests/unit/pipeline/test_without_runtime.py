@@ -1,0 +1,144 @@
+"""Converting, reporting and explaining need no thread, no other process and no onnxruntime, as in a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from amp_rewrite import convert
+from support.paths import ROOT, TESTS
+
+MODELS = ("bert_ts13", "cnn_external_dynamo22", "loop_dynamo21")
+
+# What a browser cannot do is refused as it refuses it, and every attempt is written down.
+BLOCKED = """
+import importlib.abc, os, subprocess, sys, threading, _thread
+
+attempts = []
+
+def refuse(name, error):
+    def refused(*_, **__):
+        attempts.append(name)
+        raise error
+    return refused
+
+threading.Thread.start = refuse("thread", RuntimeError("can't start new thread"))
+_thread.start_new_thread = refuse("thread", RuntimeError("can't start new thread"))
+subprocess.Popen.__init__ = refuse("process", OSError("emscripten does not support processes"))
+for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "execv", "execve"):
+    if hasattr(os, name):
+        setattr(os, name, refuse(name, OSError("emscripten does not support processes")))
+
+class NoRuntime(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "onnxruntime":
+            refuse(name, ModuleNotFoundError(f"No module named {name!r}", name=name))()
+
+sys.meta_path.insert(0, NoRuntime())
+"""
+CONVERTS = """
+import json, pathlib
+import amp_rewrite
+from amp_rewrite.cli import program
+from amp_rewrite.files import store
+
+models, out = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
+for model in map(pathlib.Path, models):
+    for to in ("float16", "bfloat16"):
+        amp_rewrite.convert(model, to=to).save(out / f"{model.stem}.{to}.onnx")
+assert attempts == [], attempts
+
+def command(*words, code=0):
+    try:
+        program.main([str(word) for word in words])
+    except SystemExit as end:
+        assert end.code == code, (words, end.code)
+
+first, low = models[0], out / f"{pathlib.Path(models[0]).stem}.float16.onnx"
+node = amp_rewrite.View.of(amp_rewrite.Model.load(first)).ops[0].name
+command("convert", first, "-o", out / "command.onnx", "--html", out / "page.html", "--check-weights")
+command("report", first)
+command("explain", first, node)
+command("bounds", first)
+command("diff", first, low, code=1)
+command("emulate", low, "-o", out / "twin.onnx")
+command("lists", "MatMul")
+command("rule")
+command("train-step", sys.argv[3], "--loss", "cross_entropy(probability)", "-o", out / "step.onnx")
+assert attempts == [], attempts
+
+# A large model asks for a second thread, and does without.
+store.WORTH_IT = 0
+amp_rewrite.convert(models[0]).save(out / "threadless.onnx")
+assert set(attempts) == {"thread"}, attempts
+attempts.clear()
+
+# What runs a model says so, and what is missing.
+digits = sys.argv[3]
+command("verify", digits, digits, "--random", "--shape", "image=2,1,8,8", "--tolerance", "0.1", code=2)
+assert set(attempts) == {"onnxruntime"}, attempts
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the calls that are blocked are those of POSIX")
+def test_converting_starts_no_thread_and_no_process_and_needs_no_onnxruntime(tmp_path: Path) -> None:
+    models = [str(TESTS / "models" / f"{name}.onnx") for name in MODELS]
+    trained = ROOT / "examples" / "models" / "digits_cnn.onnx"
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED + CONVERTS, json.dumps(models), str(there), str(trained)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "verify runs models in onnxruntime, and" in done.stderr
+    for model in map(Path, models):
+        for to in ("float16", "bfloat16"):
+            convert(model, to=to).save(here / f"{model.stem}.{to}.onnx")
+    for file in here.iterdir():
+        assert (there / file.name).read_bytes() == file.read_bytes(), file.name
+    assert (there / "threadless.onnx").read_bytes() == (here / f"{MODELS[0]}.float16.onnx").read_bytes()
+
+
+PUBLIC = {
+    "verify": "amp_rewrite.verify('m', 'm', 'd', tolerance=1)",
+    "calibrate": "amp_rewrite.calibrate('m', 'd')",
+    "locate": "amp_rewrite.locate('m', 'm', 'd')",
+    "a conversion with data": "amp_rewrite.repair('m', 'd')",
+    "bench": "amp_rewrite.bench(['m'], 'd')",
+    "Session": "amp_rewrite.Session('m')",
+    "Trainer": "amp_rewrite.Trainer(None)",
+    "ModelLoss": "amp_rewrite.train.ModelLoss.of('m', 'loss')",
+}
+
+
+def test_every_feature_that_runs_models_names_itself_and_what_is_missing() -> None:
+    """Before anything else: the models and data that these calls name do not exist."""
+    program = f"""{BLOCKED}
+import amp_rewrite
+for feature, call in {PUBLIC!r}.items():
+    try:
+        eval(call)
+    except amp_rewrite.MachineError as error:
+        assert str(error).startswith(f"{{feature}} runs models in onnxruntime, and "), error
+        assert " install" in str(error), error
+    else:
+        raise AssertionError(feature)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

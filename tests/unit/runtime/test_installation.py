@@ -1,0 +1,147 @@
+"""Faults of an installed onnxruntime: what is said of each, and that no command fails in any other way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from amp_rewrite.runtime.installation import Fault, Package, faults, packages, uninstall
+from support.paths import ROOT
+
+LIBRARY = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
+
+
+def installed(site: Path, name: str, version: str, *, module: str | None = None) -> Path:
+    """Install a made-up package that owns the folder of onnxruntime."""
+    files = {"onnxruntime/__init__.py": f'__version__ = "{module or version}"\n', LIBRARY: f"library of {name}"}
+    for path, text in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text)
+    record = "".join(f"{path},sha256=x,{len(text)}\n" for path, text in files.items())
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "RECORD").write_text(record)
+    return site / "onnxruntime" / "__init__.py"
+
+
+def found(site: Path, origin: Path | None = None) -> list[Fault]:
+    return list(faults(packages([str(site)]), None if origin is None else str(origin)))
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "ort-nightly"])
+def test_a_sound_package_of_any_name_has_no_fault(tmp_path: Path, name: str) -> None:
+    init = installed(tmp_path, name, "1.31.1")
+    assert packages([str(tmp_path)]) == (Package(name, "1.31.1", init=init),)
+    assert found(tmp_path, init) == []
+
+
+def test_a_package_may_have_a_later_build_of_the_release_that_its_module_states(tmp_path: Path) -> None:
+    assert found(tmp_path, installed(tmp_path, "onnxruntime-rocm", "1.22.2.post1", module="1.22.2")) == []
+
+
+def test_a_folder_of_that_name_inside_another_package_is_not_the_module(tmp_path: Path) -> None:
+    info = tmp_path / "onnxscript-0.7.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxscript\nVersion: 0.7.2\n")
+    (info / "RECORD").write_text("onnxscript/onnxruntime/__init__.py,sha256=x,1\n")
+    assert packages([str(tmp_path)]) == ()
+
+
+def test_nothing_installed_is_no_fault_of_what_is_installed(tmp_path: Path) -> None:
+    assert found(tmp_path) == []
+
+
+def test_two_packages_over_each_other_are_removed_and_the_one_with_cuda_installed(tmp_path: Path) -> None:
+    installed(tmp_path, "onnxruntime-openvino", "1.24.1")
+    installed(tmp_path, "onnxruntime-gpu", "1.31.1")
+    (fault,) = found(tmp_path)
+    assert fault.fact.startswith("onnxruntime-gpu 1.31.1 and onnxruntime-openvino 1.24.1 are installed over each other")
+    assert fault.remedy.startswith(uninstall("onnxruntime-gpu", "onnxruntime-openvino"))
+    assert fault.remedy.endswith("install onnxruntime-gpu")
+
+
+def test_a_provider_library_that_is_missing_is_named(tmp_path: Path) -> None:
+    init = installed(tmp_path, "onnxruntime-gpu", "1.31.1")
+    (tmp_path / LIBRARY).unlink()
+    (fault,) = found(tmp_path, init)
+    assert fault.fact == "onnxruntime-gpu 1.31.1: 1 file of it is missing (libonnxruntime_providers_cuda.so)"
+    assert fault.remedy.endswith("install --force-reinstall --no-deps onnxruntime-gpu==1.31.1")
+
+
+def test_a_library_that_another_package_wrote_is_named(tmp_path: Path) -> None:
+    init = installed(tmp_path, "onnxruntime-gpu", "1.31.1")
+    (tmp_path / LIBRARY).write_text("another")
+    (fault,) = found(tmp_path, init)
+    assert fault.fact.endswith(": its folder holds another libonnxruntime_providers_cuda.so than it installed")
+
+
+def test_a_module_of_another_version_than_its_package_is_told(tmp_path: Path) -> None:
+    (fault,) = found(tmp_path, installed(tmp_path, "onnxruntime", "1.31.1", module="1.29.0"))
+    assert fault.fact == "onnxruntime 1.31.1: the module in its folder says that it is 1.29.0"
+
+
+def test_a_module_that_hides_the_installed_one_is_told_with_its_place(tmp_path: Path) -> None:
+    installed(tmp_path, "onnxruntime", "1.31.1")
+    other = tmp_path / "onnxruntime.py"
+    other.write_text("")
+    (fault,) = found(tmp_path, other)
+    assert fault.fact.endswith(f"Python finds another module of that name first: {other}")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all installed packages but those of onnxruntime."""
+    site = tmp_path_factory.mktemp("site")
+    for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for entry in Path(place).iterdir():
+            if not entry.name.startswith("onnxruntime"):
+                (site / entry.name).symlink_to(entry)
+    return site
+
+
+def command(site: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the package with the modules of one folder alone."""
+    program = f"import sys; sys.path[:0] = {[str(site), str(ROOT)]!r}; from amp_rewrite.__main__ import main; main()"
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = (sys.executable, "-S", "-P", "-c", program, *words)
+    return subprocess.run(words, env=kept | extra, capture_output=True, text=True, check=False)
+
+
+BROKEN = {
+    "missing": (None, "it is not installed"),
+    "leftover": ("", "is left of a package of onnxruntime that was removed"),
+    "raises": ("raise OSError('libfoo.so: cannot open')", "cannot be imported: OSError: libfoo.so: cannot open"),
+    "foreign": ("x = 1", "cannot be imported: AttributeError: module 'onnxruntime' has no attribute"),
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the environment is made of links")
+@pytest.mark.parametrize("state", BROKEN)
+def test_a_broken_installation_names_itself_where_models_run_and_still_converts(
+    bare: Path, tmp_path: Path, state: str
+) -> None:
+    text, fact = BROKEN[state]
+    site = tmp_path / "site"
+    site.mkdir()
+    for entry in bare.iterdir():
+        (site / entry.name).symlink_to(entry)
+    if text is not None:
+        (site / "onnxruntime").mkdir()
+    if text:
+        (site / "onnxruntime" / "__init__.py").write_text(text)
+    digits = str(ROOT / "examples" / "models" / "digits_cnn.onnx")
+    if state == "raises":  # an import that is tried would fail most loudly
+        converted = command(site, digits, "-o", str(tmp_path / "low.onnx"))
+        assert converted.returncode == 0, converted.stderr
+    verified = command(site, "verify", digits, digits, "--random", "--shape", "image=1,1,8,8", "--tolerance", "1")
+    assert verified.returncode == 2
+    assert verified.stderr.startswith("error: verify runs models in onnxruntime, and ")
+    assert fact in verified.stderr
+    assert "install onnxruntime" in verified.stderr
+    assert "Traceback" not in verified.stderr
