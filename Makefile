@@ -12,6 +12,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS ?=
 WORKERS ?= 2
 LONG ?= 60
+# The release of onnxruntime's WebGPU provider that the kernel table describes.
+WEBGPU ?= 0.4.0
 # Interpreters with other converters, for `make demo`, `make gpu`: onnxconverter-common; nvidia-modelopt[onnx].
 PEERS ?= $(BIN)/python
 AUTOCAST ?= $(BIN)/python
@@ -23,6 +25,7 @@ SKELETONS ?= build/gpu-skeletons
 # sweeps over models that ask nothing of a version which smaller tests do not ask.
 LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignore=tests/suites/pages/test_examples.py \
 	--ignore=tests/suites/clients --ignore=tests/suites/conformance --ignore=tests/suites/gpu \
+	--ignore=tests/suites/webgpu \
 	--ignore=tests/suites/gate --ignore=tests/suites/hostile/test_hostile_wire.py \
 	--ignore=tests/suites/pages/test_docstring_examples.py --ignore=tests/suites/pages/test_generated_pages.py \
 	--ignore=tests/unit/rewrite/test_emulate_ops.py \
@@ -33,7 +36,7 @@ LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignor
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check conformance clients lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
+.PHONY: help demo test quick check conformance webgpu webgpu-page webgpu-table clients lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -57,6 +60,16 @@ conformance: $(DEV) ## convert and judge every model of the ONNX standard, write
 clients: $(DEV) ## run other tools before and after conversion, update docs/how-to/order-of-tools.md
 	$(PIP) -e '.[clients]' onnxsim
 	PYTHONPATH=tests $(BIN)/python -m suites.clients --workers $(WORKERS) --write docs/how-to/order-of-tools.md $(ARGS)
+
+webgpu: $(DEV) ## prepare a WebGPU device in software, for the tests marked webgpu (Debian; nothing is installed)
+	$(PIP) onnxruntime-ep-webgpu==$(WEBGPU)
+	tools/setup_webgpu.sh build/webgpu
+
+webgpu-page: webgpu ## run float16 on the WebGPU device and write docs/evidence/webgpu.md, in about five minutes
+	PYTHONPATH=tests $(BIN)/python -m suites.webgpu page --write docs/evidence/webgpu.md --results benchmarks/results/webgpu.json
+
+webgpu-table: webgpu ## probe the WebGPU provider and write its kernel table
+	PYTHONPATH=tests $(BIN)/python -m suites.webgpu table --write amp_rewrite/runtime/_tables/webgpu_kernels.json
 
 pictures: $(DEV) ## draw docs/pictures from what commands print
 	$(BIN)/python tools/build_pictures.py
