@@ -34,7 +34,7 @@ from amp_rewrite.runtime.plugins import described, devices, refusals, registered
 from amp_rewrite.runtime.ports import Port, input_ports, output_ports
 from amp_rewrite.runtime.subgraph import check_names, reduced, written_to
 from amp_rewrite.runtime.webgpu import ASSIGNMENT as ASSIGNMENT
-from amp_rewrite.runtime.webgpu import REQUIREMENT, Assignment, absence, assignment
+from amp_rewrite.runtime.webgpu import REQUIREMENT, Assignment, absence, assignment, names_on
 from amp_rewrite.runtime.webgpu import WEBGPU as WEBGPU
 
 if TYPE_CHECKING:
@@ -206,6 +206,10 @@ class Runner:
     def assignment(self) -> Assignment:
         """Return the numbers of nodes by provider and kind of op, for a model opened on the WebGPU provider."""
         return assignment(self.inner)
+
+    def on_cpu(self) -> frozenset[str]:
+        """Return the names of the nodes on the CPU, for a model opened on the WebGPU provider."""
+        return names_on(self.inner, CPU)
 
     def end_profile(self) -> Path:
         """End profiling and return onnxruntime's profile, for a model opened with `profile`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import metadata
 from typing import Any
 
@@ -55,7 +55,7 @@ def op_row(device: Device, case: OpCase) -> Row:
     return {
         "op": case.op_type,
         "case": case.name,
-        "on_device": case.op_type in reply["assignment"].get(WEBGPU, {}) or not reply["assignment"].get(CPU),
+        "on_device": case.op_type in reply["assignment"].get(WEBGPU, {}) or not reply["on_cpu"],
         "device": rms(found, right),
         **{kind: rms(result, right) for kind, result in low.items()},
         "equal": float(np.mean(found == low["float16"].astype(np.float16))),
@@ -96,23 +96,14 @@ def model_row(device: Device, path: Any, target: str, data: tuple[dict[str, np.n
         "low_ops": len(low),
         "device_nodes": sum(counts.get(WEBGPU, {}).values()),
         "cpu_nodes": sum(counts.get(CPU, {}).values()),
-        "cpu_floats": sorted(floats_on_cpu(view, counts.get(CPU, {}))),
+        "cpu_floats": sorted(floats_on_cpu(view, reply["on_cpu"])),
     }
 
 
-def floats_on_cpu(view: View, on_cpu: Any) -> set[str]:
-    """The kinds of ops on the CPU all of whose nodes in the model read or make floats that are no constants.
-
-    onnxruntime puts arithmetic with shapes on the CPU on purpose; a kind that occurs there with integers, too, counts
-    only if the CPU has more of it than the model has with integers.
-    """
-    floats: dict[str, int] = {}
-    whole_: dict[str, int] = {}
-    for op in view.ops:
-        whole_[op.kind] = whole_.get(op.kind, 0) + 1
-        if any((dtype := view.dtype(value)) is not None and dtype.floating for value in op.ports):
-            floats[op.kind] = floats.get(op.kind, 0) + 1
-    return {kind for kind, n in on_cpu.items() if kind in floats and n > whole_[kind] - floats[kind]}
+def floats_on_cpu(view: View, on_cpu: Collection[str]) -> set[str]:
+    """The kinds of ops that read or make floats, of those whose nodes are on the CPU by name."""
+    named = (op for op in view.ops if op.name in on_cpu)
+    return {op.kind for op in named if any((t := view.dtype(value)) is not None and t.floating for value in op.ports)}
 
 
 def case_rows(device: Device) -> Row:

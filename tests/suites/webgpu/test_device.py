@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from statistics import median
 
 import numpy as np
@@ -63,10 +63,10 @@ def test_a_fixture_converted_for_the_device_is_close_to_float32_there(device: De
     proto = whole(amp_rewrite.convert(path, target="webgpu").result)
     reply = device.run(proto, feeds)
     assert error(list(reply["outputs"].values()), expected) <= BOUND
-    assert without_reason(View.of(Model.load(proto)), reply["assignment"].get(CPU, {})) == set()
+    assert without_reason(View.of(Model.load(proto)), reply["on_cpu"]) == set()
 
 
-def without_reason(view: View, on_cpu: Mapping[str, int]) -> set[str]:
+def without_reason(view: View, on_cpu: Collection[str]) -> set[str]:
     """The float ops on the CPU for which the provider's table has a kernel."""
     kernels = kernels_of(Target.WEBGPU)
     assert kernels is not None

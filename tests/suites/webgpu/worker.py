@@ -33,7 +33,8 @@ def answer(data: bytes, feeds: dict[str, Any] | None, provider: str) -> Reply:
         # Without feeds it is about the ops as they stand, of which optimizers would leave some out.
         options = SessionOptions(providers=providers, optimized=feeds is not None)
         runner = Runner.open(Model(onnx.load_from_string(data)), options)
-        reply: Reply = {"assignment": runner.assignment() if provider == WEBGPU else {}}
+        asked = provider == WEBGPU
+        reply: Reply = {"assignment": runner.assignment(), "on_cpu": runner.on_cpu()} if asked else {}
         if feeds is not None:
             reply["outputs"] = runner.run(feeds)
         return reply

@@ -16,7 +16,7 @@ HEAD = '<ir_version: 8, opset_import: ["": 18]>'
 
 def notes(body: str) -> list[str]:
     view = View.of(Model.load(onnx.parser.parse_model(f"{HEAD} g {body}")))
-    return [pin.note for pin in long_sums(view, DType.FLOAT16)]
+    return [pin.note.partition(";")[0] for pin in long_sums(view, DType.FLOAT16)]
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,18 @@ def notes(body: str) -> list[str]:
         ("(float[1,8,9,9] x) => (float[1,8,1,1] y) { y = GlobalAveragePool (x) }", 81),
     ],
 )
-def test_a_sum_of_many_terms_is_pinned_with_their_number(body: str, terms: int) -> None:
-    assert notes(body) == [f"adds up {terms} terms, in float16 on this target"]
+def test_a_sum_is_pinned_with_the_number_of_its_terms(body: str, terms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_rewrite.decide.hazards.long_sums.MOST_TERMS", terms - 1)
+    assert notes(body) == [f"adds up {terms} terms"]
+    monkeypatch.setattr("amp_rewrite.decide.hazards.long_sums.MOST_TERMS", terms)
+    assert notes(body) == []
+
+
+def test_the_longest_sums_are_pinned_until_the_others_have_few_terms_in_all() -> None:
+    body = """(float[4,99] x, float[99,80] a, float[80,60] b, float[60,50] c, float[50,3] d) => (float[4,3] y)
+    { p = MatMul (x, a) q = MatMul (p, b) r = MatMul (q, c) y = MatMul (r, d) }"""
+    assert 50 + 60 <= MOST_TERMS < 50 + 60 + 80
+    assert notes(body) == ["adds up 99 terms", "adds up 80 terms"]
 
 
 @pytest.mark.parametrize(
