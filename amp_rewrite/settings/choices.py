@@ -78,9 +78,9 @@ class Target(_Choice):
     """Runtime of the result, which decides what is legal.
 
     `ORT_CUDA`: onnxruntime's CUDA provider; an op is lowered only if a kernel runs its joint type assignment.
-    `ONNX`: the schema alone decides. `WEBGPU`: onnxruntime's WebGPU provider, by its kernels; its longest sums stay float32.
-    For all others the schema decides, all float types of an op are one, and what the runtime's documentation excludes
-    stays float32 (docs/reference/targets.md).
+    `ONNX`: the schema alone decides. `WEBGPU`: onnxruntime's WebGPU provider, by its kernels; the longest sums stay
+    float32. For all others the schema decides, all float types of an op are one, and what the runtime's documentation
+    excludes stays float32 (docs/reference/targets.md).
 
     A member names the runtime. `parse` also makes targets of one release ("ort-cuda:1.22", "tensorrt:11.2") and of the
     kernels in a file ("registry.json"), which have the same `family`.

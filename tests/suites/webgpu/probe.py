@@ -17,6 +17,8 @@ import onnx
 from onnx import ModelProto, TensorProto
 
 from amp_rewrite.ir.schema import signature
+from amp_rewrite.runtime.kernels import load_kernels
+from amp_rewrite.runtime.registry import table_of
 from amp_rewrite.runtime.runner import WEBGPU
 from amp_rewrite.runtime.webgpu import REQUIREMENT
 from suites.webgpu.worker import Device
@@ -37,28 +39,32 @@ def table(device: Device) -> dict[str, Any]:
     if reason := webgpu.absence():
         raise SystemExit(f"no WebGPU device: {reason}")
     rows = sorted(registrations(), key=lambda row: row[:3])
-    probed = dict(sorted(probes(device, rows)))
-    schemas = tables.schemas_by_op()
-    sets: dict[frozenset[str], int] = {}
-    kernels: dict[str, list[Any]] = {}
+    return assembled(rows, dict(sorted(probes(device, rows))))
+
+
+def assembled(rows: Sequence[Row], probed: Mapping[str, Probes]) -> dict[str, Any]:
+    """The table of these registrations, without float types that the probes refuse."""
+    kernels = []
     for key, first, last, types in rows:
-        resolved = tables.resolved(key, first, last, types, schemas.get(key, {}))
-        taken = [v for version, v in probed.get(key, {}).items() if first <= int(version) <= last]
-        admitted = {name: held(frozenset(allowed), taken) for name, allowed in resolved.items()}
+        domain, _, op_type = key.partition("::")
+        taken = [found for version, found in probed.get(key, {}).items() if first <= int(version) <= last]
+        admitted = {name: sorted(held(frozenset(allowed), taken)) for name, allowed in types.items()}
         if all(admitted.values()):
-            row = {name: sets.setdefault(allowed, len(sets)) for name, allowed in sorted(admitted.items())}
-            kernels.setdefault(key, []).append([first, None if last == tables.OPEN else last, row])
-    return {
+            kernels.append(
+                {"provider": WEBGPU, "domain": domain, "op": op_type, "versions": [first, last], "types": admitted}
+            )
+    runtime = f"{REQUIREMENT} {metadata.version(REQUIREMENT)}"
+    newest = load_kernels()
+    dump = {"runtime": runtime, "opset": newest.opset, "ir": newest.ir, "kernels": kernels}
+    made = table_of(dump, WEBGPU)
+    del made["contrib"]
+    head = {
         "schema": tables.SCHEMA,
-        "runtime": f"{REQUIREMENT} {metadata.version(REQUIREMENT)}",
         "provider": WEBGPU,
-        "source": f"get_registered_ep_kernel_defs of {tables.wheel()}, probed",
+        "source": f"get_registered_ep_kernel_defs of {newest.runtime}, probed",
         "date": datetime.date.today().isoformat(),
-        "aliases": tables.aliases(schemas, kernels),
-        "probed": probed,
-        "sets": [sorted(allowed) for allowed in sets],
-        "kernels": kernels,
     }
+    return {**head, "probed": probed, **made}
 
 
 Row = tuple[str, int, int, Mapping[str, list[str]]]

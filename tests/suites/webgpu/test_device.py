@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import amp_rewrite
-from amp_rewrite.decide.coloring.gate import kernels_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import View
@@ -68,7 +67,7 @@ def test_a_fixture_converted_for_the_device_is_close_to_float32_there(device: De
 
 def without_reason(view: View, on_cpu: Collection[str]) -> set[str]:
     """The float ops on the CPU for which the provider's table has a kernel."""
-    kernels = kernels_of(Target.WEBGPU)
+    kernels = Target.WEBGPU.kernels
     assert kernels is not None
     served = {
         op.kind

@@ -9,7 +9,6 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import PolicyError, convert
-from amp_rewrite.decide.coloring.gate import kernels_of
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.graphs import all_nodes
@@ -63,7 +62,7 @@ def test_the_table_knows_types_and_versions() -> None:
 
 def test_the_refusal_names_the_provider_and_its_release() -> None:
     assert load_webgpu_kernels().refusal("", "IsNaN", 13, {"T1": HALF}) == "no webgpu kernel for IsNaN"
-    assert kernels_of(Target.WEBGPU) is load_webgpu_kernels()
+    assert Target.WEBGPU.kernels is load_webgpu_kernels()
     assert load_webgpu_kernels().runtime.startswith("onnxruntime-ep-webgpu ")
 
 
