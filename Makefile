@@ -62,8 +62,8 @@ clients: $(DEV) ## run other tools before and after conversion, update docs/how-
 	PYTHONPATH=tests $(BIN)/python -m suites.clients --workers $(WORKERS) --write docs/how-to/order-of-tools.md $(ARGS)
 
 webgpu: $(DEV) ## prepare a WebGPU device in software, for the tests marked webgpu (Debian; nothing is installed)
-	$(PIP) onnxruntime-ep-webgpu==$(WEBGPU)
 	tools/setup_webgpu.sh build/webgpu
+	$(PIP) --no-deps --upgrade --target build/webgpu/site onnxruntime-ep-webgpu==$(WEBGPU)
 
 webgpu-page: webgpu ## run float16 on the WebGPU device and write docs/evidence/webgpu.md, in about five minutes
 	PYTHONPATH=tests $(BIN)/python -m suites.webgpu page --write docs/evidence/webgpu.md --results benchmarks/results/webgpu.json

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # setup_webgpu.sh FOLDER: prepare a Vulkan device in software below FOLDER, for onnxruntime's WebGPU provider.
 # Packages of Debian are downloaded and unpacked there; nothing is installed. Writes FOLDER/env.sh, which a shell sources,
-# and FOLDER/device.json, which the tests read. Exits with 1, and a line on stderr, where that cannot be done.
+# and FOLDER/device.json, which the tests read; both expect the plugin of onnxruntime in FOLDER/site. Exits with 1, and a line on stderr, where that cannot be done.
 set -euo pipefail
 
 MESA='25.*' # float16 in shaders; Debian 12 has it in its backports
@@ -45,6 +45,7 @@ printf '{"file_format_version": "1.0.1", "ICD": {"api_version": "1.4.305", "libr
 cat >"$folder/env.sh" <<EOF
 export LD_LIBRARY_PATH=$libraries\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}
 export VK_DRIVER_FILES=$driver ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1
+export PYTHONPATH=$folder/site\${PYTHONPATH:+:\$PYTHONPATH}
 EOF
 # Libraries that a process loads by path if it was started without that environment: those that others need come first.
 loaded=$(LD_LIBRARY_PATH=$libraries ldd "$libraries/libvulkan.so.1" "$libraries/libvulkan_lvp.so" \

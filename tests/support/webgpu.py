@@ -1,10 +1,15 @@
-"""The WebGPU device of the tests: Mesa's software device, where `make webgpu` has prepared it, or a real one."""
+"""The WebGPU device of the tests: Mesa's software device, where `make webgpu` has prepared it, or a real one.
+
+It and the plugin of onnxruntime belong to a process of their own (suites/webgpu/worker.py), so that no other test sees
+a provider that onnxruntime does not bring.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import os
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +26,7 @@ def absence() -> str | None:
     if stated is not None and os.environ.get("VK_DRIVER_FILES", stated["driver"]) == stated["driver"]:
         if not all(Path(library).exists() for library in stated["libraries"] if library):
             return "build/webgpu is not whole; remove it and run make webgpu"
+        sys.path.append(str(DEVICE.with_name("site")))
         for library in filter(None, stated["libraries"]):
             ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         os.environ |= {"VK_DRIVER_FILES": stated["driver"], "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1"}

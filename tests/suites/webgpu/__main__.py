@@ -22,6 +22,8 @@ def main() -> None:
         given.write.write_text(page(json.loads(given.results.read_text("utf-8"))), "utf-8")
         return
     with closing(Device()) as device:
+        if device.absence is not None:
+            raise SystemExit(f"no WebGPU device: {device.absence}")
         if given.step == "table":
             from suites.webgpu.probe import table, tables
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Collection, Iterator
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.hazards import CPU
 from amp_rewrite.runtime.kernels import load_webgpu_kernels
 from amp_rewrite.runtime.runner import WEBGPU
-from amp_rewrite.runtime.webgpu import REQUIREMENT
 from suites.webgpu.models import error, fixtures, rms, whole
 from suites.webgpu.op_cases import CASES, OpCase
 from suites.webgpu.worker import Device
@@ -35,9 +33,8 @@ def measured(device: Device) -> dict[str, Any]:
     return {
         "device": "Mesa's software Vulkan device (lavapipe)",
         "onnxruntime": ort.__version__,
-        "provider": f"{REQUIREMENT} {metadata.version(REQUIREMENT)}",
+        "provider": load_webgpu_kernels().runtime,
         "machine": platform.machine(),
-        "table": load_webgpu_kernels().runtime,
         "ops": [op_row(device, case) for case in CASES],
         "models": list(model_rows(device)),
         "cases": case_rows(device),

@@ -77,17 +77,18 @@ def without_reason(view: View, on_cpu: Collection[str]) -> set[str]:
     return (floats_on_cpu(view, on_cpu) & served) - HOLDS_BODIES - CASTS
 
 
-def test_verify_runs_a_model_converted_for_the_device_on_it(device: Device) -> None:
+@pytest.mark.parametrize(
+    ("emulate", "candidate"), [(None, f"float16 on {WEBGPU}"), (True, f"float16 emulated as on WebGPU on {CPU}")]
+)
+def test_verify_runs_a_model_for_the_device_there_or_emulates_it(
+    device: Device, emulate: bool | None, candidate: str
+) -> None:
     path, feeds = FIXTURES["digits_cnn"]
-    converted = amp_rewrite.convert(path, target="webgpu")
-    verdict = amp_rewrite.verify(path, converted.result, feeds, tolerance=BOUND)
-    assert verdict.ok
-    assert verdict.candidate.as_ == f"float16 on {WEBGPU}"
-    assert verdict.reference.as_ == f"float32 on {CPU}"
+    told = device.ask(("verified", str(path), "webgpu", feeds, emulate))
+    assert told == {"ok": True, "reference": f"float32 on {CPU}", "candidate": candidate}
 
 
-def test_verify_emulates_the_device_when_asked_to(device: Device) -> None:
+def test_a_model_for_another_target_is_not_run_on_the_device(device: Device) -> None:
     path, feeds = FIXTURES["digits_cnn"]
-    converted = amp_rewrite.convert(path, target="webgpu")
-    verdict = amp_rewrite.verify(path, converted.result, feeds, tolerance=BOUND, emulate=True)
-    assert verdict.candidate.as_ == f"float16 emulated as on WebGPU on {CPU}"
+    told = device.ask(("verified", str(path), "ort-cuda", feeds, None))
+    assert WEBGPU not in told["candidate"]

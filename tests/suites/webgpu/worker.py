@@ -7,8 +7,10 @@ from typing import Any
 
 import onnx
 
+import amp_rewrite
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import CPU, WEBGPU, Runner, SessionOptions
+from suites.webgpu.models import BOUND
 from support import webgpu
 from support.child import Child, hush
 
@@ -19,11 +21,12 @@ Reply = dict[str, Any]
 
 
 def serve(connection: Connection, talk: str) -> None:
-    """Answer requests (model as bytes, feeds or None, provider): assignment and outputs, or an error."""
+    """Answer requests: the name of a function below, and its arguments."""
     hush(talk)
     connection.send(webgpu.absence())
     while (request := connection.recv()) is not None:
-        connection.send(answer(*request))
+        function, *arguments = request
+        connection.send({"answer": answer, "verified": verified}[function](*arguments))
 
 
 def answer(data: bytes, feeds: dict[str, Any] | None, provider: str) -> Reply:
@@ -42,17 +45,25 @@ def answer(data: bytes, feeds: dict[str, Any] | None, provider: str) -> Reply:
         return {"error": str(error).splitlines()[0][:300]}
 
 
+def verified(path: str, target: str, feeds: dict[str, Any], emulate: bool | None) -> Reply:
+    """Convert a model for a target, and compare the result as `verify` does."""
+    converted = amp_rewrite.convert(path, target=target)
+    verdict = amp_rewrite.verify(path, converted.result, feeds, tolerance=BOUND, emulate=emulate)
+    return {"ok": verdict.ok, "reference": verdict.reference.as_, "candidate": verdict.candidate.as_}
+
+
 class Device(Child):
-    """The device behind a process of its own."""
+    """The device behind a process of its own. `absence`: why there is none, None if there is one."""
 
     def __init__(self) -> None:
         super().__init__(serve, LIMIT)
+        self.absence: str | None = None
+        self.start()
 
     def ready(self, greeting: Any) -> None:
-        if greeting is not None:
-            raise SystemExit(f"no WebGPU device: {greeting}")
+        self.absence = greeting
 
     def run(self, model: onnx.ModelProto, feeds: dict[str, Any] | None = None, provider: str = WEBGPU) -> Reply:
         """Return assignment and outputs, or an error."""
-        reply: Reply = self.ask((model.SerializeToString(), feeds, provider))
+        reply: Reply = self.ask(("answer", model.SerializeToString(), feeds, provider))
         return reply
