@@ -12,6 +12,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS ?=
 WORKERS ?= 2
 LONG ?= 60
+# The release of onnxruntime's WebGPU provider that the kernel table describes.
+WEBGPU ?= 0.4.0
 # Interpreters with other converters, for `make demo`, `make gpu`: onnxconverter-common; nvidia-modelopt[onnx].
 PEERS ?= $(BIN)/python
 AUTOCAST ?= $(BIN)/python
@@ -25,6 +27,7 @@ LOWER ?=
 # sweeps over models that ask nothing of a version which smaller tests do not ask.
 LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignore=tests/suites/pages/test_examples.py \
 	--ignore=tests/suites/clients --ignore=tests/suites/conformance --ignore=tests/suites/gpu \
+	--ignore=tests/suites/webgpu \
 	--ignore=tests/suites/gate --ignore=tests/suites/hostile/test_hostile_wire.py \
 	--ignore=tests/suites/pages/test_docstring_examples.py --ignore=tests/suites/pages/test_generated_pages.py \
 	--ignore=tests/unit/rewrite/test_emulate_ops.py \
@@ -35,7 +38,7 @@ LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignor
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check conformance clients viewers fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
+.PHONY: help demo test quick check conformance webgpu webgpu-page webgpu-table clients viewers fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -67,6 +70,16 @@ clients: $(DEV) ## run other tools before and after conversion, update docs/how-
 viewers: $(DEV) ## open overlays in Google's Model Explorer, in Chromium
 	$(PIP) -e '.[viewers]' playwright
 	$(BIN)/python -m pytest -n 0 tests/suites/clients/test_model_explorer.py tests/suites/clients/test_model_explorer_page.py
+
+webgpu: $(DEV) ## prepare a WebGPU device in software, for the tests marked webgpu (Debian; nothing is installed)
+	tools/setup_webgpu.sh build/webgpu
+	$(PIP) --no-deps --upgrade --target build/webgpu/site onnxruntime-ep-webgpu==$(WEBGPU)
+
+webgpu-page: webgpu ## run float16 on the WebGPU device and write docs/evidence/webgpu.md, in about five minutes
+	PYTHONPATH=tests $(BIN)/python -m suites.webgpu page --write docs/evidence/webgpu.md --results benchmarks/results/webgpu.json
+
+webgpu-table: webgpu ## probe the WebGPU provider and write its kernel table
+	PYTHONPATH=tests $(BIN)/python -m suites.webgpu table --write amp_rewrite/runtime/_tables/webgpu_kernels.json
 
 pictures: $(DEV) ## draw docs/pictures from what commands print
 	$(BIN)/python tools/build_pictures.py

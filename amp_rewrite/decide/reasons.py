@@ -109,6 +109,7 @@ TINY_PRODUCT = _reason("tiny_product", "in a part of the model whose products su
 QUANTIZED = _reason("quantized", "runs on integers, between DequantizeLinear and QuantizeLinear", Strength.SAFETY)
 PRODUCT = _reason("product", "a product over an axis, which easily exceeds the type", Strength.SAFETY)
 PROVED_OVERFLOW = _reason("proved_overflow", "its values are proved to exceed the type", Strength.SAFETY)
+LONG_SUM = _reason("long_sum", "one of the longest sums, which the target would round at each term", Strength.SAFETY)
 STATISTICS = _reason("statistics", "its statistics do not fit the type", Strength.SAFETY)
 ADDITIVE_MASK = _reason("additive_mask", "adds a mask that would overflow", Strength.SAFETY)
 OVERFLOW = _reason("overflow", "data showed values that the type cannot hold", Strength.PIN)

@@ -12,7 +12,21 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.check import misdeclared
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.ort_errors import NO_KERNEL
-from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Runner, SessionOptions, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, WEBGPU, Runner, SessionOptions, cuda_opens, webgpu_opens
+from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.origin import target_of
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The way in which a model runs: the provider that must open; low ops as float32 ops that round, or as they are.
+
+    `target`: the one that the model was converted for, whose sums the emulation follows.
+    """
+
+    provider: str
+    emulates: bool
+    target: Target | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,18 @@ class Conditions:
         if self.emulate is not None:
             return self.emulate
         return self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_opens()
+
+    def way(self, model: Model) -> Way:
+        """Return the way in which a model runs: one converted for WebGPU on such a device, if there is one here.
+
+        Without the device it is emulated, with sums in float16 as the device has them.
+        """
+        target = target_of(model)
+        if target is not Target.WEBGPU or self.provider is not None:
+            return Way(self.chosen_provider, self.emulates, target)
+        if self.emulate is not True and webgpu_opens():
+            return Way(WEBGPU, emulates=False, target=target)
+        return Way(self.chosen_provider, self.emulate is not False, target)
 
     def feed(self, data: object, model: Model) -> Feed:
         """Return the data as batches for a model."""

@@ -24,6 +24,7 @@ from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.settings.origin import target_of
 
 KEPT = 1 << 30
 """Bytes of the reference's outputs that are cached between trials; the others are recomputed."""
@@ -86,7 +87,7 @@ class Trial:
         return [(widened(batch), self._expected(i, batch)) for i, batch in enumerate(islice(self.feed, most))]
 
     def _emulated(self, model: Model) -> Iterator[tuple[Batch, Outputs]]:
-        runner = Runner.open(emulate(model, io="float32"))
+        runner = Runner.open(emulate(model, io="float32", target=target_of(model)))
         for batch in self.feed:
             yield batch, runner.run(widened(batch))
 

@@ -24,6 +24,7 @@ from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
+from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.keywords import checked
 
 EMULATED = "emulated"
@@ -70,7 +71,8 @@ def verify(
         equal_nan: accept NaN on both sides.
         allow_nonfinite: accept NaN and infinity in the data.
         emulate: run low ops as float32 ops that round; None: unless CUDA opens, since the CPU does not round.
-        provider: the one that must open; None: CUDA where it opens, else the CPU.
+        provider: the one that must open; None: a WebGPU device for a model converted for one, where it opens; else
+            CUDA where it opens, else the CPU.
         depth: also measure the error of each op along the depth, as `locate` does; the page draws it.
         names: those of both models in the verdict.
         progress: called as `progress(done, total)` with batches.
@@ -163,7 +165,8 @@ class _Side:
     def of(cls, source: object, name: str, conditions: Conditions) -> _Side:
         model = Model.load(source)
         spelled = " and ".join(low_types(model))
-        emulates, provider = bool(spelled) and conditions.emulates, conditions.chosen_provider
+        way = conditions.way(model)
+        emulates, provider = bool(spelled) and way.emulates, way.provider
         notes = list(drawing(model, name))
         if provider == CPU and spelled and not emulates:
             notes.append(
@@ -171,9 +174,10 @@ class _Side:
             )
         if emulates:
             check_as_is(model, name, provider)
-            model = opening(emulated(model, io="float32"))
+            model = opening(emulated(model, io="float32", target=way.target))
         runner = open_on(model, name, session_on(provider))
-        how = f"{spelled or 'float32'}{f' {EMULATED}' if emulates else ''} on {runner.provider}"
+        like = f" {EMULATED}{' as on WebGPU' if way.target is Target.WEBGPU else ''}" if emulates else ""
+        how = f"{spelled or 'float32'}{like} on {runner.provider}"
         return cls(Ran(name, how), model, runner, tuple(notes))
 
     @property

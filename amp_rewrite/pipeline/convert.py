@@ -39,6 +39,7 @@ from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, Target
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.options import Options, Request, takes_options
+from amp_rewrite.settings.origin import METADATA_KEY
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
     from amp_rewrite.evidence.guard import Guarded
     from amp_rewrite.evidence.ranges import Ranges
     from amp_rewrite.reports.page.figure import Figure
-
-METADATA_KEY = "amp_rewrite"
-"""Key of the metadata entry of a converted model: version, type, lists and settings."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -333,7 +331,7 @@ def _unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
 
 def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
     """Return findings about operators of ai.onnx that onnxruntime alone knows, for other targets than onnxruntime."""
-    if target.family is Target.ORT_CUDA:
+    if target.family in (Target.ORT_CUDA, Target.WEBGPU):
         return ()
     opset = view.opsets.get("", 1)
     kinds = sorted({op.op_type for op in view.ops if not op.domain})

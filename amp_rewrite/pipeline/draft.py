@@ -163,7 +163,7 @@ def _resolved(
 ) -> tuple[Hazards, tuple[Cluster, ...], Mapping[ValueId, DType]]:
     """Return the hazards of a view, its clusters, and the types that its inputs and outputs get."""
     superseded = (quantized.name,) if rescale else ()
-    hazards = find_hazards(view, request.to, but=superseded) if request.safe else Hazards()
+    hazards = find_hazards(view, request.to, but=superseded, target=request.target.value) if request.safe else Hazards()
     wrong = list(faults(view, request.to, request.target.aim)) if request.safe else []
     if wrong:
         pinned = {pin.op: pin for pin in hazards.pins}

@@ -7,7 +7,7 @@ nothing is rounded any more. See docs/concepts/emulation.md for what that models
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +28,9 @@ from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
 from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.rewrite.sums.site import Recipe
+from amp_rewrite.rewrite.sums.written import Written
+from amp_rewrite.settings.choices import Target, TargetName
 
 _KEPT_EDGES = {
     "numpy": frozenset({DType.FLOAT16}),
@@ -40,7 +43,15 @@ _FLOAT32_IN_TWIN = frozenset({DType.FLOAT, DType.FLOAT16, DType.BFLOAT16})
 _BIASES = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimplifiedLayerNormalization": 3}
 
 
-def emulate(model: ModelSource, *, io: str = "numpy", rounding: bool = True, folder: str | Path | None = None) -> Model:
+def emulate(
+    model: ModelSource,
+    *,
+    io: str = "numpy",
+    rounding: bool = True,
+    accumulate: str | None = None,
+    target: TargetName | Target | None = None,
+    folder: str | Path | None = None,
+) -> Model:
     """Return the model with float32 kernels and honest rounding to float16 and bfloat16, for any float32 runtime.
 
     What is fed in float32 is rounded on entry. Sequences and optionals become float32 always, and their elements are
@@ -52,6 +63,11 @@ def emulate(model: ModelSource, *, io: str = "numpy", rounding: bool = True, fol
     become Identity. With io="float32" no Cast to a low type is left but those of the next paragraph. It is the
     float32 reference of a model that is half already.
 
+    By default an op computes in float32 inside, and its result is rounded once, as CUDA's kernels do. With
+    accumulate="float16" float16 ops add up as the shaders of onnxruntime's WebGPU provider do: products, reductions,
+    norms, softmax and functions round after each step, in the order of that device. An op whose rank or kernel is
+    unknown stays float32 inside.
+
     Ops that no float32 kernel can stand for (of unknown domains, BitCast, ops whose schema has no float32) keep
     their low type between Casts, with and without `rounding`. O(nodes + uses). Low weights that lie in a file stay
     there; those with a pending cast are read.
@@ -60,14 +76,16 @@ def emulate(model: ModelSource, *, io: str = "numpy", rounding: bool = True, fol
         model: as `Model.load` takes it; it is not changed.
         io: inputs and outputs that keep their low type: "numpy" (float16 ones), "same" (all) or "float32" (none).
         rounding: False makes the widened twin.
+        accumulate: the type in which ops of float16 add up inside, "float32" or "float16"; None: that of the target.
+        target: the device, "webgpu" for one that adds up in float16.
         folder: where the external data of a ModelProto lies.
 
     Returns:
         The float32 twin.
 
     Raises:
-        PolicyError: `io` is another word.
-        ModelError: the model is invalid.
+        PolicyError: `io`, `accumulate` or `target` is another word, or the target does not add up so.
+        ModelError: the model is invalid, or its opset is too old to write sums out (below 9).
 
     Example:
         >>> import amp_rewrite
@@ -76,7 +94,22 @@ def emulate(model: ModelSource, *, io: str = "numpy", rounding: bool = True, fol
     """
     if io not in _KEPT_EDGES:
         raise PolicyError(f"unknown io {io!r} for an emulation; use one of {', '.join(_KEPT_EDGES)}")
-    return _twin(Model.load(model, folder=folder), _KEPT_EDGES[io], rounding)
+    sums = device_sums(accumulate, target) if rounding else {}
+    return _twin(Model.load(model, folder=folder), _KEPT_EDGES[io], rounding, sums=sums)
+
+
+def device_sums(accumulate: str | None, target: TargetName | Target | None) -> Mapping[str, Recipe]:
+    """Return the ops that add up in float16 inside. PolicyError for unknown words, and for those that contradict."""
+    device = None if target is None else Target.parse(target)
+    if accumulate not in (None, "float32", "float16"):
+        raise PolicyError(f"unknown value {accumulate!r} for accumulate; use float32 or float16")
+    if accumulate == "float16" and device not in (None, Target.WEBGPU):
+        raise PolicyError(f"{device.value} adds up in float32, not in float16; use target 'webgpu', or leave it out")
+    if accumulate == "float16" or (accumulate is None and device is Target.WEBGPU):
+        from amp_rewrite.rewrite.sums.table import WEBGPU  # late: few emulations write sums out
+
+        return WEBGPU
+    return {}
 
 
 def widened(model: Model, edges: Collection[str] = ()) -> Model:
@@ -84,13 +117,19 @@ def widened(model: Model, edges: Collection[str] = ()) -> Model:
     return _twin(model, _KEPT_EDGES["same"], False, edges)
 
 
-def _twin(source: Model, kept: frozenset[DType], rounding: bool, edges: Collection[str] = ()) -> Model:
+def _twin(
+    source: Model,
+    kept: frozenset[DType],
+    rounding: bool,
+    edges: Collection[str] = (),
+    sums: Mapping[str, Recipe] | None = None,
+) -> Model:
     check_imports(source.proto)
     # A local function may be called with low types here and with others there.
     view = View.of(inlined(source))
     proto = clone(view.model.proto)
     proto.ClearField("training_info")
-    _Twin(view, kept, rounding, edges).graph(proto.graph, view.scopes[MAIN])
+    _Twin(view, kept, rounding, edges, sums or {}).graph(proto.graph, view.scopes[MAIN])
     import_standard(proto)
     return replace(view.model, proto=proto)
 
@@ -98,8 +137,11 @@ def _twin(source: Model, kept: frozenset[DType], rounding: bool, edges: Collecti
 class _Twin:
     """One walk over a copy of the model. `names` is where the float32 twin of a value stands, if elsewhere."""
 
-    def __init__(self, view: View, kept: frozenset[DType], rounding: bool, edges: Collection[str] = ()) -> None:
+    def __init__(
+        self, view: View, kept: frozenset[DType], rounding: bool, edges: Collection[str], sums: Mapping[str, Recipe]
+    ) -> None:
         self.view = view
+        self.written = Written(view, sums) if sums and DType.FLOAT16 in view.low_types else None
         self.rounding = rounding
         self.taken = set(view.names)
         self.opset = view.opsets.get("", FIRST_BFLOAT16_CAST)
@@ -209,6 +251,9 @@ class _Twin:
             yield from self._retargeted(op, node)
         else:
             self._widen(op, node.attribute)
+            if self.written is not None and (made := self.written.out(op, node, self.taken)) is not None:
+                yield from self._named(op, *made)
+                return
             if op.kind in _BIASES and self.rounding and self._low(op.inputs[0]):
                 yield from self._summed(op, node)
             yield from self._computed(op, node)
@@ -232,6 +277,16 @@ class _Twin:
         yield new_node("Constant", [], half, half, value=onnx.helper.make_tensor(half, TensorProto.FLOAT, [], [0.5]))
         yield new_node("Mul", [total, half], halves, halves)
         node.input[0] = node.input[1] = halves
+
+    def _named(self, op: Op, nodes: list[NodeProto], results: list[str]) -> Iterator[NodeProto]:
+        """Yield the nodes of an op that is written out; its results get the names that the twin knows."""
+        yield from nodes
+        for value, result in zip(op.outputs, results, strict=False):
+            if value is None or not result:
+                continue
+            if value in self.kept:
+                yield self._cast(result, self.view.value_name(value), self._low(value) or DType.FLOAT)
+            yield new_node("Identity", [result], self._name(value), self._fresh(f"{self._name(value)}_written"))
 
     def _computed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
         """Yield the node in float32, and each of its low results rounded."""

@@ -110,12 +110,18 @@ def load_kernels(release: str = "") -> Kernels:
     return kernels_of(_row(release or releases()[-1]))
 
 
+@functools.cache
+def load_webgpu_kernels() -> Kernels:
+    """Load the kernel table of the WebGPU provider, of which `python -m suites.webgpu table` probes each row."""
+    return kernels_of(json.loads((_TABLES / "webgpu_kernels.json").read_text(encoding="utf-8")), "webgpu")
+
+
 def releases() -> tuple[str, ...]:
     """Return the releases of onnxruntime-gpu that have a table, oldest first."""
     return tuple(sorted((_release(_newest()["runtime"]), *_history()["releases"]), key=release_number))
 
 
-def kernels_of(table: Mapping[str, Any]) -> Kernels:
+def kernels_of(table: Mapping[str, Any], provider: str = "cuda") -> Kernels:
     """Return the kernels of a table as the files hold it (docs/reference/tables.md)."""
     sets = [frozenset(allowed) for allowed in table["sets"]]
     registrations = {
@@ -126,8 +132,8 @@ def kernels_of(table: Mapping[str, Any]) -> Kernels:
         for key, rows in table["kernels"].items()
     }
     aliases = {key: dict(pairs) for key, pairs in table["aliases"].items()}
-    limits = (table["opset"], table["ir"])
-    return Kernels(table["runtime"], "cuda", registrations, aliases, *limits, contrib=table["contrib"])
+    limits = (table.get("opset"), table.get("ir"))
+    return Kernels(table["runtime"], provider, registrations, aliases, *limits, contrib=table.get("contrib"))
 
 
 @functools.cache

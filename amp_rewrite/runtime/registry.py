@@ -35,10 +35,10 @@ Schemas = Mapping[str, Mapping[int, Formals]]
 """The versions of each operator by "domain::Op"."""
 
 
-def table_of(dump: Mapping[str, Any]) -> Json:
-    """Return the kernel table of a dump's CUDA provider (docs/reference/tables.md); PolicyError for another file."""
+def table_of(dump: Mapping[str, Any], provider: str = CUDA) -> Json:
+    """Return the kernel table of a dump's provider (docs/reference/tables.md); PolicyError for another file."""
     try:
-        return _table(dump)
+        return _table(dump, provider)
     except (KeyError, TypeError, ValueError, AttributeError) as cause:
         raise PolicyError(
             f"not a dump of a kernel registry ({type(cause).__name__}: {cause}); write one with"
@@ -46,11 +46,11 @@ def table_of(dump: Mapping[str, Any]) -> Json:
         ) from cause
 
 
-def _table(dump: Mapping[str, Any]) -> Json:
+def _table(dump: Mapping[str, Any], provider: str) -> Json:
     schemas = _schemas(dump.get("schemas") or ())
     rows: dict[tuple[str, int, int, tuple[str, ...]], list[Product]] = {}
     for kernel in dump["kernels"]:
-        if kernel["provider"] != CUDA or kernel["domain"] not in DOMAINS:
+        if kernel["provider"] != provider or kernel["domain"] not in DOMAINS:
             continue
         key = f"{kernel['domain']}::{kernel['op']}"
         first, last = kernel["versions"]
@@ -65,7 +65,9 @@ def _table(dump: Mapping[str, Any]) -> Json:
             row = [first, None if last == OPEN else last, dict(zip(names, indices, strict=True))]
             kernels.setdefault(key, []).append(row)
     if not kernels:
-        raise PolicyError(f"{dump['runtime']} has no kernel of the {CUDA}; dump the registry of onnxruntime-gpu")
+        raise PolicyError(
+            f"{dump['runtime']} has no kernel of the {provider}; dump the registry of an onnxruntime with it"
+        )
     return {
         "runtime": dump["runtime"],
         "opset": dump.get("opset"),

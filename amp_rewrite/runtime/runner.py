@@ -35,6 +35,9 @@ from amp_rewrite.runtime.plugins import described, device_of, devices, refusals,
 from amp_rewrite.runtime.ports import Port, input_ports, output_ports
 from amp_rewrite.runtime.registry import schema_row
 from amp_rewrite.runtime.subgraph import check_names, reduced, written_to
+from amp_rewrite.runtime.webgpu import ASSIGNMENT as ASSIGNMENT
+from amp_rewrite.runtime.webgpu import REQUIREMENT, Assignment, absence, assignment, names_on
+from amp_rewrite.runtime.webgpu import WEBGPU as WEBGPU
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -202,6 +205,14 @@ class Runner:
         """Device of the model's inputs and outputs, from the opened provider."""
         return ("cuda", device) if self.provider in (CUDA, TENSORRT) else ("cpu", 0)
 
+    def assignment(self) -> Assignment:
+        """Return the numbers of nodes by provider and kind of op, for a model opened on the WebGPU provider."""
+        return assignment(self.inner)
+
+    def on_cpu(self) -> frozenset[str]:
+        """Return the names of the nodes on the CPU, for a model opened on the WebGPU provider."""
+        return names_on(self.inner, CPU)
+
     def end_profile(self) -> Path:
         """End profiling and return onnxruntime's profile, for a model opened with `profile`."""
         return Path(self.inner.end_profiling())
@@ -218,6 +229,30 @@ def cuda_opens() -> bool:
         return Runner.open(Model(probe), SessionOptions(providers=(CUDA, CPU))).provider == CUDA
     except (ModelError, PolicyError):
         return False
+
+
+@cache
+def webgpu_opens() -> bool:
+    """True if a float16 model can be opened on a WebGPU device here, of which onnxruntime's plugin must know."""
+    return webgpu_absence() is None
+
+
+@cache
+def webgpu_absence() -> str | None:
+    """Return the reason why no float16 model opens on a WebGPU device here; None if one does."""
+    import onnx.parser
+    import onnxruntime as ort
+
+    if (reason := absence(ort)) is not None:
+        return reason
+    header = '<ir_version: 8, opset_import: ["" : 13]>'
+    probe = onnx.parser.parse_model(f"{header} probe (float16[2] x) => (float16[2] y) {{ y = Neg(x) }}")
+    try:
+        runner = Runner.open(Model(probe), SessionOptions(providers=(WEBGPU, CPU)))
+        runner.run({"x": np.zeros(2, np.float16)})
+    except ModelError as error:
+        return f"the WebGPU device does not run float16: {error}"
+    return None if WEBGPU in runner.assignment() else "the WebGPU device does not take float16"
 
 
 def has_provider(name: str) -> bool:
@@ -271,6 +306,17 @@ def probe() -> dict[str, Any]:
             for plugin in registered(ort)
         ],
     }
+
+
+def probe_webgpu() -> dict[str, Any]:
+    """Describe the WebGPU provider as JSON: its release, None without one, and the reason why it does not open."""
+    from importlib import metadata
+
+    try:
+        release = metadata.version(REQUIREMENT)
+    except metadata.PackageNotFoundError:
+        release = None
+    return {"release": release, "absence": webgpu_absence()}
 
 
 def kernel_registry() -> dict[str, Any]:
@@ -369,6 +415,8 @@ def _opened(
             if {CUDA, TENSORRT}.intersection(by_provider):
                 _preload_once()
             if plugged is not None:
+                if first == WEBGPU:
+                    settings.add_session_config_entry(ASSIGNMENT, "1")
                 settings.add_provider_for_devices([plugged], by_provider[first])
                 return ort.InferenceSession(given, settings, disabled_optimizers=avoided or None, enable_fallback=0)
             return ort.InferenceSession(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Words of the choices, for static checkers and completion.
 LevelName = Literal["default", "tensor-cores-only", "treat-gray-as-deny", "unsafe-force-all", "lower-all"]
-TargetName = Literal["ort-cuda", "onnx", "tensorrt", "directml", "openvino", "coreml", "qnn"]
+TargetName = Literal["ort-cuda", "onnx", "tensorrt", "directml", "openvino", "coreml", "qnn", "webgpu"]
 TargetRelease = Literal[
     "ort-cuda:1.20",
     "ort-cuda:1.21",
@@ -98,8 +98,9 @@ class Target(_Choice):
     """Runtime of the result, which decides what is legal.
 
     `ORT_CUDA`: onnxruntime's CUDA provider; an op is lowered only if a kernel runs its joint type assignment.
-    `ONNX`: the schema alone decides. For all others the schema decides, all float types of an op are one, and what the
-    runtime's documentation excludes stays float32 (docs/reference/targets.md).
+    `ONNX`: the schema alone decides. `WEBGPU`: onnxruntime's WebGPU provider, by its kernels; the longest sums stay
+    float32. For all others the schema decides, all float types of an op are one, and what the runtime's documentation
+    excludes stays float32 (docs/reference/targets.md).
 
     A member names the runtime. `parse` also makes targets of one release ("ort-cuda:1.22", "tensorrt:11.2") and of the
     kernels in a file ("registry.json"), which have the same `family`.
@@ -112,6 +113,7 @@ class Target(_Choice):
     OPENVINO = "openvino"
     COREML = "coreml"
     QNN = "qnn"
+    WEBGPU = "webgpu"
 
     _release: str
     _read: Kernels | None
@@ -188,11 +190,13 @@ class Target(_Choice):
     @property
     def kernels(self) -> Kernels | None:
         """The kernel table of the target; None for a runtime whose kernels are not known."""
-        if self.family is not Target.ORT_CUDA:
+        if self.family not in (Target.ORT_CUDA, Target.WEBGPU):
             return None
-        from amp_rewrite.runtime.kernels import load_kernels  # late: not every command converts
+        from amp_rewrite.runtime.kernels import load_kernels, load_webgpu_kernels  # late: not every command converts
         from amp_rewrite.runtime.releases import known_release
 
+        if self.family is Target.WEBGPU:
+            return load_webgpu_kernels()
         return self._read or load_kernels(known_release(self.release) if self.release else "")
 
     @property
@@ -208,7 +212,7 @@ class Target(_Choice):
         from amp_rewrite.runtime.hazards import CPU, CUDA, DIRECTML, ONNXRUNTIME, TENSORRT, Aim  # late: as above
 
         family, kernels = self.family, self.kernels
-        if kernels is not None:
+        if kernels is not None and family is not Target.WEBGPU:
             return Aim(ONNXRUNTIME, kernels.runtime.rpartition(" ")[2])
         runtime = {Target.TENSORRT: TENSORRT, Target.DIRECTML: DIRECTML}.get(family)
         return Aim(ONNXRUNTIME, providers=(None, CPU)) if runtime is None else Aim(runtime, self.release, (None, CUDA))

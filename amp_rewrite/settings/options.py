@@ -165,6 +165,8 @@ def _runnable(fuse: Fuse, values: Values) -> Fuse:
 
 def _served(target: Target, values: Values) -> Target:
     """Return the target, of the installed onnxruntime if it states no release; PolicyError for a type that it lacks."""
+    if target is Target.WEBGPU and values["to"] is DType.BFLOAT16:
+        raise PolicyError("target 'webgpu' has no bfloat16: WebGPU's shaders know float32 and float16; use float16")
     limits = target.limits
     if limits is not None and values["to"] not in limits.low:
         known = " and ".join(sorted(dtype.spelling for dtype in limits.low))
@@ -219,12 +221,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="target",
         group=ADVANCED,
-        metavar="ort-cuda[:RELEASE]|onnx|tensorrt[:RELEASE]|directml|openvino|coreml|qnn|FILE",
+        metavar="ort-cuda[:RELEASE]|onnx|tensorrt[:RELEASE]|directml|openvino|coreml|qnn|webgpu|FILE",
         help="Runtime of the result.  [default: ort-cuda]",
         doc='the runtime of the result: "ort-cuda" (or "cuda", "gpu"; "ort-cuda:1.22" for a release of onnxruntime, by'
         ' default the installed one), "onnx", "tensorrt" (or "trt", "tensorrt:11.2"), "directml", "openvino", "coreml",'
-        ' "qnn", or a file of kernels that `amp-rewrite doctor --dump-kernels` wrote; see [targets](targets.md)'
-        " (`Target`)",
+        ' "qnn", "webgpu", or a file of kernels that `amp-rewrite doctor --dump-kernels` wrote; see'
+        " [targets](targets.md) (`Target`)",
         default="ort-cuda",
         parse=Target.parse,
         combine=_served,

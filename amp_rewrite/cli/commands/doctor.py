@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.runtime.roofline import ROOFS
+from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.policy import low_type
+
+if TYPE_CHECKING:
+    from amp_rewrite.deploy.doctor.checkup import Checkup
 
 _DIGITS = 19  # of the largest dimension that there is
 _ASKED = (
     click.argument("model", type=parameters.MODEL, required=False),
     parameters.option("--to", "float16|bfloat16|POLICY", "The low type.", default="float16", show_default=True),
+    parameters.option("--target", "NAME", "Look at the WebGPU provider in place of CUDA.", choices=("webgpu",)),
     parameters.option(
         "--gpu", "NAME", "Estimate speed for this GPU, such as H200.  [default: the one here]", choices=tuple(ROOFS)
     ),
@@ -32,6 +38,7 @@ _ASKED = (
 def doctor(
     model: Path | None,
     to: str,
+    target: str | None,
     gpu: str | None,
     dimension: tuple[str, ...],
     opens: bool,
@@ -51,16 +58,26 @@ def doctor(
         raise click.UsageError("--dump-kernels only writes a file; leave out MODEL and --json")
     if opens and (model is None or sizes or gpu):
         raise click.UsageError("--open only opens a model; name one, and leave out other options but --json")
-    from amp_rewrite.deploy.doctor.checkup import doctor, opening
+    from amp_rewrite.deploy.doctor.checkup import opening
     from amp_rewrite.deploy.doctor.isolated import write_kernels
 
     if dump_kernels is not None:
         kernels = write_kernels(dump_kernels)
         terminal.talk(f"wrote {kernels} kernels to {dump_kernels}", quiet=False)
         return 0
-    checkup = opening(model) if opens and model else doctor(model, to=low_type(to), gpu=gpu, dimensions=sizes)
+    checkup = opening(model) if opens and model else _checked(model, to, target, gpu, sizes)
     terminal.show(checkup.to_json() if as_json else checkup.text())
     return 0 if checkup.well else FINDING
+
+
+def _checked(model: Path | None, to: str, target: str | None, gpu: str | None, sizes: dict[str, int]) -> Checkup:
+    from amp_rewrite.deploy.doctor.checkup import doctor
+
+    if target is not None and (gpu or sizes):
+        raise click.UsageError("--gpu and --dimension are about CUDA; leave them out, or --target")
+    return doctor(
+        model, to=low_type(to), target=None if target is None else Target.parse(target), gpu=gpu, dimensions=sizes
+    )
 
 
 def _sizes(words: tuple[str, ...]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import beside
@@ -17,6 +18,18 @@ _TWIN = (
         default="numpy",
         show_default=True,
     ),
+    parameters.option(
+        "--target",
+        "NAME",
+        "Device to follow: webgpu adds up in float16.  [default: float32 sums]",
+        type=parameters.Choice(["ort-cuda", "onnx", "tensorrt", "webgpu"]),
+    ),
+    parameters.option(
+        "--accumulate",
+        "float32|float16",
+        "Type in which ops of float16 add up inside.  [default: that of the target]",
+        type=parameters.Choice(["float32", "float16"]),
+    ),
     parameters.flag("--no-rounding", "Round nothing: the float32 reference of a model that is half."),
     *parameters.SAVING,
     parameters.quiet("errors"),
@@ -24,7 +37,7 @@ _TWIN = (
 
 
 @parameters.command(parameters.model, *_TWIN)
-def emulate(model: Path, output: Path | None, io: str, no_rounding: bool, quiet: bool, **saving: bool | None) -> None:
+def emulate(model: Path, output: Path | None, no_rounding: bool, quiet: bool, **given: Any) -> None:
     """Write MODEL in float32, rounded as half precision would be.
 
     It shows on any machine what half precision does to the numbers: onnxruntime's CPU provider computes most of
@@ -34,13 +47,13 @@ def emulate(model: Path, output: Path | None, io: str, no_rounding: bool, quiet:
     from amp_rewrite.files.store import check_target
     from amp_rewrite.rewrite.emulate import emulate
 
-    overwrite = bool(saving["overwrite"])
+    overwrite, external = bool(given.pop("overwrite")), given.pop("external_data")
     output = output or beside(model, "widened.onnx" if no_rounding else "emulated.onnx")
     check_target(output, overwrite, read=model)  # before the work, not after it
     with terminal.progress(model.name, quiet=quiet) as progress:
         source = Model.load(model)
-        twin = emulate(source, io=io, rounding=not no_rounding)
-        twin.save(output, overwrite=overwrite, external_data=saving["external_data"], progress=progress)
+        twin = emulate(source, rounding=not no_rounding, **given)
+        twin.save(output, overwrite=overwrite, external_data=external, progress=progress)
     if twin.proto.graph == source.proto.graph:
         terminal.talk(f"nothing to emulate: {model.name} holds no float16 and no bfloat16", quiet=quiet)
     terminal.talk(f"wrote {output}", quiet=quiet)

@@ -19,7 +19,9 @@ _RUNNING = (
     parameters.option("--only", "OUTPUT", "Compare this output alone; repeatable.", DATA, multiple=True),
     parameters.flag("--equal-nan", "NaN on both sides is equal.", DATA),
     parameters.option("--emulate/--no-emulate", None, _EMULATION, default=None),
-    parameters.option("--provider", "NAME", "Provider that must run both.  [default: CUDA or CPU]"),
+    parameters.option(
+        "--provider", "NAME", "Provider that must run both.  [default: CUDA, CPU, or that of the model's target]"
+    ),
     parameters.flag("--depth", "Also follow the errors along the depth, as locate does; --html draws them."),
 )
 

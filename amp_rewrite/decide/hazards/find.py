@@ -16,6 +16,7 @@ from amp_rewrite.decide.hazards.distance import distance
 from amp_rewrite.decide.hazards.exemptions import benign
 from amp_rewrite.decide.hazards.integers import accumulators, element_counts, index_taint, shape_taint
 from amp_rewrite.decide.hazards.logarithm import logarithm
+from amp_rewrite.decide.hazards.long_sums import long_sums
 from amp_rewrite.decide.hazards.mask import additive_mask, constant_range, saturated
 from amp_rewrite.decide.hazards.position_biases import position_bias
 from amp_rewrite.decide.hazards.products import products
@@ -70,7 +71,9 @@ PINNING: tuple[Rule[[View, DType], Iterator[Pin]], ...] = (
     position_bias,
 )
 """The rules that pin ops to float32. If several pin one op, the first gives the reason."""
-RULES: tuple[Rule[..., Any], ...] = (*PINNING, cluster, saturated)
+ON_TARGET: tuple[Rule[[View, DType], Iterator[Pin]], ...] = (long_sums,)
+"""The rules that pin ops for one target alone, after the others."""
+RULES: tuple[Rule[..., Any], ...] = (*PINNING, *ON_TARGET, cluster, saturated)
 """The rules that read the model alone, by reason or by finding."""
 
 
@@ -94,10 +97,14 @@ class Hazards:
     guarded: bool = False
 
 
-def find_hazards(view: View, to: DType, *, but: Collection[str] = ()) -> Hazards:
-    """Run every safety rule on a model, `but` some that pin ops. O(nodes + uses); reads each float32 constant once."""
+def find_hazards(view: View, to: DType, *, but: Collection[str] = (), target: str = "") -> Hazards:
+    """Run every safety rule on a model, `but` some that pin ops. O(nodes + uses); reads each float32 constant once.
+
+    `target`: the name of the runtime, for rules that hold for one alone.
+    """
     pins: dict[OpId, Pin] = {}
-    for pinning in (pinning for pinning in PINNING if pinning.name not in but):
+    own = (pinning for pinning in ON_TARGET if pinning.target == target)
+    for pinning in (*(pinning for pinning in PINNING if pinning.name not in but), *own):
         for pin in pinning(view, to):
             pins.setdefault(pin.op, pin)
     saturate, findings = saturated(view, to)

@@ -48,7 +48,7 @@ class Rule(Record, Generic[P, R]):
     """A safety rule, documented by the docstring of its function.
 
     `reason`: the id of its pins in `decide/reasons.py`, or the kind of its findings. `aliases`: earlier names of the
-    rule, and names of rules that it subsumes.
+    rule, and names of rules that it subsumes. `target`: the only target for which it runs; "" for all.
     """
 
     folder = "decide/hazards/models"
@@ -56,6 +56,7 @@ class Rule(Record, Generic[P, R]):
     promise: str
     function: Callable[P, R]
     aliases: tuple[str, ...] = ()
+    target: str = ""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the rule."""
@@ -71,7 +72,7 @@ class Rule(Record, Generic[P, R]):
 
 
 def rule(
-    reason: str, promise: str, *, name: str = "", aliases: tuple[str, ...] = ()
+    reason: str, promise: str, *, name: str = "", aliases: tuple[str, ...] = (), target: str = ""
 ) -> Callable[[Callable[P, R]], Rule[P, R]]:
     """Make a function a rule; its name is its reason, unless another rule with this reason has that name."""
-    return lambda function: Rule(name or reason, reason, promise, function, aliases)
+    return lambda function: Rule(name or reason, reason, promise, function, aliases, target)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amp_rewrite.decide.reasons import LONG_SUM
 from amp_rewrite.deploy.doctor.advice import (
     ALIGNED,
     LARGEST,
@@ -23,7 +24,7 @@ from amp_rewrite.deploy.doctor.advice import (
     on_cpu,
     with_dimensions,
 )
-from amp_rewrite.deploy.doctor.isolated import Asked, asked, machine_asked, opened, runtimes
+from amp_rewrite.deploy.doctor.isolated import Asked, asked, machine_asked, opened, runtimes, webgpu_asked
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files.model import Model, ModelSource
@@ -31,6 +32,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.render import blocks, count, shortened, size
 from amp_rewrite.reports.result import Result
+from amp_rewrite.reports.rows import Totals
 from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
 from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
 from amp_rewrite.runtime.installation import (
@@ -42,9 +44,11 @@ from amp_rewrite.runtime.installation import (
     installation_faults,
     uninstall,
 )
-from amp_rewrite.runtime.kernels import Kernels, load_kernels
+from amp_rewrite.runtime.kernels import Kernels, load_kernels, load_webgpu_kernels
 from amp_rewrite.runtime.releases import known_release
 from amp_rewrite.runtime.roofline import COMMON, ROOFS, Roof, roof_of
+from amp_rewrite.runtime.webgpu import REQUIREMENT
+from amp_rewrite.settings.choices import Target, TargetName
 from amp_rewrite.settings.policy import LowType, low_type
 
 if TYPE_CHECKING:
@@ -120,6 +124,7 @@ def doctor(
     model: ModelSource | None = None,
     *,
     to: LowType = "float16",
+    target: TargetName | Target | None = None,
     gpu: str | None = None,
     dimensions: Mapping[str, int] | None = None,
     load: Loader | None = None,
@@ -134,6 +139,7 @@ def doctor(
     Args:
         model: as `convert` takes it.
         to: the low type, as `convert` takes it.
+        target: "webgpu" looks at the WebGPU provider in place of CUDA; None: CUDA.
         gpu: a GPU whose speed is estimated instead of the one here.
         dimensions: sizes of the model's free dimensions by name ("?": all without one); 1 for others.
         load: replaces the loader of libraries.
@@ -154,6 +160,9 @@ def doctor(
     low = low_type(to)
     if gpu is not None and gpu not in ROOFS:
         raise PolicyError(f"no data sheet of a GPU {gpu!r} is known here; use one of {', '.join(ROOFS)}")
+    if target is not None and Target.parse(target) is Target.WEBGPU:
+        own = _on_webgpu(Model.load(model), low) if model is not None else ()
+        return Checkup((*_webgpu((ask or webgpu_asked)()), *own))
     machine = machine_asked() if load is None else hardware(load)
     checks = list(_machine(machine, low, load or ctypes.CDLL, (ask or asked)(), installed))
     if model is not None and not machine.gpus:  # the model is for another machine
@@ -207,6 +216,37 @@ def _machine(
         yield Check("provider", FINDING, "CUDAExecutionProvider does not open: models run on the CPU")
     yield from _plugins(told)
     yield _table(packages, _kernels(packages))
+
+
+def _webgpu(told: Asked) -> Iterator[Check]:
+    """Check the WebGPU provider, which comes as a plugin of onnxruntime."""
+    kernels = load_webgpu_kernels()
+    if "failure" in told:
+        yield Check("provider", FINDING, told["failure"], "install onnxruntime and its plugin anew")
+        return
+    absence = told["absence"]
+    if absence is None:
+        yield Check("provider", OK, "WebGpuExecutionProvider opens, and takes float16")
+    else:
+        fact, _, remedy = absence.partition("; ")
+        yield Check("provider", FINDING, f"WebGpuExecutionProvider does not open: {fact}", remedy)
+    installed = f"{REQUIREMENT} {told['release']}"
+    if told["release"] is None or installed == kernels.runtime:
+        yield Check("kernels", OK, f"the kernel table is that of {kernels.runtime}")
+    else:
+        fact = f"the kernel table is that of {kernels.runtime}, and {installed} is installed: its kernels may differ"
+        yield Check("kernels", FINDING, fact, f"python -m pip install '{kernels.runtime.replace(' ', '==')}'")
+
+
+def _on_webgpu(source: Model, low: DType) -> Iterator[Check]:
+    """Check a model as it is converted for WebGPU: ops in the low type, long sums, ops on the CPU."""
+    converted = convert(source, to=low, target=Target.WEBGPU)
+    yield _lowered(converted.report.totals, low)
+    long = [row.name for row in converted.report.rows if row.rule == LONG_SUM]
+    if long:
+        fact = f"{count(len(long), 'op')} in float32, since the device adds up in float16 ({shortened(long)})"
+        yield Check("sums", ADVICE, fact, "`--lower PATTERN` lowers them all the same; verify the result on the device")
+    yield from _fallen(View.of(converted.result), load_webgpu_kernels())
 
 
 def _gpus(machine: Hardware, low: DType) -> Iterator[Check]:
@@ -316,15 +356,9 @@ def _model(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str,
         if not 0 < number <= LARGEST:
             raise PolicyError(f"dimension {name!r} cannot be {number}; give a number from 1 to {LARGEST}")
     converted = convert(source, to=low)
-    totals = converted.report.totals
     view = View.of(converted.result)
-    if not totals.compute_ops:
-        yield Check("model", ADVICE, "no op in it gains from a low type")
-    else:
-        fact = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')} in {low.spelling}"
-        state = OK if totals.compute_lowered == totals.compute_ops else ADVICE
-        yield Check("model", state, fact, "" if state == OK else "`amp-rewrite convert` says why for each")
-    yield from _fallen(view)
+    yield _lowered(converted.report.totals, low)
+    yield from _fallen(view, _kernels(runtimes()))
     if kinds := Counter(op.kind for op in view.ops if op.signature is None):
         described = f"{count(kinds.total(), 'op')} that no schema here describes ({shortened(list(kinds))})"
         remedy = "a runtime without that op does not open the model"
@@ -333,9 +367,17 @@ def _model(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str,
     yield _estimate(converted.result, low, roofs, sizes, free)
 
 
-def _fallen(view: View) -> Iterator[Check]:
+def _lowered(totals: Totals, low: DType) -> Check:
+    if not totals.compute_ops:
+        return Check("model", ADVICE, "no op in it gains from a low type")
+    fact = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')} in {low.spelling}"
+    state = OK if totals.compute_lowered == totals.compute_ops else ADVICE
+    return Check("model", state, fact, "" if state == OK else "`amp-rewrite convert` says why for each")
+
+
+def _fallen(view: View, kernels: Kernels) -> Iterator[Check]:
     """Return one finding per reason."""
-    by_reason = on_cpu(view, _kernels(runtimes()))
+    by_reason = on_cpu(view, kernels)
     for (why, opset), names in by_reason.items():
         fact = f"{why}: {count(len(names), 'op')} would run on the CPU ({shortened(names)})"
         way = f"at opset {opset} there is one" if opset else "it has none at any opset: spell it out in other ops"

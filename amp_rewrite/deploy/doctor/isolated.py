@@ -70,6 +70,11 @@ def write_kernels(file: Path) -> int:
     return len(answer["kernels"])
 
 
+def webgpu_asked() -> Asked:
+    """Ask the WebGPU provider in a process of its own; `{"failure": …}` if that fails."""
+    return _answer("runner", "probe_webgpu", "the WebGPU provider")
+
+
 def opened(model: Path, provider: str, skip: Sequence[str] = ()) -> str | None:
     """Open a model file in another process, without the optimizers in `skip`; return how that fails, None if it opens.
 

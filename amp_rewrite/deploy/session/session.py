@@ -30,7 +30,17 @@ from amp_rewrite.reports.report import Report
 from amp_rewrite.runtime.gpu import Hardware, hardware, libraries, refusal
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import input_ports
-from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Given, Runner, SessionOptions, cuda_opens, cuda_release
+from amp_rewrite.runtime.runner import (
+    CPU,
+    CUDA,
+    TENSORRT,
+    WEBGPU,
+    Given,
+    Runner,
+    SessionOptions,
+    cuda_opens,
+    cuda_release,
+)
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.options import Request
 from amp_rewrite.settings.policy import Policy, low_type
@@ -48,6 +58,7 @@ _TARGETS = {
     "OpenVINOExecutionProvider": Target.OPENVINO,
     "CoreMLExecutionProvider": Target.COREML,
     "QNNExecutionProvider": Target.QNN,
+    WEBGPU: Target.WEBGPU,
 }
 _ON_GPU = (CUDA, TENSORRT)
 

@@ -36,7 +36,7 @@ from amp_rewrite.rewrite.passes.score_constants import shrink_score_constants
 from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
-from amp_rewrite.settings.choices import Fuse, Quantized, Target
+from amp_rewrite.settings.choices import AUTO_OPSET, Fuse, Quantized, Target
 from amp_rewrite.settings.io_rules import io_types, rules_of
 from amp_rewrite.settings.options import Request
 from amp_rewrite.settings.selectors import overrides
@@ -102,10 +102,11 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     """Return the view at its opset, with functions inlined if painting gains by it, CastLike and masks spelled out."""
     view, local = inline_functions(view, low=bool(request.keep))
     moves: tuple[Finding, ...] = ()
-    if request.opset is not None:
+    opset = AUTO_OPSET if request.opset is None and request.target is Target.WEBGPU else request.opset
+    if opset is not None:
         from amp_rewrite.rewrite.opset import at_opset  # late: only a model that is moved pays for it
 
-        view, moves = at_opset(view, request.opset, request.to, request.target, fusing=request.fuse is not Fuse.NONE)
+        view, moves = at_opset(view, opset, request.to, request.target, fusing=request.fuse is not Fuse.NONE)
     view, standard = inline_schema_functions(view, request.lists, request.to, request.target)
     spelled: list[Finding] = []
     for passes in _SPELLING if request.safe else _SPELLING[:1]:
@@ -194,9 +195,9 @@ def _objection(to: DType, target: Target, named: Collection[_Key], view: View, f
         return f"a pattern names {view.ops[chosen[0]].name}"
     if fusion.kind == ATTENTION and target.family is Target.TENSORRT:
         return "TensorRT fuses attention from its parts, so it stays written out"
-    if fusion.kind == GROUP_NORM and target.family is not Target.ORT_CUDA:
-        return "the target may have a kernel for it"
     kernels = target.kernels
+    if fusion.kind == GROUP_NORM and kernels is None:
+        return "the target may have a kernel for it"
     if kernels is None or fusion.kind in ("constant", "batch_normalization"):
         return None
     node = fusion.node

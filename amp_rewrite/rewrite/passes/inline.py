@@ -101,11 +101,11 @@ def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Targe
     whose body holds no denied op, which would bring the Casts inside instead of sparing them.
     """
     kernels = target.kernels
-    if kernels is None:
-        return view, ()
-    candidates = [op for op in view.ops if _runs_as_body(op, kernels)]
+    candidates = [op for op in view.ops if _runs_as_body(op, kernels)] if kernels is not None else []
     if not candidates:
         return view, ()
+    if target is Target.WEBGPU:
+        return _opened(view, sorted({op.op_type for op in candidates if _floats(view, op)}))
     coloring = paint(view, lists, to, PaintOptions(target=Target.ONNX))
     lowered = [op for op in candidates if (decision := coloring.of(op.id)) is not None and decision.dtype is to]
     note = "no CUDA kernel, so the runtime runs its function body; inlined, each op of that gets a type of its own"
@@ -116,6 +116,22 @@ def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Targe
             view = expanded
             findings.append(Finding("inlined", name, note))
     return view, tuple(findings)
+
+
+def _opened(view: View, names: Sequence[str]) -> tuple[View, tuple[Finding, ...]]:
+    """Return a view without ops of these types, which the runtime would leave to the CPU whole."""
+    findings = []
+    for name in names:
+        expanded = _expanded(view, name)
+        if expanded is not None:
+            view = expanded
+            note = "no WebGPU kernel, and the CPU has one; inlined, the ops of its function body run on the device"
+            findings.append(Finding("inlined", name, note))
+    return view, tuple(findings)
+
+
+def _floats(view: View, op: Op) -> bool:
+    return any((dtype := view.dtype(value)) is not None and dtype.floating for value in op.ports)
 
 
 def _expanded(view: View, op_type: str) -> View | None:

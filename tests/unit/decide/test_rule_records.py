@@ -24,10 +24,10 @@ FIXTURES = (
 named = pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
 
 
-def report_of(text: str) -> Report:
+def report_of(text: str, target: str = "") -> Report:
     model = onnx.parser.parse_model(text)
     onnx.checker.check_model(model, full_check=True)
-    return convert(model).report
+    return convert(model, target=target or None).report
 
 
 def speaks(rule: Rule[Any], report: Report) -> bool:
@@ -44,8 +44,8 @@ def test_a_rule_has_its_promise_and_something_under_each_heading(rule: Rule[Any]
 
 @named
 def test_a_rule_speaks_of_its_model_and_not_of_the_nearest_one(rule: Rule[Any]) -> None:
-    assert speaks(rule, report_of(rule.model("hit")))
-    assert not speaks(rule, report_of(rule.model("near")))
+    assert speaks(rule, report_of(rule.model("hit"), rule.target))
+    assert not speaks(rule, report_of(rule.model("near"), rule.target))
 
 
 def test_every_model_beside_the_rules_belongs_to_one() -> None:

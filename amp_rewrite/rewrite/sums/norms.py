@@ -1,0 +1,85 @@
+"""Norms: statistics in float32, then each step on the values in the low type."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from amp_rewrite.rewrite.sums.site import LowBuilder, Site
+
+
+def layer_norm(b: LowBuilder, site: Site) -> list[str] | None:
+    """LayerNormalization; mean and inverse deviation come in float32."""
+    return _normalized(b, site, site.input(0), (site.input(1), site.input(2)), centered=True)
+
+
+def rms_norm(b: LowBuilder, site: Site) -> list[str] | None:
+    """RMSNormalization, and SimplifiedLayerNormalization of onnxruntime."""
+    return _normalized(b, site, site.input(0), (site.input(1), ""), centered=False)
+
+
+def skip_layer_norm(b: LowBuilder, site: Site) -> list[str] | None:
+    """SkipLayerNormalization: the sum is rounded before it is normalized."""
+    return _of_sum(b, site, site.input(4), (site.input(2), site.input(3)), centered=True)
+
+
+def skip_rms_norm(b: LowBuilder, site: Site) -> list[str] | None:
+    """SkipSimplifiedLayerNormalization."""
+    return _of_sum(b, site, site.input(3), (site.input(2), ""), centered=False)
+
+
+def _of_sum(b: LowBuilder, site: Site, bias: str, affine: tuple[str, str], *, centered: bool) -> list[str] | None:
+    total = b.low("Add", site.input(0), site.input(1))
+    if bias:
+        total = b.low("Add", total, bias)
+    made = _normalized(b, site, total, affine, centered=centered)
+    return None if made is None else [*made, *[""] * (3 - len(made)), total]
+
+
+def _normalized(b: LowBuilder, site: Site, x: str, affine: tuple[str, str], *, centered: bool) -> list[str] | None:
+    shape = site.shape(0)
+    if shape is None:
+        return None
+    skip = site.op.domain == "com.microsoft"
+    axes = list(range((-1 if skip else site.attribute("axis", -1)) % len(shape), len(shape)))
+    epsilon = b.constant(np.array(site.attribute("epsilon", 1e-12 if skip else 1e-5), np.float32))
+    variance = b.reduce("ReduceMean", b.op("Mul", x, x), axes, keepdims=True)
+    value, mean = x, ""
+    if centered:
+        mean = b.reduce("ReduceMean", x, axes, keepdims=True)
+        variance = b.op("Sub", variance, b.op("Mul", mean, mean))
+        value = b.low("Sub", x, b.rounded(mean))
+    inverse = b.op("Reciprocal", b.op("Sqrt", b.op("Add", variance, epsilon)))
+    value = b.low("Mul", b.low("Mul", value, b.rounded(inverse)), affine[0])
+    if affine[1]:
+        value = b.low("Add", value, affine[1])
+    return [value, mean, inverse] if centered else [value, inverse]
+
+
+def instance_norm(b: LowBuilder, site: Site) -> list[str] | None:
+    """InstanceNormalization: a factor and a summand for each channel, made in float32 and rounded."""
+    shape = site.shape(0)
+    if shape is None or len(shape) < 3:
+        return None
+    x, scale, bias = (site.input(slot) for slot in range(3))
+    axes, wide = list(range(2, len(shape))), [1, -1, *[1] * (len(shape) - 2)]
+    mean = b.reduce("ReduceMean", x, axes, keepdims=True)
+    square = b.reduce("ReduceMean", b.op("Mul", x, x), axes, keepdims=True)
+    epsilon = b.constant(np.array(site.attribute("epsilon", 1e-5), np.float32))
+    variance = b.op("Add", b.op("Sub", square, b.op("Mul", mean, mean)), epsilon)
+    factor = b.op("Div", b.shaped(scale, wide), b.op("Sqrt", variance))
+    summand = b.op("Sub", b.shaped(bias, wide), b.op("Mul", mean, factor))
+    return [b.low("Add", b.low("Mul", x, b.rounded(factor)), b.rounded(summand))]
+
+
+def batch_norm(b: LowBuilder, site: Site) -> list[str] | None:
+    """BatchNormalization, each step in the low type."""
+    shape = site.shape(0)
+    if shape is None or site.attribute("training_mode", 0) or len(site.node.output) > 1:
+        return None
+    x, scale, bias, mean, variance = (
+        site.input(0),
+        *[b.shaped(site.input(slot), [1, -1, *[1] * (len(shape) - 2)]) for slot in range(1, 5)],
+    )
+    sum_ = b.low("Add", variance, b.number(site.attribute("epsilon", 1e-5)))
+    inverse = b.low("Reciprocal", b.low("Sqrt", sum_))
+    return [b.low("Add", b.low("Mul", b.low("Mul", b.low("Sub", x, mean), inverse), scale), bias)]

@@ -1,0 +1,128 @@
+"""The place of one low op in a twin: its inputs there, and what is known of their shapes and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx.helper
+from onnx import NodeProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.builder import Builder, declared
+from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.shapes.onnx_shapes import Shape
+from amp_rewrite.ir.view import Op
+
+
+class LowBuilder(Builder):
+    """A builder of float32 nodes whose arithmetic rounds each result to a low type."""
+
+    def __init__(self, taken: set[str], *, opset: int, region: str, dtype: DType) -> None:
+        super().__init__(taken, opset=opset, region=region)
+        self.low_type = dtype
+
+    def rounded(self, x: str) -> str:
+        """Append Casts to the low type and back."""
+        return self.op("Cast", self.op("Cast", x, to=self.low_type.code), to=DType.FLOAT.code)
+
+    def low(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        """Append an op and round its result."""
+        return self.rounded(self.op(op_type, *inputs, **attributes))
+
+    def number(self, value: float) -> str:
+        """Return a constant that holds the value as the low type does."""
+        with np.errstate(over="ignore"):
+            return self.constant(np.array(value, self.low_type.numpy).astype(np.float32))
+
+    def shaped(self, x: str, dims: Sequence[int]) -> str:
+        """Append a Reshape in which 0 copies the dimension of the input, and -1 takes what is left."""
+        return self.op("Reshape", x, self.ints(dims))
+
+    def zeros_like(self, x: str, fill: float = 0.0) -> str:
+        """Return a tensor of one value in the shape of another."""
+        return self.full(self.op("Shape", x), fill, DType.FLOAT)
+
+    def picked(self, x: str, first: int, count: int, axis: int) -> str:
+        """Return `count` neighbors along an axis, from `first` on."""
+        return self.op("Gather", x, self.ints(range(first, first + count)), axis=axis)
+
+    def scan(self, states: Sequence[str], parts: Sequence[tuple[str, int]], step: Step, rank: int) -> list[str]:
+        """Append a Scan over slices of `parts`, each a value and the axis along which it is cut.
+
+        `step` gets a builder of the body, the states and the slices; it returns the next states, all of one rank, and
+        behind them values of that rank, of which the Scan stacks those of all steps along axis 0.
+        """
+        inner = LowBuilder(self._taken, opset=self.opset, region=f"{self._region}/step", dtype=self.low_type)
+        names = [inner.fresh(f"{inner._region}/in") for _ in (*states, *parts)]
+        results = step(inner, names[: len(states)], names[len(states) :])
+        for slot, result in enumerate(results):  # an output of a body is made in it, and once
+            results[slot] = inner.fresh(f"{inner._region}/out")
+            inner.name(result, results[slot])
+        read = [declared(name, DType.FLOAT, None) for name in names]
+        made = [declared(name, DType.FLOAT, [None] * rank) for name in results]  # onnxruntime wants the rank
+        body = onnx.helper.make_graph(inner.nodes, "step", read, made)
+        inputs = (*states, *(name for name, _ in parts))
+        axes = [axis for _, axis in parts]
+        return list(
+            self.ops("Scan", *inputs, results=len(results), body=body, num_scan_inputs=len(parts), scan_input_axes=axes)
+        )
+
+
+Step = Callable[[LowBuilder, list[str], list[str]], list[str]]
+"""One step of a Scan: from states and slices to the next states and stacked values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A low op: its node with the float32 inputs of the twin, the shapes and constant values of those."""
+
+    op: Op
+    node: NodeProto
+    shapes: tuple[Shape | None, ...]
+    values: tuple[Array | None, ...] = field(repr=False)
+
+    @property
+    def inputs(self) -> list[str]:
+        return list(self.node.input)
+
+    def input(self, slot: int) -> str:
+        """Return the name of an input, "" if it is absent."""
+        return self.node.input[slot] if slot < len(self.node.input) else ""
+
+    def shape(self, slot: int) -> Shape | None:
+        return self.shapes[slot] if slot < len(self.shapes) else None
+
+    def ranks(self, *slots: int) -> list[int] | None:
+        """Return the ranks of inputs; None if one is unknown."""
+        shapes = [self.shape(slot) for slot in slots]
+        return None if None in shapes else [len(shape) for shape in shapes if shape is not None]
+
+    def static(self, slot: int) -> tuple[int, ...] | None:
+        """Return the shape of an input, all dimensions of which are numbers; None for another one."""
+        shape = self.shape(slot)
+        return None if shape is None or None in shape else tuple(d for d in shape if d is not None)
+
+    def value(self, slot: int) -> Array | None:
+        """Return the constant that an input holds."""
+        return self.values[slot] if slot < len(self.values) else None
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """Return an attribute of the node."""
+        found = attribute(self.node, name)
+        return default if found is None else onnx.helper.get_attribute_value(found)
+
+    def attributes(self, *dropped: str) -> dict[str, Any]:
+        """Return the node's attributes but some, as keywords."""
+        return {a.name: onnx.helper.get_attribute_value(a) for a in self.node.attribute if a.name not in dropped}
+
+    def plain(self, b: LowBuilder) -> str:
+        """Append the op as it is, in float32; return its first result, whose shape is that of the op's."""
+        return b.like(self.node, self.inputs)[0]
+
+
+Recipe = Callable[[LowBuilder, Site], "list[str] | None"]
+"""Nodes of one op as a device computes it: its outputs, each of values of the low type; None if shapes are unknown."""

@@ -1,0 +1,159 @@
+"""The measurement behind docs/evidence/webgpu.md: each op, each model and each conformance case on the device."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+import amp_rewrite
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.hazards import CPU
+from amp_rewrite.runtime.kernels import load_webgpu_kernels
+from amp_rewrite.runtime.runner import WEBGPU
+from suites.webgpu.models import error, fixtures, rms, whole
+from suites.webgpu.op_cases import CASES, OpCase
+from suites.webgpu.worker import Device
+from support import one_op
+from support.child import Lost
+
+Row = dict[str, Any]
+
+
+def measured(device: Device) -> dict[str, Any]:
+    """All numbers of the page."""
+    return {
+        "device": "Mesa's software Vulkan device (lavapipe)",
+        "onnxruntime": ort.__version__,
+        "provider": load_webgpu_kernels().runtime,
+        "machine": platform.machine(),
+        "ops": [op_row(device, case) for case in CASES],
+        "models": list(model_rows(device)),
+        "cases": case_rows(device),
+    }
+
+
+def op_row(device: Device, case: OpCase) -> Row:
+    """The RMS error of an op on the device, beside those of the emulations with sums in float32 and in float16."""
+    feeds = case.feeds()
+    wide = {name: array.astype(np.float32) for name, array in feeds.items()}
+    reply = device.run(case.model(), feeds)
+    right = device.run(case.widened(), wide, CPU)["outputs"]["y"]
+    found = reply["outputs"]["y"]
+    low = {kind: _emulated(device, case, wide, kind) for kind in ("float32", "float16")}
+    return {
+        "op": case.op_type,
+        "case": case.name,
+        "on_device": case.op_type in reply["assignment"].get(WEBGPU, {}) or not reply["on_cpu"],
+        "device": rms(found, right),
+        **{kind: rms(result, right) for kind, result in low.items()},
+        "equal": float(np.mean(found == low["float16"].astype(np.float16))),
+    }
+
+
+def _emulated(device: Device, case: OpCase, feeds: dict[str, np.ndarray], accumulate: str) -> np.ndarray:
+    twin = whole(emulate(case.model(), io="float32", accumulate=accumulate))
+    result: np.ndarray = device.run(twin, feeds, CPU)["outputs"]["y"]
+    return result
+
+
+def model_rows(device: Device) -> Iterator[Row]:
+    """Each model, converted for CUDA and for the device: its error there, the emulation's, and floats on the CPU."""
+    for name, path, feeds in fixtures():
+        source = whole(Model.load(path))
+        right = list(device.run(source, feeds, CPU)["outputs"].values())
+        for target in ("ort-cuda", "webgpu"):
+            yield {"model": name, "target": target, **model_row(device, path, target, (feeds, right))}
+
+
+def model_row(device: Device, path: Any, target: str, data: tuple[dict[str, np.ndarray], list[np.ndarray]]) -> Row:
+    """One conversion of a model on the device."""
+    feeds, right = data
+    converted = amp_rewrite.convert(path, target=target)
+    proto = whole(converted.result)
+    reply = device.run(proto, feeds)
+    if "error" in reply:
+        return {"error": reply["error"]}
+    row: Row = {"device": error(list(reply["outputs"].values()), right)}
+    for kind in ("float32", "float16"):
+        twin = whole(emulate(proto, io="float32", accumulate=kind))
+        row[kind] = error(list(device.run(twin, feeds, CPU)["outputs"].values()), right)
+    view = View.of(Model.load(proto))
+    low = [op for op in view.ops if op.outputs and view.dtype(op.outputs[0]) is DType.FLOAT16 and op.kind != "Cast"]
+    counts = reply["assignment"]
+    return row | {
+        "low_ops": len(low),
+        "device_nodes": sum(counts.get(WEBGPU, {}).values()),
+        "cpu_nodes": sum(counts.get(CPU, {}).values()),
+        "cpu_floats": sorted(floats_on_cpu(view, reply["on_cpu"])),
+    }
+
+
+def floats_on_cpu(view: View, on_cpu: Collection[str]) -> set[str]:
+    """The kinds of ops that read or make floats, of those whose nodes are on the CPU by name."""
+    named = (op for op in view.ops if op.name in on_cpu)
+    return {op.kind for op in named if any((t := view.dtype(value)) is not None and t.floating for value in op.ports)}
+
+
+def case_rows(device: Device) -> Row:
+    """The cases of onnx's node tests in float16 on the device: agreement with its emulation, for each op."""
+    steps: dict[str, list[float]] = {}
+    aside: dict[str, str] = {}
+    for case in one_op.cases():
+        try:
+            made = one_op.lowered(case, DType.FLOAT16)
+        except ModelError:  # an operator of a newer opset than onnxruntime's
+            continue
+        if made is None:
+            continue
+        model, names = made
+        feeds = one_op.fed(case, names, DType.FLOAT16, 1.0)
+        try:
+            reply = device.run(model, feeds)
+            if not reply.get("assignment", {}).get(WEBGPU):
+                reply, model = _older(device, model, feeds) or (reply, model)
+        except Lost as lost:
+            aside[case.op_type] = f"{lost.verdict}: {lost.note}"
+            continue
+        if "error" in reply:
+            aside.setdefault(case.op_type, reply["error"])
+        elif not reply["assignment"].get(WEBGPU):
+            aside.setdefault(case.op_type, "runs on the CPU")
+        else:
+            distance = _apart(device, model, feeds, list(reply["outputs"].values()))
+            steps.setdefault(case.op_type, []).append(distance)
+    return {"steps": {op: max(found) for op, found in sorted(steps.items())}, "aside": dict(sorted(aside.items()))}
+
+
+_SERVED = 21
+"""The newest opset before the one at which the provider's kernels no longer follow many operators."""
+
+
+def _older(device: Device, model: onnx.ModelProto, feeds: dict[str, object]) -> tuple[Row, onnx.ModelProto] | None:
+    """The reply to the case at an older opset, and the model; None if that does not run on the device either."""
+    older = onnx.ModelProto()
+    older.CopyFrom(model)
+    older.opset_import[0].version, older.ir_version = _SERVED, 10
+    reply = device.run(older, feeds)
+    return (reply, older) if reply.get("assignment", {}).get(WEBGPU) else None
+
+
+def _apart(device: Device, model: onnx.ModelProto, feeds: dict[str, object], found: list[Any]) -> float:
+    try:
+        twin = whole(emulate(model, io="float32", accumulate="float16"))
+    except ModelError:
+        return float("nan")
+    wide = {name: one_op.widened(value) for name, value in feeds.items()}
+    reply = device.run(twin, wide, CPU)
+    if "error" in reply:
+        return float("nan")
+    expected = [one_op.widened(value) for value in reply["outputs"].values()]
+    return one_op.apart([one_op.widened(value) for value in found], expected, DType.FLOAT16, scaled=True)

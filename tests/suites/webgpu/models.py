@@ -1,0 +1,61 @@
+"""The models that run on the device: the exported fixtures and the shipped ones, with their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto
+
+from amp_rewrite.files.model import Model
+from support.paths import ROOT, TESTS
+
+BOUND = 4e-3
+"""The largest error of a fixture that was converted for the device, of the largest float32 value."""
+_DIGITS = ROOT / "examples" / "models"
+
+Feeds = dict[str, np.ndarray]
+
+
+def fixtures() -> Iterator[tuple[str, Path, Feeds]]:
+    """Name, file and inputs of each model."""
+    with np.load(_DIGITS / "digits_test.npz") as stored:
+        images = stored["x"][:8]
+    for path in sorted(_DIGITS.glob("*.onnx")):
+        yield path.stem, path, {"image": images}
+    for path in sorted((TESTS / "models").glob("*.onnx")):
+        with np.load(path.with_suffix(".npz")) as stored:
+            feeds = {key.removeprefix("input/"): stored[key] for key in stored.files if key.startswith("input/")}
+        yield path.stem, path, feeds
+
+
+def whole(model: Model) -> ModelProto:
+    """A model in memory, its weights too."""
+    proto: ModelProto = model.to_proto()
+    return onnx.load_from_string(proto.SerializeToString())
+
+
+def error(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """The largest difference of a float output, of its largest float32 value; infinite where one side alone is so."""
+    return max((_error(f, e) for f, e in zip(found, expected, strict=True) if e.dtype.kind == "f"), default=0.0)
+
+
+def _error(found: np.ndarray, expected: np.ndarray) -> float:
+    if found.size == 0:
+        return 0.0
+    with np.errstate(all="ignore"):
+        wide, right = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+        held = np.isfinite(right)
+        if not np.array_equal(np.isfinite(wide), held):
+            return float("inf")
+        gap = np.max(np.abs(wide - right), where=held, initial=0.0)
+        return float(gap / max(np.max(np.abs(right), where=held, initial=0.0), 1e-30))
+
+
+def rms(found: np.ndarray, expected: np.ndarray) -> float:
+    """The root of the mean squared difference, over what is finite on both sides."""
+    wide, right = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    held = np.isfinite(wide) & np.isfinite(right)
+    return float(np.sqrt(np.mean((wide - right)[held] ** 2))) if held.any() else 0.0

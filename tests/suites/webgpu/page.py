@@ -1,0 +1,123 @@
+"""docs/evidence/webgpu.md, from the numbers of a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from textwrap import fill
+from typing import Any
+
+from suites.webgpu.models import BOUND
+
+Numbers = dict[str, Any]
+_EXACT_STEPS = 1.0
+
+
+def page(numbers: Numbers) -> str:
+    """The whole page; the same numbers give the same text."""
+    return "\n\n".join(_sections(numbers)) + "\n"
+
+
+def ratios(numbers: Numbers, kind: str) -> list[float]:
+    """The emulation's error of the device's, for each op; 1 where both are exact."""
+    return [row[kind] / row["device"] if row["device"] else 1.0 for row in numbers["ops"]]
+
+
+def _sections(numbers: Numbers) -> Iterator[str]:
+    yield "# Float16 on a WebGPU device"
+    yield _text(
+        f"`make webgpu-page` runs float16 on {numbers['device']}, by {numbers['provider']} with onnxruntime "
+        f"{numbers['onnxruntime']} on {numbers['machine']}, and writes this page and "
+        "[its numbers](../../benchmarks/results/webgpu.json). The device is software: it says what float16 does to "
+        "numbers, not how fast it is. The shaders are those that run on every WebGPU device without subgroup matrices, "
+        "but a driver may round functions such as `exp` in another way."
+    )
+    yield "## Each op"
+    low, wide = ratios(numbers, "float16"), ratios(numbers, "float32")
+    equal = sum(row["equal"] == 1 for row in numbers["ops"])
+    yield _text(
+        "RMS error of the result, of normal inputs rounded to float16, against float32. *float32 sums* is what "
+        '`emulate` predicts by default, as for CUDA, *float16 sums* what `emulate(model, target="webgpu")` predicts; '
+        "both as parts of the device's error. *Equal*: the share of results that the latter predicts to the bit. The "
+        "shapes are those of `tests/suites/webgpu/op_cases.py`, fixed before they were run. With float16 sums the "
+        f"median ratio is {median(low):.2f}, from {min(low):.2f} to {max(low):.2f}, and {equal} of {len(low)} cases "
+        f"are equal in every bit; with float32 sums it is {median(wide):.2f}, from {min(wide):.2f} on."
+    )
+    yield _table(
+        ("op and shapes", "device", "float32 sums", "float16 sums", "equal"),
+        [
+            (row["case"], f"{row['device']:.1e}", f"{a:.2f}", f"{b:.2f}", f"{row['equal']:.0%}")
+            for row, a, b in zip(numbers["ops"], wide, low, strict=True)
+        ],
+    )
+    yield "## Each model"
+    rows = [row for row in numbers["models"] if "error" not in row]
+    ours = [row for row in rows if row["target"] == "webgpu"]
+    worst = max(ours, key=lambda row: row["device"])
+    before = max((row for row in rows if row["target"] == "ort-cuda"), key=lambda row: row["device"])
+    yield _text(
+        "Largest error of an output on the device, of the output's largest float32 value, and what both emulations "
+        "predict; for the conversion for CUDA and for `--target webgpu`. *Low* counts ops in float16. For webgpu the "
+        f"worst is {worst['model']} at {worst['device']:.1e} (the bound of the tests is {BOUND:g}); for CUDA it is "
+        f"{before['model']} at {before['device']:.1e}."
+    )
+    yield _table(
+        (
+            "model",
+            "target",
+            "device",
+            "float32 sums",
+            "float16 sums",
+            "low",
+            "nodes on device / CPU",
+            "floats on the CPU",
+        ),
+        [_model(row) for row in numbers["models"]],
+    )
+    yield _text(
+        "The provider leaves shapes and other small integers to the CPU. The last column names ops on the CPU that "
+        "handle floats: those have no WebGPU kernel at their version (the table below), or hold other ops."
+    )
+    yield from _cases(numbers["cases"])
+
+
+def _model(row: dict[str, Any]) -> Sequence[str]:
+    if "error" in row:
+        return (row["model"], row["target"], row["error"], "", "", "", "", "")
+    return (
+        row["model"],
+        row["target"],
+        *(f"{row[key]:.1e}" for key in ("device", "float32", "float16")),
+        str(row["low_ops"]),
+        f"{row['device_nodes']} / {row['cpu_nodes']}",
+        " ".join(row["cpu_floats"]) or "–",
+    )
+
+
+def _cases(cases: dict[str, dict[str, Any]]) -> Iterator[str]:
+    steps, aside = cases["steps"], cases["aside"]
+    near = [op for op, found in steps.items() if found <= _EXACT_STEPS]
+    far = {op: found for op, found in steps.items() if not found <= _EXACT_STEPS}
+    yield "## The cases of the ONNX standard"
+    yield _text(
+        "At most three node tests of each operator, in float16 at their own opset or at 21, and the distance of the "
+        "device's result from the emulation with float16 sums, in steps of float16 at the largest value."
+    )
+    yield _text(f"**At most one step** ({len(near)} operators): {' '.join(near)}.")
+    if far:
+        yield _table(("operator", "steps"), [(op, f"{found:.3g}") for op, found in far.items()])
+    cpu = [op for op, why in aside.items() if why == "runs on the CPU" and op not in steps]
+    other = {op: why for op, why in aside.items() if why != "runs on the CPU" and op not in steps}
+    yield _text(f"**On the CPU**, without a kernel for float16 ({len(cpu)}): {' '.join(cpu)}.")
+    if other:
+        yield "**Not run**, with the runtime's words:"
+        yield _table(("operator", "reason"), [(op, why.replace("|", "/")[:160]) for op, why in other.items()])
+
+
+def _text(words: str) -> str:
+    return fill(words, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines)

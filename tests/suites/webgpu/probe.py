@@ -1,0 +1,150 @@
+"""The kernel table of onnxruntime's WebGPU provider: its registrations, each held against what the device takes.
+
+A registration says which types a kernel admits; the provider may still leave a node to the CPU. So each operator that
+onnx's node tests show on floats is opened between products, in float32 and in float16, and float types that the
+device does not take are left out.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import onnx
+from onnx import ModelProto, TensorProto
+
+from amp_rewrite.ir.schema import signature
+from amp_rewrite.runtime.kernels import load_kernels
+from amp_rewrite.runtime.registry import table_of
+from amp_rewrite.runtime.runner import WEBGPU
+from amp_rewrite.runtime.webgpu import REQUIREMENT
+from suites.webgpu.worker import Device
+from support import webgpu
+from support.child import Lost
+from support.paths import ROOT
+from support.sandwich import LATEST, sandwiches
+
+sys.path.insert(0, str(ROOT / "tools"))
+import build_tables as tables
+
+FLOATS = {TensorProto.FLOAT: "tensor(float)", TensorProto.FLOAT16: "tensor(float16)"}
+DOMAINS = ("ai.onnx", "com.microsoft")
+
+
+def table(device: Device) -> dict[str, Any]:
+    """The table as JSON; `probed` lists by operator and version the float types that the device took."""
+    if reason := webgpu.absence():
+        raise SystemExit(f"no WebGPU device: {reason}")
+    rows = sorted(registrations(), key=lambda row: row[:3])
+    return assembled(rows, dict(sorted(probes(device, rows))))
+
+
+def assembled(rows: Sequence[Row], probed: Mapping[str, Probes]) -> dict[str, Any]:
+    """The table of these registrations, without float types that the probes refuse."""
+    kernels = []
+    for key, first, last, types in rows:
+        domain, _, op_type = key.partition("::")
+        taken = [found for version, found in probed.get(key, {}).items() if first <= int(version) <= last]
+        admitted = {name: sorted(held(frozenset(allowed), taken)) for name, allowed in types.items()}
+        if all(admitted.values()):
+            kernels.append(
+                {"provider": WEBGPU, "domain": domain, "op": op_type, "versions": [first, last], "types": admitted}
+            )
+    runtime = f"{REQUIREMENT} {metadata.version(REQUIREMENT)}"
+    newest = load_kernels()
+    dump = {"runtime": runtime, "opset": newest.opset, "ir": newest.ir, "kernels": kernels}
+    made = table_of(dump, WEBGPU)
+    del made["contrib"]
+    head = {
+        "schema": tables.SCHEMA,
+        "provider": WEBGPU,
+        "source": f"get_registered_ep_kernel_defs of {newest.runtime}, probed",
+        "date": datetime.date.today().isoformat(),
+    }
+    return {**head, "probed": probed, **made}
+
+
+Row = tuple[str, int, int, Mapping[str, list[str]]]
+"""A registration: operator, first and last version, admitted types."""
+
+
+def registrations() -> Iterator[Row]:
+    """Each kernel of the provider: operator, first and last version, admitted types."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    for kernel in state.get_registered_ep_kernel_defs(WEBGPU):
+        domain = kernel.domain or "ai.onnx"
+        if domain in DOMAINS:
+            yield f"{domain}::{kernel.op_name}", *kernel.version_range, kernel.type_constraints
+
+
+def held(allowed: frozenset[str], taken: Sequence[Sequence[str]]) -> frozenset[str]:
+    """The admitted types without float types that the device took in no probe; without any probe, as they are."""
+    refused = frozenset(FLOATS.values()) - {spelled for types in taken for spelled in types}
+    return allowed - refused if taken else allowed
+
+
+Probes = dict[str, list[str]]
+"""The float types that the device took, by version of the operator; versions that no test suits are left out."""
+
+
+def probes(device: Device, rows: Sequence[Row]) -> Iterator[tuple[str, Probes]]:
+    """Probe each operator of the sandwiches at each version that a kernel serves."""
+    for op_type, model in sandwiches().items():
+        key, found = f"ai.onnx::{op_type}", Probes()
+        for version, opset in versions(op_type):
+            if any(k == key and first <= version <= last for k, first, last, _ in rows):
+                states = {spelled: takes(device, op_type, model, (opset, code)) for code, spelled in FLOATS.items()}
+                if None not in states.values():
+                    found[str(version)] = [spelled for spelled, state in states.items() if state]
+        if found:
+            yield key, found
+
+
+def versions(op_type: str) -> Iterator[tuple[int, int]]:
+    """Each version of an operator, with the newest opset that has it."""
+    opsets: dict[int, int] = {}
+    for opset in range(7, LATEST + 1):
+        schema = signature("", op_type, opset)
+        if schema is not None:
+            opsets[schema.since] = opset
+    yield from opsets.items()
+
+
+def takes(device: Device, op_type: str, model: ModelProto, at: tuple[int, int]) -> bool | None:
+    """True if the device takes the operator at an opset in a float type; None if the runtime refuses the model."""
+    typed = retyped(model, at[1])
+    typed.opset_import[0].version = at[0]
+    typed.ir_version = min(typed.ir_version, 10)
+    try:
+        reply = device.run(typed)
+    except Lost:
+        return False
+    if "error" in reply:
+        return None
+    return reply["assignment"].get(WEBGPU, {}).get(op_type, 0) > 0
+
+
+def retyped(model: ModelProto, code: int) -> ModelProto:
+    """The model with another type in place of float32."""
+    out = ModelProto()
+    out.CopyFrom(model)
+    numpy = onnx.helper.tensor_dtype_to_np_dtype(code)
+    for tensor in out.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(numpy), tensor.name))
+    for node in out.graph.node:
+        for attribute in node.attribute:
+            if attribute.name in ("dtype", "to", "output_dtype") and attribute.i == TensorProto.FLOAT:
+                attribute.i = code
+            if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT:
+                attribute.t.CopyFrom(
+                    onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(attribute.t).astype(numpy))
+                )
+    for formal in (*out.graph.input, *out.graph.output, *out.graph.value_info):
+        if formal.type.tensor_type.elem_type == TensorProto.FLOAT:
+            formal.type.tensor_type.elem_type = code
+    return out

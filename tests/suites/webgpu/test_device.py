@@ -1,0 +1,94 @@
+"""Float16 on a WebGPU device: what it does to numbers, what the emulation predicts, and models converted for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from statistics import median
+
+import numpy as np
+import pytest
+
+import amp_rewrite
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.op_classes import CASTS
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import CPU, WEBGPU
+from amp_rewrite.settings.choices import Target
+from suites.webgpu.measure import floats_on_cpu, op_row
+from suites.webgpu.models import BOUND, error, fixtures, whole
+from suites.webgpu.op_cases import CASES, OpCase
+from suites.webgpu.worker import Device
+
+pytestmark = pytest.mark.webgpu
+
+FIXTURES = {name: (path, feeds) for name, path, feeds in fixtures()}
+HOLDS_BODIES = {"If", "Loop", "Scan", "SequenceMap"}
+# Each is of one kind of model; make webgpu-page runs all of them.
+EVERY_KIND = ("bert_dynamo23", "cnn_external_dynamo22", "llama_ts16", "lstm_ts13", "unet_ts15")
+
+
+def test_products_on_the_device_add_up_in_float16(device: Device) -> None:
+    case = OpCase("MatMul", ((8, 4096), (4096, 8)), shift=1.0)
+    feeds = case.feeds()
+    reply = device.run(case.model(), feeds)
+    assert reply["assignment"] == {WEBGPU: {"MatMul": 1}}
+    exact = feeds["x0"].astype(np.float64) @ feeds["x1"].astype(np.float64)
+    assert np.abs(reply["outputs"]["y"] - exact).max() / np.abs(exact).max() > 5e-3
+
+
+def test_a_mean_of_4096_twenties_is_infinite_on_the_device_and_emulated(device: Device) -> None:
+    case = OpCase("ReduceMean", ((1, 4096),), ints=[[1]])
+    feeds = {"x0": np.full((1, 4096), 20, np.float16)}
+    found = device.run(case.model(), feeds)["outputs"]["y"]
+    twin = whole(emulate(case.model(), io="float32", target="webgpu"))
+    emulated = device.run(twin, {"x0": feeds["x0"].astype(np.float32)}, CPU)["outputs"]["y"]
+    assert np.isinf(found).all() and np.isinf(emulated).all()
+
+
+def test_the_emulation_with_float16_sums_predicts_the_error_of_each_op(device: Device) -> None:
+    rows = [op_row(device, case) for case in CASES]
+    ratios = {row["case"]: row["float16"] / row["device"] for row in rows}
+    assert all(row["on_device"] for row in rows)
+    assert 0.7 <= median(ratios.values()) <= 1.3
+    assert {name: ratio for name, ratio in ratios.items() if ratio < 0.5} == {}
+    assert sum(row["equal"] == 1 for row in rows) >= 0.9 * len(rows)
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_a_fixture_converted_for_the_device_is_close_to_float32_there(device: Device, name: str) -> None:
+    path, feeds = FIXTURES[name]
+    expected = list(device.run(whole(Model.load(path)), feeds, CPU)["outputs"].values())
+    proto = whole(amp_rewrite.convert(path, target="webgpu").result)
+    reply = device.run(proto, feeds)
+    assert error(list(reply["outputs"].values()), expected) <= BOUND
+    assert without_reason(View.of(Model.load(proto)), reply["on_cpu"]) == set()
+
+
+def without_reason(view: View, on_cpu: Collection[str]) -> set[str]:
+    """The float ops on the CPU for which the provider's table has a kernel."""
+    kernels = Target.WEBGPU.kernels
+    assert kernels is not None
+    served = {
+        op.kind
+        for op in view.ops
+        if op.signature is not None and kernels.has(op.domain, op.op_type, op.signature.since)
+    }
+    return (floats_on_cpu(view, on_cpu) & served) - HOLDS_BODIES - CASTS
+
+
+@pytest.mark.parametrize(
+    ("emulate", "candidate"), [(None, f"float16 on {WEBGPU}"), (True, f"float16 emulated as on WebGPU on {CPU}")]
+)
+def test_verify_runs_a_model_for_the_device_there_or_emulates_it(
+    device: Device, emulate: bool | None, candidate: str
+) -> None:
+    path, feeds = FIXTURES["digits_cnn"]
+    told = device.ask(("verified", str(path), "webgpu", feeds, emulate))
+    assert told == {"ok": True, "reference": f"float32 on {CPU}", "candidate": candidate}
+
+
+def test_a_model_for_another_target_is_not_run_on_the_device(device: Device) -> None:
+    path, feeds = FIXTURES["digits_cnn"]
+    told = device.ask(("verified", str(path), "ort-cuda", feeds, None))
+    assert WEBGPU not in told["candidate"]

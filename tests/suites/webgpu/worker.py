@@ -1,0 +1,69 @@
+"""The process that runs models on the device: its driver may die, and each death costs one request."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from typing import Any
+
+import onnx
+
+import amp_rewrite
+from amp_rewrite.files.model import Model
+from amp_rewrite.runtime.runner import CPU, WEBGPU, Runner, SessionOptions
+from suites.webgpu.models import BOUND
+from support import webgpu
+from support.child import Child, hush
+
+LIMIT = 120.0
+"""Seconds for one request: a shader is compiled for each op and shape."""
+
+Reply = dict[str, Any]
+
+
+def serve(connection: Connection, talk: str) -> None:
+    """Answer requests: the name of a function below, and its arguments."""
+    hush(talk)
+    connection.send(webgpu.absence())
+    while (request := connection.recv()) is not None:
+        function, *arguments = request
+        connection.send({"answer": answer, "verified": verified}[function](*arguments))
+
+
+def answer(data: bytes, feeds: dict[str, Any] | None, provider: str) -> Reply:
+    """Open a model on a provider, and run it on feeds if there are any."""
+    try:
+        providers = tuple(dict.fromkeys((provider, CPU)))
+        # Without feeds it is about the ops as they stand, of which optimizers would leave some out.
+        options = SessionOptions(providers=providers, optimized=feeds is not None)
+        runner = Runner.open(Model(onnx.load_from_string(data)), options)
+        asked = provider == WEBGPU
+        reply: Reply = {"assignment": runner.assignment(), "on_cpu": runner.on_cpu()} if asked else {}
+        if feeds is not None:
+            reply["outputs"] = runner.run(feeds)
+        return reply
+    except Exception as error:  # noqa: BLE001 - whatever the runtime raises is an answer
+        return {"error": str(error).splitlines()[0][:300]}
+
+
+def verified(path: str, target: str, feeds: dict[str, Any], emulate: bool | None) -> Reply:
+    """Convert a model for a target, and compare the result as `verify` does."""
+    converted = amp_rewrite.convert(path, target=target)
+    verdict = amp_rewrite.verify(path, converted.result, feeds, tolerance=BOUND, emulate=emulate)
+    return {"ok": verdict.ok, "reference": verdict.reference.as_, "candidate": verdict.candidate.as_}
+
+
+class Device(Child):
+    """The device behind a process of its own. `absence`: why there is none, None if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__(serve, LIMIT)
+        self.absence: str | None = None
+        self.start()
+
+    def ready(self, greeting: Any) -> None:
+        self.absence = greeting
+
+    def run(self, model: onnx.ModelProto, feeds: dict[str, Any] | None = None, provider: str = WEBGPU) -> Reply:
+        """Return assignment and outputs, or an error."""
+        reply: Reply = self.ask(("answer", model.SerializeToString(), feeds, provider))
+        return reply

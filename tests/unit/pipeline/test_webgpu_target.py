@@ -1,0 +1,99 @@
+"""Conversion for onnxruntime's WebGPU provider: its kernels, its opsets, its types."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import amp_rewrite
+from amp_rewrite import PolicyError, convert
+from amp_rewrite.evidence.conditions import Conditions
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.graphs import all_nodes
+from amp_rewrite.runtime.kernels import load_webgpu_kernels
+from amp_rewrite.runtime.runner import WEBGPU
+from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.origin import target_of
+from support.paths import TESTS
+
+HALF, FULL = "tensor(float16)", "tensor(float)"
+
+
+def kinds(model: onnx.ModelProto) -> set[str]:
+    return {node.op_type for node in all_nodes(model.graph.node)}
+
+
+def test_bfloat16_is_refused_with_the_reason() -> None:
+    with pytest.raises(PolicyError, match=r"target 'webgpu' has no bfloat16.*use float16"):
+        convert(TESTS / "models" / "cnn_ts13.onnx", to="bfloat16", target="webgpu")
+
+
+def test_max_pool_of_opset_22_moves_to_an_opset_with_a_kernel() -> None:
+    converted = convert(TESTS / "models" / "cnn_external_dynamo22.onnx", target="webgpu")
+    opset = next(i.version for i in converted.model.opset_import if not i.domain)
+    assert opset < 22 and "MaxPool" in kinds(converted.model)
+    assert "opset" in {finding.kind for finding in converted.report.findings}
+
+
+@pytest.mark.parametrize("name", ["bert_dynamo23", "llama_dynamo23"])
+def test_attention_is_opened_into_the_ops_of_its_function(name: str) -> None:
+    converted = convert(TESTS / "models" / f"{name}.onnx", target="webgpu")
+    assert "Attention" not in kinds(converted.model)
+    assert ("inlined", "Attention") in {(finding.kind, finding.subject) for finding in converted.report.findings}
+
+
+def test_attention_is_not_fused_for_the_target() -> None:
+    path = TESTS / "models" / "vit_ts17.onnx"
+    assert "Attention" not in kinds(convert(path, target="webgpu", opset=23).model)
+
+
+def test_the_table_knows_types_and_versions() -> None:
+    table = load_webgpu_kernels()
+    assert table.runs("", "MatMul", 13, {"T": HALF})
+    assert not table.runs("", "Range", 11, {"T": HALF})
+    assert not table.has("", "Attention", 23)
+    assert not table.has("", "MaxPool", 22)
+    assert table.runs("", "MaxPool", 12, {"T": HALF})
+    assert not table.runs("", "LSTM", 14, {"T": HALF}) and table.runs("", "LSTM", 14, {"T": FULL})
+    assert not table.runs("", "MatMul", 13, {"T": "tensor(bfloat16)"})
+
+
+def test_the_refusal_names_the_provider_and_its_release() -> None:
+    assert load_webgpu_kernels().refusal("", "IsNaN", 13, {"T1": HALF}) == "no webgpu kernel for IsNaN"
+    assert Target.WEBGPU.kernels is load_webgpu_kernels()
+    assert load_webgpu_kernels().runtime.startswith("onnxruntime-ep-webgpu ")
+
+
+def test_a_converted_model_says_its_target_and_is_run_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    converted = convert(TESTS / "models" / "cnn_ts13.onnx", target="webgpu", lower=["op=Conv"])
+    assert target_of(converted.result) is Target.WEBGPU
+    assert target_of(Model.load(TESTS / "models" / "cnn_ts13.onnx")) is None
+    monkeypatch.setattr("amp_rewrite.evidence.conditions.webgpu_opens", lambda: True)
+    way = Conditions().way(converted.result)
+    assert (way.provider, way.emulates) == (WEBGPU, False)
+    assert Conditions(emulate=True).way(converted.result).emulates
+    monkeypatch.setattr("amp_rewrite.evidence.conditions.webgpu_opens", lambda: False)
+    assert Conditions().way(converted.result).emulates
+
+
+def test_without_a_device_verify_adds_up_as_the_device_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_rewrite.evidence.conditions.webgpu_opens", lambda: False)
+    head = '<ir_version: 8, opset_import: ["": 18]>'
+    text = f"{head} g (float[2,2000] x, float[2000,2] w) => (float[2,2] y) {{ y = MatMul (x, w) }}"
+    model = onnx.parser.parse_model(text)
+    low = convert(model, target="webgpu", lower=["op=MatMul"])
+    rng = np.random.default_rng(0)
+    data = {name: (rng.standard_normal(s) + 1).astype(np.float32) for name, s in (("x", (2, 2000)), ("w", (2000, 2)))}
+    by_device = amp_rewrite.verify(model, low, data, tolerance=1.0)
+    assert "emulated as on WebGPU" in by_device.candidate.as_
+    for_cuda = amp_rewrite.verify(model, convert(model), data, tolerance=1.0)
+    worst = [verdict.rows[0].difference.score for verdict in (by_device, for_cuda)]
+    assert worst[0] is not None and worst[1] is not None and worst[0] > 3 * worst[1]
+
+
+def test_the_metadata_of_a_later_version_name_no_target_that_is_known_here() -> None:
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float x) => (float y) { y = Neg (x) }')
+    model.metadata_props.add(key="amp_rewrite", value="version=9 target=abacus")
+    assert target_of(Model.load(model)) is None
