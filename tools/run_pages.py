@@ -212,6 +212,8 @@ def run(page: Path, *, light: bool = False) -> tuple[int, int]:
         check_blocks(text)
     except UnicodeDecodeError as error:
         raise PageError(f"{_shown(page)}: is not UTF-8: {error.reason}") from error
+    except OSError as error:
+        raise PageError(f"{_shown(page)}: cannot be read: {error.strerror}") from error
     except PageError as error:
         raise PageError(f"{_shown(page)}:{error}") from None
     with folder(), offline():
