@@ -1,4 +1,4 @@
-"""What all tests share where packages are older than the newest: ONNX text, and skips that name what is too old.
+"""What all tests share: settings of random tests; for older packages, ONNX text and skips that name what is too old.
 
 A test that meets a model, an operator or a call which the installed version does not know is skipped with that version.
 Each row below holds for versions older than the one that it names; with those and newer ones, the test fails.
@@ -14,6 +14,7 @@ from typing import Any
 import onnx.numpy_helper
 import onnx.parser
 import pytest
+from hypothesis import HealthCheck, settings
 
 from amp_rewrite.files import arrays
 from amp_rewrite.files.text import parse_model
@@ -21,6 +22,12 @@ from amp_rewrite.files.text import parse_model
 onnx.parser.parse_model = parse_model  # onnx 1.17 reads no names of nodes
 onnx.numpy_helper.from_array = arrays.from_array  # onnx below 1.19 knows no types of ml_dtypes
 onnx.numpy_helper.to_array = arrays.to_array
+
+# The same examples on each machine, however slow it is.
+settings.register_profile(
+    "project", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("project")
 
 NEEDS = (
     (r"imports ai\.onnx opset \d+, but onnx \S+ knows 1 to \d+", "onnx", "1.23", "a model of a newer opset"),

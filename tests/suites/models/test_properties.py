@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
@@ -27,9 +27,7 @@ from support.random_rarer import RARER
 from support.random_templates import LATEST, TEMPLATES, Template
 from support.sandwich import sandwiches
 
-bounded = settings(
-    deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+bounded = settings(max_examples=40)
 WAYS: Mapping[str, Mapping[str, str]] = {
     "default": {},
     "lower_all": {"level": "lower-all"},

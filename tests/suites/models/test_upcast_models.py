@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
@@ -35,9 +35,7 @@ LOW = (DType.FLOAT16, DType.BFLOAT16)
 
 every_model = pytest.mark.parametrize("name", [*SMALL, *corpus.EXPORTED])
 every_fixture = pytest.mark.parametrize("name", FIXTURES)
-bounded = settings(
-    deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+bounded = settings(max_examples=40)
 
 
 def written(model: ModelProto) -> bytes:

@@ -16,7 +16,7 @@ import networkx as nx
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, assume, given, note, settings
+from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, numpy_helper
 
@@ -45,9 +45,7 @@ MODELS = TESTS / "models"
 FIXTURES = sorted(path.stem for path in MODELS.glob("*.onnx"))
 ROOF = ROOFS["A100"]
 
-bounded = settings(
-    deadline=None, derandomize=True, max_examples=30, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+bounded = settings(max_examples=30)
 every_fixture = pytest.mark.parametrize("name", FIXTURES)
 
 # -- the cut ---------------------------------------------------------------------------------------------

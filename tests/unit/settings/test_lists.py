@@ -373,7 +373,7 @@ def test_a_mapping_is_checked_like_a_file() -> None:
         assert str(caught.value).startswith(message)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(st.sampled_from("deny allow:-[]{},'\"\n #&*!|>~0.<=Exp"), max_size=60))
 def test_any_text_is_a_list_file_or_a_list_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.mktemp("lists") / "any.yaml"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from amp_rewrite.files.model import Model
@@ -17,7 +17,7 @@ from support.shifting import bits, shifted_at_random
 
 
 @given(graph=graphs(), seed=st.integers(0, 1000), truth=st.booleans())
-@settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow], database=None)
+@settings(max_examples=60)
 def test_a_random_shift_of_a_random_graph_changes_no_bit(graph: Graph, seed: int, truth: bool) -> None:
     note(graph.text())
     view = canonicalize(View.of(Model.load(graph.model())), Request.of(fuse="none")).view
