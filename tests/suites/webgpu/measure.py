@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 
 import amp_rewrite
+from amp_rewrite.decide.hazards.long_sums import terms_of
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
@@ -86,11 +87,15 @@ def model_row(device: Device, path: Any, target: str, data: tuple[dict[str, np.n
     for kind in ("float32", "float16"):
         twin = whole(emulate(proto, io="float32", accumulate=kind))
         row[kind] = error(list(device.run(twin, feeds, CPU)["outputs"].values()), right)
+    kept = converted.coloring
+    counted = terms_of(converted.view).items()
+    terms = sum(n for op, n in counted if (paint := kept.of(op)) is not None and paint.dtype is DType.FLOAT16)
     view = View.of(Model.load(proto))
     low = [op for op in view.ops if op.outputs and view.dtype(op.outputs[0]) is DType.FLOAT16 and op.kind != "Cast"]
     counts = reply["assignment"]
     return row | {
         "low_ops": len(low),
+        "terms": terms,
         "device_nodes": sum(counts.get(WEBGPU, {}).values()),
         "cpu_nodes": sum(counts.get(CPU, {}).values()),
         "cpu_floats": sorted(floats_on_cpu(view, reply["on_cpu"])),

@@ -23,6 +23,12 @@ def ratios(numbers: Numbers, kind: str) -> list[float]:
     return [row[kind] / row["device"] if row["device"] else 1.0 for row in numbers["ops"]]
 
 
+def growth(rows: Sequence[dict[str, Any]]) -> float:
+    """The largest part of a model's error that float16 sums add, over the root of their terms."""
+    added = ((max(0.0, row["device"] ** 2 - row["float32"] ** 2), row["terms"]) for row in rows if row["terms"])
+    return float(max((square / terms) ** 0.5 for square, terms in added))
+
+
 def _sections(numbers: Numbers) -> Iterator[str]:
     yield "# Float16 on a WebGPU device"
     yield _text(
@@ -57,7 +63,9 @@ def _sections(numbers: Numbers) -> Iterator[str]:
     before = max((row for row in rows if row["target"] == "ort-cuda"), key=lambda row: row["device"])
     yield _text(
         "Largest error of an output on the device, of the output's largest float32 value, and what both emulations "
-        "predict; for the conversion for CUDA and for `--target webgpu`. *Low* counts ops in float16. For webgpu the "
+        "predict; for the conversion for CUDA and for `--target webgpu`. *Low* counts float16 ops, *terms* what their "
+        "products add up for one result each, all together. What float16 sums add to the error with float32 sums, in "
+        f"squares, is at most {growth(rows):.1e} times the root of the terms. For webgpu the "
         f"worst is {worst['model']} at {worst['device']:.1e} (the bound of the tests is {BOUND:g}); for CUDA it is "
         f"{before['model']} at {before['device']:.1e}."
     )
@@ -69,6 +77,7 @@ def _sections(numbers: Numbers) -> Iterator[str]:
             "float32 sums",
             "float16 sums",
             "low",
+            "terms",
             "nodes on device / CPU",
             "floats on the CPU",
         ),
@@ -83,12 +92,13 @@ def _sections(numbers: Numbers) -> Iterator[str]:
 
 def _model(row: dict[str, Any]) -> Sequence[str]:
     if "error" in row:
-        return (row["model"], row["target"], row["error"], "", "", "", "", "")
+        return (row["model"], row["target"], row["error"], "", "", "", "", "", "")
     return (
         row["model"],
         row["target"],
         *(f"{row[key]:.1e}" for key in ("device", "float32", "float16")),
         str(row["low_ops"]),
+        str(row["terms"]),
         f"{row['device_nodes']} / {row['cpu_nodes']}",
         " ".join(row["cpu_floats"]) or "–",
     )
