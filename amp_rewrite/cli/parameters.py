@@ -258,7 +258,7 @@ def file_output(default: str) -> Callable[[F], F]:
 
 def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
     """Return the option that silences a command, `but` for some output."""
-    return flag("-q --quiet", f"Print nothing but {but}.", OUTPUT)
+    return flag("-q --quiet", f"Print only {but}.", OUTPUT)
 
 
 STEP = tuple(ROWS[name] for name in PAINTING)

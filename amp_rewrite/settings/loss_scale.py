@@ -66,11 +66,14 @@ class LossScale(ABC):
         >>> class Halving(LossScale):
         ...     def __init__(self, start=1024.0):
         ...         self.start = self.now = start
+        ...
         ...     def __call__(self):
         ...         return np.array(self.now, np.float32)
+        ...
         ...     def update(self, grads):
         ...         self.now = max(self.now / 2, 1.0)
         ...         return None, True
+        ...
         ...     def get_config(self):
         ...         return {"start": self.start}
         >>> config = LossScaleOptimizer(SGD(0.1), Halving(64.0)).get_config()

@@ -15,6 +15,7 @@ from amp_rewrite.decide.bounds.state import Ball, State, box, unknown
 from amp_rewrite.decide.bounds.weights import BLOCK, Part
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZES
 from amp_rewrite.ir.view import ValueId, View
 
 _PART = 1 << 19
@@ -52,7 +53,7 @@ def _quantize(context: Context) -> Sequence[State]:
     slack = 1 + 4 * context.arithmetic.unit * max(map(abs, map(float, ends)))
     low = max(float(whole.lo), math.floor(float(min(ends)) + float(zero.lo.min()) - slack))
     high = min(float(whole.hi), math.ceil(float(max(ends)) + float(zero.hi.max()) + slack))
-    return [replace(box(min(low, high), max(low, high), "quantized"), whole=True)]
+    return [replace(box(min(low, high), max(low, high), "nearest integers"), whole=True)]
 
 
 def _dequantize(context: Context) -> State:
@@ -180,7 +181,7 @@ def _unpacked(packed: Array, bits: int) -> Array:
 
 def dequantized(view: View, value: ValueId | None) -> tuple[Array, Array, Array | None, int, int] | None:
     """Return integers, scale, zero point, axis and block size of a constant matrix that is dequantized; else None."""
-    op = view.producer(value, "DequantizeLinear", "com.microsoft::DequantizeLinear")
+    op = view.producer(value, *DEQUANTIZES)
     if op is None:
         return None
     numbers, scale = view.array(op.inputs[0]), view.array(op.inputs[1])
@@ -218,8 +219,8 @@ def _lined(factor: Array, shape: tuple[int, ...], axis: int, block: int, rows: s
 
 
 TABLE: Table = {
-    **dict.fromkeys(("QuantizeLinear", "com.microsoft::QuantizeLinear"), _quantize),
-    **dict.fromkeys(("DequantizeLinear", "com.microsoft::DequantizeLinear"), _dequantize),
+    **dict.fromkeys(QUANTIZES, _quantize),
+    **dict.fromkeys(DEQUANTIZES, _dequantize),
     **dict.fromkeys(("MatMulInteger", "ConvInteger"), _integer_product),
     "DynamicQuantizeLinear": _dynamic,
     "com.microsoft::MatMulNBits": _few_bits,

@@ -17,7 +17,7 @@ from amp_rewrite.decide.bounds.arithmetic import Arithmetic
 from amp_rewrite.decide.bounds.state import Ball, Sizes, State, box, fit, lengths
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import casts_floats, number, trail
-from amp_rewrite.ir.op_classes import MOVES
+from amp_rewrite.ir.op_classes import MOVES, PERIODIC, SUMS
 from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.view import Op, ValueId, View
@@ -48,13 +48,13 @@ class _Wave(NamedTuple):
 
 def rotation(view: View, op: Op, dims: Dims) -> Rotation | None:
     """Return the rotation that an Add computes; None for other ops."""
-    if op.kind not in ("Add", "Sub"):
+    if op.kind not in SUMS or len(op.inputs) != 2:
         return None
     left, right = (_turned(view, value) for value in op.inputs[:2])
     if left is None or right is None:
         return _by_tables(view, op, dims)
     (x, first), (y, second) = left, right
-    waves = {first.kind, second.kind} == {"Cos", "Sin"}
+    waves = {first.kind, second.kind} == PERIODIC
     if not waves or (first.angle, first.moves, first.factor) != (second.angle, second.moves, second.factor):
         return None
     if first.kind == "Sin":
@@ -123,7 +123,7 @@ def _wave(view: View, value: ValueId | None) -> _Wave | None:
     """Return a cosine or sine behind copies, and products with one number that is not above 1."""
     moves, factor = list[tuple[str, tuple[object, ...]]](), 1.0
     while (op := view.producer(value)) is not None:
-        if op.kind in ("Cos", "Sin") and op.inputs[0] is not None:
+        if op.kind in PERIODIC and op.inputs[0] is not None:
             return _Wave(op.kind, op.inputs[0], tuple(moves), factor)
         if op.kind == "Mul":
             scale = next((slot for slot in (0, 1) if number(view, op.inputs[slot]) is not None), None)

@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.rewrite.sums.activations import low_exp, low_log
 from amp_rewrite.rewrite.sums.products import taken_apart
 from amp_rewrite.rewrite.sums.site import LowBuilder, Recipe, Site
@@ -158,7 +159,7 @@ REDUCTIONS: dict[str, Recipe] = {
 def log_softmax(b: LowBuilder, site: Site) -> list[str] | None:
     """LogSoftmax: the ops of its function body, each rounded."""
     shape = site.shape(0)
-    if shape is None or site.op.signature is None or site.op.signature.since < 13:
+    if shape is None or site.op.signature is None or site.op.signature.since < FIRST_ROW_SOFTMAX:
         return None
     axis = site.attribute("axis", -1) % len(shape)
     top = b.reduce("ReduceMax", site.input(0), [axis], keepdims=True)
@@ -172,17 +173,13 @@ def softmax(b: LowBuilder, site: Site) -> list[str] | None:
     shape = site.shape(0)
     if shape is None or not shape:
         return None
-    flat = site.op.signature is not None and site.op.signature.since < 13
+    flat = site.op.signature is not None and site.op.signature.since < FIRST_ROW_SOFTMAX
     axis = site.attribute("axis", 1 if flat else -1) % len(shape)
     axes = list(range(axis, len(shape))) if flat else [axis]
     row = rows_of(b, site, site.input(0), axes)
     width = next((w for w in (4, 2) if row.length is None or row.length % w == 0), 1)
     parts = b.shaped(_filled(b, row, LANES * width, -np.inf), [0, -1, LANES, width])
-    lane = (
-        b.op("ReduceMax", parts, keepdims=0, axes=[1, 3])
-        if b.opset < 18
-        else b.reduce("ReduceMax", parts, [1, 3], keepdims=False)
-    )
+    lane = b.reduce("ReduceMax", parts, [1, 3], keepdims=False)
     states = [b.zeros_like(lane, -65504.0), b.zeros_like(lane)]
     tops, sums = b.scan(states, [(parts, 1)], _gathered(width), 2)
     left = LANES // 2

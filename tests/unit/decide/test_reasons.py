@@ -20,7 +20,7 @@ OTHER_MEANINGS = {
     "decide": {"epsilon"},
     "evidence": {"overflow", "nonfinite"},
     "reports": {"raised", "folded"},
-    "reports/page": {"overflow", "nonfinite", "repair", "table", "raised", "folded"},
+    "reports/page": {"product", "overflow", "nonfinite", "repair", "table", "raised", "folded"},
     "rewrite": {"epsilon", "folded"},
     "settings": {"keep", "lower", "deny", "unlisted", "gray_follows_allow", "quantized"},
     "train": {"epsilon", "loss", "update"},
