@@ -215,8 +215,7 @@ class Model:
         Args:
             path: the file to write; or an open one, such as one of fsspec, which gets the whole model.
             overwrite: True to replace an existing file.
-            external_data: write weights to `<stem>.<hash>.data`, or to the file of that name, which has a suffix; None:
-                above 1.5 GB.
+            external_data: weights in `<stem>.<hash>.data`, or a file of that name, with a suffix; None: above 1.5 GB.
             shard_size: the size of a data file from which another begins: "5GB", or "source" for those of the source.
             resume: keep finished data files if saving fails, and take up those that an earlier attempt left.
             progress: called as `progress(done, total)` with bytes.

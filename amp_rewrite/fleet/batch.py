@@ -62,7 +62,7 @@ class Batch:
     @classmethod
     def of(cls, sources: Iterable[str | os.PathLike[str]], asked: Asked, options: Mapping[str, Any]) -> Batch:
         """Return the batch of some sources. Nothing is written; errors that hold for the whole are raised now."""
-        options = {**options, "lists": _absolute(options.get("lists"))}
+        options = {**options, **{name: _absolute(options[name]) for name in ("lists", "target") if name in options}}
         request = Request.of(**options)
         rule = Rule.of(asked.name, request.to)
         patterns = (*request.keep, *request.lower)
@@ -175,11 +175,11 @@ def _slim(outcome: Outcome) -> Outcome:
     return outcome if not outcome.findings else replace(outcome, findings=(), trace="")
 
 
-def _absolute(lists: Any) -> Any:
-    """Return op lists with absolute paths in place of relative ones, for workers may run elsewhere."""
-    if isinstance(lists, (str, Path)):
-        return str(Path(lists).resolve()) if Path(lists).is_file() else lists
-    return [_absolute(part) for part in lists] if isinstance(lists, (list, tuple)) else lists
+def _absolute(option: Any) -> Any:
+    """Return an option with absolute paths in place of relative ones, for workers may run elsewhere."""
+    if isinstance(option, (str, Path)):
+        return str(Path(option).resolve()) if Path(option).is_file() else option
+    return [_absolute(part) for part in option] if isinstance(option, (list, tuple)) else option
 
 
 def _same(a: Path, b: Path) -> bool:

@@ -56,6 +56,16 @@ class Processes:
             self._pool = ProcessPoolExecutor(self.count, context, initializer=_worker_signals)
         return self._pool
 
+    def submit(self, function: Callable[[J], R], job: J) -> Future[R]:
+        """Pass a job on. Processes that this starts never see the Ctrl-C that a terminal sends to all."""
+        if not hasattr(signal, "pthread_sigmask"):  # Windows
+            return self.pool.submit(function, job)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self.pool.submit(function, job)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     def renew(self) -> None:
         """Drop a broken executor."""
         if self._pool is not None:
@@ -107,8 +117,7 @@ def through(
     try:
         while True:
             while len(flying) < limit and (job := next(waiting, None)) is not None:
-                target = own.pool if own else executor
-                flying[target.submit(function, job)] = job  # type: ignore[union-attr]
+                flying[executor.submit(function, job)] = job
             if not flying:
                 return
             done, _ = wait(flying, return_when=FIRST_COMPLETED)
@@ -149,7 +158,7 @@ def _alone(job: J, function: Callable[[J], R]) -> R | Lost[J]:
     """Do a job in a process of its own: it may be the one that killed the others, or they were killed beside it."""
     apart = Processes(1)
     try:
-        future = apart.pool.submit(function, job)
+        future = apart.submit(function, job)
         wait([future])
         if isinstance(future.exception(), BrokenExecutor):
             return Lost(job, "the process that converted it was killed, twice; it may need more memory than there is")

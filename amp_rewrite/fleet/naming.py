@@ -42,7 +42,9 @@ class Rule:
 
     def shared(self, data: Path) -> str:
         """Return the name of weights that several models share, from that of the source's."""
-        return data.name if self.text == SAME else f"{self._filled(_DATA.sub('', data.name))}_data"
+        if self.text != SAME:
+            return f"{self._filled(_DATA.sub('', data.name))}_data"
+        return data.name if data.suffix else f"{data.name}.data"
 
     def _filled(self, stem: str) -> str:
         return self.text.format(stem=stem, type=self.to.spelling)

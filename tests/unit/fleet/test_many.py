@@ -324,6 +324,24 @@ def test_external_data_that_models_share_is_converted_and_written_once(tmp_path:
     assert tree(out).items() >= before.items() and len(left(out)) == 3
 
 
+@pytest.mark.parametrize(
+    ("data", "name", "made"),
+    [
+        ("weights", "{stem}.onnx", "weights.data"),
+        ("w.bin", "{stem}.onnx", "w.bin"),
+        ("model.onnx.data", "{stem}_fp16.onnx", "model_fp16.onnx_data"),
+        ("model.onnx_data_1", "{stem}_fp16.onnx", "model_fp16.onnx_data"),
+    ],
+)
+def test_shared_data_is_named_after_that_of_the_source(
+    tmp_path: Path, out: Path, data: str, name: str, made: str
+) -> None:
+    for stem in ("a", "b"):
+        net(tmp_path / "src" / f"{stem}.onnx", data=data)
+    assert {outcome.rc for outcome in done(tmp_path / "src", out=out, name=name)} == {0}
+    assert [file for file in left(out) if not file.endswith(".onnx")] == [made]
+
+
 def test_a_model_that_shares_weights_with_a_broken_one_is_converted(tmp_path: Path, out: Path) -> None:
     src = tmp_path / "src"
     for name in ("a", "b"):
