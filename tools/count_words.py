@@ -13,7 +13,10 @@ MADE = {
         *("rules/*.md", "failures/*.md", "reference/api*.md"),
         *(f"reference/{name}.md" for name in ("commands", "findings", "options")),
     ),
-    "measured": ("conformance.md", *(f"evidence/{name}.md" for name in ("hard_models", "harm", "peers", "gpu", "webgpu"))),
+    "measured": (
+        "conformance.md",
+        *(f"evidence/{name}.md" for name in ("hard_models", "harm", "peers", "gpu", "webgpu")),
+    ),
 }
 """Pages that nobody writes by hand, by who does."""
 WRITTEN = re.compile(r"<!-- written by .*?<!-- end -->", re.DOTALL)
