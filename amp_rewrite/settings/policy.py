@@ -46,12 +46,11 @@ class Policy:
 
     Equal spellings are equal policies: "p=f32,c=f16,o=f32" is mixed_float16. Names, defaults, errors and the
     warning are those of Keras in TensorFlow 2.1 to 2.3. Keras checks a policy when it makes a layer; here the function
-    that takes the policy checks it.
+    that takes the policy checks it. The attribute `loss_scale` is None or a `LossScale`, equal to its short form.
 
     Args:
         name: the types.
-        loss_scale: None, "dynamic", a number of 1 or more or a `LossScale`; by default "dynamic" for mixed_float16,
-            else None. The attribute is a `LossScale`, equal to its short form, or None.
+        loss_scale: None, "dynamic", a number ≥ 1 or a `LossScale`; by default "dynamic" for mixed_float16, else None.
 
     Raises:
         PolicyError: the name is unknown.

@@ -88,7 +88,12 @@ class LossScaleOptimizer(StatefulOptimizer):
         vars(self).update(inner=inner, loss_scale=scale)
 
     def follow(self, training: Followed, iterations: int) -> None:
-        """Show the state of a training, as the inner optimizer does; its trainer keeps the loss scale up to date."""
+        """Show the state of a training, as the inner optimizer does; its trainer keeps the loss scale up to date.
+
+        Args:
+            training: the training.
+            iterations: its steps.
+        """
         self.inner.follow(training, iterations)
 
     def slots(self) -> dict[str, dict[str, Array]]:
@@ -96,7 +101,12 @@ class LossScaleOptimizer(StatefulOptimizer):
         return self.inner.slots()
 
     def set_state(self, iterations: int, slots: dict[str, dict[str, Array]]) -> None:
-        """Set step count and slots of the inner optimizer."""
+        """Set step count and slots of the inner optimizer.
+
+        Args:
+            iterations: the step count.
+            slots: arrays by variable and slot.
+        """
         self.inner.set_state(iterations, slots)
 
     # Other attributes belong to the inner optimizer.
@@ -155,11 +165,23 @@ class LossScaleOptimizer(StatefulOptimizer):
             self.inner.apply_gradients(pairs, name, experimental_aggregate_gradients)
 
     def add_slot(self, var: Variable, slot_name: str, initializer: object = "zeros") -> Array:
-        """Add a slot to a variable of the inner optimizer; see `StatefulOptimizer.add_slot`."""
+        """Add a slot to a variable of the inner optimizer, and return a copy of it; see `StatefulOptimizer.add_slot`.
+
+        Args:
+            var: the variable.
+            slot_name: name of the slot.
+            initializer: the first value.
+        """
         return self.inner.add_slot(var, slot_name, initializer)
 
     def set_slot(self, var: Variable, slot_name: str, value: object) -> None:
-        """Set a slot of the inner optimizer."""
+        """Set a slot of the inner optimizer.
+
+        Args:
+            var: the variable.
+            slot_name: name of the slot.
+            value: the next value.
+        """
         self.inner.set_slot(var, slot_name, value)
 
     def get_slot_names(self) -> list[str]:

@@ -153,8 +153,7 @@ class StatefulOptimizer:
         Args:
             grads_and_vars: pairs of a gradient and its variable.
             name: accepted as in Keras, and not used: there are no graph ops to name.
-            experimental_aggregate_gradients: accepted as in Keras; the optimizer never adds up gradients of replicas,
-                `averaged` does.
+            experimental_aggregate_gradients: accepted as in Keras, and not used: `averaged` adds up replicas.
 
         Raises:
             TrainingError: no variable has a gradient, or two share a name.

@@ -226,6 +226,9 @@ def strategy_supports_loss_scaling(strategy: object = None) -> bool:
     Args:
         strategy: any object; None for training without a strategy.
 
+    Returns:
+        True if they can.
+
     Example:
         >>> from amp_rewrite.train import strategy_supports_loss_scaling
         >>> strategy_supports_loss_scaling(), strategy_supports_loss_scaling("TPUStrategy")

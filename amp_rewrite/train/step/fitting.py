@@ -43,13 +43,15 @@ class FitOptions(TypedDict, total=False):
 class History:
     """Record of a call of `fit`.
 
+    An epoch has the means of loss and metrics over its rows, the same with "val_" before them if there are validation
+    data, learning_rate, seconds and seconds_per_row.
+
     Attributes:
         losses: the loss of each run.
         metrics: the metrics of each run.
         skipped: steps not applied because a gradient was nonfinite.
         nonfinite: all steps with nonfinite gradients, including those applied under a fixed loss scale or none.
-        epochs: numbers of each epoch: means of loss and metrics over rows, "val_loss" and so on with validation data,
-            learning_rate, seconds, seconds_per_row.
+        epochs: numbers of each epoch by name.
     """
 
     losses: tuple[float, ...]

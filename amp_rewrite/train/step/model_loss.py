@@ -79,8 +79,7 @@ class ModelLoss:
             loss: as `training_step` takes it.
             parameters: as `training_step` takes them.
             freeze: as `training_step` takes it.
-            policy: by default that of the process: mixed_float16 while the graph rewrite is enabled, else the one of
-                `set_policy`, else float32.
+            policy: by default mixed_float16 while the rewrite is enabled, else that of `set_policy`, else float32.
             training_mode: as `training_step` takes it.
             seed: as `training_step` takes it.
             folder: where the external data of a ModelProto lies.

@@ -57,8 +57,10 @@ class Steps(Protocol):
 
 
 class Trainer:
-    """A training step with its state. Steps are deterministic on a CPU: a resumed run gives the same bits, also with
-    Dropout, whose random numbers are part of the state.
+    """A training step with its state.
+
+    Steps are deterministic on a CPU: a resumed run gives the same bits, also with Dropout, whose random numbers are
+    part of the state.
 
     The CPU provider computes most float16 ops in float32. So there a lowered step runs as its float32 twin with
     explicit rounding (`emulate`), and `emulated` is True. The state stays on the device, in two sets: a step reads one
@@ -166,16 +168,15 @@ class Trainer:
     ) -> History:
         """Train on all batches, `epochs` times, and return losses, metrics and counts.
 
-        A mapping from names to arrays is cut into batches of `batch_size` rows, in a new order in each epoch.
+        A mapping from names to arrays is cut into batches of `batch_size` rows, in a new order in each epoch. Steps
+        with NaN are skipped or reported. `FitOptions` describes the options.
 
         Args:
-            batches: as `Feed.of` takes them, named as in the step's `batch`, or a mapping from names to all rows; steps
-                with NaN are skipped or reported.
+            batches: as `Feed.of` takes them, named as in the step's `batch`, or a mapping from names to all rows.
             epochs: passes over the batches.
             learning_rate: a number ≥ 0, or a function of the step; None: the optimizer's.
             progress: called as `progress(done, total)` with runs; `amp_rewrite.progress_bar` draws it.
-            **options: batch_size, shuffle, seed, validation_data, validation_split, callbacks, first_epoch, see
-                `FitOptions`.
+            **options: batch_size, shuffle, seed, validation_data, validation_split, callbacks, first_epoch.
 
         Raises:
             TrainingError: a target is out of range, an option is invalid, or a learning rate is not a number ≥ 0.
@@ -256,7 +257,11 @@ class Trainer:
         return np.array(value, np.float32)
 
     def feed(self, batches: object) -> Feed:
-        """Return data as batches of the step."""
+        """Return data as batches of the step.
+
+        Args:
+            batches: as `Feed.of` takes them.
+        """
         return Feed.of(batches, self._declared, allow_nonfinite=True)
 
     def evaluate(self, batches: object, *, batch_size: int | None = None) -> Scores:

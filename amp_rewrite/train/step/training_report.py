@@ -40,9 +40,9 @@ class TrainingReport(Result):
         >>> from amp_rewrite.train import training_step
         >>> step = training_step("model.onnx", loss="cross_entropy(probability, label)", policy="float32")
         >>> step.report.notes
-        ("cross_entropy reads the logits 'linear_1' in place of 'probability', which a Softmax computes",)
+        ("cross_entropy reads the logits 'linear_2' in place of 'probability', which a Softmax computes",)
         >>> [row.name for row in step.report.trained][:2]
-        ['stem.0.weight', 'middle.0.weight']
+        ['first.weight', 'first.bias']
     """
 
     model: str

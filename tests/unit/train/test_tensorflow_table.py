@@ -12,6 +12,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
+from amp_rewrite.deploy.doctor.advice import better_size
 from amp_rewrite.deploy.session import process
 from amp_rewrite.deploy.session.process import policy_scope, set_policy
 from amp_rewrite.dtypes import DType
@@ -349,3 +350,23 @@ def test_a_loop_in_training_mode_moves_statistics_drops_and_exports() -> None:
     np.testing.assert_allclose(weights["mean"], x.mean(0) * (1 - 0.5**3), rtol=1e-5)
     assert (loss.predict({"x": x})["y"] != 0).all()
     assert (weights["s"] == next(v.numpy() for v in loss.variables if v.name == "s")).all()
+
+
+# -- sizes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "better"), [(3, 8), (10, 16), (20, 32), (100, 128), (250, 256), (256, 256), (257, 264), (1000, 1000)]
+)
+def test_better_sizes_are_powers_of_two_below_256_and_multiples_of_8_above(size: int, better: int) -> None:
+    assert better_size(size) == better
+
+
+def test_a_step_in_float16_names_sizes_that_tensor_cores_pad() -> None:
+    report = training_step(mlp(), loss=CROSS_ENTROPY).report
+    assert report is not None and report.notes == (
+        "products in float16 have dimensions that are not multiples of 8: 4 (pad to 8); tensor cores run best on"
+        " multiples of 8, and below 256 on powers of two",
+    )
+    plain = training_step(mlp(), loss=CROSS_ENTROPY, policy="float32").report
+    assert plain is not None and plain.notes == ()
