@@ -47,6 +47,8 @@ from amp_rewrite.ir.view import View as View
 from amp_rewrite.pipeline.convert import Converted as Converted
 from amp_rewrite.pipeline.convert import convert as convert
 from amp_rewrite.pipeline.explain import explain as explain
+from amp_rewrite.pipeline.pareto import Pareto as Pareto
+from amp_rewrite.pipeline.pareto import pareto as pareto
 from amp_rewrite.pipeline.repair import Repaired as Repaired
 from amp_rewrite.pipeline.repair import repair as repair
 from amp_rewrite.reports.delta import Delta as Delta

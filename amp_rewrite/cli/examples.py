@@ -19,7 +19,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "explain": ("explain model.onnx /encoder/layer.0/MatMul",),
     "help": ("help convert --all",),
     "lists": ("lists Softmax Resize",),
-    "locate": ("locate model.onnx model.float16.onnx --data batches.npz",),
+    "locate": (
+        "locate model.onnx model.float16.onnx --data batches.npz",
+        "locate model.onnx model.float16.onnx --data batches.npz --predict",
+    ),
+    "pareto": ("pareto model.onnx --data batches.npz --html pareto.html",),
     "ranges": ("ranges show model.ranges.json",),
     "ranges merge": ("ranges merge first.json second.json -o both.json",),
     "ranges show": ("ranges show model.ranges.json --top 20",),

@@ -42,6 +42,7 @@ COMMANDS = {
     "help": "Print the help of COMMAND, or this program's.",
     "lists": "Print the list of each OP, its source and its reason.",
     "locate": "Print where B departs from A, and which ops add most to that.",
+    "pareto": "Print the curve of predicted time against error, from the conversion to float32.",
     "ranges": "Merge and show files that `amp-rewrite calibrate` wrote.",
     "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
     "rule": "Print what the rule or fusion NAME does and why, with the smallest model that needs it.",

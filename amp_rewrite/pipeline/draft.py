@@ -114,11 +114,11 @@ class Draft:
     def _unpinned(self) -> Coloring:
         return self._painted(())
 
-    def traded(self, pins: Sequence[Pin], roof: Roof) -> Tradeoff:
-        """Return the trade of time against digits on a GPU, with pins from data."""
+    def traded(self, pins: Sequence[Pin], roof: Roof, *, islands: bool) -> Tradeoff:
+        """Return the trade of time against digits on a GPU, with pins from data. `islands`: as for `Tradeoff`."""
         from amp_rewrite.decide.placement.tradeoff import Tradeoff  # late: as for `placing`
 
-        trade = Tradeoff.of(self.view, roof, self.request.to, islands=self.request.placement.islands)
+        trade = Tradeoff.of(self.view, roof, self.request.to, islands=islands)
         self._colored(pins, trade)
         return trade
 

@@ -52,6 +52,7 @@ class Foresight:
     pins: tuple[Pin, ...]
     base: Coloring
     prediction: Prediction
+    islands: bool = False
     _seen: dict[frozenset[int], Foreseen] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -62,10 +63,12 @@ class Foresight:
         may: Collection[Vertex],
         batches: Sequence[tuple[Batch, Mapping[str, Any]]],
         twin: tuple[SwitchableModel, Runner] | None,
+        *,
+        islands: bool = False,
     ) -> Foresight | None:
         """Return the foresight for batches with the reference's outputs; None if nothing can be predicted.
 
-        `twin`: runs the ops alone that no gradient tells of.
+        `twin`: runs the ops alone that no gradient tells of. `islands`: give up low ops for time, too.
         """
         from amp_rewrite.evidence.prediction.alone import Alone  # late: gradients take long to import
         from amp_rewrite.evidence.prediction.prediction import Asked, predict
@@ -75,7 +78,7 @@ class Foresight:
             prediction = predict(asked, batches, Alone(*twin) if twin is not None else None)
         except (GradientError, ModelError):  # an opset before 12, no floating output, a gradient that does not open
             return None
-        return cls(draft, pins, draft.paint(pins), prediction)
+        return cls(draft, pins, draft.paint(pins), prediction, islands or draft.request.placement.islands)
 
     @cached_property
     def regions(self) -> list[Region]:
@@ -148,11 +151,25 @@ class Foresight:
     def unit(self) -> float:
         """The price at which all errors together cost what float32 loses."""
         total = sum(loss.error for loss in self._losses if math.isfinite(loss.error))
-        return self._trade.float32 / total if total else 1.0
+        return self._trade.stake / total if total else 1.0
 
     def seconds(self, coloring: Coloring) -> float:
         """Return the predicted time of a coloring, beyond that of all ops low without a Cast."""
         return self._trade.seconds(coloring)
+
+    def whole(self, coloring: Coloring) -> float:
+        """Return the predicted time of a coloring."""
+        return self.least + self.seconds(coloring)
+
+    @property
+    def least(self) -> float:
+        """The predicted time of the model if all ops were low, without a Cast."""
+        return self._trade.least
+
+    @property
+    def float32(self) -> float:
+        """The predicted time that float32 takes beyond that."""
+        return self._trade.float32
 
     @property
     def roof(self) -> Roof:
@@ -161,7 +178,7 @@ class Foresight:
 
     @cached_property
     def _trade(self) -> Tradeoff:
-        return self.draft.traded(self.pins, self.roof)
+        return self.draft.traded(self.pins, self.roof, islands=self.islands)
 
     @cached_property
     def _losses(self) -> list[Loss]:

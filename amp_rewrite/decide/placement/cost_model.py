@@ -65,6 +65,18 @@ class CostModel:
             self.times[flops, size] = max(0, float32 - self._time(flops, self.to.nbytes(size), low=True))
         return self.times[flops, size]
 
+    @property
+    def least(self) -> int:
+        """Return the time of all ops of the main graph in the low type, without Casts."""
+        total = 0
+        for op in self.view.ops:
+            if op.scope != MAIN or op.kind in VIEWS:
+                continue
+            values = [v for v in (*op.inputs, *op.outputs) if v is not None]
+            moved = [v for v in values if not (op.kind in PICKS and v == op.inputs[0])]
+            total += self._time(self.flops(op), self.to.nbytes(sum(map(self.size, moved))), low=True)
+        return total
+
     def flops(self, op: Op) -> float:
         """Return the operations of a matrix product, convolution, recurrent op or attention; 0 for other ops."""
         return flops_of(self, op)

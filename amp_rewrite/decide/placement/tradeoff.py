@@ -100,5 +100,15 @@ class Tradeoff:
 
     @property
     def float32(self) -> float:
-        """Return the time of the model in float32, beyond the same, with the worth of low ops."""
-        return (sum(self.labelling.loss) + sum(self.worth)) / ATTOSECONDS
+        """Return the time of the model in float32, beyond the same."""
+        return sum(self.labelling.loss) / ATTOSECONDS
+
+    @property
+    def stake(self) -> float:
+        """Return what float32 loses throughout: time, and the worth of low ops."""
+        return self.float32 + sum(self.worth) / ATTOSECONDS
+
+    @property
+    def least(self) -> float:
+        """Return the time of the model if all ops are low, without Casts."""
+        return self.costs.least / ATTOSECONDS

@@ -1,0 +1,317 @@
+"""Pareto: the curve of predicted time against error, from all ops low to float32, its points verified."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.pin import Pin
+from amp_rewrite.errors import ModelError, PolicyError, spelled
+from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.data.sources import Data
+from amp_rewrite.evidence.instrument.switchable import SwitchableModel, switchable_model
+from amp_rewrite.evidence.metric import MEASURES, Bound, scaled
+from amp_rewrite.evidence.verdict import SCHEMA, plain_json
+from amp_rewrite.files.model import ModelSource
+from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, shifted_and_guarded
+from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight
+from amp_rewrite.reports.render import count, table
+from amp_rewrite.reports.result import Result
+from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.settings.choices import HEADROOM
+from amp_rewrite.settings.keywords import checked
+from amp_rewrite.settings.options import Options, Request, takes_options
+
+if TYPE_CHECKING:
+    from amp_rewrite.reports.page.figure import Figure
+
+POINTS = 8
+"""Default number of points that are verified."""
+_EXPONENTS = np.arange(-8.0, 14.0)
+"""Powers of 4 of the prices that are asked for."""
+LOW, FLOAT32, BETWEEN = "converted", "float32", "between"
+"""Kinds of points: what `convert` gives, float32, and all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One choice of low ops.
+
+    `seconds`: predicted time of a run. `error`, `largest`: predicted error of the outputs, as the root of the mean
+    relative squared error, and of the worst element in units of the output's largest value. `measured_error`,
+    `measured_largest`: the same of the emulated model; inf if a finite value is lost. `float32_ops` of `ops` that
+    could be low.
+    """
+
+    kind: str
+    seconds: float
+    error: float
+    largest: float
+    measured_error: float
+    measured_largest: float
+    float32_ops: int
+    ops: int
+
+
+@dataclass(frozen=True, repr=False)
+class Pareto(Result):
+    """Points of time against error, the fastest first; no point is both slower and less exact than another one, save
+    the one that `convert` gives.
+
+    Attributes:
+        model: name of the model.
+        low: the low type.
+        gpu: the GPU whose time is predicted.
+        data: where the data come from.
+        batches: batches that the points were verified on.
+        points: the points, each verified by emulation.
+        considered: different choices that the prices gave.
+        notes: caveats.
+    """
+
+    model: str
+    low: str
+    gpu: str
+    data: str
+    batches: int
+    points: tuple[Point, ...]
+    considered: int
+    notes: tuple[str, ...] = ()
+    _made: tuple[Callable[[], Converted] | None, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def brief(self) -> str:
+        """The number of points, and the range of times and errors."""
+        first, last = self.points[0], self.points[-1]
+        times = f"{_micro(first.seconds)} to {_micro(last.seconds)} µs"
+        return f"{count(len(self.points), 'point')} of {self.model}: {times} predicted on {self.gpu}"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the points as dictionaries."""
+        return map(asdict, self.points)
+
+    def converted(self, number: int) -> Converted:
+        """Return the conversion of a point.
+
+        Args:
+            number: its position in `points`.
+
+        Raises:
+            PolicyError: there is no such point, or it is float32.
+        """
+        made = self._made[number] if 0 <= number < len(self._made) else None
+        if made is None:
+            raise PolicyError(f"point {number} is float32 or does not exist; use one of the {len(self.points)} points")
+        return made()
+
+    def figures(self) -> Sequence[Figure]:
+        """Return the curve."""
+        from amp_rewrite.reports.page.curve import Spot, curve_figure  # late: few runs draw
+
+        spots = [
+            Spot(p.kind, p.seconds * 1e6, p.error, p.measured_error, p.largest, p.measured_largest, p.float32_ops)
+            for p in self.points
+        ]
+        return (curve_figure(spots, self.gpu, self.low, f"{self.data}, {count(self.batches, 'batch', 'batches')}"),)
+
+    def text(self) -> str:
+        """Return the points as a table; it ends with a newline."""
+        facts = (
+            ("model", self.model),
+            ("low type", self.low),
+            ("time", f"predicted on {self.gpu}"),
+            ("data", f"{self.data}: {count(self.batches, 'batch', 'batches')}"),
+        )
+        rows = (_cells(i, point) for i, point in enumerate(self.points))
+        lines = [self.brief, *table(facts), "", *table(rows, head=_HEAD, right=">>>>>>> ")]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) + "\n"
+
+    def to_json(self) -> str:
+        """Return JSON, one point per line; infinity is "inf". It ends with a newline."""
+        points = ",\n".join(f"  {json.dumps(plain_json(row))}" for row in self.records())
+        head = {name: getattr(self, name) for name in ("model", "low", "gpu", "data", "batches", "considered", "notes")}
+        fields = "".join(f' "{name}": {json.dumps(value)},\n' for name, value in {"schema": SCHEMA, **head}.items())
+        return f'{{\n{fields} "points": [\n{points}\n ]\n}}\n'
+
+
+@takes_options
+@checked
+def pareto(
+    model: ModelSource,
+    data: Data,
+    *,
+    points: int = POINTS,
+    allow_nonfinite: bool = False,
+    folder: str | Path | None = None,
+    **options: Unpack[Options],
+) -> Pareto:
+    """Return the curve of predicted time against error of the outputs, each point verified by emulation.
+
+    A price for squared error makes a minimum cut choose the low ops, jointly with their Casts. Many prices give the
+    curve; its points are the corners of the lower convex hull, so choices between two of them may exist.
+
+    Args:
+        model: as `convert` takes it, in float32.
+        data: a Feed, or an argument of `Feed.of`.
+        points: the largest number of points, beside float32 and what `convert` gives.
+        allow_nonfinite: accept NaN and infinity in the data.
+        folder: as `convert` takes it.
+        **options: those of `convert`, see docs/reference/options.md. `placement` names the GPU.
+
+    Returns:
+        The points, the fastest first.
+
+    Raises:
+        PolicyError: `points` is below 1.
+        ModelError: the model holds a low type already, or its errors cannot be predicted.
+
+    Example:
+        >>> import amp_rewrite
+        >>> curve = amp_rewrite.pareto("model.onnx", "batches.npz", points=3)
+        >>> curve.points[0].seconds <= curve.points[-1].seconds
+        True
+    """
+    if points < 1:
+        raise PolicyError(f"{spelled('points', points)}: use 1 or more")
+    draft = Draft.of(model, Request.of(**options), folder=folder)
+    feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite)
+    if draft.view.low_types:
+        raise ModelError("the model holds a low type already; give the float32 model that it was made of")
+    ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite)
+    draft, guarded = shifted_and_guarded(draft, ranges, HEADROOM)
+    base = draft.paint(guarded.pins)
+    may = frozenset(vertex for vertex, paint in base.paints.items() if paint.dtype is base.to)
+    saturate = draft.hazards.saturate
+    twin = switchable_model(draft.view, may, draft.request.to, io=draft.io, saturate=saturate)
+    reference = Runner.open(draft.source)
+    batches = [(batch, reference.run(batch)) for batch in islice(feed, MOST_BATCHES)]
+    runner = Runner.open(twin.model) if twin is not None else None
+    known = (twin, runner) if twin is not None and runner is not None else None
+    foresight = Foresight.of(draft, guarded.pins, may, batches, known, islands=True) if may else None
+    if foresight is None or known is None:
+        raise ModelError(
+            "the errors of this model cannot be predicted: it lowers nothing, its opset is below 12, or no output"
+            " holds floats"
+        )
+    curve = _Curve(foresight, known, batches)
+    found = curve.chosen(points)
+    pins: list[tuple[Pin, ...]] = [tuple(p for i in sorted(s.held) for p in foresight.regions[i].pins) for s in found]
+
+    def maker(more: tuple[Pin, ...]) -> Callable[[], Converted]:
+        return lambda: finish(draft, draft.paint((*guarded.pins, *more)), guarded.findings, measured=guarded)
+
+    rows = [(curve.point(seen), maker(more)) for seen, more in zip(found, pins, strict=True)]
+    listed: list[tuple[Point, Callable[[], Converted] | None]] = [*rows, (curve.float32, None)]
+    listed.sort(key=lambda row: (row[0].seconds, -row[0].error))
+    made = tuple(row[1] for row in listed)
+    return Pareto(
+        model_name(draft),
+        draft.request.to.spelling,
+        foresight.roof.gpu,
+        feed.origin,
+        len(batches),
+        tuple(row[0] for row in listed),
+        curve.considered,
+        tuple(_notes(feed, listed)),
+        made,
+    )
+
+
+@dataclass
+class _Curve:
+    """The choices of all prices, and their points."""
+
+    foresight: Foresight
+    twin: tuple[SwitchableModel, Runner]
+    batches: Sequence[tuple[Batch, Mapping[str, Any]]]
+    considered: int = 0
+
+    def chosen(self, most: int) -> list[Foreseen]:
+        """Return the plain conversion and at most so many choices that no other one beats, spread evenly."""
+        plain = self.foresight.painted(())
+        seen = {s.held: s for s in (self.foresight.at(self.foresight.unit * 4.0**e) for e in _EXPONENTS)}
+        self.considered = len(seen.keys() | {plain.held})
+        seen.pop(plain.held, None)
+        order = sorted(seen.values(), key=lambda s: (self.foresight.seconds(s.coloring), self._error(s)))
+        front: list[Foreseen] = []
+        for choice in order:
+            if math.isfinite(self._error(choice)) and (not front or self._error(choice) < self._error(front[-1])):
+                front.append(choice)
+        front = [s for s in front if self.foresight.seconds(s.coloring) < self.foresight.float32 and self._error(s)]
+        kept = sorted(set(np.linspace(0, len(front) - 1, min(most, len(front))).round().astype(int).tolist()))
+        return [plain, *(front[i] for i in kept)]
+
+    def _error(self, seen: Foreseen) -> float:
+        return self.foresight.prediction.error(seen.energies)
+
+    def point(self, seen: Foreseen) -> Point:
+        """Return a choice as a point, measured in a run of the twin for each batch."""
+        prediction = self.foresight.prediction
+        energies, largest = [], 0.0
+        for outputs, (batch, _) in zip(prediction.outputs, self.batches, strict=True):
+            results = self._run(seen.coloring, batch)
+            energies.append(outputs.energies(results))
+            largest = max(largest, *(_largest(y, results[name]) for name, y in outputs.values.items()))
+        kind = BETWEEN if seen.held else LOW
+        predicted = (self._error(seen), prediction.score(seen.energies, _SCALED))
+        measured = (prediction.error(np.concatenate(energies)), largest)
+        low = seen.coloring.float32_ops
+        return Point(kind, self.foresight.whole(seen.coloring), *predicted, *measured, low, self._ops(seen.coloring))
+
+    @property
+    def float32(self) -> Point:
+        """Return the model as it is."""
+        ops = self._ops(self.foresight.base)
+        return Point(FLOAT32, self.foresight.least + self.foresight.float32, 0.0, 0.0, 0.0, 0.0, ops, ops)
+
+    def _run(self, coloring: Coloring, batch: Batch) -> Mapping[str, Any]:
+        twin, runner = self.twin
+        names = list(dict.fromkeys(twin.outputs.values()))
+        results = runner.run({**batch, twin.input: twin.mask(coloring)}, names)
+        return {name: results[of] for name, of in twin.outputs.items()}
+
+    def _ops(self, coloring: Coloring) -> int:
+        return len({op for op, _ in coloring.paints})
+
+
+_SCALED = Bound(MEASURES["scaled"], 1.0)
+
+
+def _largest(expected: Any, result: Any) -> float:
+    finite = np.isfinite(expected)
+    error = scaled(expected[finite].astype(np.float64), result[finite].astype(np.float64)) if finite.any() else 0.0
+    return error if math.isfinite(error) else math.inf
+
+
+def _notes(feed: Feed, listed: Sequence[tuple[Point, object]]) -> Iterator[str]:
+    if feed.random:
+        yield "the data are random"
+    if listed[0][0].kind == FLOAT32:
+        yield (
+            "float32 is predicted to be fastest: at these sizes kernels start for longer than they compute; feed larger"
+            " batches, or export with larger shapes"
+        )
+    if len(listed) == 2:
+        yield "no choice between float32 and the conversion is faster than float32 and more exact than the conversion"
+
+
+_HEAD = ("", "µs", "float32 ops", "error", "measured", "largest", "measured", "")
+
+
+def _cells(number: int, point: Point) -> tuple[str, ...]:
+    errors = (point.error, point.measured_error, point.largest, point.measured_largest)
+    word = "" if point.kind == BETWEEN else point.kind
+    return str(number), _micro(point.seconds), str(point.float32_ops), *(f"{e:.2g}" for e in errors), word
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:.4g}"

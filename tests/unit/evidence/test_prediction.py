@@ -1,0 +1,166 @@
+"""Errors predicted by a backward pass: against exact algebra, against emulation, and where no gradient tells."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+from numpy.typing import NDArray
+
+import amp_rewrite
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import GradientError
+from amp_rewrite.evidence.instrument.switchable import switchable_model
+from amp_rewrite.evidence.metric import criterion
+from amp_rewrite.evidence.prediction.alone import Alone, LowOps
+from amp_rewrite.evidence.prediction.prediction import Asked, Prediction, predict
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import OpId, View
+from suites.models.test_fixtures import batch, source
+from support.paths import ROOT
+
+RNG = np.random.default_rng(3)
+Array = NDArray[Any]
+
+
+def view_of(body: str, signature: str, weights: Mapping[str, Array] | None = None, opset: int = 20) -> View:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {signature} {{ {body} }}')
+    arrays = (weights or {}).items()
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(w.astype(np.float32), n) for n, w in arrays)
+    return View.of(Model(model))
+
+
+def predicted(view: View, x: Array, *, alone: bool = True, to: DType = DType.FLOAT16) -> tuple[Prediction, Alone]:
+    may = frozenset((op.id, v.name) for op in view.ops for v in view.variables[op.id] if v.type and v.type.dtype)
+    twin = switchable_model(view, may, to)
+    assert twin is not None
+    runs = Alone(twin)
+    fed = {"x": x.astype(np.float32)}
+    return predict(Asked(view, may, to), [(fed, runs.reference(fed))], runs if alone else None), runs
+
+
+def measured(found: Prediction, runs: Alone, op: int, x: Array) -> float:
+    return found.error(found.outputs[0].energies(runs(OpId(op), {"x": x.astype(np.float32)})))
+
+
+@pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16], ids=lambda to: to.spelling)
+def test_each_op_of_a_small_network_is_predicted_within_a_third(to: DType) -> None:
+    weights = {"w": RNG.standard_normal((24, 32)) / 5, "v": RNG.standard_normal((32, 16)) / 5}
+    body = "a = MatMul (x, w) b = Tanh (a) c = MatMul (b, v) y = Softmax (c)"
+    x = RNG.standard_normal((40, 24))
+    view = view_of(body, "(float[N,24] x) => (float[N,16] y)", weights)
+    found, runs = predicted(view, x, to=to)
+    for op in range(4):
+        ratio = found.error(found.alone(OpId(op))) / measured(found, runs, op, x)
+        assert 0.75 < ratio < 1.33, view.ops[op].name
+
+
+def test_an_output_of_one_element_is_predicted_by_its_exact_derivative() -> None:
+    weights = {"w": np.full((64, 1), 1 / 3)}
+    view = view_of("a = MatMul (x, w) y = ReduceSum <keepdims = 1> (a)", "(float[8,64] x) => (float[1,1] y)", weights)
+    x = np.full((8, 64), 1 / 3)  # every rounding error is the same: they add up, as no sum of squares tells
+    found, runs = predicted(view, x)
+    assert found.error(found.alone(OpId(0))) == pytest.approx(measured(found, runs, 0, x), rel=0.1)
+
+
+def test_a_sum_with_zero_has_nothing_left_to_round() -> None:
+    view = view_of("y = Add (x, zero)", "(float[N,16] x) => (float[N,16] y)", {"zero": np.zeros(16)})
+    x = RNG.standard_normal((50, 16))
+    found, runs = predicted(view, x)
+    assert found.error(found.alone(OpId(0))) == pytest.approx(measured(found, runs, 0, x), rel=0.05)
+
+
+def test_a_value_between_two_low_ops_is_rounded_once() -> None:
+    view = view_of("a = Exp (x) y = Neg (a)", "(float[N,16] x) => (float[N,16] y)")
+    found, _ = predicted(view, RNG.standard_normal((50, 16)))
+    both = found.error(found.under(LowOps((OpId(0), OpId(1)))))
+    assert both == pytest.approx(found.error(found.under(LowOps((OpId(0),)))), rel=1e-6)
+
+
+def test_an_overflow_is_infinite_and_fails_every_criterion() -> None:
+    view = view_of("a = Mul (x, big) y = Mul (a, small)", "(float[N,4] x) => (float[N,4] y)",
+                   {"big": np.full(4, 3e4), "small": np.full(4, 1e-4)})  # fmt: skip
+    found, _ = predicted(view, np.full((3, 4), 5.0))
+    energies = found.alone(OpId(0))
+    assert found.error(energies) == math.inf
+    assert found.worst_case(OpId(0)) == math.inf
+    by = criterion(tolerance=1e3)
+    assert not by.passes(found.score(energies, by))
+
+
+def test_what_underflows_counts_with_all_of_its_value() -> None:
+    view = view_of("a = Mul (x, tiny) y = Mul (a, big)", "(float[N,8] x) => (float[N,8] y)",
+                   {"tiny": np.full(8, 2.0**-20), "big": np.full(8, 2.0**15)})  # fmt: skip
+    found, _ = predicted(view, RNG.uniform(2.0**-7, 2.0**-6, (30, 8)))  # the product is below half of 2**-24
+    assert found.error(found.alone(OpId(0))) == pytest.approx(1.0, rel=0.1)
+
+
+def test_ops_that_only_steps_join_to_the_output_are_measured_instead() -> None:
+    body = "a = Exp (x) t = Greater (a, one) y = Where (t, x, a)"
+    view = view_of(body, "(float[N,8] x) => (float[N,8] y)", {"one": np.ones(1)})
+    found, runs = predicted(view, x := RNG.standard_normal((20, 8)))
+    (op,) = found.reasons
+    assert view.ops[op].kind == "Greater" and "steps" in found.reasons[op]
+    assert found.error(found.alone(op)) == measured(found, runs, op, x)
+
+
+def test_an_op_without_a_gradient_rule_is_named_and_unknown_without_a_run() -> None:
+    body = "a = Exp (x) b = Det (a) y = Sin (b)"
+    view = view_of(body, "(float[N,4,4] x) => (float[N] y)")
+    x = RNG.standard_normal((6, 4, 4))
+    found, runs = predicted(view, x)
+    assert {view.ops[op].kind for op in found.reasons} >= {"Exp", "Det"}
+    assert "Det" in found.reasons[OpId(0)]
+    assert found.error(found.alone(OpId(0))) == pytest.approx(measured(found, runs, 0, x))
+    without, _ = predicted(view, x, alone=False)
+    assert math.isnan(without.error(without.alone(OpId(0))))
+    assert math.isnan(without.score(without.under(LowOps((OpId(0),))), criterion(tolerance=1.0)))
+
+
+@pytest.mark.parametrize(
+    "asked", [{"tolerance": 1.0}, {"rtol": 1e-2, "atol": 1e-3}, {"metric": "cosine", "at_least": 0.5},
+              {"metric": "snr", "at_least": 20.0}, {"metric": "psnr", "at_least": 20.0}]
+)  # fmt: skip
+def test_scores_of_all_measures_are_near_those_of_the_emulated_model(asked: dict[str, Any]) -> None:
+    by = criterion(**asked)
+    weights = {"w": RNG.standard_normal((24, 32)) / 5, "v": RNG.standard_normal((32, 64)) / 5}
+    view = view_of("a = MatMul (x, w) b = Tanh (a) y = MatMul (b, v)", "(float[N,24] x) => (float[N,64] y)", weights)
+    x = RNG.standard_normal((40, 24)).astype(np.float32)
+    found, runs = predicted(view, x)
+    low = LowOps((OpId(0), OpId(1), OpId(2)))
+    results = runs._run(low.ops, {"x": x})["y"].astype(np.float64)
+    exact = found.outputs[0].values["y"].astype(np.float64)
+    real, expected = by.score(exact, results, np.isfinite(exact)), found.score(found.under(low), by)
+    if asked.get("metric") == "cosine":
+        real, expected = 1 - real, 1 - expected
+    assert expected == pytest.approx(real, rel=0.6 if "rtol" in asked or "tolerance" in asked else 0.15)
+
+
+def test_a_model_without_floating_outputs_is_refused_with_the_reason() -> None:
+    view = view_of("y = ArgMax <axis = 1> (x)", "(float[N,4] x) => (int64[N,1] y)")
+    with pytest.raises(GradientError, match="no floating output"):
+        predict(
+            Asked(view, (), DType.FLOAT16), [({"x": np.ones((2, 4), np.float32)}, {"y": np.ones((2, 1), np.int64)})]
+        )
+
+
+def test_locate_predicts_the_error_of_a_converted_model() -> None:
+    name = "bert_dynamo23"
+    low = amp_rewrite.convert(source(name)).model
+    located = amp_rewrite.locate(source(name), low, batch(name, "input"), predict=True)
+    shares = located.shares
+    assert shares is not None
+    assert shares.error == pytest.approx(shares.measured, rel=0.3)
+    assert sum(row.share for row in shares.rows) == pytest.approx(1.0, rel=0.3)
+    assert all(row.worst >= row.error for row in shares.rows if row.by == "gradient")
+    assert "predicted error of the outputs" in located.text()
+    assert [figure.name for figure in located.figures()] == ["errors", "effects"]
+    given = json.loads(located.to_json())
+    schema = json.loads((ROOT / "docs" / "reference" / "locate.schema.json").read_text("utf-8"))
+    pytest.importorskip("jsonschema").validate(given, schema)
+    assert len(given["shares"]["rows"]) == len(shares.rows)

@@ -1,0 +1,82 @@
+"""Repair that starts from the prediction, and the curve of time against error."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import amp_rewrite
+from amp_rewrite.errors import ModelError, PolicyError
+from amp_rewrite.pipeline.pareto import FLOAT32, LOW
+from suites.models.test_fixtures import batch, source
+from support.hard_models import HARD
+from support.paths import ROOT
+
+
+def test_repair_finds_the_op_to_blame_with_two_trials() -> None:
+    hard = HARD["offset_norm"]()
+    found = amp_rewrite.repair(hard.model, hard.batch, shift="none", rtol=1e-2, atol=1e-2)
+    assert found.solved and found.minimal
+    assert [region.name for region in found.regions] == ["offset"]
+    assert found.trials == 2
+    assert "to the outputs" in found.text()
+
+
+def test_a_tight_tolerance_takes_few_trials() -> None:
+    found = amp_rewrite.repair(source("bert_dynamo23"), batch("bert_dynamo23", "input"), tolerance=1e-3)
+    assert found.solved and found.regions
+    assert found.trials <= 5
+    assert found.chosen is not None and found.chosen.float32_ops < 30
+
+
+def test_the_search_takes_over_where_nothing_is_predicted() -> None:
+    model, fed = source("bert_dynamo23"), batch("bert_dynamo23", "input")
+
+    def nearest(a: np.ndarray, b: np.ndarray) -> float:  # zero of all noise: no prediction ever meets it
+        return float(np.abs(a - b).max())
+
+    found = amp_rewrite.repair(model, fed, metric=nearest, at_most=0.0, budget=6)
+    assert not found.solved or found.chosen is not None
+
+
+@pytest.fixture(scope="module")
+def curve() -> amp_rewrite.Pareto:
+    return amp_rewrite.pareto(source("bert_dynamo23"), batch("bert_dynamo23", "input"), points=3, placement="mincut:T4")
+
+
+def test_a_curve_goes_from_the_conversion_to_float32(curve: amp_rewrite.Pareto) -> None:
+    kinds = [point.kind for point in curve.points]
+    assert kinds[-1] == FLOAT32 and LOW in kinds and len(kinds) <= 5
+    times, errors = ([getattr(p, name) for p in curve.points if p.kind != LOW] for name in ("seconds", "error"))
+    assert times == sorted(times)
+    assert errors == sorted(errors, reverse=True)
+
+
+def test_every_point_of_a_curve_is_verified(curve: amp_rewrite.Pareto) -> None:
+    for point in curve.points:
+        assert point.measured_error == pytest.approx(point.error, rel=0.5)
+    assert curve.points[-1].measured_error == 0.0
+
+
+def test_a_point_of_a_curve_is_a_conversion(curve: amp_rewrite.Pareto) -> None:
+    number = next(i for i, point in enumerate(curve.points) if point.kind == "between")
+    made = curve.converted(number)
+    assert made.coloring.float32_ops == curve.points[number].float32_ops
+    with pytest.raises(PolicyError, match="float32"):
+        curve.converted(len(curve.points) - 1)
+
+
+def test_a_curve_is_a_table_a_picture_and_json_of_its_schema(curve: amp_rewrite.Pareto) -> None:
+    assert "float32 ops" in curve.text()
+    assert [figure.name for figure in curve.figures()] == ["pareto"]
+    assert "<svg" in curve.to_html()
+    schema = json.loads((ROOT / "docs" / "reference" / "pareto.schema.json").read_text("utf-8"))
+    pytest.importorskip("jsonschema").validate(json.loads(curve.to_json()), schema)
+
+
+def test_a_half_model_has_no_curve() -> None:
+    half = amp_rewrite.convert(source("cnn_dynamo18")).model
+    with pytest.raises(ModelError, match="low type already"):
+        amp_rewrite.pareto(half, batch("cnn_dynamo18", "input"))
