@@ -227,5 +227,6 @@ def test_an_optimizer_comes_back_from_its_plain_form() -> None:
     with pytest.raises(TrainingError) as error:
         deserialize({"class_name": "Lion", "config": {}})
     assert str(error.value) == (
-        "not a serialized optimizer: {'class_name': 'Lion', 'config': {}}; use the result of serialize()"
+        "not a serialized optimizer: {'class_name': 'Lion', 'config': {}}; use the result of serialize(), and name"
+        " your own classes in custom_objects"
     )
