@@ -18,7 +18,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +278,6 @@ class Row:
     ops: int
     largest: float
     plain: str
-    throughout: str
     low_before: float
     error_before: str
     low: float
@@ -289,8 +288,9 @@ class Row:
     casts_without_outliers: int
     muls: int
     bits: bool
-    optimized: float
     regions: tuple[str, ...]
+    throughout: str = ""
+    optimized: float | None = None
 
 
 def measured(name: str, folder: Path) -> Row:
@@ -321,7 +321,6 @@ def measured(name: str, folder: Path) -> Row:
         len(model.graph.node),
         max(r.absmax for r in ranges.values.values() if r.absmax < 1e30),
         _error(reference, model if one.half else amp_rewrite.convert(model, shift="none").model, batch),
-        _error(reference, model if one.half else _throughout(model), batch),
         _share(none),
         _error(reference, none.model, batch),
         _share(auto),
@@ -332,8 +331,9 @@ def measured(name: str, folder: Path) -> Row:
         _casts(without),
         muls,
         bits(graphs[0], batch) == bits(graphs[1], batch),
-        _optimized(graphs, batch),
         tuple(f"{finding.subject}: {finding.message}" for finding in findings),
+        _error(reference, model if one.half else _throughout(model), batch),
+        _optimized(graphs, batch),
     )
 
 
@@ -431,7 +431,7 @@ def table(rows: Sequence[Row]) -> list[str]:
                 row.ops,
                 f"{row.largest:.4g}",
                 _short(row.plain),
-                _short(row.throughout),
+                _short(row.throughout) or "–",
                 f"{row.low_before:.2f} %",
                 _short(row.error_before),
                 f"{row.low:.2f} %",
@@ -442,7 +442,7 @@ def table(rows: Sequence[Row]) -> list[str]:
                 row.casts_without_outliers,
                 row.muls,
                 "equal" if row.bits else "differ",
-                f"{row.optimized:.1g}",
+                "–" if row.optimized is None else f"{row.optimized:.1g}",
             )
             for row in rows
         ),
@@ -454,18 +454,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(PLANTED))
     names = parser.parse_args().names
     logging.disable(logging.WARNING)  # torch tells what is not installed
-    rows = []
-    for name in names:
-        with tempfile.TemporaryDirectory() as folder:
-            rows.append(measured(name, Path(folder)))
-        print(*table(rows[-1:])[2:], *rows[-1].regions, sep="\n", file=sys.stderr, flush=True)
     file = measure.RESULTS / "shift.json"
     stored = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else []
-    own = {field.name for field in fields(Row)}
-    known = {row["model"]: _row(row) for row in stored if row.keys() == own}  # not those of an older form
-    known |= {row.model: row for row in rows}
-    if known.keys() >= PLANTED.keys():
-        rows = [known[name] for name in PLANTED]
+    known = {row["model"]: _row(row) for row in stored}
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            known[name] = measured(name, Path(folder))
+        print(*table([known[name]])[2:], *known[name].regions, sep="\n", file=sys.stderr, flush=True)
+        rows = [known[name] for name in PLANTED if name in known]  # a run that is broken off keeps what it has
         measure.write("shift", measure.machine(), rows, table(rows))
 
 
