@@ -1,6 +1,6 @@
 """Predicted errors against measured ones: every op of many models, lowered alone.
 
-    python benchmarks/run.py prediction [FOLDER]
+    python benchmarks/run.py prediction [FOLDER] [--only NAME ...]    # --only: keep the other rows
 
 The models are those of tests/models and, with FOLDER, those that `benchmarks/run.py export FOLDER NAME ...` wrote
 there. For each op that may become float16, the error of the outputs when that op alone is float16 is predicted by the
@@ -13,6 +13,7 @@ emulated, so nothing here depends on the machine but the seconds. Models with fe
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -140,13 +141,18 @@ def _exported(path: Path) -> Mapping[str, Array]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
-    rows = []
-    for name, path, fed in models(parser.parse_args().folder):
-        row = judged(name, path, fed())
+    parser.add_argument("--only", nargs="+", default=())
+    given = parser.parse_args()
+    stored = measure.RESULTS / "prediction.json"
+    before = json.loads(stored.read_text("utf-8"))["rows"] if given.only and stored.exists() else []
+    rows = {row["model"]: Row(**row) for row in before}
+    for name, path, fed in models(given.folder):
+        row = judged(name, path, fed()) if not given.only or name in given.only else None
         if row is not None:
-            rows.append(row)
+            rows[name] = row
             print(row, file=sys.stderr, flush=True)
-    measure.write("prediction", measure.machine(), rows, _table(rows))
+    found = sorted(rows.values(), key=lambda row: row.model)
+    measure.write("prediction", measure.machine(), found, _table(found))
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
