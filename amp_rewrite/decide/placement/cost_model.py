@@ -86,6 +86,12 @@ class CostModel:
         shape = self._shape(value) if value is not None else None
         return tuple(UNKNOWN_DIMENSION if d is None else d for d in shape or ())
 
+    @property
+    def free(self) -> bool:
+        """True if an input has a dimension that the model does not state."""
+        shapes = (declared_dims(value) for value in self.view.model.proto.graph.input)
+        return any(dims is None or None in fixed(dims) for dims in shapes)
+
     def size(self, value: ValueId | None) -> int:
         """Return the number of elements; without a shape, that of the largest value behind it. 0 for None."""
         if value is None:

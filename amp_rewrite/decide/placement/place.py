@@ -11,6 +11,7 @@ from amp_rewrite.decide.coloring.paint import FINISH
 from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, CostModel
 from amp_rewrite.decide.placement.cut_problem import CutProblem
+from amp_rewrite.decide.placement.flops import UNKNOWN_DIMENSION
 from amp_rewrite.decide.placement.labelling import Labelling
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
@@ -74,7 +75,8 @@ class Placing:
         gain = (self.labelling.cost(self.spread) - self.labelling.cost(self.cut)) / ATTOSECONDS * 1e6
         casts = f"{'saved' if saved >= 0 else 'added'} {count(abs(saved), 'Cast')}"
         message = f"moving the border between the types {casts}, {gain:.3g} µs less"
-        return Finding("placement", "model", f"{message} (predicted on {self.costs.roof.gpu})")
+        assumed = f", free dimensions as {UNKNOWN_DIMENSION}" if self.costs.free else ""
+        return Finding("placement", "model", f"{message} (predicted on {self.costs.roof.gpu}{assumed})")
 
 
 _WORTH = round(START / 2 * ATTOSECONDS)
