@@ -58,6 +58,8 @@ BUDGET = 100
 _GUESSES, _MORE = 3, 1.3
 """Choices of the prediction that are tried, and the least factor by which errors are then thought larger."""
 
+_BEYOND = 2.0**10
+"""Factor beyond which the prediction is given up."""
 _SPARINGS, _FEW = 5, 5
 """Smaller choices that are considered, and the trials after which none is tried any more."""
 
@@ -372,10 +374,10 @@ class _Repair:
         with suppress(BudgetSpent):
             for _ in range(_GUESSES):
                 chosen = foresight.cheapest(by, factor)
-                while chosen is not None and chosen.held in trials.verdicts:
+                while chosen is not None and chosen.held in trials.verdicts and factor < _BEYOND:
                     factor *= _MORE
                     chosen = foresight.cheapest(by, factor)
-                if chosen is None:
+                if chosen is None or chosen.held in trials.verdicts:
                     break
                 if trials.passes(chosen.held):
                     held = self._pruned(foresight, trials, chosen, factor)

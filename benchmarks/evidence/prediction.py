@@ -134,7 +134,7 @@ def models(folder: Path | None) -> Sequence[tuple[str, Path, Callable[[], Mappin
 
 def _exported(path: Path) -> Mapping[str, Array]:
     with np.load(path.with_name(path.name.split(".")[0] + ".npz")) as stored:
-        prefix = "plain/input/"
+        prefix = "built/in/"
         return {k.removeprefix(prefix): stored[k] for k in stored.files if k.startswith(prefix)}
 
 
