@@ -58,6 +58,8 @@ BUDGET = 100
 _GUESSES, _MORE = 3, 1.3
 """Choices of the prediction that are tried, and the least factor by which errors are then thought larger."""
 
+_SMALL = 3
+"""Regions of a choice, each of which is tried without."""
 _BEYOND = 2.0**10
 """Factor beyond which the prediction is given up."""
 _SPARINGS, _FEW = 5, 5
@@ -380,7 +382,7 @@ class _Repair:
                 if chosen is None or chosen.held in trials.verdicts:
                     break
                 if trials.passes(chosen.held):
-                    held = self._pruned(foresight, trials, chosen, factor)
+                    held = _needed(trials, self._pruned(foresight, trials, chosen, factor))
                     repaired = self._finished(sorted(held), regions, trials, reference)
                     if repaired.solved:
                         return repaired
@@ -416,11 +418,12 @@ class _Repair:
         trial = trials.trial
         if trial.board is None:
             return None
-        if self.progress:
-            self.progress("predict", 0, 1)
         may = frozenset(vertex for vertex, paint in base.paints.items() if paint.dtype is base.to)
         batches = trial.expected(MOST_BATCHES)
-        return Foresight.of(self.draft, self.guarded.pins, may, batches, (trial.board, trial.twin))
+        found = Foresight.of(self.draft, self.guarded.pins, may, batches, (trial.board, trial.twin))
+        if self.progress:
+            self.progress("predict", 1, 1)
+        return found
 
     def _searched(self, trials: Trials, regions: Sequence[Region], reference: Model) -> Repaired:
         """Search; again with a margin if the real model is not as near as its trial; in the end pin all."""
@@ -503,6 +506,17 @@ class _Repair:
         return Repaired(
             converted, verdict, self.ranges, pinned, minimal, len(regions), self.budget, trail, solved, remark
         )
+
+
+def _needed(trials: Trials, held: frozenset[int]) -> frozenset[int]:
+    """Return a set that passes without the regions that it can spare, if it is so small that each is tried."""
+    if len(held) > _SMALL:
+        return held
+    with suppress(BudgetSpent):
+        for region in sorted(held, reverse=True):
+            if trials.passes(held - {region}):
+                held -= {region}
+    return held
 
 
 def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
