@@ -106,13 +106,17 @@ def _convolution(sizes: Sizes, op: Op) -> float:
     return 2.0 * _convolved(sizes, op) * prod(sizes.shape(op.inputs[1])[1:])
 
 
+_CHANNELS_LAST = {"com.microsoft::NhwcConv", "com.microsoft::NhwcFusedConv"}
+"""Convolutions whose weight has maps, window, channels, in this order."""
+
+
 def _convolved(sizes: Sizes, op: Op) -> float:
     """Return the number of results; if they have no shape, one for each stride and map, as if it were padded."""
     weight = sizes.shape(op.inputs[1])
     if sizes.shape(op.outputs[0]) or not weight:
         return sizes.size(op.outputs[0])
     strides, groups = attribute(op.node, "strides"), int_attribute(op.node, "group", 1)
-    channels = weight[1] * groups if len(weight) > 1 else 1
+    channels = weight[-1 if op.kind in _CHANNELS_LAST else 1] * groups if len(weight) > 1 else 1
     return sizes.size(op.inputs[0]) / channels * weight[0] / prod(strides.ints if strides is not None else ())
 
 

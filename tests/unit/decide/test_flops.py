@@ -66,6 +66,7 @@ CROSS = 4 * B * H * D * S * L
         ),
         ("y = com.microsoft.FusedConv <strides = [2, 2]> (i0, i1)", ["1,4,8,8", "6,4,3,3"], 2 * 6 * 4 * 4 * 4 * 3 * 3),
         ("y = com.microsoft.FusedConv <group = 4> (i0, i1)", ["1,4,8,8", "4,1,3,3"], 2 * 4 * 8 * 8 * 3 * 3),
+        ("y = com.microsoft.NhwcConv <strides = [2, 2]> (i0, i1)", ["1,8,8,4", "6,3,3,4"], 2 * 6 * 4 * 4 * 4 * 3 * 3),
         ("y = com.microsoft.CausalConvWithState (i0, i1)", ["2,4,8", "4,1,3"], 2 * 2 * 4 * 8 * 3),
         (
             "y = com.microsoft.MoE <k = 2> (i0, i1, i2, , i3)",
