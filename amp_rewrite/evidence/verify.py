@@ -71,8 +71,7 @@ def verify(
         equal_nan: accept NaN on both sides.
         allow_nonfinite: accept NaN and infinity in the data.
         emulate: run low ops as float32 ops that round; None: unless CUDA opens, since the CPU does not round.
-        provider: the one that must open; None: a WebGPU device for a model converted for one, where it opens; else
-            CUDA where it opens, else the CPU.
+        provider: the one that must open; None: WebGPU for a model converted for it, CUDA, or the CPU, as they open.
         depth: also measure the error of each op along the depth, as `locate` does; the page draws it.
         names: those of both models in the verdict.
         progress: called as `progress(done, total)` with batches.

@@ -64,8 +64,9 @@ class Point:
 
 @dataclass(frozen=True, repr=False)
 class Pareto(Result):
-    """Points of time against error, the fastest first; no point is both slower and less exact than another one, save
-    the one that `convert` gives.
+    """Points of time against error, the fastest first.
+
+    No point is both slower and less exact than another one, save the one that `convert` gives.
 
     Attributes:
         model: name of the model.

@@ -104,6 +104,9 @@ class Target(_Choice):
 
     A member names the runtime. `parse` also makes targets of one release ("ort-cuda:1.22", "tensorrt:11.2") and of the
     kernels in a file ("registry.json"), which have the same `family`.
+
+    Args:
+        family: the word of the runtime.
     """
 
     ORT_CUDA = "ort-cuda"
@@ -134,6 +137,9 @@ class Target(_Choice):
     @classmethod
     def parse(cls, spelling: str | os.PathLike[str] | Self) -> Self:
         """Return the target of a word, in any case, of a word with a release, or of a file of kernels.
+
+        Args:
+            spelling: "ort-cuda", "tensorrt:11.2", or the path of a file that `doctor --dump-kernels` wrote.
 
         Raises:
             PolicyError: the word, the release or the file is unknown or unusable.

@@ -20,7 +20,7 @@ from support.paths import ROOT
 from support.train.vjp_case import Case, check_against_differences, check_against_torch, retyped, run_float32
 
 MODULES = (path.stem for path in sorted(Path(__file__).parent.glob("test_vjp_*.py")) if path != Path(__file__))
-FAMILIES = tuple(import_module(f"unit.train.{name}") for name in MODULES)
+FAMILIES = tuple(import_module(f"unit.rewrite.{name}") for name in MODULES)
 OPSET = 20
 
 LAST_ENTRY_GOES_ON = {"Slice"}
