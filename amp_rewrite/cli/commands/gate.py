@@ -32,13 +32,14 @@ class _Checked:
     delta: Delta | None
     failed: tuple[Outcome, ...]
 
-    def text(self, form: str, fail_on: Collection[str]) -> str:
-        """Return it for a terminal, for a workflow of GitHub, or as Markdown."""
+    def text(self, form: str, fail_on: Collection[str], *, verbose: bool = False) -> str:
+        """Return it for a terminal, for a workflow of GitHub, or as Markdown. `verbose`: a terminal gets each op."""
         new = "new, nothing to compare it with\n" if self.delta is None else ""
         if form == "github":
             marks = "".join(f"::error::{self.file}: expected {outcome}\n" for outcome in self.failed)
-            return (f"::notice::{self.file}: {new}" if self.delta is None else self.delta.to(form, fail_on)) + marks
-        body = new or (self.delta.to(form, verbose=False) if self.delta else "")
+            told = f"::notice::{self.file}: {new}" if self.delta is None else self.delta.to(form, fail_on)
+            return f"::group::{self.file}\n{told}{marks}::endgroup::\n"
+        body = new or (self.delta.to(form, verbose=verbose) if self.delta else "")
         if form == "markdown":
             lines = "".join(f"- **failed**: {outcome}\n" for outcome in self.failed)
             return f"### {self.file}\n\n{body}\n{lines}\n"
@@ -63,6 +64,7 @@ class _Checked:
     parameters.option(
         "--pages", "FOLDER", "Draw each FILE that differs on an .html page there.", OUTPUT, type=parameters.FILE_OUT
     ),
+    parameters.verbose,
     parameters.config,
 )
 def gate(
@@ -72,6 +74,7 @@ def gate(
     form: str,
     summary: Path | None,
     pages: Path | None,
+    verbose: bool,
     **given: Any,
 ) -> int:
     """Compare each FILE with the same file in a commit of git; exit with 1 if one differs.
@@ -95,7 +98,7 @@ def gate(
             terminal.talk(f"::error::{named}" if form == "github" else f"error: {named}", quiet=False)
             worst = USAGE
             continue
-        terminal.show(checked.text(form, fail_on), commands=form == "github")
+        terminal.show(checked.text(form, fail_on, verbose=verbose), commands=form == "github")
         if summary is not None:
             before = summary.read_text("utf-8") if summary.is_file() else ""
             write_file(summary, before + checked.text("markdown", fail_on), "the files were compared")
