@@ -118,7 +118,7 @@ def test_summary_pages_and_annotations_tell_of_the_difference(repository: Path) 
     assert [page.name for page in Path("pages").iterdir()] == ["models_m.onnx.html"]
 
 
-def test_external_data_of_the_base_come_from_its_commit_and_stay_in_the_scratch_folder(repository: Path) -> None:
+def test_external_data_of_the_base_come_from_its_commit_into_a_scratch_folder(repository: Path) -> None:
     weights = '<ir_version: 8, opset_import: ["": 17]> g (float[n,4] x) => (float[n,4] y) { y = MatMul(x, w) }'
     model = onnx.parser.parse_model(weights)
     model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
