@@ -17,6 +17,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor model.onnx --gpu H200",),
     "emulate": ("emulate model.float16.onnx",),
     "explain": ("explain model.onnx /encoder/layer.0/MatMul",),
+    "gate": ("gate model.onnx --base origin/main --fail-on raised,casts",),
     "help": ("help convert --all",),
     "lists": ("lists Softmax Resize",),
     "locate": (

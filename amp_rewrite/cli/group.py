@@ -39,6 +39,7 @@ COMMANDS = {
     "doctor": "Find obstacles to fast half precision, here or in MODEL.",
     "emulate": "Write MODEL in float32, rounded as half precision would be.",
     "explain": "Print why NODE gets its type, back to the op that decides.",
+    "gate": "Compare each FILE with the same file in a commit of git; exit with 1 if one differs.",
     "help": "Print the help of COMMAND, or this program's.",
     "lists": "Print the list of each OP, its source and its reason.",
     "locate": "Print where B departs from A, and which ops add most to that.",

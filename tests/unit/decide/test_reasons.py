@@ -16,6 +16,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != Path(reasons.
 CARRIERS = {"Pin", "Paint", "Refusal", "Fault", "high"}
 """What is built with a rule id."""
 OTHER_MEANINGS = {
+    "compat": {"keep"},
     "cli": {"keep", "lower", "loss", "deny", "unlisted", "gray_follows_allow"},
     "decide": {"epsilon"},
     "evidence": {"overflow", "nonfinite"},

@@ -1,0 +1,15 @@
+"""The signatures of other converters, so that a project changes one import: see docs/how-to/migrating.md."""
+
+from amp_rewrite.compat.float16 import (
+    DEFAULT_OP_BLOCK_LIST,
+    convert_float_to_float16,
+    convert_float_to_float16_model_path,
+)
+from amp_rewrite.compat.mixed_precision import auto_convert_mixed_precision
+
+__all__ = [
+    "DEFAULT_OP_BLOCK_LIST",
+    "auto_convert_mixed_precision",
+    "convert_float_to_float16",
+    "convert_float_to_float16_model_path",
+]

@@ -1,0 +1,120 @@
+"""The command line of NVIDIA ModelOpt AutoCast: `python -m amp_rewrite.compat.autocast --onnx_path …`.
+
+Each option becomes one of `amp-rewrite convert`, whose report and exit codes these are. What has no effect here is said
+on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from amp_rewrite.cli import program, terminal
+from amp_rewrite.compat.words import op_patterns
+from amp_rewrite.dtypes import DType
+from amp_rewrite.settings.selectors import one_of_many
+
+_TYPES = {"fp16": DType.FLOAT16, "bf16": DType.BFLOAT16}
+_QUIET = ("WARNING", "ERROR", "CRITICAL")
+_LEVELS = ("DEBUG", "INFO", *_QUIET)
+
+_WHY = {
+    "data_max": "it bounds values seen in data; give --calibration_data",
+    "init_max": "the range of the type bounds weights; `amp-rewrite convert --check-weights` lists their losses",
+    "max_depth_of_reduction": "op lists decide on reductions, and products add up in float32; give data to"
+    " `amp-rewrite convert --data FILE --tolerance X`",
+    "init_conversion_max_bytes": "weights of any size are converted while they are written",
+    "providers": "calibration runs in float32 on the CPU",
+    "trt_plugins": "plugins are not loaded; an operator of an unknown domain stays float32, between Casts",
+    "trt_plugins_precision": "an operator of an unknown domain stays float32, between Casts",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the options, which are those of nvidia-modelopt 0.47.
+
+    An abbreviated option is an error, as is one that AutoCast does not have.
+    """
+    made = argparse.ArgumentParser(
+        prog="python -m amp_rewrite.compat.autocast",
+        description="Convert a model with the options of ModelOpt AutoCast; `amp-rewrite convert` has more.",
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("--onnx_path", required=True, help="the model")
+    add("--output_path", help="the file to write, replaced if it exists; default: MODEL.fp16.onnx or MODEL.bf16.onnx")
+    add("--low_precision_type", "-t", choices=tuple(_TYPES), default="fp16", help="--to")
+    add("--calibration_data", "-d", metavar="FILE", help="--data: an .npz file, or a folder of them")
+    for name, short, ours in (
+        ("nodes_to_exclude", "-ne", "--keep re:X"),
+        ("op_types_to_exclude", "-ope", "--keep op=X"),
+        ("nodes_to_include", "-ni", "--lower re:X"),
+        ("op_types_to_include", "-opi", "--lower op=X"),
+    ):
+        add(f"--{name}", short, nargs="*", default=[], metavar="X", help=ours)
+    add("--data_max", type=float, metavar="X", help="--headroom of 65504 / X for fp16, with data")
+    for name, kind in (("init_max", float), ("init_conversion_max_bytes", int), ("max_depth_of_reduction", int)):
+        add(f"--{name}", type=kind, metavar="X", help=f"no effect: {_WHY[name]}")
+    add("--keep_io_types", action="store_true", help="--io keep; without it, --io low")
+    add("--log_level", choices=_LEVELS, default="INFO", help="DEBUG is --verbose, WARNING and above are --quiet")
+    for name in ("providers", "trt_plugins", "trt_plugins_precision"):
+        add(f"--{name}", nargs="+", metavar="X", help=f"no effect: {_WHY[name]}")
+    add("--opset", type=int, metavar="N", help="--opset")
+    add("--use_standalone_type_inference", action="store_true", help="accepted: types never come from ONNX's inference")
+    return made
+
+
+def translated(given: argparse.Namespace) -> list[str]:
+    """Return the words of `amp-rewrite` for parsed options."""
+    to = _TYPES[given.low_precision_type]
+    source = Path(given.onnx_path)
+    out = given.output_path or source.with_name(f"{source.stem}.{given.low_precision_type}.onnx")
+    words = ["convert", "--to", to.spelling, "--io", "keep" if given.keep_io_types else "low", "--overwrite"]
+    for option, names, types in (
+        ("--keep", given.nodes_to_exclude, given.op_types_to_exclude),
+        ("--lower", given.nodes_to_include, given.op_types_to_include),
+    ):
+        for pattern in (*map(_searched_from_start, names), *(p for kind in types for p in op_patterns(kind))):
+            words += [option, pattern]
+    if given.calibration_data is not None:
+        words += ["--data", given.calibration_data]
+        if given.data_max is not None:
+            words += ["--headroom", repr(to.max / given.data_max if given.data_max > 0 else given.data_max)]
+    if given.opset is not None:
+        words += ["--opset", str(given.opset)]
+    words += ["--quiet"] if given.log_level in _QUIET else ["--verbose"] if given.log_level == "DEBUG" else []
+    return [*words, "-o", str(out), "--", given.onnx_path]
+
+
+def _searched_from_start(expression: str) -> str:
+    return rf"re:\A(?:{expression})"
+
+
+def _unused(given: argparse.Namespace) -> Iterator[str]:
+    """Yield the names of options that were given and have no effect."""
+    for name in _WHY:
+        value = getattr(given, name)
+        honoured = name == "data_max" and given.calibration_data is not None
+        if value is not None and not honoured and (name, value) != ("providers", ["cpu"]):
+            yield name
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command, and exit as `amp-rewrite convert` does: 0, 1 for a finding, 2 for wrong usage."""
+    given = parser().parse_args(words)
+    quiet = given.log_level in _QUIET[1:]
+    for name in _unused(given):
+        terminal.talk(f"warning: --{name} has no effect: {_WHY[name]}", quiet=quiet)
+    with one_of_many() as unmatched:
+        try:
+            program.main(translated(given), prog_name="amp-rewrite")
+        finally:
+            for name in (*given.nodes_to_exclude, *given.nodes_to_include):
+                if _searched_from_start(name) in unmatched:
+                    terminal.talk(f"warning: no node matches {name!r}, so it has no effect", quiet=quiet)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,139 @@
+"""`convert_float_to_float16` as onnxconverter-common and onnxruntime.transformers have it."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from os import PathLike
+
+from onnx import ModelProto
+
+from amp_rewrite.compat.words import matching_nothing, node_pattern, op_patterns, refuses_unknown, without_effect
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.evidence.subjects import low_types
+from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.pipeline.convert import convert
+
+DEFAULT_OP_BLOCK_LIST: list[str] = []
+"""Empty: the op lists of this package always apply, and `op_block_list` adds to them. Here for projects that write
+`DEFAULT_OP_BLOCK_LIST + ["Softmax"]`."""
+
+_WHY = {
+    "min_positive_val": "constants keep their nearest value in float16, and findings name weights that lose too much",
+    "max_finite_val": "constants are not clamped; an op whose constant does not fit float16 stays float32",
+    "force_fp16_initializers": "a weight gets the type of the ops that read it; lower those with"
+    " amp_rewrite.convert(lower=…)",
+    "force_fp16_inputs": "the types of an op's inputs follow from its schema and the kernels of the target; see"
+    " amp_rewrite.convert(target=…)",
+    "use_bfloat16_as_blocked_nodes_dtype": "ops that are kept stay float32; for a bfloat16 model use"
+    " amp_rewrite.convert(to='bfloat16')",
+}
+
+
+@refuses_unknown
+def convert_float_to_float16(
+    model: ModelSource,
+    min_positive_val: float | None = None,
+    max_finite_val: float | None = None,
+    keep_io_types: bool | Sequence[str] = False,
+    disable_shape_infer: bool = False,
+    op_block_list: Collection[str] | None = None,
+    node_block_list: Collection[str] | None = None,
+    *,
+    check_fp16_ready: bool | None = None,
+    force_fp16_initializers: bool = False,
+    force_fp16_inputs: Mapping[str, Sequence[int]] | None = None,
+    use_bfloat16_as_blocked_nodes_dtype: bool = False,
+) -> ModelProto:
+    """Convert a model to float16, with the arguments of onnxconverter-common's and onnxruntime's function of this name.
+
+    The conversion is that of `amp_rewrite.convert`: op lists, safety rules and minimum cut decide, and the arguments
+    add to them. An argument without effect here is a UserWarning, an unknown one a TypeError.
+
+    Args:
+        model: a ModelProto or a path, or what else `convert` takes; it is never changed.
+        min_positive_val: no effect; constants are rounded, not raised.
+        max_finite_val: no effect; constants are not clamped.
+        keep_io_types: True keeps float32 inputs and outputs; a list keeps those named; False makes all float16.
+        disable_shape_infer: accepted; ONNX's shape inference never runs, since types come from the schemas.
+        op_block_list: op types, of any domain, that stay float32, besides those of the shipped lists.
+        node_block_list: names of nodes that stay float32; a name that is not in the model is a UserWarning.
+        check_fp16_ready: True refuses a model that holds float16 already; else its float32 part is converted.
+        force_fp16_initializers: no effect; a weight has the type of its readers.
+        force_fp16_inputs: no effect; schema and kernels decide.
+        use_bfloat16_as_blocked_nodes_dtype: no effect; blocked ops stay float32.
+
+    Returns:
+        The converted model, whole in memory.
+
+    Raises:
+        TypeError: an argument is unknown.
+        PolicyError: `check_fp16_ready` is True and the model holds a low type; also a ValueError.
+        ModelError: the model is invalid, or larger than 2 GB; `amp_rewrite.convert(…).save` has no such limit.
+
+    Example:
+        >>> from amp_rewrite.compat import convert_float_to_float16
+        >>> half = convert_float_to_float16("model.onnx", keep_io_types=True, op_block_list=["Softmax"])
+    """
+    given = {
+        "min_positive_val": min_positive_val,
+        "max_finite_val": max_finite_val,
+        "force_fp16_initializers": force_fp16_initializers,
+        "force_fp16_inputs": force_fp16_inputs,
+        "use_bfloat16_as_blocked_nodes_dtype": use_bfloat16_as_blocked_nodes_dtype,
+    }
+    without_effect(given, _WHY)
+    if check_fp16_ready and (held := low_types(Model.load(model))):
+        raise PolicyError(
+            f"the model holds {', '.join(held)} already, and check_fp16_ready=True refuses such a model; leave it out"
+            " to convert the part that is float32"
+        )
+    nodes = {node_pattern(name): f"node {name!r} of node_block_list" for name in _listed(node_block_list) if name}
+    ops = [pattern for op_type in _listed(op_block_list) for pattern in op_patterns(op_type)]
+    io, kept = io_rules(keep_io_types)
+    with matching_nothing({**nodes, **kept}):
+        converted = convert(model, io=io, keep=[*nodes, *ops])
+    return converted.model
+
+
+@refuses_unknown
+def convert_float_to_float16_model_path(
+    model_path: str | PathLike[str],
+    min_positive_val: float | None = None,
+    max_finite_val: float | None = None,
+    keep_io_types: bool = False,
+) -> ModelProto:
+    """Convert a file, as onnxconverter-common's function of this name; see `convert_float_to_float16`.
+
+    Args:
+        model_path: the file; external data lies beside it.
+        min_positive_val: no effect, with a UserWarning.
+        max_finite_val: no effect, with a UserWarning.
+        keep_io_types: as `convert_float_to_float16` takes it.
+
+    Returns:
+        The converted model, whole in memory.
+
+    Raises:
+        TypeError: an argument is unknown.
+        ModelError: the file cannot be read, or the model is larger than 2 GB.
+
+    Example:
+        >>> from amp_rewrite.compat import convert_float_to_float16_model_path
+        >>> half = convert_float_to_float16_model_path("model.onnx", keep_io_types=True)
+    """
+    without_effect({"min_positive_val": min_positive_val, "max_finite_val": max_finite_val}, _WHY)
+    return convert(str(model_path), io=io_rules(keep_io_types)[0]).model
+
+
+def io_rules(keep_io_types: bool | Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return rules of `io` for `keep_io_types`, and those that may match nothing with what they stand for."""
+    if isinstance(keep_io_types, bool):
+        return ["keep" if keep_io_types else "low"], {}
+    kept = {f"{glob.escape(name)}=float32": f"{name!r} of keep_io_types" for name in _listed(keep_io_types)}
+    return ["low", *kept], kept
+
+
+def _listed(names: Iterable[str] | None) -> list[str]:
+    """Return names in order; one name alone is not a list of letters."""
+    return [names] if isinstance(names, str) else list(names or ())

@@ -1,0 +1,120 @@
+"""`auto_convert_mixed_precision` as onnxconverter-common has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from amp_rewrite.compat.float16 import io_rules
+from amp_rewrite.compat.words import refuses_unknown
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.search import minimal_set
+from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.pipeline.convert import Converted, calibrated, finish, shifted_and_guarded
+from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.regions import regions_of
+from amp_rewrite.pipeline.repair import repair
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.installation import require
+from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.settings.choices import HEADROOM
+from amp_rewrite.settings.options import Request
+
+Array = NDArray[Any]
+Validate = Callable[[Sequence[Any], Sequence[Any]], bool]
+
+
+@refuses_unknown
+def auto_convert_mixed_precision(
+    model: ModelSource,
+    feed_dict: Mapping[str, Array],
+    validate_fn: Validate | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    keep_io_types: bool = False,
+) -> ModelProto:
+    """Convert a model to float16 with as few ops in float32 as its outputs on one batch need.
+
+    The arguments are those of onnxconverter-common's function of this name. With tolerances alone it is
+    `amp_rewrite.repair`, which also takes many batches, and returns a report and a verdict. Trials run on the CPU with
+    float16's rounding; values that do not fit float16 by their range stay float32 in any case.
+
+    Args:
+        model: a ModelProto or a path, or what else `convert` takes; it is never changed.
+        feed_dict: one batch, arrays by the names of inputs.
+        validate_fn: called with the outputs of the float32 model and those of a trial, both lists of arrays in the
+            order of the model; true if the trial is near enough.
+        rtol: bound |a - b| <= atol + rtol |a| on every element; 1e-5 if only `atol` is given.
+        atol: see `rtol`; 1e-8 if only `rtol` is given.
+        keep_io_types: True keeps float32 inputs and outputs, False makes them float16.
+
+    Returns:
+        The converted model, whole in memory.
+
+    Raises:
+        TypeError: an argument is unknown.
+        ValueError: neither `validate_fn` nor a tolerance is given, `validate_fn` refuses the float32 model's own
+            outputs, or no choice of ops is near enough.
+        AmpRewriteError: as `convert` and `calibrate` raise it.
+
+    Example:
+        >>> import numpy as np
+        >>> from amp_rewrite.compat import auto_convert_mixed_precision
+        >>> batch = {"pixels": np.zeros((1, 64), np.float32)}
+        >>> half = auto_convert_mixed_precision("model.onnx", batch, rtol=1e-2, atol=1e-3, keep_io_types=True)
+    """
+    if validate_fn is None and rtol is None and atol is None:
+        raise ValueError("nothing says how near the outputs must be; give validate_fn, rtol or atol")
+    if rtol is not None or atol is not None:
+        rtol, atol = (1e-5 if rtol is None else rtol), (1e-8 if atol is None else atol)
+    io, _ = io_rules(keep_io_types)
+    if validate_fn is None:
+        repaired = repair(model, dict(feed_dict), rtol=rtol, atol=atol, io=io)
+        if not repaired.solved:
+            raise ValueError(_UNSOLVED)
+        return repaired.converted.model
+
+    def near(expected: Sequence[Any], tried: Sequence[Any]) -> bool:
+        if not validate_fn(expected, tried):
+            return False
+        pairs = zip(expected, tried, strict=True)
+        return rtol is None or all(np.allclose(b, a, rtol, atol or 0.0) for a, b in pairs)
+
+    return _searched(model, dict(feed_dict), near, io).model
+
+
+_UNSOLVED = (
+    "validation failed: the outputs are not near enough with all ops in float32 that may be; the bound is narrower than"
+    " float16 inputs and outputs allow (keep_io_types=True keeps them), or than float32 itself reaches"
+)
+
+
+def _searched(model: ModelSource, batch: dict[str, Array], near: Validate, io: list[str]) -> Converted:
+    """Return the conversion with a minimal set of regions in float32 that is near enough."""
+    require("a conversion with data")
+    draft = Draft.of(model, Request.of(io=io))
+    expected = _outputs(draft.source, batch)
+    if not near(expected, expected):
+        raise ValueError("validation failed for the float32 model itself; mend validate_fn, or widen its bounds")
+    ranges = calibrated(draft, Feed.of(batch, draft.source))
+    draft, guarded = shifted_and_guarded(draft, ranges, HEADROOM)
+    regions = regions_of(draft, draft.paint(guarded.pins), {})
+
+    def converted(held: frozenset[int]) -> Converted:
+        pins = [pin for number in sorted(held) for pin in regions[number].pins]
+        return finish(draft, draft.paint((*guarded.pins, *pins)), guarded.findings, measured=guarded)
+
+    chosen = minimal_set(len(regions), lambda held: near(expected, _outputs(emulate(converted(held).result), batch)))
+    if chosen is None:
+        raise ValueError(_UNSOLVED)
+    return converted(frozenset(chosen))
+
+
+def _outputs(model: Model, batch: dict[str, Array]) -> list[Any]:
+    """Return the outputs of a model on a batch, fed in the types of its inputs."""
+    (fed,) = Feed.of(batch, model)
+    return list(Runner.open(model).run(fed).values())

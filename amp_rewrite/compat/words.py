@@ -1,0 +1,88 @@
+"""Arguments of other converters: what an unknown one is called here, and a warning for one without effect."""
+
+from __future__ import annotations
+
+import glob
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar
+
+from amp_rewrite.errors import advice
+from amp_rewrite.settings.options import KEYWORDS
+from amp_rewrite.settings.selectors import one_of_many
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_KNOWN_AS = {
+    "keep=": ("nodes_to_exclude", "op_types_to_exclude", "exclude_nodes", "blocked_nodes", "disabled_node_name_regex"),
+    "lower=": ("nodes_to_include", "op_types_to_include", "op_allow_list", "node_allow_list"),
+    "to=": ("low_precision_type", "dtype", "precision", "use_bfloat16"),
+    "io=": ("io_types", "keep_inputs", "keep_outputs", "use_gpu_io"),
+    "opset=": ("target_opset", "opset_version"),
+    "headroom=": ("data_max",),
+    "data=": ("calibration_data", "feed_dict", "input_feed"),
+    "lists=": ("custom_rule",),
+}
+_MEANT = {word: ours for ours, words in _KNOWN_AS.items() for word in words}
+_PLAIN = re.compile(r"[\w/.]+")
+
+
+def refuses_unknown(function: F) -> F:
+    """Decorate a function: an unknown keyword is a TypeError that names this package's word for the same thing."""
+    known = signature(function).parameters
+
+    @wraps(function)
+    def call(*given: Any, **keywords: Any) -> Any:
+        unknown = next((word for word in keywords if word not in known), None)
+        if unknown is not None:
+            ours = f"{unknown}=" if unknown in KEYWORDS else _MEANT.get(unknown)
+            hint = (
+                f"amp_rewrite.convert takes {ours} for it"
+                if ours
+                else advice(unknown, known, f"it takes {', '.join(known)}")
+            )
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}; {hint}")
+        return function(*given, **keywords)
+
+    return call  # type: ignore[return-value]
+
+
+def without_effect(given: Mapping[str, object], why: Mapping[str, str], *, above: int = 1) -> None:
+    """Warn of each argument that was given (not None, not False) and changes nothing here.
+
+    Args:
+        given: the arguments by name.
+        why: what happens instead, by name.
+        above: calls between the user's line and the one that calls this.
+    """
+    for name, value in given.items():
+        if value is not None and value is not False:
+            # Two calls lie between: this function's and that of `refuses_unknown`.
+            warnings.warn(f"{name}={value!r} has no effect: {why[name]}", UserWarning, stacklevel=3 + above)
+
+
+def node_pattern(name: str) -> str:
+    """Return the pattern for the nodes of exactly this name."""
+    return name if _PLAIN.fullmatch(name) else rf"re:\A{re.escape(name)}\Z"
+
+
+def op_patterns(op_type: str) -> tuple[str, str]:
+    """Return patterns for an op type in ai.onnx and in every other domain, as other converters ignore domains."""
+    escaped = glob.escape(op_type).replace(",", r"\,")
+    return f"op={escaped}", f"op=*::{escaped}"
+
+
+@contextmanager
+def matching_nothing(names: Mapping[str, str], above: int = 1) -> Iterator[None]:
+    """Let patterns match nothing while the body runs, then warn of those in `names`: patterns with what they stand for.
+
+    `above`: as in `without_effect`; the frame of the context manager is counted here.
+    """
+    with one_of_many() as unmatched:
+        yield
+    for pattern in unmatched.keys() & names.keys():
+        warnings.warn(f"{names[pattern]} is not in the model, so it has no effect", UserWarning, stacklevel=4 + above)

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Checks the models of a repository against a commit, for the action of GitHub and the template of GitLab.
+#
+# From the environment: MODELS (pathspecs of git), BASE (a commit), FAIL_ON, EXPECT (a line for each expectation),
+# PAGES (a folder for pages), GITHUB_STEP_SUMMARY or SUMMARY (a file for Markdown).
+# Exit code: 0 nothing that counts differs, 1 something does, 2 a model or the base cannot be read.
+set -euo pipefail
+
+read -ra patterns <<< "${MODELS:-*.onnx}"
+models=()
+while IFS= read -r -d '' model; do models+=("$model"); done < <(git ls-files -z -- "${patterns[@]}")
+if [ "${#models[@]}" -eq 0 ]; then
+  echo "no tracked file matches ${MODELS:-*.onnx}"
+  exit 0
+fi
+
+base="${BASE:-HEAD^}"
+if [[ "$base" =~ ^0+$ ]]; then base=HEAD; fi # the first push of a branch has no commit before it
+if ! git rev-parse --verify --quiet "$base^{commit}" > /dev/null; then
+  git fetch --quiet --depth=1 origin "${base%^}" || true
+  if [ "$base" = "HEAD^" ]; then git fetch --quiet --deepen=1 || true; fi
+fi
+
+options=(--base "$base" --fail-on "${FAIL_ON:-raised,casts}")
+while IFS= read -r line; do
+  if [ -n "${line// /}" ]; then options+=(--expect "$line"); fi
+done <<< "${EXPECT:-}"
+if [ -n "${PAGES:-}" ]; then options+=(--pages "$PAGES"); fi
+summary="${GITHUB_STEP_SUMMARY:-${SUMMARY:-}}"
+if [ -n "$summary" ]; then options+=(--summary "$summary"); fi
+if [ -n "${GITHUB_ACTIONS:-}" ]; then options+=(--format github); fi
+amp-rewrite gate "${options[@]}" -- "${models[@]}"

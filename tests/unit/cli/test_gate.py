@@ -1,0 +1,188 @@
+"""`amp-rewrite gate`: models against those of a commit, by hand, in pre-commit, and in the scripts of CI."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from onnx import numpy_helper
+
+from amp_rewrite.cli.group import program
+from support.paths import ROOT
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+AUTHOR = ("-c", "user.name=someone", "-c", "user.email=someone@example.org")
+FLOAT16 = '<ir_version: 8, opset_import: ["": 17]> g (float16[n] x) => (float16[n] y) { y = Relu(x) }'
+FLOAT32 = FLOAT16.replace("float16", "float")
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", *AUTHOR, *words], cwd=folder, check=True, capture_output=True)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(onnx.parser.parse_model(text), path)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a half model in a folder, committed."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "models" / "m.onnx", FLOAT16)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "-m", "models")
+    return tmp_path
+
+
+def gate(*words: str) -> Result:
+    return CliRunner().invoke(program, ["gate", *words])
+
+
+def test_an_unchanged_model_passes_and_a_raised_one_fails(repository: Path) -> None:
+    assert gate("models/m.onnx").exit_code == 0
+    write(repository / "models" / "m.onnx", FLOAT32)
+    done = gate("models/m.onnx", "--fail-on", "raised")
+    assert done.exit_code == 1
+    assert done.stdout.startswith("models/m.onnx: ")
+    assert re.search(r"1  Relu +float16 → float32", done.stdout)
+    assert "name each op with --verbose" in done.stdout
+    assert "name each op" not in gate("models/m.onnx", "-v").stdout
+    assert gate("models/m.onnx", "--fail-on", "casts").exit_code == 0
+
+
+def test_a_new_model_has_only_to_meet_what_is_expected(repository: Path) -> None:
+    write(repository / "new.onnx", FLOAT32)
+    done = gate("new.onnx", "--expect", "float32 >= 100%")
+    assert (done.exit_code, done.stdout) == (0, "new.onnx: new, nothing to compare it with\n")
+    done = gate("new.onnx", "models/m.onnx", "--expect", "io = float16")
+    assert done.exit_code == 1
+    assert len(re.findall(r"failed  io = float16", done.stdout)) == 1
+
+
+def test_another_commit_can_be_the_base_and_an_unknown_one_is_named(repository: Path) -> None:
+    write(repository / "models" / "m.onnx", FLOAT32)
+    git(repository, "commit", "--quiet", "-am", "raised")
+    assert gate("models/m.onnx").exit_code == 0
+    assert gate("models/m.onnx", "--base", "HEAD^").exit_code == 1
+    done = gate("models/m.onnx", "--base", "absent")
+    assert done.exit_code == 2
+    assert "--base absent is no commit here; fetch it" in done.stderr
+
+
+def test_a_repository_without_a_commit_has_new_models_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "m.onnx", FLOAT32)
+    git(tmp_path, "init", "--quiet")
+    assert gate("m.onnx").stdout == "m.onnx: new, nothing to compare it with\n"
+
+
+def test_outside_a_repository_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "m.onnx", FLOAT32)
+    done = gate("m.onnx")
+    assert done.exit_code == 2
+    assert "run this in a repository that holds the file" in done.stderr
+
+
+def test_an_unreadable_file_leaves_the_others_and_makes_the_exit_code_2(repository: Path) -> None:
+    (repository / "broken.onnx").write_bytes(b"not a model")
+    done = gate("broken.onnx", "models/m.onnx")
+    assert done.exit_code == 2
+    assert "broken.onnx" in done.stderr
+    assert "models/m.onnx: no difference" in done.stdout
+
+
+def test_summary_pages_and_annotations_tell_of_the_difference(repository: Path) -> None:
+    write(repository / "models" / "m.onnx", FLOAT32)
+    write(repository / "new.onnx", FLOAT32)
+    Path("summary.md").write_text("before\n")
+    form = ("--format", "github", "--summary", "summary.md", "--pages", "pages")
+    done = gate("models/m.onnx", "new.onnx", *form, "--expect", "io = float16")
+    assert done.exit_code == 1
+    assert "::group::models/m.onnx\n::error" in done.stdout
+    assert "::error::new.onnx: expected io = float16" in done.stdout
+    summary = Path("summary.md").read_text("utf-8")
+    assert summary.startswith("before\n### models/m.onnx\n")
+    assert "**failed**: io = float16" in summary
+    assert [page.name for page in Path("pages").iterdir()] == ["models_m.onnx.html"]
+
+
+def test_external_data_of_the_base_come_from_its_commit_into_a_scratch_folder(repository: Path) -> None:
+    weights = '<ir_version: 8, opset_import: ["": 17]> g (float[n,4] x) => (float[n,4] y) { y = MatMul(x, w) }'
+    model = onnx.parser.parse_model(weights)
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    onnx.save(model, "e.onnx", save_as_external_data=True, location="e.data", size_threshold=0)
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "external")
+    assert gate("e.onnx").stdout == "e.onnx: no difference\n"
+    for place in (repository / "absolute.data", "../outside.data"):
+        for entry in (strange := onnx.load("e.onnx", load_external_data=False)).graph.initializer[0].external_data:
+            entry.value = str(place) if entry.key == "location" else entry.value
+        Path("s.onnx").write_bytes(strange.SerializeToString())
+        git(repository, "add", ".")
+        git(repository, "commit", "--quiet", "-m", "strange", "--allow-empty")
+        assert gate("s.onnx").exit_code in (0, 2)
+        assert not Path("absolute.data").exists()
+        assert not Path("../outside.data").exists()
+
+
+def script(repository: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the script of the action, with this `amp-rewrite` on the path."""
+    programs = repository.parent / "bin"
+    programs.mkdir(exist_ok=True)
+    (programs / "amp-rewrite").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m amp_rewrite "$@"\n')
+    (programs / "amp-rewrite").chmod(0o755)
+    known = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(repository)}
+    command = ["bash", str(ROOT / "ci" / "precision.sh")]
+    return subprocess.run(command, cwd=repository, env=known | environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_script_of_the_action_checks_tracked_models_against_the_base(repository: Path) -> None:
+    write(repository / "models" / "m.onnx", FLOAT32)
+    git(repository, "commit", "--quiet", "-am", "raised")
+    more = {"PAGES": "pages", "GITHUB_STEP_SUMMARY": "summary.md", "GITHUB_ACTIONS": "true"}
+    done = script(repository, BASE="HEAD^", **more)
+    assert done.returncode == 1, done.stderr
+    assert "::error" in done.stdout
+    assert Path("summary.md").read_text("utf-8").startswith("### models/m.onnx")
+    assert Path("pages/models_m.onnx.html").is_file()
+    done = script(repository, BASE="HEAD", EXPECT="io = float16\n\nfloat32 <= 0")
+    assert done.returncode == 1
+    assert done.stdout.count("failed") == 2
+    done = script(repository, MODELS="*.none")
+    assert (done.returncode, done.stdout) == (0, "no tracked file matches *.none\n")
+
+
+def test_the_hook_runs_the_command_on_models_and_reports_only() -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    matched, others = ["net.onnx", "a/b.onnx", "net.onnx.json"], ["net.json", "net.onnx.py"]
+    assert [name for name in matched + others if re.search(hook["files"], name)] == matched
+    assert hook["entry"] == "amp-rewrite gate"
+    command = program.get_command(None, "gate")
+    assert command is not None
+    names = {name for param in command.params for name in param.opts}
+    assert set(hook["args"][::2]) <= names
+
+
+def test_the_action_passes_every_input_on_and_installs_from_its_checkout() -> None:
+    action = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
+    text = (ROOT / "action.yml").read_text("utf-8")
+    assert all(f"inputs.{name} " in text or f"inputs.{name}\n" in text for name in action["inputs"])
+    steps = {step.get("name", step.get("uses")): step for step in action["runs"]["steps"]}
+    read = set(re.findall(r"\$\{?([A-Z_]+)", (ROOT / "ci" / "precision.sh").read_text("utf-8")))
+    assert steps["Compare"]["env"].keys() <= read
+    assert "$GITHUB_ACTION_PATH" in steps["Install"]["run"]
+    template = yaml.safe_load((ROOT / "ci" / "gitlab.yml").read_text("utf-8"))[".amp-rewrite-precision"]
+    assert {"MODELS", "FAIL_ON", "EXPECT", "PAGES", "SUMMARY"} <= template["variables"].keys() & read

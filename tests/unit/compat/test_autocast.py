@@ -1,0 +1,114 @@
+"""`python -m amp_rewrite.compat.autocast`: the command line of ModelOpt AutoCast."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from amp_rewrite.compat.autocast import main, parser
+from unit.compat.test_float16 import FULL, HALF, io_types, model, weight_types
+
+# The options that `python -m modelopt.onnx.autocast --help` of nvidia-modelopt 0.47.0 prints.
+OPTIONS_0_47 = {
+    "--help",
+    "-h",
+    "--onnx_path",
+    "--output_path",
+    "--low_precision_type",
+    "-t",
+    "--calibration_data",
+    "-d",
+    "--nodes_to_exclude",
+    "-ne",
+    "--op_types_to_exclude",
+    "-ope",
+    "--nodes_to_include",
+    "-ni",
+    "--op_types_to_include",
+    "-opi",
+    "--data_max",
+    "--init_max",
+    "--init_conversion_max_bytes",
+    "--max_depth_of_reduction",
+    "--keep_io_types",
+    "--log_level",
+    "--providers",
+    "--trt_plugins",
+    "--trt_plugins_precision",
+    "--opset",
+    "--use_standalone_type_inference",
+}
+BF16 = onnx.TensorProto.BFLOAT16
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    onnx.save(model(), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def run(source: Path, *words: str, code: int = 0) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--onnx_path", str(source), *words])
+    assert (left.value.code or 0) == code
+
+
+def test_the_options_are_those_of_the_other_command_line() -> None:
+    actions: list[argparse.Action] = parser()._actions
+    assert {word for action in actions for word in action.option_strings} == OPTIONS_0_47
+
+
+def test_the_result_lies_beside_the_model_under_the_name_that_it_would_have_there(source: Path) -> None:
+    for _ in range(2):  # an existing result is replaced
+        run(source)
+    half = onnx.load(source.with_name("m.fp16.onnx"))
+    assert io_types(half) == [HALF, HALF]
+    assert weight_types(half) == {"first": HALF, "second": HALF}
+
+
+def test_type_exclusions_and_inputs_are_honoured(source: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = source.with_name("out.onnx")
+    run(
+        source, "-t", "bf16", "--keep_io_types", "-ne", "fir", "absent.*", "-ope", "RoiAlign", "--output_path", str(out)
+    )
+    half = onnx.load(out)
+    assert io_types(half) == [FULL, FULL]
+    assert weight_types(half) == {"first": FULL, "second": BF16}
+    assert "warning: no node matches 'absent.*', so it has no effect" in capfd.readouterr().err
+
+
+def test_names_are_matched_from_their_start(source: Path) -> None:
+    run(source, "--nodes_to_exclude", "irst")
+    assert weight_types(onnx.load(source.with_name("m.fp16.onnx")))["first"] == HALF
+
+
+def test_data_with_their_largest_value_become_ranges_with_a_headroom(
+    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "data.npz", x=np.full((1, 64), 1000, np.float32))
+    data = ("--calibration_data", str(tmp_path / "data.npz"))
+    run(source, *data, "--data_max", "60000")
+    assert "beyond 65504" not in capfd.readouterr().out
+    run(source, *data, "--data_max", "100")
+    assert "with headroom 655.04, beyond 65504" in capfd.readouterr().out
+
+
+def test_options_without_effect_are_told_and_the_default_provider_is_not(
+    source: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(source, "--providers", "cpu", "--init_max", "100", "--data_max", "9", "--trt_plugins", "x.so")
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
+    assert [line.split()[1] for line in told] == ["--data_max", "--init_max", "--trt_plugins"]
+
+
+def test_an_unknown_option_and_a_missing_model_end_with_exit_code_2(
+    source: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(source, "--keep_io", code=2)
+    assert "unrecognized arguments: --keep_io" in capfd.readouterr().err
+    run(source.with_name("absent.onnx"), code=2)
+    assert "absent.onnx" in capfd.readouterr().err

@@ -1,0 +1,155 @@
+"""`amp_rewrite.compat.convert_float_to_float16`: the arguments of two other converters, and what each does here."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from amp_rewrite.compat import (
+    DEFAULT_OP_BLOCK_LIST,
+    auto_convert_mixed_precision,
+    convert_float_to_float16,
+    convert_float_to_float16_model_path,
+)
+
+# Read with inspect.signature: the parameters in order, each with its default.
+COMMON_1_16 = {  # onnxconverter-common 1.16.0
+    convert_float_to_float16: (
+        "model, min_positive_val=1e-07, max_finite_val=10000.0, keep_io_types=False, disable_shape_infer=False,"
+        " op_block_list=None, node_block_list=None, check_fp16_ready=True"
+    ),
+    convert_float_to_float16_model_path: (
+        "model_path, min_positive_val=1e-07, max_finite_val=10000.0, keep_io_types=False"
+    ),
+    auto_convert_mixed_precision: "model, feed_dict, validate_fn=None, rtol=None, atol=None, keep_io_types=False",
+}
+RUNTIME_1_32 = {  # onnxruntime.transformers.float16 of onnxruntime 1.32.0
+    convert_float_to_float16: (
+        "model, min_positive_val=5.96e-08, max_finite_val=65504.0, keep_io_types=False, disable_shape_infer=False,"
+        " op_block_list=None, node_block_list=None, force_fp16_initializers=False, force_fp16_inputs=None,"
+        " use_bfloat16_as_blocked_nodes_dtype=False"
+    ),
+}
+OURS_FOR = {"min_positive_val", "max_finite_val", "check_fp16_ready"}
+"""Parameters whose default here is None: given, they say something; left out, they do not."""
+
+
+def model(**named: str) -> onnx.ModelProto:
+    """x -> MatMul `first` -> Softmax `soft` -> MatMul `second` -> y; `named` renames nodes."""
+    rng = np.random.default_rng(0)
+    weights = [numpy_helper.from_array(rng.normal(size=(64, 64)).astype(np.float32), name) for name in ("a", "b")]
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"], named.get("first", "first")),
+        helper.make_node("Softmax", ["h"], ["s"], "soft"),
+        helper.make_node("MatMul", ["s", "b"], ["y"], "second"),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def io_types(proto: onnx.ModelProto) -> list[int]:
+    return [value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)]
+
+
+def weight_types(proto: onnx.ModelProto) -> dict[str, int]:
+    """The type of the matrix that each MatMul reads."""
+    held = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    return {node.name: held[node.input[1]] for node in proto.graph.node if node.op_type == "MatMul"}
+
+
+HALF, FULL = TensorProto.FLOAT16, TensorProto.FLOAT
+
+
+@pytest.mark.parametrize("peer", [COMMON_1_16, RUNTIME_1_32])
+def test_every_argument_of_the_other_converter_is_taken_at_its_place(peer: dict) -> None:
+    for function, stated in peer.items():
+        theirs = dict(word.partition("=")[::2] for word in stated.split(", "))
+        ours = inspect.signature(function).parameters
+        assert theirs.keys() <= ours.keys()
+        in_place = [name for name, p in ours.items() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        assert list(theirs)[: len(in_place)] == in_place
+        for name in theirs.keys() - OURS_FOR:
+            default = ours[name].default
+            assert theirs[name] == ("" if default is inspect.Parameter.empty else str(default)), name
+
+
+@pytest.mark.parametrize(("keep", "types"), [(True, [FULL, FULL]), (False, [HALF, HALF]), (["y"], [HALF, FULL])])
+def test_keep_io_types_is_true_false_or_a_list_of_names(keep: bool | list[str], types: list[int]) -> None:
+    assert io_types(convert_float_to_float16(model(), keep_io_types=keep)) == types
+
+
+def test_without_arguments_the_products_are_lowered_and_the_source_stays() -> None:
+    source = model()
+    before = source.SerializeToString()
+    assert weight_types(convert_float_to_float16(source)) == {"first": HALF, "second": HALF}
+    assert source.SerializeToString() == before
+
+
+@pytest.mark.parametrize("name", ["first", "layer[0], MatMul=1*", "re:x"])
+def test_a_blocked_node_stays_float32_whatever_characters_its_name_has(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        half = convert_float_to_float16(model(first=name), node_block_list=[name])
+    assert weight_types(half) == {name: FULL, "second": HALF}
+
+
+def test_blocked_op_types_add_to_the_shipped_lists_and_need_not_occur() -> None:
+    half = convert_float_to_float16(model(), op_block_list=[*DEFAULT_OP_BLOCK_LIST, "MatMul", "RoiAlign"])
+    assert weight_types(half) == {"first": FULL, "second": FULL}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"node_block_list": ["frist"]}, "node 'frist' of node_block_list is not in the model"),
+        ({"keep_io_types": ["z"]}, "'z' of keep_io_types is not in the model"),
+        ({"max_finite_val": 1e4}, "max_finite_val=10000.0 has no effect: constants are not clamped"),
+        ({"min_positive_val": 1e-7}, "min_positive_val=1e-07 has no effect"),
+        ({"force_fp16_initializers": True}, "force_fp16_initializers=True has no effect"),
+        ({"force_fp16_inputs": {"Resize": [1]}}, "force_fp16_inputs=.* has no effect"),
+        ({"use_bfloat16_as_blocked_nodes_dtype": True}, "use_bfloat16_as_blocked_nodes_dtype=True has no effect"),
+    ],
+)
+def test_what_changes_nothing_is_a_warning_at_the_line_of_the_caller(arguments: dict, words: str) -> None:
+    with pytest.warns(UserWarning, match=words) as told:
+        convert_float_to_float16(model(), **arguments)
+    assert [warning.filename for warning in told] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        ("nodes_to_exclude", "amp_rewrite.convert takes keep= for it"),
+        ("opset", "amp_rewrite.convert takes opset= for it"),
+        ("target_opset", "amp_rewrite.convert takes opset= for it"),
+        ("op_blocklist", "did you mean 'op_block_list'"),
+        ("nonsense", "it takes model, min_positive_val"),
+    ],
+)
+def test_an_unknown_argument_is_an_error_that_names_our_word(word: str, ours: str) -> None:
+    with pytest.raises(TypeError, match=rf"convert_float_to_float16\(\) got .*'{word}'; {ours}"):
+        convert_float_to_float16(model(), **{word: 1})
+
+
+def test_a_half_model_is_refused_on_request_and_else_converted_in_the_rest() -> None:
+    partly = convert_float_to_float16(model(), node_block_list=["first"])
+    with pytest.raises(ValueError, match="holds float16 already"):
+        convert_float_to_float16(partly, check_fp16_ready=True)
+    assert weight_types(convert_float_to_float16(partly, check_fp16_ready=False)) == {"first": HALF, "second": HALF}
+    assert weight_types(convert_float_to_float16(model(), check_fp16_ready=True))["first"] == HALF
+
+
+def test_a_file_is_converted_from_its_path(tmp_path: Path) -> None:
+    onnx.save(model(), tmp_path / "m.onnx")
+    half = convert_float_to_float16_model_path(str(tmp_path / "m.onnx"), keep_io_types=True)
+    assert io_types(half) == [FULL, FULL]
+    assert weight_types(half)["second"] == HALF
+    with pytest.warns(UserWarning, match="max_finite_val"):
+        convert_float_to_float16_model_path(tmp_path / "m.onnx", max_finite_val=1e4)

@@ -1,0 +1,72 @@
+"""`amp_rewrite.compat.auto_convert_mixed_precision`: as few ops in float32 as the outputs need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import pytest
+
+from amp_rewrite.compat import auto_convert_mixed_precision
+from unit.compat.test_float16 import FULL, HALF, io_types, model, weight_types
+
+BATCH = {"x": np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)}
+
+
+def always(expected: Sequence, tried: Sequence) -> bool:
+    return True
+
+
+def near(expected: Sequence, tried: Sequence) -> bool:
+    return all(np.allclose(b, a, 0, 1e-6) for a, b in zip(expected, tried, strict=True))
+
+
+@pytest.mark.parametrize("bounds", [{"rtol": 0.05, "atol": 0.05}, {"atol": 0.05}, {"validate_fn": always}])
+def test_nothing_stays_float32_where_the_bound_is_wide(bounds: dict) -> None:
+    half = auto_convert_mixed_precision(model(), BATCH, **bounds)
+    assert io_types(half) == [HALF, HALF]
+    assert weight_types(half) == {"first": HALF, "second": HALF}
+
+
+@pytest.mark.parametrize("bounds", [{"rtol": 0, "atol": 1e-6}, {"validate_fn": near}])
+def test_products_stay_float32_where_the_bound_needs_that(bounds: dict) -> None:
+    half = auto_convert_mixed_precision(model(), BATCH, keep_io_types=True, **bounds)
+    assert io_types(half) == [FULL, FULL]
+    assert weight_types(half)["second"] == FULL
+
+
+def test_validate_fn_sees_the_outputs_of_both_models_and_the_tolerance_counts_too() -> None:
+    seen: list[tuple] = []
+
+    def validate(expected: Sequence, tried: Sequence) -> bool:
+        seen.append((expected, tried))
+        return True
+
+    half = auto_convert_mixed_precision(model(), BATCH, validate, rtol=0, atol=1e-6, keep_io_types=True)
+    assert weight_types(half)["second"] == FULL
+    assert all(len(expected) == len(tried) == 1 for expected, tried in seen)
+    np.testing.assert_array_equal(seen[0][0][0], seen[0][1][0])  # the float32 model is judged first
+    assert any(np.any(expected[0] != tried[0]) for expected, tried in seen)
+
+
+def test_outputs_that_no_choice_brings_near_are_a_value_error() -> None:
+    with pytest.raises(ValueError, match=r"validation failed: .*keep_io_types=True"):
+        auto_convert_mixed_precision(model(), BATCH, rtol=0, atol=1e-9)
+    with pytest.raises(ValueError, match=r"validation failed: .*keep_io_types=True"):
+        auto_convert_mixed_precision(model(), BATCH, lambda a, b: a[0] is b[0] or np.array_equal(a[0], b[0]))
+
+
+def test_a_validate_fn_that_refuses_the_float32_model_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match=r"float32 model itself; mend validate_fn"):
+        auto_convert_mixed_precision(model(), BATCH, lambda a, b: False)
+
+
+def test_a_call_without_a_bound_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match=r"give validate_fn, rtol or atol"):
+        auto_convert_mixed_precision(model(), BATCH)
+
+
+def test_an_unknown_argument_names_the_word_of_this_package() -> None:
+    with pytest.raises(TypeError, match=r"amp_rewrite.convert takes opset= for it"):
+        auto_convert_mixed_precision(onnx.ModelProto(), BATCH, target_opset=20)
