@@ -25,7 +25,7 @@ NAMES = {
     "amp_rewrite.train": """
         Adagrad Adam AdamW BestCheckpoint CSVLog Callback DataParallelTrainer DynamicLossScale EarlyStopping
         FixedLossScale GradientTape History IndexedSlices JSONLog LossScale LossScaleOptimizer Losses ModelLoss
-        Network Optimizer ParameterRow Policy RMSprop Replicas SGD ScaledGradients Scores StatefulOptimizer
+        Network Optimizer ParameterGroup ParameterRow Policy RMSprop Replicas SGD ScaledGradients Scores StatefulOptimizer
         TensorBoard Trainer TrainingReport TrainingStep Variable averaged bind check_strategy
         disable_mixed_precision_graph_rewrite enable_mixed_precision_graph_rewrite from_torch from_transformers
         global_policy join_replicas load_step policy_scope save_step scale_gradients set_policy shard

@@ -48,6 +48,12 @@ RULES: Rules = {
     "by norm": (SGD(0.1, clipnorm=0.5), TWO),
     "by global norm": (SGD(0.1, global_clipnorm=0.5), TWO),
 }
+BY_PARAMETER: Rules = {
+    "sgd": (SGD(0.1), ONE),
+    "groups": (AdamW(groups="*a rate=0.3 weight_decay=0.1; *b rate=3"), TWO),
+    "frozen group": (SGD(0.1, 0.9, global_clipnorm=0.5, groups="*b frozen"), TWO),
+    "no decay on vectors": (AdamW(decay_biases_and_norms=False, weight_decay=0.1), ONE),
+}
 SCALES: Mapping[str, LossScale | None] = {
     "dynamic": DynamicLossScale(2.0**15, 20, 3.0),
     "fixed": FixedLossScale(3.0),  # no power of two, so that dividing by it rounds
@@ -165,6 +171,12 @@ def test_every_optimizer_goes_through_the_same_states_with_every_loss_scale(scal
 
     assert (state is None) == (scale != "dynamic")
     assert (0.9 * STEPS < steps < STEPS) if state is not None else steps == STEPS
+
+
+def test_settings_by_parameter_go_through_the_same_states() -> None:
+    steps, _ = side_by_side(SCALES["dynamic"], 1_000, 0.05, BY_PARAMETER)
+
+    assert 900 < steps < 1_000
 
 
 @pytest.mark.parametrize("scale", ["fixed", "none"])

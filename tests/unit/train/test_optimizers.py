@@ -206,7 +206,7 @@ def test_a_spelling_leads_back(text: str) -> None:
         (
             "sgd,beta_1=0.5",
             "not the configuration of SGD: {'beta_1': 0.5}; it has clipnorm, clipvalue, global_clipnorm, weight_decay,"
-            " learning_rate, momentum, nesterov",
+            " groups, decay_biases_and_norms, learning_rate, momentum, nesterov",
         ),
         ("adam,beta_1=1", "beta_1 of Adam must be at least 0 and less than 1 and finite, not 1.0"),
         ("sgd,lr=-1", "learning_rate of SGD must be at least 0 and finite, not -1.0"),

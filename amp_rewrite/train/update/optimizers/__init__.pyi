@@ -1,0 +1,17 @@
+from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic as Arithmetic
+from amp_rewrite.train.update.optimizers.arithmetic import NUMPY as NUMPY
+from amp_rewrite.train.update.optimizers.arithmetic import Result as Result
+from amp_rewrite.train.update.optimizers.arithmetic import Values as Values
+from amp_rewrite.train.update.optimizers.arithmetic import number as number
+from amp_rewrite.train.update.optimizers.optimizer import Optimizer as Optimizer
+from amp_rewrite.train.update.optimizers.sgd import SGD as SGD
+from amp_rewrite.train.update.optimizers.rmsprop import RMSprop as RMSprop
+from amp_rewrite.train.update.optimizers.adam import Adam as Adam
+from amp_rewrite.train.update.optimizers.adam import AdamW as AdamW
+from amp_rewrite.train.update.optimizers.adagrad import Adagrad as Adagrad
+from amp_rewrite.train.update.optimizers.registry import OPTIMIZERS as OPTIMIZERS
+from amp_rewrite.train.update.optimizers.registry import deserialize as deserialize
+from amp_rewrite.train.update.optimizers.registry import named as named
+from amp_rewrite.train.update.optimizers.application import applied as applied
+from amp_rewrite.train.update.optimizers.application import initial_slots as initial_slots
+from amp_rewrite.train.update.optimizers.parameter_group import ParameterGroup as ParameterGroup
