@@ -49,3 +49,9 @@ from amp_rewrite.train.step.callbacks import TensorBoard as TensorBoard
 from amp_rewrite.train.step.fitting import History as History
 from amp_rewrite.train.step.fitting import Scores as Scores
 from amp_rewrite.train.step.trainer import Trainer as Trainer
+from amp_rewrite.train.update.schedules import CosineDecay as CosineDecay
+from amp_rewrite.train.update.schedules import ExponentialDecay as ExponentialDecay
+from amp_rewrite.train.update.schedules import OneCycle as OneCycle
+from amp_rewrite.train.update.schedules import Schedule as Schedule
+from amp_rewrite.train.update.schedules import StepDecay as StepDecay
+from amp_rewrite.train.update.schedules import WarmUp as WarmUp

@@ -56,7 +56,7 @@ class TrainingStep:
         metrics: float32 scalars.
         finite: bool, all gradients of the step are finite.
         applied: bool, the step changed the parameters (with micro-batches only the last run can).
-        learning_rate: the input for the rate; `optimizer.learning_rate` is its default.
+        learning_rate: the input for the rate; the optimizer's is its default in a step file.
         targets: the targets of a loss given as text; of others, the classes of the model's own loss.
         optimizer: the optimizer's arithmetic.
         owner: the optimizer object that was given; it shows the state of the `Trainer`. None for a bare Optimizer.

@@ -8,6 +8,7 @@ from typing import Any
 
 from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic, Result, Values, number
 from amp_rewrite.train.update.optimizers.optimizer import Optimizer
+from amp_rewrite.train.update.schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -15,12 +16,12 @@ class Adagrad(Optimizer):
     """Duchi, Hazan and Singer's Adagrad; epsilon is added to the root.
 
     Args:
-        learning_rate: the rate without a schedule.
+        learning_rate: a number, or a `Schedule`.
         initial_accumulator_value: first value of the sum of squares.
         epsilon: added to the root.
     """
 
-    learning_rate: float = 0.001
+    learning_rate: float | Schedule = 0.001
     initial_accumulator_value: float = 0.1
     epsilon: float = 1e-7
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic, Result, Values, number
 from amp_rewrite.train.update.optimizers.optimizer import Optimizer
+from amp_rewrite.train.update.schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -18,13 +19,13 @@ class Adam(Optimizer):
     of epsilon.
 
     Args:
-        learning_rate: the rate without a schedule.
+        learning_rate: a number, or a `Schedule`.
         beta_1: decay of the first moment.
         beta_2: decay of the second moment.
         epsilon: added to the root.
     """
 
-    learning_rate: float = 0.001
+    learning_rate: float | Schedule = 0.001
     beta_1: float = 0.9
     beta_2: float = 0.999
     epsilon: float = 1e-7

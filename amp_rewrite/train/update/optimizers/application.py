@@ -39,7 +39,7 @@ def applied(
     its value and slots. A sparse gradient is zero in absent rows, so slots decay there too (as in Keras's Adam, unlike
     its momentum).
     """
-    rate = np.array(optimizer.learning_rate if learning_rate is None else learning_rate, np.float32)
+    rate = np.array(optimizer.rate_at(step - 1) if learning_rate is None else learning_rate, np.float32)
     names = [name for name in variables if gradients.get(name) is not None and not optimizer.group_of(name).frozen]
     dense = [_dense(gradients[name], variables[name]) for name in names]
     new_variables = {name: np.array(array) for name, array in variables.items()}

@@ -11,6 +11,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic, Result, Values, number
 from amp_rewrite.train.update.optimizers.parameter_group import ParameterGroup, groups_of, is_bias_or_norm
+from amp_rewrite.train.update.schedules import Schedule, rate_after, rate_of_config, serialized_rate
 
 _RATE = "learning_rate"
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
@@ -38,7 +39,7 @@ class Optimizer:
         groups: settings for parameters by name: `ParameterGroup` objects, or text such as "*.bias weight_decay=0".
         decay_biases_and_norms: False keeps weight decay from vectors, and from parameters whose names end in "bias";
             the weight decay of a group is kept.
-        learning_rate: the rate without a schedule.
+        learning_rate: a number, or a `Schedule`.
 
     Raises:
         TrainingError: a hyperparameter is out of range.
@@ -50,19 +51,21 @@ class Optimizer:
     weight_decay: float = 0.0
     groups: tuple[ParameterGroup, ...] = ()
     decay_biases_and_norms: bool = True
-    learning_rate: float
+    learning_rate: float | Schedule
     SLOTS: ClassVar[Mapping[str, float]] = {}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, _GROUPS, groups_of(self.groups))
+        object.__setattr__(self, _RATE, rate_of_config(self.learning_rate))
         for part in fields(self):
-            self._check(part.name, getattr(self, part.name))
+            if part.name != _GROUPS and not (part.name == _RATE and isinstance(self.learning_rate, Schedule)):
+                self._check(part.name, getattr(self, part.name))
         clips = [name for name in _CLIPS if getattr(self, name) is not None]
         if len(clips) > 1:
             raise TrainingError(f"{type(self).__name__} clips gradients by {' and by '.join(clips)}; set only one")
 
     def _check(self, name: str, value: object) -> None:
-        if name == _GROUPS or (isinstance(value, bool) and name in _FLAGS) or (value is None and name in _CLIPS):
+        if (isinstance(value, bool) and name in _FLAGS) or (value is None and name in _CLIPS):
             return
         if name in _FLAGS:
             raise TrainingError(f"{name} of {type(self).__name__} must be true or false, not {value!r}")
@@ -93,6 +96,14 @@ class Optimizer:
             spared = not self.decay_biases_and_norms and is_bias_or_norm(name, shape)
             decay = 0.0 if spared else self.weight_decay
         return self if decay == self.weight_decay else replace(self, weight_decay=decay)
+
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of the next step.
+
+        Args:
+            step: the number of steps made, from 0.
+        """
+        return rate_after(self.learning_rate, step)
 
     def rate_of(self, name: str, rate: Any) -> Any:
         """Return the learning rate of one parameter.
@@ -158,14 +169,18 @@ class Optimizer:
 
     @property
     def spelling(self) -> str:
-        """Text for `named`: the name, the learning rate, and all hyperparameters that differ from their defaults."""
+        """Text for `named`: the name, the learning rate, and all hyperparameters that differ from their defaults.
+
+        A schedule is told, but `named` takes only numbers.
+        """
         said = {p.name: v for p in fields(self) if (v := getattr(self, p.name)) != p.default or p.name == _RATE}
         return ",".join([type(self).__name__.lower(), *(f"{name}={_spelled(value)}" for name, value in said.items())])
 
     def get_config(self) -> dict[str, Any]:
         """Return the hyperparameters as arguments for `from_config`."""
         config = {part.name: getattr(self, part.name) for part in fields(self)}
-        return config | {_GROUPS: [group.get_config() for group in self.groups]}
+        groups = [group.get_config() for group in self.groups]
+        return config | {_GROUPS: groups, _RATE: serialized_rate(self.learning_rate)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
@@ -183,6 +198,8 @@ class Optimizer:
 
 def _spelled(value: Any) -> str:
     """Return a hyperparameter as text."""
+    if isinstance(value, Schedule):
+        return str(value)
     if isinstance(value, tuple):
         return "; ".join(group.spelling for group in value)
     return str(value).lower() if isinstance(value, bool) else f"{value:g}"

@@ -11,6 +11,7 @@ from amp_rewrite.train.update.optimizers.adam import Adam, AdamW
 from amp_rewrite.train.update.optimizers.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers.rmsprop import RMSprop
 from amp_rewrite.train.update.optimizers.sgd import SGD
+from amp_rewrite.train.update.schedules import rate_of_config
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad)}
 """Optimizer classes by name in lower case."""
@@ -19,7 +20,8 @@ OPTIMIZERS: Mapping[str, type[Optimizer]] = {c.__name__.lower(): c for c in (SGD
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Any:
     """Return the optimizer of a `serialize` result. TrainingError for anything else.
 
-    `custom_objects`: classes by name, besides those of the package: subclasses of Optimizer or of StatefulOptimizer.
+    `custom_objects`: classes by name, besides those of the package: subclasses of Optimizer, of StatefulOptimizer
+    or of Schedule.
     """
     name, inner = str(config.get("class_name")), config.get("config")
     optimizer_class = (custom_objects or {}).get(name) or OPTIMIZERS.get(name.lower())
@@ -28,6 +30,8 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
             f"not a serialized optimizer: {dict(config)!r}; use the result of serialize(), and name your own classes in"
             " custom_objects"
         )
+    if "learning_rate" in inner:
+        inner = {**inner, "learning_rate": rate_of_config(inner["learning_rate"], custom_objects)}
     return optimizer_class.from_config(inner)
 
 

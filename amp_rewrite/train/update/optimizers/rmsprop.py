@@ -8,6 +8,7 @@ from typing import Any
 
 from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic, Result, Values, number
 from amp_rewrite.train.update.optimizers.optimizer import Optimizer
+from amp_rewrite.train.update.schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -15,13 +16,13 @@ class RMSprop(Optimizer):
     """Tieleman and Hinton's RMSprop; epsilon is added to the root, as in Keras without momentum and in PyTorch.
 
     Args:
-        learning_rate: the rate without a schedule.
+        learning_rate: a number, or a `Schedule`.
         rho: decay of the mean square.
         momentum: factor of the velocity; 0 for none.
         epsilon: added to the root.
     """
 
-    learning_rate: float = 0.001
+    learning_rate: float | Schedule = 0.001
     rho: float = 0.9
     momentum: float = 0.0
     epsilon: float = 1e-7

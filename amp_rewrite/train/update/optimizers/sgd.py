@@ -8,6 +8,7 @@ from typing import Any
 
 from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic, Result, Values, number
 from amp_rewrite.train.update.optimizers.optimizer import Optimizer
+from amp_rewrite.train.update.schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class SGD(Optimizer):
     """Gradient descent, with Keras's momentum: velocity = momentum * velocity - rate * gradient.
 
     Args:
-        learning_rate: the rate without a schedule.
+        learning_rate: a number, or a `Schedule`.
         momentum: factor of the velocity; 0 for none.
         nesterov: change by momentum * velocity - rate * gradient (Sutskever et al., 2013).
 
@@ -25,7 +26,7 @@ class SGD(Optimizer):
         'sgd,learning_rate=0.1,momentum=0.9'
     """
 
-    learning_rate: float = 0.01
+    learning_rate: float | Schedule = 0.01
     momentum: float = 0.0
     nesterov: bool = False
 
