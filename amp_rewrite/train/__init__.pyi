@@ -20,6 +20,8 @@ from amp_rewrite.train.step.model_loss import ModelLoss as ModelLoss
 from amp_rewrite.train.update.optimizers.adagrad import Adagrad as Adagrad
 from amp_rewrite.train.update.optimizers.adam import Adam as Adam
 from amp_rewrite.train.update.optimizers.adam import AdamW as AdamW
+from amp_rewrite.train.update.optimizers.lamb import LAMB as LAMB
+from amp_rewrite.train.update.optimizers.lion import Lion as Lion
 from amp_rewrite.train.update.optimizers.optimizer import Optimizer as Optimizer
 from amp_rewrite.train.update.optimizers.parameter_group import ParameterGroup as ParameterGroup
 from amp_rewrite.train.update.optimizers.rmsprop import RMSprop as RMSprop

@@ -81,10 +81,18 @@ def _bias_correction(beta: float, step: Operand) -> Operand:
     return (np.float64(1) - exponent.op("Pow", np.float64(beta), exponent)).cast(DType.FLOAT)
 
 
+def _ratio(a: Operand, b: Operand) -> Operand:
+    zero = np.float32(0)
+    both = a.op("And", a.op("Greater", a, zero), b.op("Greater", b, zero))
+    return both.op("Where", both, a / b, np.float32(1))
+
+
 NODES = Arithmetic(
     sqrt=lambda x: x.op("Sqrt", x),
     maximum=lambda x, bound: x.op("Max", x, bound),
     clamp=lambda x, bound: x.op("Clip", x, -bound, bound),
+    sign=lambda x: x.op("Sign", x),
+    ratio=_ratio,
     square_sum=lambda x: x.reduced("ReduceSumSquare"),
     sum=lambda xs: xs[0].op("Sum", *xs) if len(xs) > 1 else xs[0],
     bias_correction=_bias_correction,

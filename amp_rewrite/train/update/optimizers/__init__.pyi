@@ -3,6 +3,8 @@ from amp_rewrite.train.update.optimizers.arithmetic import NUMPY as NUMPY
 from amp_rewrite.train.update.optimizers.arithmetic import Result as Result
 from amp_rewrite.train.update.optimizers.arithmetic import Values as Values
 from amp_rewrite.train.update.optimizers.arithmetic import number as number
+from amp_rewrite.train.update.optimizers.lamb import LAMB as LAMB
+from amp_rewrite.train.update.optimizers.lion import Lion as Lion
 from amp_rewrite.train.update.optimizers.optimizer import Optimizer as Optimizer
 from amp_rewrite.train.update.optimizers.sgd import SGD as SGD
 from amp_rewrite.train.update.optimizers.rmsprop import RMSprop as RMSprop

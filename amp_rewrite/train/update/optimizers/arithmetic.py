@@ -24,6 +24,9 @@ class Arithmetic:
     maximum: Callable[[Any, np.float32], Any]
     clamp: Callable[[Any, np.float32], Any]
     """Bound each element to ± a number."""
+    sign: Callable[[Any], Any]
+    ratio: Callable[[Any, Any], Any]
+    """The quotient of two scalars, 1 unless both are above 0."""
     square_sum: Callable[[Any], Any]
     sum: Callable[[list[Any]], Any]
     bias_correction: Callable[[float, Any], Any]
@@ -34,6 +37,8 @@ NUMPY = Arithmetic(
     sqrt=np.sqrt,
     maximum=np.maximum,
     clamp=lambda x, bound: np.clip(x, -bound, bound),
+    sign=np.sign,
+    ratio=lambda a, b: np.where((a > 0) & (b > 0), a / b, np.float32(1)),
     square_sum=lambda x: np.asarray(np.sum(np.square(x), dtype=np.float32)),
     sum=lambda xs: np.asarray(np.sum(np.stack(xs), dtype=np.float32)),
     bias_correction=lambda beta, step: np.asarray(1.0 - np.float64(beta) ** step.astype(np.float64), np.float32),

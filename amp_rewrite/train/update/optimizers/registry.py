@@ -8,12 +8,16 @@ from typing import Any
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.update.optimizers.adagrad import Adagrad
 from amp_rewrite.train.update.optimizers.adam import Adam, AdamW
+from amp_rewrite.train.update.optimizers.lamb import LAMB
+from amp_rewrite.train.update.optimizers.lion import Lion
 from amp_rewrite.train.update.optimizers.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers.rmsprop import RMSprop
 from amp_rewrite.train.update.optimizers.sgd import SGD
 from amp_rewrite.train.update.schedules import rate_of_config
 
-OPTIMIZERS: Mapping[str, type[Optimizer]] = {c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad)}
+OPTIMIZERS: Mapping[str, type[Optimizer]] = {
+    c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad, Lion, LAMB)
+}
 """Optimizer classes by name in lower case."""
 
 
