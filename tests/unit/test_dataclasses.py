@@ -47,7 +47,7 @@ DEFAULTS: dict[type, dict[str, object]] = {
     SessionOptions: {"optimized": True, "planned": True, "pooled": True, "spinning": True, "threads": 0},
     Placement: {"islands": False},
     Option: {"keyword": True, "setting": True, "flag": False, "integers": False, "rare": False},
-    SGD: {"nesterov": False},
+    SGD: {"decay_biases_and_norms": True, "nesterov": False},
 }
 
 

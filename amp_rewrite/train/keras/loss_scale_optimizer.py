@@ -160,7 +160,8 @@ class LossScaleOptimizer(StatefulOptimizer):
             experimental_aggregate_gradients: as in `StatefulOptimizer.apply_gradients`.
         """
         pairs = pairs_of(grads_and_vars)
-        _, should_apply = self.loss_scale.update([gradient for gradient, _ in pairs])
+        group_of = self.inner.rule.group_of
+        _, should_apply = self.loss_scale.update([g for g, variable in pairs if not group_of(variable.name).frozen])
         if should_apply:
             self.inner.apply_gradients(pairs, name, experimental_aggregate_gradients)
 

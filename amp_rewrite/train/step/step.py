@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.losses import Objective
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
-from amp_rewrite.train.objective.parameters import Choice, trained
+from amp_rewrite.train.objective.parameters import Choice, Selection, trained
 from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.objective.repeated_rows import with_one_row
 from amp_rewrite.train.objective.training_mode import in_training, statistics
@@ -38,6 +39,7 @@ from amp_rewrite.train.step.size_hints import size_hints
 from amp_rewrite.train.step.training_report import TrainingReport, model_name
 from amp_rewrite.train.update import optimizers
 from amp_rewrite.train.update.graph import ForwardPass, Scaling, StateVariable, Update, append_update
+from amp_rewrite.train.update.optimizers.parameter_group import check_matched
 
 _POLICY = "policy"  # the default for `loss_scale`: the policy's loss scale
 
@@ -54,7 +56,7 @@ class TrainingStep:
         metrics: float32 scalars.
         finite: bool, all gradients of the step are finite.
         applied: bool, the step changed the parameters (with micro-batches only the last run can).
-        learning_rate: the input for the rate; `optimizer.learning_rate` is its default.
+        learning_rate: the input for the rate; the optimizer's is its default in a step file.
         targets: the targets of a loss given as text; of others, the classes of the model's own loss.
         optimizer: the optimizer's arithmetic.
         owner: the optimizer object that was given; it shows the state of the `Trainer`. None for a bare Optimizer.
@@ -227,7 +229,7 @@ def training_step(
     aim = losses.objective(in_training(at_opset) if training_mode else at_opset, loss)
     statistics(aim.model.proto.graph.node, (t.name for t in aim.model.proto.graph.initializer))  # before all else
     choice = Choice(parameters, freeze, ModuleParameters.of(model, source))
-    selection = trained(View.of(aim.model), aim.loss, choice)
+    selection = _unfrozen(View.of(aim.model), aim.loss, choice, rule)
     names = selection.names
     stateful, random = with_random_state(with_one_row(aim.model, selection.one_row))
     ready, initial, buffers = with_inputs(stateful, aim.loss, names)
@@ -282,6 +284,17 @@ def _rule_and_scale(
             " use a DynamicLossScale or a number here, or a LossScaleOptimizer with it in a custom loop"
         )
     return rule, scale
+
+
+def _unfrozen(view: View, loss: str, choice: Choice, rule: optimizers.Optimizer) -> Selection:
+    """Return the trained parameters without those that the optimizer's groups freeze."""
+    selection = trained(view, loss, choice)
+    check_matched(rule.groups, selection.names)
+    frozen = [glob.escape(name) for name in selection.names if rule.group_of(name).frozen]
+    if not frozen:
+        return selection
+    globs = (choice.freeze,) if isinstance(choice.freeze, str) else choice.freeze
+    return trained(view, loss, replace(choice, freeze=(*globs, *frozen)))
 
 
 def _is_row(model: Model, variable: StateVariable) -> bool:

@@ -68,7 +68,7 @@ def save_step(
             f" it to {FIRST_IR_WITH_FREE_INITIALIZERS}"
         )
     proto = clone(step.model.proto)
-    rate = np.array(step.optimizer.learning_rate, np.float32)
+    rate = np.array(step.optimizer.rate_at(next(int(v.initial) for v in step.state if v.name == "step")), np.float32)
     defaults = {**step.initial_state(), step.learning_rate: rate}
     proto.graph.initializer.extend(from_array(array, name) for name, array in defaults.items())
     # the model may have been a step itself
@@ -77,12 +77,15 @@ def save_step(
     replace(step.model, proto=proto).save(path, overwrite=overwrite, external_data=external_data, progress=progress)
 
 
-def load_step(path: str | Path, *, forward: object = None) -> TrainingStep:
+def load_step(
+    path: str | Path, *, forward: object = None, custom_objects: Mapping[str, Any] | None = None
+) -> TrainingStep:
     """Return a step written by `save_step`.
 
     Args:
         path: the file.
         forward: the model that it trains, needed to export the result.
+        custom_objects: optimizer and schedule classes of your own by name.
 
     Returns:
         The step, for a `Trainer`.
@@ -105,7 +108,7 @@ def load_step(path: str | Path, *, forward: object = None) -> TrainingStep:
     if trained is not None and fingerprint(trained).graph != metadata.get("fingerprint"):
         raise TrainingError(f"{path} trains another model: its graph differs from that of `forward`; pass its model")
     try:
-        step = _step(model, metadata, trained, path)
+        step = _step(model, metadata, trained, path, custom_objects)
         _check_metadata(model, metadata)
         return step
     except AmpRewriteError:
@@ -137,7 +140,13 @@ def _targets(metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [] if targets is None else [targets]
 
 
-def _step(model: Model, metadata: Mapping[str, Any], trained: Model | None, path: str | Path) -> TrainingStep:
+def _step(
+    model: Model,
+    metadata: Mapping[str, Any],
+    trained: Model | None,
+    path: str | Path,
+    custom_objects: Mapping[str, Any] | None,
+) -> TrainingStep:
     proto = clone(model.proto)
     values = {t.name: t for t in proto.graph.initializer}
     lost = next((name for _, name, _ in metadata["state"] if name not in values), None)
@@ -156,7 +165,7 @@ def _step(model: Model, metadata: Mapping[str, Any], trained: Model | None, path
         state=state,
         metrics=tuple(metadata["metrics"]),
         targets=tuple(Target(**target) for target in _targets(metadata)),
-        optimizer=optimizers.deserialize(metadata["optimizer"]),
+        optimizer=optimizers.deserialize(metadata["optimizer"], custom_objects),
         owner=None,
         loss_scale=scales.get(metadata["loss_scale"]),
         policy=Policy(metadata["policy"]),

@@ -81,10 +81,18 @@ def _bias_correction(beta: float, step: Operand) -> Operand:
     return (np.float64(1) - exponent.op("Pow", np.float64(beta), exponent)).cast(DType.FLOAT)
 
 
+def _ratio(a: Operand, b: Operand) -> Operand:
+    zero = np.float32(0)
+    both = a.op("And", a.op("Greater", a, zero), b.op("Greater", b, zero))
+    return both.op("Where", both, a / b, np.float32(1))
+
+
 NODES = Arithmetic(
     sqrt=lambda x: x.op("Sqrt", x),
     maximum=lambda x, bound: x.op("Max", x, bound),
     clamp=lambda x, bound: x.op("Clip", x, -bound, bound),
+    sign=lambda x: x.op("Sign", x),
+    ratio=_ratio,
     square_sum=lambda x: x.reduced("ReduceSumSquare"),
     sum=lambda xs: xs[0].op("Sum", *xs) if len(xs) > 1 else xs[0],
     bias_correction=_bias_correction,
@@ -160,6 +168,7 @@ def append_update(
         update = _Update(b, scaling, forward.micro_batches)
         rate = b.input("learning_rate", DType.FLOAT, ())
         step = b.input("step", DType.INT64, ())
+        gradients = {name: gradient for name, gradient in gradients.items() if not optimizer.group_of(name).frozen}
         exact = update.accumulated(update.unscaled(gradients), variables)
         finite = update.finite(exact)
         allowed = finite if isinstance(scaling.rule, DynamicLossScale) else None
@@ -167,9 +176,13 @@ def append_update(
         number = Operand(b, step) + np.int64(1)
         starts = initial_slots(optimizer, variables)
         clipped = optimizer.clipped(NODES, list(exact.values()))
-        for (name, initial), gradient in zip(variables.items(), clipped, strict=True):
+        for name in (name for name in variables if name not in exact):
+            update.give(f"parameter/{name}", name, Operand(b, name), variables[name], None)
+        for name, gradient in zip(exact, clipped, strict=True):
+            initial = variables[name]
             slots = {slot: Operand(b, b.input(f"{name}/{slot}", DType.FLOAT, initial.shape)) for slot in starts[name]}
-            new, after = optimizer.updated(NODES, Operand(b, name), gradient, slots, Operand(b, rate), number)
+            own, own_rate = optimizer.for_parameter(name, initial.shape), optimizer.rate_of(name, Operand(b, rate))
+            new, after = own.updated(NODES, Operand(b, name), gradient, slots, own_rate, number)
             update.give(f"parameter/{name}", name, new, initial, applied)
             for slot, start in starts[name].items():
                 update.give(f"slot/{name}/{slot}", slots[slot].name, after[slot], start, applied)

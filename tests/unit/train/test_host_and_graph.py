@@ -26,7 +26,18 @@ from amp_rewrite.settings.loss_scale import (
     all_finite,
 )
 from amp_rewrite.train.update.graph import Scaling, Update, append_update
-from amp_rewrite.train.update.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, applied, initial_slots
+from amp_rewrite.train.update.optimizers import (
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Lion,
+    Optimizer,
+    RMSprop,
+    applied,
+    initial_slots,
+)
 from support.train.nets import F32, parsed
 
 STEPS = 10_000
@@ -47,6 +58,16 @@ RULES: Rules = {
     "adam, decay, by value": (Adam(weight_decay=0.01, clipvalue=0.5), ONE),
     "by norm": (SGD(0.1, clipnorm=0.5), TWO),
     "by global norm": (SGD(0.1, global_clipnorm=0.5), TWO),
+}
+LATER: Rules = {
+    "sgd": (SGD(0.1), ONE),
+    "groups": (AdamW(groups="*a rate=0.3 weight_decay=0.1; *b rate=3"), TWO),
+    "frozen group": (SGD(0.1, 0.9, global_clipnorm=0.5, groups="*b frozen"), TWO),
+    "lion": (Lion(), ONE),
+    "lion, decay": (Lion(weight_decay=0.1), ONE),
+    "lamb": (LAMB(), ONE),
+    "lamb, decay": (LAMB(weight_decay=0.01, groups="*b rate=0.5"), TWO),
+    "no decay on vectors": (AdamW(decay_biases_and_norms=False, weight_decay=0.1), ONE),
 }
 SCALES: Mapping[str, LossScale | None] = {
     "dynamic": DynamicLossScale(2.0**15, 20, 3.0),
@@ -167,11 +188,18 @@ def test_every_optimizer_goes_through_the_same_states_with_every_loss_scale(scal
     assert (0.9 * STEPS < steps < STEPS) if state is not None else steps == STEPS
 
 
+def test_groups_lion_and_lamb_go_through_the_same_states() -> None:
+    steps, _ = side_by_side(SCALES["dynamic"], 1_000, 0.05, LATER)
+
+    assert 900 < steps < 1_000
+
+
 @pytest.mark.parametrize("scale", ["fixed", "none"])
 def test_what_is_not_finite_is_applied_alike_without_a_dynamic_scale(scale: str) -> None:
     steps, _ = side_by_side(SCALES[scale], 30, spoiled=0.3)
+    later, _ = side_by_side(SCALES[scale], 30, 0.3, LATER)
 
-    assert steps == 30
+    assert steps == later == 30
 
 
 @pytest.mark.parametrize(

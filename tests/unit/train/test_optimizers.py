@@ -16,10 +16,12 @@ from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import Array, DynamicLossScale, LossScale, serialize
 from amp_rewrite.train.update.graph import Scaling, Update, append_update
 from amp_rewrite.train.update.optimizers import (
+    LAMB,
     SGD,
     Adagrad,
     Adam,
     AdamW,
+    Lion,
     Optimizer,
     RMSprop,
     applied,
@@ -172,6 +174,51 @@ def test_200_steps_are_those_of_pytorch(name: str) -> None:
     assert np.abs(ours["v"] - theirs.detach().numpy()).max() < 200 * 8 * 2.0**-24 * max(1.0, np.abs(ours["v"]).max())
 
 
+def lion_of_the_paper(value: Array, gradients: list[Array], rate: float, decay: float) -> Array:
+    """Algorithm 2 of Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, in float64."""
+    theta, m = value.astype(np.float64), np.zeros(value.shape)
+    for g in gradients:
+        c = 0.9 * m + (1 - 0.9) * g
+        theta = theta - rate * (np.sign(c) + decay * theta)
+        m = 0.99 * m + (1 - 0.99) * g
+    return theta
+
+
+def lamb_of_the_paper(value: Array, gradients: list[Array], rate: float, decay: float) -> Array:
+    """Algorithm 2 of You et al., Large Batch Optimization for Deep Learning, 2020, in float64; phi is the identity."""
+    x, m, v = value.astype(np.float64), np.zeros(value.shape), np.zeros(value.shape)
+    for t, g in enumerate(gradients, 1):
+        m = 0.9 * m + (1 - 0.9) * g
+        v = 0.999 * v + (1 - 0.999) * np.square(g, dtype=np.float64)
+        r = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-6)
+        step = r + decay * x
+        x = x - rate * np.linalg.norm(x) / np.linalg.norm(step) * step
+    return x
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize(("rule", "paper"), [(Lion, lion_of_the_paper), (LAMB, lamb_of_the_paper)])
+def test_200_steps_are_those_of_the_paper(rule: Any, paper: Any, decay: float) -> None:
+    rng = np.random.default_rng(3)
+    start = np.array(rng.normal(size=(4, 3)), F32)
+    gradients = [np.array(rng.normal(size=(4, 3)), F32) for _ in range(200)]
+    optimizer, values = rule(0.01, weight_decay=decay), {"v": start}
+    slots = initial_slots(optimizer, values)
+    for step, gradient in enumerate(gradients, 1):
+        values, slots = applied(optimizer, values, {"v": gradient}, slots, step=step)
+    expected = paper(start, gradients, 0.01, decay)
+
+    assert np.abs(expected - start).max() > 0.1
+    assert np.abs(values["v"] - expected).max() < 200 * 8 * 2.0**-24 * max(1.0, np.abs(expected).max())
+
+
+def test_lamb_takes_its_step_as_it_is_from_0() -> None:
+    start = {"v": np.zeros(2, F32)}
+    moved, _ = applied(LAMB(0.5), start, {"v": np.array([2, 0], F32)}, initial_slots(LAMB(), start), step=1)
+
+    assert moved["v"] == pytest.approx([-0.5, 0])
+
+
 def test_the_arguments_stay_as_they_are() -> None:
     start = {"v": np.ones(2, F32)}
     slots = initial_slots(Adam(), start)
@@ -200,13 +247,13 @@ def test_a_spelling_leads_back(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("adamax", "unknown optimizer 'adamax'; use one of sgd, rmsprop, adam, adamw, adagrad"),
+        ("adamax", "unknown optimizer 'adamax'; use one of sgd, rmsprop, adam, adamw, adagrad, lion, lamb"),
         ("sgd,lr=fast", "optimizer 'sgd': 'lr=fast' is not a setting; write NAME=NUMBER"),
         ("sgd,momentum", "optimizer 'sgd': 'momentum' is not a setting; write NAME=NUMBER"),
         (
             "sgd,beta_1=0.5",
             "not the configuration of SGD: {'beta_1': 0.5}; it has clipnorm, clipvalue, global_clipnorm, weight_decay,"
-            " learning_rate, momentum, nesterov",
+            " groups, decay_biases_and_norms, learning_rate, momentum, nesterov",
         ),
         ("adam,beta_1=1", "beta_1 of Adam must be at least 0 and less than 1 and finite, not 1.0"),
         ("sgd,lr=-1", "learning_rate of SGD must be at least 0 and finite, not -1.0"),
@@ -225,8 +272,8 @@ def test_an_optimizer_comes_back_from_its_plain_form() -> None:
     rule = AdamW(0.5, clipnorm=2.0)
     assert deserialize(serialize(rule)) == rule
     with pytest.raises(TrainingError) as error:
-        deserialize({"class_name": "Lion", "config": {}})
+        deserialize({"class_name": "Shampoo", "config": {}})
     assert str(error.value) == (
-        "not a serialized optimizer: {'class_name': 'Lion', 'config': {}}; use the result of serialize(), and name"
+        "not a serialized optimizer: {'class_name': 'Shampoo', 'config': {}}; use the result of serialize(), and name"
         " your own classes in custom_objects"
     )

@@ -1,0 +1,205 @@
+"""The base of optimizers: clipping, weight decay, parameter groups, configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic, Result, Values, number
+from amp_rewrite.train.update.optimizers.parameter_group import ParameterGroup, groups_of, is_bias_or_norm
+from amp_rewrite.train.update.schedules import Schedule, rate_after, rate_of_config, serialized_rate
+
+_RATE = "learning_rate"
+_CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
+_FLAGS = ("nesterov", "decay_biases_and_norms")
+_GROUPS = "groups"
+_EVERY = ParameterGroup("*")
+_RANGES = {
+    **dict.fromkeys(("beta_1", "beta_2", "rho"), (0.0, 1.0, "at least 0 and less than 1")),
+    "momentum": (0.0, math.nextafter(1.0, 2.0), "at least 0 and at most 1"),  # as in Keras
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """Base class of optimizers. Frozen: slots and the step count hold the state of training.
+
+    Gradients are clipped first, by at most one of three. Then `weight_decay` times the variable is added to its
+    gradient.
+
+    Args:
+        clipnorm: the largest norm of each gradient.
+        clipvalue: each element is clipped to ± this.
+        global_clipnorm: the largest norm of all gradients together.
+        weight_decay: factor of the variable in its gradient.
+        groups: settings for parameters by name: `ParameterGroup` objects, or text such as "*.bias weight_decay=0".
+        decay_biases_and_norms: False keeps weight decay from vectors, and from parameters whose names end in "bias";
+            the weight decay of a group is kept.
+        learning_rate: a number, or a `Schedule`.
+
+    Raises:
+        TrainingError: a hyperparameter is out of range.
+    """
+
+    clipnorm: float | None = None
+    clipvalue: float | None = None
+    global_clipnorm: float | None = None
+    weight_decay: float = 0.0
+    groups: tuple[ParameterGroup, ...] = ()
+    decay_biases_and_norms: bool = True
+    learning_rate: float | Schedule
+    SLOTS: ClassVar[Mapping[str, float]] = {}
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, _GROUPS, groups_of(self.groups))
+        object.__setattr__(self, _RATE, rate_of_config(self.learning_rate))
+        for part in fields(self):
+            if part.name != _GROUPS and not (part.name == _RATE and isinstance(self.learning_rate, Schedule)):
+                self._check(part.name, getattr(self, part.name))
+        clips = [name for name in _CLIPS if getattr(self, name) is not None]
+        if len(clips) > 1:
+            raise TrainingError(f"{type(self).__name__} clips gradients by {' and by '.join(clips)}; set only one")
+
+    def _check(self, name: str, value: object) -> None:
+        if (isinstance(value, bool) and name in _FLAGS) or (value is None and name in _CLIPS):
+            return
+        if name in _FLAGS:
+            raise TrainingError(f"{name} of {type(self).__name__} must be true or false, not {value!r}")
+        low, high, range_ = _RANGES.get(name, (0.0, math.inf, "at least 0"))
+        real = isinstance(value, (int, float)) and not isinstance(value, bool)
+        inside = real and low <= value < high and value <= DType.FLOAT.max  # type: ignore[operator]
+        if not inside or (name in _CLIPS and not number(value)):  # type: ignore[arg-type]
+            range_ = "more than 0" if name in _CLIPS else range_
+            raise TrainingError(f"{name} of {type(self).__name__} must be {range_} and finite, not {value!r}")
+
+    def group_of(self, name: str) -> ParameterGroup:
+        """Return the first group that matches a parameter; without one, a group that changes nothing.
+
+        Args:
+            name: of the parameter.
+        """
+        return next((group for group in self.groups if group.matches(name)), _EVERY)
+
+    def for_parameter(self, name: str, shape: Sequence[int]) -> Optimizer:
+        """Return the optimizer with the weight decay of one parameter.
+
+        Args:
+            name: of the parameter.
+            shape: of the parameter.
+        """
+        decay = self.group_of(name).weight_decay
+        if decay is None:
+            spared = not self.decay_biases_and_norms and is_bias_or_norm(name, shape)
+            decay = 0.0 if spared else self.weight_decay
+        return self if decay == self.weight_decay else replace(self, weight_decay=decay)
+
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of the next step.
+
+        Args:
+            step: the number of steps made, from 0.
+        """
+        return rate_after(self.learning_rate, step)
+
+    def rate_of(self, name: str, rate: Any) -> Any:
+        """Return the learning rate of one parameter.
+
+        Args:
+            name: of the parameter.
+            rate: the learning rate, an operand of an arithmetic.
+        """
+        factor = self.group_of(name).rate
+        return rate if factor == 1 else rate * number(factor)
+
+    def slots(self) -> Mapping[str, float]:
+        """Return the slot names of each variable, with their initial fill values."""
+        return self.SLOTS
+
+    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
+        """Return the variable and its slots after a step.
+
+        Args:
+            by: the arithmetic, of arrays or of a graph.
+            variable: the variable.
+            gradient: its gradient.
+            slots: its slots by name.
+            rate: the learning rate.
+            step: the number of this step, counted from 1.
+        """
+        raise NotImplementedError
+
+    def updated(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
+        """Apply weight decay, then `rule`; the gradient is already clipped. Return as `rule` does.
+
+        Args:
+            by: the arithmetic, of arrays or of a graph.
+            variable: the variable.
+            gradient: its gradient.
+            slots: its slots by name.
+            rate: the learning rate.
+            step: the number of this step, counted from 1.
+        """
+        if self.weight_decay:
+            gradient = gradient + number(self.weight_decay) * variable
+        return self.rule(by, variable, gradient, slots, rate, step)
+
+    def clipped(self, by: Arithmetic, gradients: list[Any]) -> list[Any]:
+        """Return the gradients of all variables after clipping.
+
+        Args:
+            by: the arithmetic, of arrays or of a graph.
+            gradients: one per variable.
+        """
+        if self.clipvalue is not None:
+            return [by.clamp(g, number(self.clipvalue)) for g in gradients]
+        if self.clipnorm is not None:
+            return [self._shrunk(by, g, by.square_sum(g), self.clipnorm) for g in gradients]
+        if self.global_clipnorm is not None and gradients:
+            square = by.sum([by.square_sum(g) for g in gradients])
+            return [self._shrunk(by, g, square, self.global_clipnorm) for g in gradients]
+        return gradients
+
+    def _shrunk(self, by: Arithmetic, gradient: Any, square: Any, norm: float) -> Any:
+        """Scale a gradient as tf.clip_by_norm does: g * norm / max(|g|, norm)."""
+        return gradient * (number(norm) / by.maximum(by.sqrt(square), number(norm)))
+
+    @property
+    def spelling(self) -> str:
+        """Text for `named`: the name, the learning rate, and all hyperparameters that differ from their defaults.
+
+        A schedule is told, but `named` takes only numbers.
+        """
+        said = {p.name: v for p in fields(self) if (v := getattr(self, p.name)) != p.default or p.name == _RATE}
+        return ",".join([type(self).__name__.lower(), *(f"{name}={_spelled(value)}" for name, value in said.items())])
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the hyperparameters as arguments for `from_config`."""
+        config = {part.name: getattr(self, part.name) for part in fields(self)}
+        groups = [group.get_config() for group in self.groups]
+        return config | {_GROUPS: groups, _RATE: serialized_rate(self.learning_rate)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
+        """Return the optimizer of a `get_config` result.
+
+        Args:
+            config: hyperparameters by name.
+        """
+        try:
+            return cls(**config)
+        except TypeError as cause:
+            known = ", ".join(f.name for f in fields(cls))
+            raise TrainingError(f"not the configuration of {cls.__name__}: {dict(config)!r}; it has {known}") from cause
+
+
+def _spelled(value: Any) -> str:
+    """Return a hyperparameter as text."""
+    if isinstance(value, Schedule):
+        return str(value)
+    if isinstance(value, tuple):
+        return "; ".join(group.spelling for group in value)
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"

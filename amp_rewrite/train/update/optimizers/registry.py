@@ -1,0 +1,70 @@
+"""Optimizers by name, from text and from configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.train.update.optimizers.adagrad import Adagrad
+from amp_rewrite.train.update.optimizers.adam import Adam, AdamW
+from amp_rewrite.train.update.optimizers.lamb import LAMB
+from amp_rewrite.train.update.optimizers.lion import Lion
+from amp_rewrite.train.update.optimizers.optimizer import Optimizer
+from amp_rewrite.train.update.optimizers.rmsprop import RMSprop
+from amp_rewrite.train.update.optimizers.sgd import SGD
+from amp_rewrite.train.update.schedules import rate_of_config
+
+OPTIMIZERS: Mapping[str, type[Optimizer]] = {
+    c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad, Lion, LAMB)
+}
+"""Optimizer classes by name in lower case."""
+
+
+def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return the optimizer of a `serialize` result. TrainingError for anything else.
+
+    `custom_objects`: classes by name, besides those of the package: subclasses of Optimizer, of StatefulOptimizer
+    or of Schedule.
+    """
+    name, inner = str(config.get("class_name")), config.get("config")
+    optimizer_class = (custom_objects or {}).get(name) or OPTIMIZERS.get(name.lower())
+    if optimizer_class is None or not isinstance(inner, Mapping):
+        raise TrainingError(
+            f"not a serialized optimizer: {dict(config)!r}; use the result of serialize(), and name your own classes in"
+            " custom_objects"
+        )
+    if "learning_rate" in inner:
+        inner = {**inner, "learning_rate": rate_of_config(inner["learning_rate"], custom_objects)}
+    return optimizer_class.from_config(inner)
+
+
+def named(text: str) -> Optimizer:
+    """Parse an optimizer such as "adam" or "sgd,learning_rate=0.1,momentum=0.9,nesterov=true".
+
+    Parameter groups are separated by ";": "adamw,lr=0.001,groups=head.* rate=10; *.bias weight_decay=0".
+
+    `lr` is short for learning_rate. TrainingError for an unknown name, hyperparameter or value.
+    """
+    name, *settings = [part.strip() for part in text.split(",")]
+    optimizer_class = OPTIMIZERS.get(name.lower())
+    if optimizer_class is None:
+        raise TrainingError(f"unknown optimizer {name!r}; use one of {', '.join(OPTIMIZERS)}")
+    config: dict[str, Any] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        key = "learning_rate" if key == "lr" else key
+        if key in config:
+            raise TrainingError(f"optimizer {name!r} sets {key} twice; set it once")
+        try:
+            config[key] = _parsed(key, value)
+        except ValueError:
+            raise TrainingError(f"optimizer {name!r}: {setting!r} is not a setting; write NAME=NUMBER") from None
+    return optimizer_class.from_config(config)
+
+
+def _parsed(key: str, value: str) -> Any:
+    """Return the value of a setting in a text. ValueError for one that is not a number, where it must be."""
+    if key == "groups":
+        return value
+    return value.lower() == "true" if value.lower() in ("true", "false") else float(value)
