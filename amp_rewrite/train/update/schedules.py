@@ -26,6 +26,7 @@ class Schedule:
         >>> @dataclass(frozen=True)
         ... class Halving(Schedule):
         ...     initial_learning_rate: float
+        ...
         ...     def __call__(self, step):
         ...         return self.initial_learning_rate / 2**step
         >>> SGD(Halving(0.5)).learning_rate(2)
