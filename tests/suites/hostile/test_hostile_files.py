@@ -220,7 +220,7 @@ def test_a_disk_that_cannot_be_written_is_one_line(cage: Cage, folder: Path, dis
 
 PLACES = {
     "a file for a folder": ("m.onnx/out.onnx", "cannot make the folder m.onnx: File exists"),
-    "a folder": (".", "is a folder"),
+    "the folder of the input": (".", "would be written over m.onnx, itself"),
     "a device": ("/dev/null", "not a regular file"),
     "a long name": ("o" * 300 + ".onnx", "File name too long"),
     "the input": ("m.onnx", "is the input"),
