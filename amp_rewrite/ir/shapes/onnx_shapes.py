@@ -15,12 +15,13 @@ from onnx import GraphProto, ModelProto, ValueInfoProto
 
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.tensors import MOST_ELEMENTS
+from amp_rewrite.ir.dataflow import number
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.shapes.inference import infer_shapes
 from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.versions import FIRST_ALLOWZERO
-from amp_rewrite.ir.view import ScopeId, ValueId, View
+from amp_rewrite.ir.view import Op, ScopeId, ValueId, View
 
 S = TypeVar("S")
 Shape = tuple[int | None, ...]
@@ -33,6 +34,7 @@ AllDims = Mapping[tuple[ScopeId, str], Dims]
 
 # Errors of inference on models that contradict themselves; they leave shapes unknown.
 _FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError)
+_LONGEST_RANGE = 1 << 20
 MOST_AXES: int = getattr(np, "MAXDIMS", 64)
 """Axes of an array: numpy has 64, and had 32 before version 2."""
 
@@ -64,14 +66,23 @@ def shape_at(shapes: Mapping[tuple[ScopeId, str], S], view: View, value: ValueId
 
 def dims_of(view: View, *, through_values: bool = True) -> AllDims:
     """Return shapes with names of free dimensions. `through_values`: also through Shape, Gather and Concat."""
-    return stated_dims(view, _inferred(view.model.skeleton(), through_values).graph)
+    deep = through_values and not any(_long_range(view, op) for op in view.ops if op.kind == "Range")
+    return stated_dims(view, _inferred(view.model.skeleton(), deep).graph)
+
+
+def _long_range(view: View, op: Op) -> bool:
+    """True for a Range of so many constant numbers that onnx should not make them, as it does to follow values."""
+    start, limit, delta = (number(view, value) for value in (*op.inputs, None, None, None)[:3])
+    if start is None or limit is None or not delta:
+        return False
+    return not abs((limit - start) / delta) <= _LONGEST_RANGE
 
 
 def stated_dims(view: View, inferred: GraphProto) -> Mapping[tuple[ScopeId, str], StatedDims]:
     """Return the shapes that the graph of a view's model states after inference, and those of constants."""
     known: dict[tuple[ScopeId, str], StatedDims] = {}
-    for number, graph in enumerate(all_graphs(inferred) if len(view.scopes) > 1 else (inferred,)):
-        scope = ScopeId(number)
+    for place, graph in enumerate(all_graphs(inferred) if len(view.scopes) > 1 else (inferred,)):
+        scope = ScopeId(place)
         formals = (*graph.input, *graph.value_info, *graph.output)
         known.update(((scope, formal.name), dims) for formal in formals if (dims := declared_dims(formal)) is not None)
         known.update(((scope, t.name), tuple(t.dims)) for t in graph.initializer)

@@ -226,22 +226,22 @@ def full(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_report_that_finds_no_room_leaves_the_old_one(full: Path) -> None:
-    from amp_rewrite.cli.commands.convert import _write_report
+    from amp_rewrite.cli.page import write_file
 
     with pytest.raises(ReportError, match=r"^cannot write .*r\.json: No space left on device; nothing was changed$"):
-        _write_report(full / "r.json", "x" * 100_000, None)
+        write_file(full / "r.json", "x" * 100_000, "nothing was changed")
     assert files(full) == {"r.json": b"old"}
     with pytest.raises(ReportError, match=r"No space left on device; half\.onnx is written, the report is not$"):
-        _write_report(full / "r.json", "x" * 100_000, Path("half.onnx"))
+        write_file(full / "r.json", "x" * 100_000, "half.onnx is written, the report is not")
 
 
 def test_a_report_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
-    from amp_rewrite.cli.commands.convert import _write_report
+    from amp_rewrite.cli.page import write_file
 
     old = tmp_path / "r.json"
     old.write_text("old")
     old.chmod(0o640)
-    _write_report(old, "new", None)
+    write_file(old, "new", "nothing was changed")
     assert (old.read_text(), old.stat().st_mode & 0o777) == ("new", 0o640)
 
 
