@@ -212,4 +212,5 @@ _PARSE = {
     "float": DType.FLOAT,
     "f64": DType.DOUBLE,
     "double": DType.DOUBLE,
+    **{name.replace("_", ""): d for d, name in _NUMPY.items()},  # of ml_dtypes
 }
