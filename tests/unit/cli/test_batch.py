@@ -132,7 +132,12 @@ def test_an_interrupted_batch_leaves_whole_files_and_can_be_resumed(number: sign
         net(Path("src") / f"more{i}.onnx", seed=i)
     command = [sys.executable, "-m", "amp_rewrite", "src", "-o", "out", "--summary", "s.jsonl", "-j", "2"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # a shell may start tests with signals ignored
     )
     assert process.stdout is not None
     process.stdout.readline()
