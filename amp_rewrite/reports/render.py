@@ -6,11 +6,10 @@ import re
 import sys
 import textwrap
 import unicodedata
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from html import escape
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 
 from amp_rewrite.errors import count as count
 
@@ -120,7 +119,7 @@ def wrap(text: str, width: int, hanging: int = 0) -> list[str]:
 
 def cut(text: str, width: int) -> str:
     """Return a text of at most so many columns: of a longer one both ends, with an ellipsis between them."""
-    if taken(text) <= width:
+    if _start(text, width) == text:
         return text
     tail = (width - 1) // 2 if width > 2 * _SHORTEST else 0
     return f"{_start(text, max(width, 1) - 1 - tail)}…{_start(text[::-1], tail)[::-1]}"
@@ -142,8 +141,12 @@ _HALF = "\0"
 
 
 def _start(text: str, columns: int) -> str:
-    """Return the beginning of a text that takes at most so many columns."""
-    return text[: bisect_right(list(accumulate(map(_columns, text))), columns)]
+    """Return the beginning of a text that takes at most so many columns; no character behind it is looked at."""
+    for at, character in enumerate(text):
+        columns -= _columns(character)
+        if columns < 0:
+            return text[:at]
+    return text
 
 
 def _line(row: Sequence[str], widths: Sequence[int], right: str, indent: int) -> str:
