@@ -25,11 +25,10 @@ SKELETONS ?= build/gpu-skeletons
 LOWER ?=
 # Left out: what tests the tools around the package, what onnx and its own tests expect (it changes by version), and large
 # sweeps over models that ask nothing of a version which smaller tests do not ask.
-LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignore=tests/suites/pages/test_examples.py \
+LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignore=tests/suites/pages \
 	--ignore=tests/suites/clients --ignore=tests/suites/conformance --ignore=tests/suites/gpu \
 	--ignore=tests/suites/webgpu \
 	--ignore=tests/suites/gate --ignore=tests/suites/hostile/test_hostile_wire.py \
-	--ignore=tests/suites/pages/test_docstring_examples.py --ignore=tests/suites/pages/test_generated_pages.py \
 	--ignore=tests/unit/rewrite/test_emulate_ops.py \
 	--ignore=tests/suites/models/test_invariants.py --ignore=tests/suites/models/test_upcast_models.py \
 	--ignore=tests/suites/models/test_hard_models.py --ignore-glob='tests/unit/rewrite/test_vjp_*' \

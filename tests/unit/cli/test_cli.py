@@ -569,7 +569,8 @@ def test_a_command_says_exactly_this(own: list[str], words: list[str], outcome: 
 
     done = run(*(word for given in words for word in (own if given == "OWN" else [given])))
 
-    assert (done.exit_code, done.stdout, done.stderr) == outcome
+    said = re.sub(r"ort-cuda:[\d.]+", "ort-cuda", done.stdout)  # an older release is named
+    assert (done.exit_code, said, done.stderr) == outcome
 
 
 def test_explain_of_a_model_converts_it_with_the_options_given(own: list[str]) -> None:

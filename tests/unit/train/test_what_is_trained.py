@@ -312,6 +312,7 @@ def test_dropout_is_kept_for_training_mode_on_request() -> None:
     assert still.fit(batch).losses != dropped.fit(batch).losses
 
 
+@pytest.mark.torch
 def test_from_torch_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(TrainingError, match="from_torch needs PyTorch and onnxscript, but torch is not installed"):
