@@ -17,9 +17,6 @@ class LAMB(Adam):
     if one of the two norms is 0.
 
     Args:
-        learning_rate: a number, or a `Schedule`.
-        beta_1: decay of the first moment.
-        beta_2: decay of the second moment.
         epsilon: added to the root; 1e-6 is the paper's.
     """
 

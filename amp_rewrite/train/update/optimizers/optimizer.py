@@ -37,8 +37,7 @@ class Optimizer:
         global_clipnorm: the largest norm of all gradients together.
         weight_decay: factor of the variable in its gradient.
         groups: settings for parameters by name: `ParameterGroup` objects, or text such as "*.bias weight_decay=0".
-        decay_biases_and_norms: False keeps weight decay from vectors, and from parameters whose names end in "bias";
-            the weight decay of a group is kept.
+        decay_biases_and_norms: False keeps weight decay from vectors and from names that end in "bias", but for groups.
         learning_rate: a number, or a `Schedule`.
 
     Raises:
