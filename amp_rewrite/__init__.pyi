@@ -49,7 +49,7 @@ from amp_rewrite.pipeline.convert import convert as convert
 from amp_rewrite.pipeline.explain import explain as explain
 from amp_rewrite.pipeline.pareto import Pareto as Pareto
 from amp_rewrite.pipeline.pareto import pareto as pareto
-from amp_rewrite.pipeline.repair import Repaired as Repaired
+from amp_rewrite.pipeline.repaired import Repaired as Repaired
 from amp_rewrite.pipeline.repair import repair as repair
 from amp_rewrite.reports.delta import Delta as Delta
 from amp_rewrite.reports.diff import diff as diff

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.files.model import Model
     from amp_rewrite.pipeline.convert import Converted
-    from amp_rewrite.pipeline.repair import Repaired
+    from amp_rewrite.pipeline.repaired import Repaired
     from amp_rewrite.settings.config_file import Settings
 
 

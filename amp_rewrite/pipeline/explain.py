@@ -7,7 +7,7 @@ from typing import Unpack
 
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.pipeline.convert import Converted, convert
-from amp_rewrite.pipeline.repair import Repaired
+from amp_rewrite.pipeline.repaired import Repaired
 from amp_rewrite.reports.explain import Explanation, explained, makers
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.sources import ReportSource, is_report, report_in

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
@@ -26,28 +24,22 @@ from amp_rewrite.evidence.instrument.vertices import Vertex
 from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, MetricName, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import BudgetSpent, minimal_set
-from amp_rewrite.evidence.trial import Step, Trial, Trials, worst_score
-from amp_rewrite.evidence.verdict import Verdict, plain_json
+from amp_rewrite.evidence.trial import Trial, Trials, worst_score
+from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.files.store import Writable
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight
 from amp_rewrite.pipeline.regions import Region, regions_of, suspicion
+from amp_rewrite.pipeline.repaired import Repaired, search_summary
 from amp_rewrite.reports.evidence import FAILED, REPAIRED, SMOKE, VERIFIED, Evidence
-from amp_rewrite.reports.render import count
-from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.options import Options, Request, takes_options
-
-if TYPE_CHECKING:
-    from amp_rewrite.reports.page.figure import Figure
 
 _ROUNDS = 8
 """Times that a search starts again with a margin. Verdicts of earlier trials stay, so each round costs few more."""
@@ -69,145 +61,6 @@ Progress = Callable[[str, int, int], None]
 """Called with the stage ("calibrate", "predict", "own errors", "search" or "verify"), the work done, and its total."""
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, repr=False)
-class Repaired(Result):
-    """Result of `repair`. Pins of ranges alone are in `converted.report` with the guard's rules.
-
-    Attributes:
-        converted: the conversion with the pins; if the search failed, with all candidates pinned.
-        verdict: how near the result is as it really runs; None without a tolerance.
-        ranges: the ranges of the data.
-        regions: the pinned regions, those with the largest errors first.
-        minimal: True if a trial shows for each region that the outputs are not near enough without it.
-        candidates: number of regions to choose of.
-        budget: the largest number of trials.
-        trail: all trials.
-        solved: True if the search ended and the result is near enough; True without a tolerance.
-        remark: advice where elements near zero alone made the plain conversion fail.
-    """
-
-    converted: Converted
-    verdict: Verdict | None
-    ranges: Ranges
-    regions: tuple[Region, ...]
-    minimal: bool
-    candidates: int
-    budget: int
-    trail: tuple[Step, ...]
-    solved: bool
-    remark: str = ""
-
-    @property
-    def result(self) -> Model:
-        """Model of the conversion, its weights still in their files."""
-        return self.converted.result
-
-    @property
-    def model(self) -> ModelProto:
-        """Model of the conversion, whole in memory; see `Converted.model`."""
-        return self.converted.model
-
-    @property
-    def report(self) -> Report:
-        """Report of the conversion."""
-        return self.converted.report
-
-    @checked
-    def save(
-        self,
-        path: str | Path | Writable,
-        *,
-        overwrite: bool = False,
-        external_data: bool | str | None = None,
-        shard_size: str | int | None = None,
-        resume: bool = False,
-    ) -> None:
-        """Write the model, weights streamed, whole or not at all.
-
-        Args:
-            path: as `Model.save` takes it.
-            overwrite: replace an existing file.
-            external_data: weights in a file of their own; None: above 1.5 GB.
-            shard_size: as `Model.save` takes it.
-            resume: as `Model.save` takes it.
-        """
-        said = {"overwrite": overwrite, "external_data": external_data, "shard_size": shard_size, "resume": resume}
-        self.converted.save(path, **said)  # type: ignore[arg-type]
-
-    @property
-    def brief(self) -> str:
-        """Gist of the report, and the outcome of the search."""
-        if self.verdict is None:
-            return f"{self.report.brief}; guarded by ranges"
-        pinned = count(len(self.regions), "region") if self.regions else "no region"
-        return f"{self.report.brief}; {pinned} pinned, {'' if self.solved else 'not '}within tolerance"
-
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the rows of the report."""
-        return self.report.records()
-
-    def to_json(self) -> str:
-        """Return outcome, pinned regions, trials, ranges, verdict and report as JSON. Ends with a newline.
-
-        Scores that are not finite are "inf", "-inf" and "nan".
-        """
-        fields = {name: getattr(self, name) for name in ("solved", "minimal", "candidates", "budget", "trials")}
-        regions = [region.because for region in self.regions]
-        verdict = None if self.verdict is None else self.verdict.to_dict()
-        chosen = None if self.chosen is None else plain_json(asdict(self.chosen))
-        searched = {"chosen": chosen, "trail": [plain_json(asdict(step)) for step in self.trail]}
-        parts = {"ranges": self.ranges.to_dict(), "verdict": verdict, "report": self.report.to_dict()}
-        return json.dumps({"schema": 1, **fields, "regions": regions, **searched, **parts}, indent=1) + "\n"
-
-    @property
-    def chosen(self) -> Step | None:
-        """The conversion that was made, in the form of a trial but as it really runs; None without a tolerance."""
-        verdict = self.verdict
-        if verdict is None:
-            return None
-        score = worst_score(verdict, verdict.criterion)
-        return Step(len(self.regions), verdict.ok, verdict.because, self.converted.coloring.float32_ops, score)
-
-    def figures(self) -> Sequence[Figure]:
-        """Return summary and barcode, the trials and the scores of the outputs, the ranges, and the graph."""
-        figures = self.converted.figures()
-        first = [figure for figure in figures if figure.notebook]  # those of one screen
-        rest = [figure for figure in figures if not figure.notebook]
-        return (*first, *self._searched(), *self.ranges.figures(), *rest)
-
-    def sketches(self) -> Sequence[Figure]:
-        """Return those of the conversion and of the search."""
-        return (*self.converted.sketches(), *(figure for figure in self._searched() if figure.notebook))
-
-    def _searched(self) -> Sequence[Figure]:
-        """Return the figures of the search and of its verdict; none without a tolerance."""
-        if self.verdict is None or self.chosen is None:
-            return ()
-        from amp_rewrite.reports.page.trials import Tried, trials_figure  # late: few runs draw
-
-        *tried, chosen = (Tried(s.pinned, s.float32_ops, s.score, s.ok) for s in (*self.trail, self.chosen))
-        return (trials_figure(tried, chosen, self.verdict.allowed, solved=self.solved), *self.verdict.figures())
-
-    @property
-    def trials(self) -> int:
-        """Number of trials."""
-        return len(self.trail)
-
-    def text(self) -> str:
-        """Return pins, their reasons and the verdict as text. Ends with a newline."""
-        if self.verdict is None:
-            return f"guarded by {count(self.ranges.batches, 'batch', 'batches')} of {self.ranges.origin}\n"
-        summary = _summary(len(self.regions), self.candidates, self.trials, self.minimal)
-        lines = [f"  {region.because}" for region in self.regions]
-        if not self.solved and self.trials >= self.budget and self.regions:
-            spent = f"the budget ended after {count(self.budget, 'trial')}"
-            lines = [f"  {spent}, before a set was near enough; all regions are pinned below: allow more"]
-        elif not self.solved:
-            lines = ["  all regions are pinned: float32 itself is not nearer, or inputs and outputs are low"]
-        lines += [f"  {self.remark}"] if self.remark else []
-        return "\n".join([f"repair: {summary}", *lines, "", self.verdict.text()])
 
 
 @takes_options
@@ -489,7 +342,7 @@ class _Repair:
         minimal = trials.each_needed(frozenset(chosen))
         findings = self.guarded.findings
         if pinned:
-            summary = _summary(len(pinned), len(regions), len(trials.trail), minimal)
+            summary = search_summary(len(pinned), len(regions), len(trials.trail), minimal)
             findings = (*findings, Finding("repaired", str(self.by), summary))
         words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={len(trials.trail)}")
         converted = finish(self.draft, self._painted(pinned), findings, words, self.guarded)
@@ -521,14 +374,6 @@ def _needed(trials: Trials, held: frozenset[int]) -> frozenset[int]:
 
 def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
     return (lambda done, total: progress(stage, done, total)) if progress else None
-
-
-def _summary(pinned: int, candidates: int, trials: int, minimal: bool) -> str:
-    if not pinned:
-        fact = "not needed, the conversion passes as it is" if minimal else "no region is pinned"
-        return f"{fact}; {count(trials, 'trial')}"
-    needed = "each is needed" if minimal else "perhaps not all are needed"
-    return f"{pinned} of {count(candidates, 'region')} pinned to float32, {needed}; {count(trials, 'trial')}"
 
 
 def _compact(by: Criterion) -> str:

@@ -22,7 +22,7 @@ from amp_rewrite.settings.policy import low_type
 
 if TYPE_CHECKING:
     from amp_rewrite.pipeline.convert import Converted
-    from amp_rewrite.pipeline.repair import Repaired
+    from amp_rewrite.pipeline.repaired import Repaired
     from amp_rewrite.reports.page.page import Page
 
 _OUTCOME = (

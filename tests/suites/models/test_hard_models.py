@@ -17,7 +17,7 @@ import pytest
 import amp_rewrite
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.files.model import Model
-from amp_rewrite.pipeline.repair import Repaired
+from amp_rewrite.pipeline.repaired import Repaired
 from amp_rewrite.runtime.runner import Runner
 from support.hard_models import HARD, Hard, halved
 from support.paths import ROOT

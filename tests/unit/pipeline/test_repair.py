@@ -22,7 +22,8 @@ from amp_rewrite.evidence.trial import Trial
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
 from amp_rewrite.evidence.verify import verify
 from amp_rewrite.files.model import Model
-from amp_rewrite.pipeline.repair import Repaired, repair
+from amp_rewrite.pipeline.repair import repair
+from amp_rewrite.pipeline.repaired import Repaired
 from support.cases import build
 from support.hard_models import HARD
 
