@@ -111,10 +111,9 @@ class Located(Result):
         errors = waterfall(rows, Marked(self.tolerance, beyond, jump), self.low, str(self.fed), self.notes)
         if self.shares is None:
             return (errors,)
-        from amp_rewrite.reports.page.effects import Effect, effects_figure
+        from amp_rewrite.reports.page.effects import effects_figure
 
-        effects = [Effect(r.op, r.kind, r.error, r.worst, r.share, r.by) for r in self.shares.rows]
-        return errors, effects_figure(effects, self.shares.error, self.shares.measured, self.shares.notes)
+        return errors, effects_figure(self.shares.rows, self.shares.error, self.shares.measured, self.shares.notes)
 
     def top(self, number: int) -> tuple[Spot, ...]:
         """Return the ops with the largest local error, in topological order among equals.

@@ -17,6 +17,7 @@ from amp_rewrite.evidence.prediction.prediction import Asked, Prediction, predic
 from amp_rewrite.evidence.prediction.probes import PROBES
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import OpId, View
+from amp_rewrite.reports.page.effects import Effect
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.runtime.runner import Runner
 
@@ -25,21 +26,9 @@ GRADIENT, MEASURED, UNKNOWN = "gradient", "measured", "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """One op of the candidate, by its name in the reference, and its effect on the outputs.
+class Share(Effect):
+    """Effect of one op of the candidate. `because`: why the gradient does not tell, if it does not."""
 
-    `error`: the relative error of the outputs that its roundings alone cause, the root of the mean over outputs and
-    batches; inf if it makes infinity, NaN if unknown. `worst`: an estimate of the largest that they can sum to. `share`
-    of the candidate's predicted squared error. `by`: "gradient", "measured" (emulated alone) or "unknown"; `because`
-    says why the gradient does not tell.
-    """
-
-    op: str
-    kind: str
-    error: float
-    worst: float
-    share: float
-    by: str
     because: str = ""
 
 

@@ -21,8 +21,13 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Effect of one op: the error of the outputs by it, the worst case, and its share of the squared error. `by` says
-    how the error is known: "gradient", "measured" or "unknown"."""
+    """Effect of one op, by its name in the reference, on the outputs.
+
+    `error`: the relative error of the outputs that its roundings alone cause, the root of the mean over outputs and
+    batches; inf if it makes infinity, NaN if unknown. `worst`: an estimate of the largest that they can sum to. `share`
+    of the candidate's predicted squared error. `by` says how the error is known: "gradient", "measured" (emulated
+    alone) or "unknown".
+    """
 
     op: str
     kind: str
