@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,8 @@ from amp_rewrite.cli.files import as_folder, ended_by_signals, is_stdout
 from amp_rewrite.errors import count
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from amp_rewrite.fleet.batch import Asked, Batch
     from amp_rewrite.fleet.job import Checks
     from amp_rewrite.fleet.outcome import Outcome
