@@ -33,7 +33,7 @@ Elsewhere what is flushed is smaller than the rounding of the largest element, a
 Paint = Callable[[Sequence[Pin]], Coloring]
 
 _PROVABLE = (reasons.OVERFLOW, reasons.UNSEEN)
-"""Faults that a proof rules out: the value is no larger than the type, on any data."""
+"""Faults that a proof rules out: the value fits the type, on any data."""
 _ROOTS = (reasons.ALLOW_ROOT, reasons.LOWER, reasons.FORCE_ALL)
 
 

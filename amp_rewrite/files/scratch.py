@@ -41,7 +41,7 @@ def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
 
 
 def _mode(target: Path) -> int | None:
-    """Return the permissions of a regular file; None if there is none, or a link, which is replaced itself."""
+    """Return the permissions of a regular file; None if it is missing, or a link, which is replaced itself."""
     with suppress(OSError):
         status = target.lstat()
         return stat.S_IMODE(status.st_mode) & 0o777 if stat.S_ISREG(status.st_mode) else None

@@ -67,7 +67,7 @@ def calibrate_many(
         The ranges, merged in the order of the shards.
 
     Raises:
-        FeedError: there is no shard, or one cannot be read, or does not fit the model.
+        FeedError: no shard is given, or one cannot be read, or does not fit the model.
 
     Example:
         >>> import amp_rewrite
@@ -77,7 +77,7 @@ def calibrate_many(
     """
     paths = [Path(shard).resolve() for shard in shards]
     if not paths:
-        raise FeedError("there is no shard of data; give one path or more")
+        raise FeedError("no shard of data is given; give one path or more")
     count = jobs or (cores() if executor is not None else 1)
     keywords = {"to": to, "allow_nonfinite": allow_nonfinite, "chunk": chunk, "threads": threads}
     tasks = (_Shard(i, str(Path(model).resolve()), str(path), keywords) for i, path in enumerate(paths))

@@ -40,7 +40,7 @@ class Summary:
             raise ReportError(f"{path} exists; {way}")
 
     def read(self) -> Mapping[str, Outcome]:
-        """Return the outcomes of earlier runs by source, the last of each; none if there is no file.
+        """Return the outcomes of earlier runs by source, the last of each; none without a file.
 
         ReportError for a file that is not a summary.
         """

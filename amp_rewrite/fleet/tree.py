@@ -79,7 +79,7 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -
     The files of one folder keep their places below it; of several, those below the folder above. Folders whose name
     begins with a dot, and links to folders, are left out.
 
-    ModelError for a source that does not exist or matches nothing, and if there is no model among the files.
+    ModelError for a source that does not exist or matches nothing, and if none of the files is a model.
     """
     words = [os.fspath(source) for source in sources]
     found = Found()

@@ -107,7 +107,7 @@ class Pareto(Result):
             number: its position in `points`.
 
         Raises:
-            PolicyError: there is no such point, or it is float32.
+            PolicyError: no such point exists, or it is float32.
         """
         made = self._made[number] if 0 <= number < len(self._made) else None
         if made is None:

@@ -107,7 +107,7 @@ class _Items:
 
 
 def first(text: str) -> str:
-    """Return the first character of a text that is not blank; empty if there is none."""
+    """Return the first character of a text that is not blank, or an empty text."""
     at = _skip(text, 0)
     return text[at : at + 1]
 

@@ -262,13 +262,13 @@ def _condition(node: _Node, op: tuple[str, str], known: Known | None) -> Conditi
 def _operand_test(node: _Node) -> tuple[str, int]:
     match = re.fullmatch(r"(<=|>=|==|<|>|)\s*(\d{1,4})", str(node.value).strip())
     if match is None:
-        raise ListError(f"{node.where}: {node} is no count of operands; write 2 or '<=2'")
+        raise ListError(f"{node.where}: {node} is not a count of operands; write 2 or '<=2'")
     return match[1] or "==", int(match[2])
 
 
 def _plain(node: _Node) -> Scalar:
     if node.value is None or isinstance(node.value, list | dict):
-        raise ListError(f"{node.where}: {node} is no attribute value; give text or a number")
+        raise ListError(f"{node.where}: an attribute value cannot be {node}; give text or a number")
     return node.value
 
 

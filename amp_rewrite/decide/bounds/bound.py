@@ -26,7 +26,7 @@ class Bound(NamedTuple):
     """An interval that holds all numbers of a value in each finite run, and what follows from it.
 
     `lo`, `hi`: the interval; infinite where it is open. `klass`: the class for the type of the options. `because`: the
-    step of the proof, or why there is none. `rests_on`: the values whose bounds the step uses, the largest first.
+    step of the proof, or why it is missing. `rests_on`: the values whose bounds the step uses, the largest first.
     `fills`: the value also carries the fill of a mask, which the interval leaves out. `least`: the largest magnitude
     that an input of ones is proved to reach; 0 where nothing is proved from below.
     """

@@ -188,7 +188,7 @@ def _extreme(by: Callable[..., Array]) -> Step:
     def step(context: Context) -> State:
         states = [context.at(slot) for slot in range(len(context.states))]
         clear = [s for s in states if not s.fills] or states
-        if by is np.maximum:  # a maximum is no less than any, and a fill of −∞ never counts
+        if by is np.maximum:  # a maximum is at least as large as each, and a fill of −∞ never counts
             lo = reduce(np.maximum, (s.lo for s in clear))
             hi = reduce(np.maximum, (s.hi for s in states))
         else:

@@ -239,7 +239,7 @@ class State:
             return self.high(reasons.UNKNOWN_TYPE, made_by if made_by != op.id else None, note)
         if not any(self.view.dtype(v) is DType.FLOAT for v in values):
             return None
-        note = "the edges of bodies keep their type" if op.bodies else f"{op.kind} is no known operator"
+        note = "the edges of bodies keep their type" if op.bodies else f"{op.kind} is not a known operator"
         return self.high(reasons.BOUNDARY, None, note)
 
 

@@ -47,7 +47,7 @@ def angle(view: View, to: DType) -> Iterator[Pin]:
             return False
         return value not in learned or _private(view, value)
 
-    # A product is crossed as a whole; a walk resumes above it until there is no more to cross.
+    # A product is crossed as a whole; a walk resumes above it until nothing is left to cross.
     while starts:
         reached = flow.back(starts, enter)
         marked.update(reached)

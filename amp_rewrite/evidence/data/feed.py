@@ -107,7 +107,7 @@ class Feed:
             limit: the largest number of bytes of a batch in a file.
 
         Raises:
-            FeedError: names, types or sizes do not fit, there is no batch, or a file is damaged; says what to give.
+            FeedError: names, types or sizes do not fit, no batch is given, or a file is damaged; says what to give.
         """
         ports = input_ports(model)
         if isinstance(data, Feed):

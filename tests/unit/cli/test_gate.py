@@ -77,7 +77,7 @@ def test_another_commit_can_be_the_base_and_an_unknown_one_is_named(repository: 
     assert gate("models/m.onnx", "--base", "HEAD^").exit_code == 1
     done = gate("models/m.onnx", "--base", "absent")
     assert done.exit_code == 2
-    assert "--base absent is no commit here; fetch it" in done.stderr
+    assert "--base absent does not name a commit here; fetch it" in done.stderr
 
 
 def test_a_repository_without_a_commit_has_new_models_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,14 +316,14 @@ def test_only_float16_and_bfloat16_have_lists() -> None:
             "deny: [{op: Exp, when: {zzz: x}}]",
             "my.yaml:1: Exp has no attribute 'zzz'; it has consumed_inputs (and `operands` counts inputs)",
         ),
-        ("deny: [{op: Resize, when: {mode: ~}}]", "my.yaml:1: nothing is no attribute value; give text or a number"),
+        ("deny: [{op: Resize, when: {mode: ~}}]", "my.yaml:1: an attribute value cannot be nothing; give text or a number"),
         (
             "deny: [{op: Resize, when: {mode: []}}]",
             "my.yaml:1: 'mode' has no value to test for; give one or a list of them",
         ),
         (
             "deny: [{op: Einsum, when: {operands: many}}]",
-            "my.yaml:1: 'many' is no count of operands; write 2 or '<=2'",
+            "my.yaml:1: 'many' is not a count of operands; write 2 or '<=2'",
         ),
         ("deny: [Exp]\ndeny: [Pow]", "my.yaml:2: key 'deny' is here twice; keep one"),
         ("deny:\n- op: Exp\n  op: Pow", "my.yaml:3: key 'op' is here twice; keep one"),
