@@ -9,7 +9,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.change import CastChange, Change
 from amp_rewrite.reports.delta import KINDS, Delta
-from amp_rewrite.reports.match import Flow, matched, paired
+from amp_rewrite.reports.flow import Flow
+from amp_rewrite.reports.match import matched, paired
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
 from amp_rewrite.reports.runs import runs_of

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import PolicyError, advice
 from amp_rewrite.ir.op_classes import HEAVY
-from amp_rewrite.reports.match import Flow
+from amp_rewrite.reports.flow import Flow
 from amp_rewrite.reports.render import count, plain, shortened, size
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import PortRow, Row

@@ -8,13 +8,12 @@ computed.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
-from amp_rewrite.ir.op_classes import CASTS
+from amp_rewrite.reports.alignment import common, increasing
+from amp_rewrite.reports.flow import Flow
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, Row
 
@@ -63,91 +62,6 @@ def _numbered(
 ) -> tuple[Mapping[int, int], Mapping[int, int]]:
     """Return the numbers of the pairs of inputs and of outputs, by the position in one report."""
     return tuple({pair[side]: number for number, pair in enumerate(pairs)} for pairs in (inputs, outputs))  # type: ignore[return-value]
-
-
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
-
-
-def _passed_over(row: Row) -> bool:
-    """True for a constant, a copy, a cast between floats and one to the type that it reads."""
-    if row.op in ("Constant", "Identity"):
-        return True
-    if row.op not in CASTS or not row.inputs or not row.outputs:
-        return False
-    return row.inputs[0] == row.outputs[0] or (row.inputs[0] in _FLOATS and row.outputs[0] in _FLOATS)
-
-
-@dataclass(frozen=True)
-class Flow:
-    """A report as a graph of the ops that count. Sources are rows, `NO_ROW`, or inputs as in `PortRow.after`."""
-
-    report: Report
-
-    @cached_property
-    def _sources(self) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
-        """By row the sources of its reads, and that of its result: of a row that is passed over, what it reads."""
-        rows = self.report.rows
-        fed: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for number, port in enumerate(self.report.inputs):
-            for at, place in zip(port.reads[::2], port.reads[1::2], strict=True):
-                fed[at].append((place, FIRST_INPUT - number))
-        source: list[int] = []
-        reads: list[Sequence[int]] = []
-        for i, row in enumerate(rows):
-            own = [source[read] if read != NO_ROW else NO_ROW for read in row.reads]
-            for place, number in fed.get(i, ()):
-                if place < _most_reads(row):
-                    own += [NO_ROW] * (place + 1 - len(own))
-                    own[place] = number
-            reads.append(own)
-            source.append((own[0] if own else NO_ROW) if _passed_over(row) else i)
-        return reads, source
-
-    @property
-    def reads(self) -> Sequence[Sequence[int]]:
-        """By row the sources of its reads."""
-        return self._sources[0]
-
-    def source(self, after: int) -> int:
-        """Return the source behind a position in `CastRow.after` or `PortRow.after`."""
-        return self._sources[1][after] if after >= 0 else after
-
-    @cached_property
-    def outputs(self) -> Sequence[PortRow]:
-        return self.report.outputs
-
-    @cached_property
-    def live(self) -> tuple[int, ...]:
-        """Rows that count as ops. A report of version 1 does not tell what its outputs are computed from."""
-        rows, reads = self.report.rows, self.reads
-        counting = [not _passed_over(row) for row in rows]
-        if not self.outputs:
-            return tuple(i for i, counts in enumerate(counting) if counts)
-        alive = [False] * len(rows)
-        for port in self.outputs:
-            if (source := self.source(port.after)) >= 0:
-                alive[source] = True
-        for i in range(len(rows) - 1, -1, -1):
-            if alive[i]:
-                for read in reads[i]:
-                    if read >= 0:
-                        alive[read] = True
-        return tuple(i for i, counts in enumerate(counting) if counts and alive[i])
-
-    @cached_property
-    def readers(self) -> Sequence[Sequence[tuple[int, int]]]:
-        """By row the places in live rows that read it: position in the reads, and row."""
-        readers: list[list[tuple[int, int]]] = [[] for _ in self.report.rows]
-        for i in self.live:
-            for place, read in enumerate(self.reads[i]):
-                if read >= 0:
-                    readers[read].append((place, i))
-        return readers
-
-
-def _most_reads(row: Row) -> int:
-    """Return the most reads of a row: its inputs, and what two bodies hand out. A report may say anything."""
-    return len(row.inputs) + 2 * len(row.outputs) + 2
 
 
 Word = Callable[[Row], Hashable]
@@ -351,7 +265,7 @@ class _Pairs:
     def _gaps(self) -> Iterator[tuple[list[int], list[int]]]:
         """Yield the unmatched rows between neighbouring anchors, where both sides have some."""
         mine, theirs = deque(self.left_a), deque(self.left_b)
-        for i, j in [*_increasing(sorted(self.to_b.items())), (len(self.a.rows), len(self.b.rows))]:
+        for i, j in [*increasing(sorted(self.to_b.items())), (len(self.a.rows), len(self.b.rows))]:
             gap = _before(mine, i), _before(theirs, j)
             if all(gap):
                 yield gap
@@ -393,59 +307,3 @@ def _before(waiting: deque[int], limit: int) -> list[int]:
     while waiting and waiting[0] < limit:
         taken.append(waiting.popleft())
     return taken
-
-
-def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return a longest run of pairs that rises in both numbers, out of pairs that rise in the first. O(n log n)."""
-    ends, at, before = list[int](), list[int](), list[int]()
-    for k, (_, j) in enumerate(pairs):
-        length = bisect_left(ends, j)
-        before.append(at[length - 1] if length else -1)
-        ends[length : length + 1] = [j]
-        at[length : length + 1] = [k]
-    run = []
-    k = at[-1] if at else -1
-    while k != -1:
-        run.append(pairs[k])
-        k = before[k]
-    return run[::-1]
-
-
-def common(a: Sequence[str], b: Sequence[str], budget: int) -> tuple[list[tuple[int, int]], int]:
-    """Return a longest common subsequence as pairs of positions, and its number of steps; None over budget.
-
-    E. Myers, "An O(ND) Difference Algorithm and Its Variations", 1986: the greedy algorithm.
-    """
-    furthest = {1: 0}
-    trail: list[dict[int, int]] = []
-    spent = 0
-    for edits in range(len(a) + len(b) + 1):
-        trail.append(dict(furthest))
-        for k in range(-edits, edits + 1, 2):
-            down = k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1])
-            x = furthest[k + 1] if down else furthest[k - 1] + 1
-            while x < len(a) and x - k < len(b) and a[x] == b[x - k]:
-                x += 1
-                spent += 1
-            furthest[k] = x
-            if x >= len(a) and x - k >= len(b):
-                return _walked(trail, len(a), len(b)), spent
-        spent += 2 * edits + 1
-        if spent > budget:
-            return [], spent
-    return [], spent
-
-
-def _walked(trail: Sequence[dict[int, int]], x: int, y: int) -> list[tuple[int, int]]:
-    """Return the diagonal steps of the path at whose end the trail stops."""
-    pairs: list[tuple[int, int]] = []
-    for edits in range(len(trail) - 1, -1, -1):
-        furthest, k = trail[edits], x - y
-        down = k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1])
-        before = k + 1 if down else k - 1
-        start = furthest[before]
-        while x > start and y > start - before:
-            x, y = x - 1, y - 1
-            pairs.append((x, y))
-        x, y = start, start - before
-    return pairs[::-1]

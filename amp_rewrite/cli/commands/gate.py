@@ -88,7 +88,9 @@ def gate(
     expectations = [Expectation.parse(text) for text in expect]
     known = commit_exists(base, files[0])
     if not known and base != _HEAD:  # a repository without a commit has no HEAD: all files are new
-        raise click.UsageError(f"--base {base} does not name a commit here; fetch it (git fetch origin {base}), or name another")
+        raise click.UsageError(
+            f"--base {base} does not name a commit here; fetch it (git fetch origin {base}), or name another"
+        )
     worst = 0
     for file in files:
         try:

@@ -316,7 +316,10 @@ def test_only_float16_and_bfloat16_have_lists() -> None:
             "deny: [{op: Exp, when: {zzz: x}}]",
             "my.yaml:1: Exp has no attribute 'zzz'; it has consumed_inputs (and `operands` counts inputs)",
         ),
-        ("deny: [{op: Resize, when: {mode: ~}}]", "my.yaml:1: an attribute value cannot be nothing; give text or a number"),
+        (
+            "deny: [{op: Resize, when: {mode: ~}}]",
+            "my.yaml:1: an attribute value cannot be nothing; give text or a number",
+        ),
         (
             "deny: [{op: Resize, when: {mode: []}}]",
             "my.yaml:1: 'mode' has no value to test for; give one or a list of them",
