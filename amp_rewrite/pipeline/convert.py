@@ -24,7 +24,8 @@ from amp_rewrite.ir.schema import of_runtime_alone
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.shift_rows import refusing, unshifted
-from amp_rewrite.pipeline.shifted import bounds_before, measured_bounds, shifted
+from amp_rewrite.pipeline.shifted import shifted
+from amp_rewrite.pipeline.shifting import bounds_before, measured_bounds
 from amp_rewrite.reports.annotations import annotate, unannotate
 from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.report import Report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -11,8 +12,10 @@ from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.rows import ShiftRow
-from amp_rewrite.rewrite.shift.plan import Plan
-from amp_rewrite.rewrite.shift.shift import Shift
+
+if TYPE_CHECKING:
+    from amp_rewrite.rewrite.shift.plan import Plan
+    from amp_rewrite.rewrite.shift.shift import Shift
 
 SHIFTED, UNSHIFTED = "shifted", "not_shifted"
 """Kinds of findings: a region that is shifted, and a value beyond the type that is not."""

@@ -122,12 +122,18 @@ def largest(view: View, value: ValueId) -> float:
     return fit.absmax if not fit.nonfinite and fit.absmax < EXTREME else math.inf
 
 
+def large_constants(view: View) -> Iterator[tuple[ValueId, float]]:
+    """Yield constants with numbers of `NOTABLE` or more, and the largest. O(constants), which are read once."""
+    for value in view.values:
+        dtype = view.tensor_dtype(value.id)
+        floats = dtype is not None and dtype.floating
+        if floats and view.constant(value.id) is not None and NOTABLE <= (size := largest(view, value.id)) < math.inf:
+            yield value.id, size
+
+
 def notable(view: View) -> bool:
     """True if a constant holds numbers that may drive values out of float16. O(constants), which are read once."""
-    floats = (
-        value.id for value in view.values if (dtype := view.tensor_dtype(value.id)) is not None and dtype.floating
-    )
-    return any(view.constant(v) is not None and NOTABLE <= largest(view, v) < math.inf for v in floats)
+    return any(True for _ in large_constants(view))
 
 
 def constant(view: View, value: ValueId, *, frugal: bool = False) -> State | None:

@@ -16,7 +16,8 @@ from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.shifted import bounds_before, shifted
+from amp_rewrite.pipeline.shifted import shifted
+from amp_rewrite.pipeline.shifting import bounds_before
 from amp_rewrite.settings.options import Request
 from support import cases
 from support.hard_models import halved
