@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from amp_rewrite.decide.reasons import FACTS, remarked
+from amp_rewrite.decide.reasons import is_fact, remarked
 from amp_rewrite.reports.render import harmless, plain, wrap
 
 if TYPE_CHECKING:
@@ -104,9 +104,9 @@ def silence(stream: TextIO) -> None:
 def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
     """Print one line per kind of finding: the first, and the number of others."""
     for kind, group in groupby(sorted(findings), key=lambda finding: finding.kind):
-        same = list(group)
+        same = sorted(group, key=lambda finding: is_fact(kind, finding.message))
         more = f" (and {len(same) - 1} more of this kind)" if len(same) > 1 else ""
-        word = "note" if kind in FACTS else "warning"
+        word = "note" if is_fact(kind, same[0].message) else "warning"
         fact = remarked(kind, same[0].message, more)
         talk(f"{word}: {kind}: {plain(same[0].subject)}: {plain(fact)}", quiet=quiet)
 

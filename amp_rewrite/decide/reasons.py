@@ -137,6 +137,7 @@ def words(rule: str) -> str:
 KINDS = {
     "bias": "a bias far larger than what it is added to: added in float32, moved or dropped",
     "calibrated": "the measured ranges behind the pins",
+    "few_low": "less than a quarter of the operations of products and convolutions is low",
     "flushed": "small weights become 0 in the low type",
     "fused": "ops replaced by one operator, or computed in advance",
     "inlined": "a function replaced by its body",
@@ -164,6 +165,15 @@ FACTS = frozenset(
 )
 """Kinds of findings that are facts, not warnings."""
 
+HARMLESS = "harmless"
+"""The word behind the " · " of a message about something that is a warning elsewhere."""
+
+
+def is_fact(kind: str, message: str) -> bool:
+    """True for a finding that is a fact, not a warning."""
+    return kind in FACTS or f" · {HARMLESS}" in message
+
+
 _REMARKS = {
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers yours"),
     "flushed": ("harmless beside larger weights", "--check-weights shows what each weight loses"),
@@ -188,6 +198,7 @@ _REMARKS = {
 
 _SELF_EVIDENT = {
     "bias": ("the same numbers, and the product stays low", "nothing"),
+    "few_low": ("the result is hardly quicker or smaller", "that of the rule that keeps most; the message names both"),
     "inlined": ("its ops are decided one by one; `diff` takes a call for its body", "nothing"),
     "not_shifted": ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
     "opset": ("operators and kernels of another opset apply", "leave --opset out to keep the model's own"),

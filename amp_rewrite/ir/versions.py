@@ -28,6 +28,8 @@ FIRST_AXES_INPUT = 13
 """The opset from which Squeeze, Unsqueeze, Split and ReduceSum take axes and sizes as inputs."""
 FIRST_REDUCTION_AXES_INPUT = 18
 """The opset from which the other reductions take axes as an input."""
+FIRST_NUM_OUTPUTS = 18
+"""The opset from which Split without sizes states the number of its outputs."""
 FIRST_BFLOAT16_CAST = 13
 """The opset from which Cast knows bfloat16."""
 FIRST_ROW_SOFTMAX = 13

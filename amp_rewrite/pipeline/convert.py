@@ -23,6 +23,7 @@ from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.schema import of_runtime_alone
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.few_low import few_low
 from amp_rewrite.pipeline.shift_rows import refusing, unshifted
 from amp_rewrite.pipeline.shifted import shifted
 from amp_rewrite.pipeline.shifting import bounds_before, measured_bounds
@@ -288,12 +289,12 @@ def finish(
     else:
         result = _signed(apply(view, plan), draft.request, words)
         unchecked = check(view.model, view, plan, result)
-        planned = {(finding.kind, finding.subject) for finding in plan.findings}
-        hazardous = [f for f in draft.hazards.findings if (f.kind, f.subject) not in planned]
+        known = {(finding.kind, finding.subject) for finding in draft.hazards.findings}  # these say if it does harm
+        plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in known))
         aim = draft.request.target.aim
         dangers = told(view, lambda value: plan.retype.get(value) or view.dtype(value), aim)
-        findings = (*draft.expansions, *hazardous, *unchecked, *dangers, *findings)
-    report = _report(draft, coloring, plan, findings, measured)
+        findings = (*draft.expansions, *draft.hazards.findings, *unchecked, *dangers, *findings)
+    report = _report(draft, coloring, plan, (*findings, *few_low(view, coloring)), measured)
     if draft.request.annotate:
         result = replace(result, proto=clone(result.proto)) if plan.empty else result
         annotate(result.proto, view, plan, report.rows)

@@ -182,6 +182,7 @@ def _evidence_of(verdict: Verdict, level: str, why: str = "", pinned: int = 0) -
         emulated=emulated,
         pinned=pinned,
         objection=why,
+        largest_error=error if error is not None and math.isfinite(error) else None,
     )
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from amp_rewrite.reports.sides import Sides
 
 KINDS = ("lowered", "raised", "retyped", "attribute", "added", "removed", "casts")
+FLOAT32 = "float32"
+"""The word of a check for ops that are float32 in B alone: raised, or added in float32."""
 _MARKDOWN_ROWS = 200
 _MARKDOWN_LIMIT = 60_000  # a comment on GitHub holds 65536 characters
 _MARKDOWN_CELL = 200
@@ -85,16 +87,18 @@ class Delta(Result):
         """True if there is a difference of one of these kinds; of any kind if none is named.
 
         Args:
-            kinds: kinds of differences.
+            kinds: kinds of differences; "float32" stands for ops that are raised, or added in float32.
 
         Raises:
             PolicyError: a kind is unknown.
         """
+        known = (*KINDS, FLOAT32)
         for kind in kinds:
-            if kind not in KINDS:
-                hint = advice(kind, KINDS, f"use some of {', '.join(KINDS)}")
+            if kind not in known:
+                hint = advice(kind, known, f"use some of {', '.join(known)}")
                 raise PolicyError(f"unknown kind of difference {kind!r}; {hint}")
-        return any(self.counts[kind] for kind in kinds or KINDS)
+        wanted = kinds or KINDS
+        return any(_meant(change, wanted) for change in self.changes) or ("casts" in wanted and bool(self.casts))
 
     def figures(self) -> Sequence[Figure]:
         """Return both models as strips of aligned ops and as graphs with the changes, and a table of these."""
@@ -210,10 +214,13 @@ class Delta(Result):
         """
         lines: list[str] = []
         for kind, group in self._by_kind().items():
-            texts = [(f"{kind}: {c.name}", f"{c.title} ({c.op}) {c.types} {c.why}".rstrip()) for c in group]
-            lines += _annotations(kind, texts, fail_on)
+            errors = [c for c in group if fail_on is not None and _meant(c, fail_on or KINDS)]
+            for level, some in (("error", errors), ("warning", [c for c in group if c not in errors])):
+                texts = [(f"{kind}: {c.name}", f"{c.title} ({c.op}) {c.types} {c.why}".rstrip()) for c in some]
+                lines += _annotations(level, kind, texts)
         texts = [(f"cast {c.sign} {c.value}", f"{c.before} → {c.after} {c.why}".rstrip()) for c in self.casts]
-        lines += _annotations("casts", texts, fail_on)
+        failed = fail_on is not None and (not fail_on or "casts" in fail_on)
+        lines += _annotations("error" if failed else "warning", "casts", texts)
         return "".join(line + "\n" for line in lines) or annotation("notice", "no difference", {}) + "\n"
 
     def _rows(self) -> Iterator[tuple[str, str, str, str, str]]:
@@ -233,8 +240,13 @@ def _fitting(lines: Sequence[str], room: int) -> list[str]:
     return [line for i, (line, end) in enumerate(zip(lines, ends, strict=True)) if i < _HEAD_LINES or end <= room]
 
 
-def _annotations(kind: str, texts: list[tuple[str, str]], fail_on: Collection[str] | None) -> Iterator[str]:
-    level = "error" if fail_on is not None and (not fail_on or kind in fail_on) else "warning"
+def _meant(change: Change, kinds: Collection[str]) -> bool:
+    """True if a change is of one of the kinds that a check fails on."""
+    float32 = change.kind == "raised" or (change.kind == "added" and change.after == FLOAT32)
+    return change.kind in kinds or (FLOAT32 in kinds and float32)
+
+
+def _annotations(level: str, kind: str, texts: list[tuple[str, str]]) -> Iterator[str]:
     for title, message in texts[:_ANNOTATIONS]:
         yield annotation(level, message, {"title": title})
     if len(texts) > _ANNOTATIONS:

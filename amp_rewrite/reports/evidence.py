@@ -17,7 +17,7 @@ class Evidence:
     `level`: one of the levels above. `data`: the source of the batches; `random`: drawn, not real. `criterion`: the one
     for the outputs. `error`: the largest one, relative to the largest value of its output, as text; empty where no
     outputs were compared. `emulated`: the low type was emulated. `pinned`: number of regions that a repair keeps in
-    float32. `objection`: the reason of a failure.
+    float32. `objection`: the reason of a failure. `largest_error`: the number behind `error`, None if it is not finite.
     """
 
     level: str = NONE
@@ -29,6 +29,7 @@ class Evidence:
     emulated: bool = False
     pinned: int = 0
     objection: str = ""
+    largest_error: float | None = None
 
     def __str__(self) -> str:
         if self.level == NONE:

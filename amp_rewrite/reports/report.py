@@ -268,6 +268,7 @@ _TYPES: dict[str, Reader] = {
     "int": reading.natural,
     "int | None": optional(reading.natural),
     "float": reading.size,
+    "float | None": optional(reading.size),
     "bool": reading.flag,
     "Mapping[str, int]": map_of(reading.integer),
     "Mapping[str, str]": shared(map_of(reading.text)),

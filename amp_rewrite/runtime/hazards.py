@@ -167,6 +167,13 @@ def _recurrent(view: View, made: Made) -> Iterator[Op]:
     yield from (op for op in lstms if any(made(v) is DType.FLOAT16 for v in op.results))
 
 
+def _captured(view: View, made: Made) -> Iterator[Op]:
+    """Yield convolutions whose result a body reads, such as a branch of If."""
+    for op in view.ops:
+        if op.kind == "Conv" and any(view.ops[use.op].scope != op.scope for v in op.results for use in view.uses[v]):
+            yield op
+
+
 def _wide_heads(view: View, made: Made) -> Iterator[Op]:
     """Yield float16 Attention with heads of more than 256 elements."""
     ops = [op for op in view.ops if op.kind == "Attention" and any(made(v) is DType.FLOAT16 for v in op.results)]
@@ -240,6 +247,17 @@ HAZARDS = (
         find=_recurrent,
         harm="may die at its default level of a float16 LSTM before a Transpose",
         skip=("NchwcTransformer",),
+        told=False,
+    ),
+    RuntimeHazard(
+        name="captured_convolution",
+        since=(1, 20),
+        until=(1, 23),
+        provider=CPU,
+        kinds=frozenset({"Conv"}),
+        find=_captured,
+        harm="may die (SIGABRT) at its default level of a Conv whose result a body reads",
+        skip=("ConvActivationFusion",),
         told=False,
     ),
     # Merged after 1.25.1; 1.26.0 does not list the fix (pull request 28198), so it counts from the next release on.

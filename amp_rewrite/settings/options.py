@@ -378,8 +378,10 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.LIST,
         group=OUTPUT,
         metavar="KIND,…",
-        help="Exit with 1 only for these: lowered, raised, retyped, attribute, added, removed, casts.  [default: all]",
-        doc="differences for which `amp-rewrite diff` exits with 1; by default all",
+        help="Exit with 1 only for these: lowered, raised, retyped, attribute, added, removed, casts; or"
+        " float32: raised, or added in it.  [default: all]",
+        doc="differences for which `amp-rewrite diff` exits with 1; by default all. `float32` stands for ops that are"
+        " raised, or added in float32",
         keyword=False,
         separator=",",
     ),

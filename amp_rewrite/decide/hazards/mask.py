@@ -170,7 +170,8 @@ def saturated(view: View, to: DType) -> tuple[frozenset[ValueId], tuple[Finding,
         free = any(use.op not in pinned for use in view.uses[value])
         if free and not _unfit_readers(view, to, value, fill)[0] - pinned:
             level = fill.absmax if fill.level is None else fill.level
-            note = f"the fill value {level:g} becomes {to.max if level > 0 else -to.max:g} · harmless: it only selects"
+            stored = to.max if level > 0 else -to.max
+            note = f"the fill value {level:g} becomes {stored:g} · {reasons.HARMLESS}: it only selects"
             findings.append(Finding("saturated", view.value_name(value), note))
     flow = Flow.of(view, {**COPIES, **SELECTIONS, "Mul": ALL, "Neg": (0,)})
     return frozenset({*_masked(flow, overflowing), *overflowing}), tuple(findings)

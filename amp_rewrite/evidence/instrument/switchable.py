@@ -114,7 +114,7 @@ class _Builder:
         self._graph(proto.graph, self.view.scopes[MAIN])
         count = len(self.switches)
         split = self._nodes()
-        split.split(name, [1] * count, 0, results=count)
+        split.split_evenly(name, 0, results=count)  # onnxruntime 1.23 reads no long list of sizes
         split.nodes[-1].output[:] = self.switches.values()
         proto.graph.input.append(declared(name, DType.BOOL, [count]))
         proto.graph.initializer.extend(self.initializers)

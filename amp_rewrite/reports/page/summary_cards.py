@@ -163,7 +163,7 @@ def _findings(report: ReportData) -> list[dict[str, object]]:
         card: dict[str, object] = {
             "kind": kind,
             "words": reasons.KINDS.get(kind, ""),
-            "fact": kind in reasons.FACTS,
+            "fact": all(reasons.is_fact(kind, message) for _, message in group),
             "number": len(group),
             "means": parts[0][1] if len(parts[0]) > 1 else "",
             "do": " · ".join(parts[0][2:]),

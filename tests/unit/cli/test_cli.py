@@ -114,7 +114,7 @@ def test_the_version_is_one_line() -> None:
 
 def test_the_choices_in_the_help_are_those_that_exist() -> None:
     assert KEYWORDS["level"].metavar.split("|") == [level.value for level in Level]
-    assert tuple(SETTINGS["fail_on"].help.partition(": ")[2].partition(".")[0].split(", ")) == KINDS
+    assert tuple(SETTINGS["fail_on"].help.partition(": ")[2].partition(";")[0].split(", ")) == KINDS
 
 
 # -- the first word -----------------------------------------------------------------------------------------

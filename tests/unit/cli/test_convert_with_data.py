@@ -111,7 +111,7 @@ def test_data_alone_guards(model: str) -> None:
 
     assert done.exit_code == 0
     kinds = {finding["kind"] for finding in json.loads(done.stdout)["findings"]}
-    assert kinds == {"calibrated", "overflow"}
+    assert kinds == {"calibrated", "few_low", "overflow"}
 
 
 def test_ranges_of_a_file_guard_with_more_headroom_if_asked(model: str) -> None:
@@ -123,7 +123,7 @@ def test_ranges_of_a_file_guard_with_more_headroom_if_asked(model: str) -> None:
     plain, wary = run(model, *words), run(model, *words, "--headroom", "100")
 
     found = [{f["kind"] for f in json.loads(done.stdout)["findings"]} for done in (plain, wary)]
-    assert found == [{"calibrated"}, {"calibrated", "overflow"}]
+    assert found == [{"calibrated"}, {"calibrated", "few_low", "overflow"}]
 
 
 def kinds_of(*words: str) -> set[str]:
@@ -139,11 +139,11 @@ def test_a_settings_file_says_what_was_measured_and_the_command_line_wins(model:
     np.savez("large.npz", x=BATCH["x"] * 1e5)
 
     Path("amp.toml").write_text('ranges = "r.json"\nheadroom = 100\n')
-    assert kinds_of(model) == {"calibrated", "overflow"}
+    assert kinds_of(model) == {"calibrated", "few_low", "overflow"}
     assert kinds_of(model, "--headroom", "2") == {"calibrated"}
     assert kinds_of(model, "--data", "d.npz", "--headroom", "2") == {"calibrated"}  # not the ranges of the file
     Path("amp.toml").write_text('data = "large.npz"\n')
-    assert kinds_of(model) == {"calibrated", "overflow"}
+    assert kinds_of(model) == {"calibrated", "few_low", "overflow"}
     assert kinds_of(model, "--ranges", "r.json") == {"calibrated"}
     assert kinds_of(model, "--random") == {"calibrated"}
     Path("amp.toml").write_text('data = "large.npz"\nranges = "r.json"\n')

@@ -175,9 +175,9 @@ OVERFLOWING = {"x": np.float32([1, 300, 1000])}
 
 def test_an_overflow_is_the_first_jump() -> None:
     located = locate(SCALED, SCALED_HALF, OVERFLOWING)
-    up = Spot("up", "Mul", "float16", math.inf, math.inf, 0.0, 300000.0, overflows=True)
+    up = Spot("up", "Mul", "float16", math.inf, math.inf, math.inf, 300000.0, overflows=True)
     # What `down` reads overflows when it is rounded for it; 1 * 300 / 256 does not.
-    down = Spot("down", "Mul", "float16", math.inf, math.inf, 0.0, 1171.875, overflows=True)
+    down = Spot("down", "Mul", "float16", math.inf, math.inf, math.inf, 1171.875, overflows=True)
     assert (located.rows, located.first_jump) == ((up, down), up)
 
 
@@ -434,11 +434,11 @@ def test_the_text_names_the_jump_and_the_ops_that_add_most() -> None:
         "\n"
         "the error first jumps at\n"
         "  op  type  runs as  adds  off by  max abs  largest value\n"
-        "  up  Mul   float16   inf     inf        0          3e+05  overflows\n"
+        "  up  Mul   float16   inf     inf      inf          3e+05  overflows\n"
         "\n"
         "ops that add most\n"
         "  op  type  runs as  adds  off by  max abs  largest value\n"
-        "  up  Mul   float16   inf     inf        0          3e+05  overflows\n"
+        "  up  Mul   float16   inf     inf      inf          3e+05  overflows\n"
     )
     assert "no op adds a sudden error\n" in calm.text()
 
@@ -452,7 +452,7 @@ def test_the_json_has_a_version_and_spells_infinities_out() -> None:
         "dtype": "float16",
         "own": "inf",
         "accumulated": "inf",
-        "max_abs": 0.0,
+        "max_abs": "inf",
         "absmax": 300000.0,
         "overflows": True,
     }

@@ -24,6 +24,7 @@ from amp_rewrite.evidence.verify import verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.pipeline.repaired import Repaired
+from amp_rewrite.reports.report import Report
 from support.cases import build
 from support.hard_models import HARD
 
@@ -288,3 +289,11 @@ def test_a_model_in_a_file_stays_as_it_is(tmp_path: Path) -> None:
     assert found.solved
     assert found.ranges.model == "net.onnx"
     assert path.read_bytes() == before
+
+
+def test_the_evidence_has_the_error_as_a_number_too() -> None:
+    hard = HARD["llama_outlier"]()
+    report = repair(hard.model, hard.batch, tolerance=1e-2).report
+    evidence = report.evidence
+    assert evidence.largest_error is not None and f"{evidence.largest_error:.2g}" == evidence.error
+    assert Report.from_json(report.to_json(), "r").evidence == evidence

@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,15 @@ def test_json_holds_the_counts() -> None:
 def test_only_the_kinds_named_fail() -> None:
     assert (kept().fails(), kept().fails(["raised"]), kept().fails(["casts", "added"])) == (True, True, True)
     assert (kept().fails(["lowered"]), kept().fails(["added", "removed", "retyped"])) == (False, False)
+
+
+def test_float32_means_ops_that_are_raised_or_added_in_it() -> None:
+    raised, low = Change("raised", "n", "Relu"), Change("added", "m", "Relu", after="float16")
+    added = replace(low, after="float32")
+    fails = [Delta("a", "b", (change,)).fails(["float32"]) for change in (raised, low, added)]
+    assert fails == [True, False, True]
+    marks = Delta("a", "b", (low, added)).github(["float32"]).splitlines()
+    assert [line.partition(" ")[0] for line in marks] == ["::error", "::warning"]
 
 
 def test_an_unknown_kind_is_an_error() -> None:

@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, helper
@@ -23,6 +24,7 @@ from amp_rewrite.reports.page.summary_cards import summary_cards
 from amp_rewrite.reports.render import WIDTH
 from amp_rewrite.reports.rows import Header, PortRow, Row, Totals
 from amp_rewrite.reports.sources import report_and_view
+from support.cases import build
 from support.corpus import EXPORTED, TEXT_MODELS, exported, text_model
 
 BERT = "tests/models/bert_ts13.onnx"
@@ -199,9 +201,15 @@ def test_a_report_without_ops_is_a_page() -> None:
 
 
 def test_findings_are_cards_with_what_to_do() -> None:
-    card = summary_cards(convert(exported(BERT)).report).data["findings"][0]
+    large = build("y=MatMul(x,w)", ["y"], constants={"w": np.full((8, 8), 1e6)})
+    card = summary_cards(convert(large, safety="none").report).data["findings"][0]
     assert (card["kind"], card["fact"], card["means"]) == ("saturated", False, "harmless in a mask, an error elsewhere")
     assert card["do"].startswith("--keep")
+
+
+def test_a_fill_that_only_selects_is_a_fact() -> None:
+    (card,) = (c for c in summary_cards(convert(exported(BERT)).report).data["findings"] if c["kind"] == "saturated")
+    assert (card["fact"], card["means"]) == (True, "harmless: it only selects")
 
 
 def test_an_inventory_of_a_model_has_modules() -> None:

@@ -1,0 +1,65 @@
+"""The finding of conversions that lower little: when it comes, its share, its cause and its remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import amp_rewrite
+from support.cases import build
+
+W = np.eye(8)
+CHAIN = ";".join(f"v{i + 1}=MatMul(v{i},w)" for i in range(8))
+
+
+def found(graph: str = CHAIN, output: str = "v8", **options: Any) -> list[str]:
+    model = build(graph, [output], constants={"w": W})
+    findings = amp_rewrite.convert(model, target=options.pop("target", "onnx"), **options).report.findings
+    return [finding.message for finding in findings if finding.kind == "few_low"]
+
+
+def test_a_model_of_which_nothing_becomes_low_is_told_with_cause_and_remedy() -> None:
+    (message,) = found(keep=["op=MatMul"])
+    assert message == (
+        "float16 has no compute op: keep keeps 100 % in float32"
+        " · the result computes as the float32 model does · keep fewer ops"
+    )
+
+
+@pytest.mark.parametrize(("kept", "told"), [(1, 0), (5, 0), (7, 1)])
+def test_only_a_small_share_is_told(kept: int, told: int) -> None:
+    messages = found(keep=[f"output=v{i + 1}" for i in range(kept)] if kept else [])
+    assert len(messages) == told
+    assert all("12 % of the operations of 8 compute ops: keep keeps 88 %" in message for message in messages)
+
+
+def test_operations_count_and_not_ops() -> None:
+    """Three of four products are low, and hold a thousandth of the operations."""
+    graph = "s=Slice(x,zero,one);a=MatMul(s,w);b=MatMul(a,w);c=MatMul(b,w);y=MatMul(x,big);z=ReduceSum(y)"
+    constants = {"w": W, "big": np.ones((8, 4096)), "zero": np.int64([0]), "one": np.int64([1])}
+    model = build(graph, ["c", "z"], constants=constants)
+    report = amp_rewrite.convert(model, target="onnx", keep=["output=y"]).report
+    assert (report.totals.compute_lowered, report.totals.compute_ops) == (3, 4)
+    (told,) = (f.message for f in report.findings if f.kind == "few_low")
+    assert told.startswith("float16 has 1 % of the operations")
+
+
+def test_long_sums_of_a_target_are_the_cause() -> None:
+    model = build("a=MatMul(x,w);y=MatMul(a,w)", ["y"], shapes={"x": (4, 512)}, constants={"w": np.eye(512)})
+    (told,) = (f for f in amp_rewrite.convert(model, target="webgpu").report.findings if f.kind == "few_low")
+    assert "long_sum keeps 100 %" in told.message and "--lower 'op=MatMul'" in told.message
+
+
+def test_a_model_without_products_is_not_told() -> None:
+    assert found("y=Relu(x)", "y") == []
+
+
+def test_a_repair_that_pins_everything_is_told() -> None:
+    model = build("y=MatMul(x,w)", ["y"], constants={"w": np.full((8, 8), 1 / 3)})
+    data = {"x": np.full((8, 8), 1 / 7, np.float32)}
+    repaired = amp_rewrite.repair(model, data, tolerance=1e-6, target="onnx")
+    assert repaired.report.totals.compute_lowered == 0
+    (told,) = (f.message for f in repaired.report.findings if f.kind == "few_low")
+    assert told.startswith("float16 has no compute op: ") and "a larger tolerance" in told
