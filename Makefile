@@ -146,6 +146,7 @@ gpu: $(DEV) ## on a machine with an NVIDIA GPU: the tests that need one, then ev
 	$(BIN)/python benchmarks/run.py gpu --models $(OUT)/models --out $(OUT) && exit $$code
 
 gpu-pack: $(DEV) ## pack .gpu: what a GPU machine without a network needs beside this checkout (benchmarks/gpu/README.md)
+	$(PIP) zstandard
 	code=0; $(BIN)/python benchmarks/run.py gpu_make $(SKELETONS) --peers $(PEERS) --autocast $(AUTOCAST) || code=$$?; \
 	$(BIN)/python benchmarks/run.py gpu_pack $(SKELETONS) && exit $$code
 

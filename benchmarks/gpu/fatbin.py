@@ -5,14 +5,17 @@
 Payloads (ELF and PTX) for other architectures in `.nv_fatbin` become zeros; headers, offsets and every other byte of
 the file stay. A driver picks the entry that fits its device best and never reads the payload of the others, so code for
 the architectures that are kept is byte for byte the vendor's. What exists for one architecture alone is blanked too: in
-onnxruntime-gpu 1.31.1 and sm_90 those are products of mixtures of experts and of float8.
+onnxruntime-gpu 1.31.1 and sm_90 those are products of mixtures of experts and of float8. So are kernels that no row
+runs (`UNUSED`), where the package zstandard, which reads the names in compressed code, is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import mmap
+import re
 import shutil
 import struct
 from collections import Counter
@@ -25,6 +28,15 @@ PTX, ELF = 1, 2
 KINDS = (PTX, ELF, 16, 64)
 SECTION = b".nv_fatbin"
 LARGEST_HEADER = 4096
+ZSTANDARD = b"\x28\xb5\x2f\xfd"
+"""The first bytes of code that is compressed."""
+NAME = re.compile(rb"\.text\.(\w+)")
+UNUSED = re.compile(
+    rb"[Mm]oe|MOE"  # mixtures of experts
+    rb"|fpA_intB|Int[248]Details|MatMulNBits|MatMulFloat[48]|block_scaled|Dequantize(?:Blockwise|4Bits)"  # few bits
+    rb"|grp\d+_\w+?_(?:fp8|int8|int4|paged|spec_dec)"  # attention over caches of few bits, or in pages
+)
+"""Names of kernels that no row of the measurement runs."""
 
 
 class FormatError(ValueError):
@@ -82,24 +94,41 @@ def entries(data: mmap.mmap | bytes, start: int, size: int) -> Iterator[Entry]:
         at = stop
 
 
+def is_unused(payload: bytes) -> bool:
+    """True if code has a kernel that no row runs; False if its names cannot be read."""
+    if payload.startswith(ZSTANDARD):
+        try:
+            zstandard = importlib.import_module("zstandard")
+        except ImportError:
+            return False
+        payload = zstandard.ZstdDecompressor().decompressobj().decompress(payload)
+    return any(UNUSED.search(name) for name in NAME.findall(payload))
+
+
 def blanked(source: Path, target: Path, keep: Collection[int] = (90,)) -> dict[str, object]:
-    """Copy a library and blank code for other architectures; return bytes by kind, and a digest of what is kept."""
+    """Copy a library and blank code for other architectures, and kernels that no row runs.
+
+    Return bytes by kind and of those kernels, and a digest of what is kept.
+    """
     shutil.copy(source, target)
     there: Counter[str] = Counter()
-    kept, count = hashlib.sha256(), 0
+    kept, count, unused = hashlib.sha256(), 0, 0
     with target.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
         for entry in list(entries(data, *section(data, SECTION))):
             there[entry.word] += entry.size
-            if entry.sm in keep and entry.kind != PTX and not entry.lone:
-                kept.update(data[entry.at : entry.at + entry.size])
+            payload = data[entry.at : entry.at + entry.size]
+            wanted = entry.sm in keep and entry.kind != PTX and not entry.lone
+            if wanted and not is_unused(payload):
+                kept.update(payload)
                 count += entry.size
             else:
+                unused += entry.size if wanted else 0
                 data[entry.at : entry.at + entry.size] = bytes(entry.size)
     if not count:
         raise FormatError(
             f"the file has no code for sm_{', sm_'.join(map(str, keep))}, only {', '.join(sorted(there))}"
         )
-    return {"bytes": dict(sorted(there.items())), "kept": count, "sha256": kept.hexdigest()}
+    return {"bytes": dict(sorted(there.items())), "kept": count, "unused": unused, "sha256": kept.hexdigest()}
 
 
 def main() -> None:

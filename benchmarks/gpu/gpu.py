@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import gpu_models, gpu_tables, skeleton
+from benchmarks.gpu import gpu_models, gpu_tables, skeleton_files
 from benchmarks.shared import measure
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
@@ -85,7 +85,7 @@ def models_in(folder: Path) -> dict[str, Job]:
     """Return the grown models of a folder in the order of measurement: where they lie, and of what code they are."""
     found = {}
     for name in sorted((path.stem for path in folder.glob("*.json")), key=gpu_models.place):
-        about = skeleton.about(folder, name)
+        about = skeleton_files.about(folder, name)
         found[name] = {"models": str(folder), "made_by": about["tree"]}
         found[name] |= {"flops": about["flops"], "missing": about["missing"]}
     return found

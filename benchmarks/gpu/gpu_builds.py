@@ -14,14 +14,13 @@ import transformers
 from torch import Tensor, nn
 
 from benchmarks.gpu import skeleton
+from benchmarks.gpu.skeleton_files import BESIDE
 from benchmarks.shared import zoo
 from benchmarks.shared.unet import UNet
 from benchmarks.shared.zoo import Built
 
 SEED = 7
 OPSET = 18
-BESIDE = 1_900_000_000
-"""Bytes of weights above which they get a file of their own."""
 LLAMA = {
     "hidden_size": 2048,
     "intermediate_size": 5632,

@@ -15,14 +15,14 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.gpu import gpu_models, skeleton
+from benchmarks.gpu import gpu_models, skeleton_files
 from benchmarks.gpu.gpu_make import tree
 
 
 def grow(skeletons: Path, folder: Path, name: str) -> str:
     """Write the ways of one model, and last of all what was noted when they were made; return a line about it."""
     start = time.perf_counter()
-    nbytes = skeleton.regrow(skeletons, folder, name)
+    nbytes = skeleton_files.regrow(skeletons, folder, name)
     shutil.copy(skeletons / f"{name}.json", folder / f"{name}.json")
     return f"{name}: {nbytes / 1e6:.0f} MB, {time.perf_counter() - start:.0f} s"
 
@@ -35,11 +35,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8, help="models at a time; each takes some gigabytes")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    names = sorted(given.only or skeleton.names_in(given.skeletons), key=gpu_models.place)
+    names = sorted(given.only or skeleton_files.names_in(given.skeletons), key=gpu_models.place)
     if not names:
         sys.exit(f"{given.skeletons} holds no skeletons; `gpu_make` writes them")
     here = tree()
-    old = [name for name in names if skeleton.about(given.skeletons, name)["tree"] != here]
+    old = [name for name in names if skeleton_files.about(given.skeletons, name)["tree"] != here]
     if old:
         print(f"made by other code than this: {', '.join(old)}; their rows measure that code", flush=True)
     with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool:

@@ -2,21 +2,23 @@
 
     python benchmarks/run.py gpu_make SKELETONS [NAME …] [--peers PYTHON] [--autocast PYTHON] [--limit 300]
 
-Needs torch, transformers and onnxscript here, and nothing of them where the models are measured. Each model is made in
-a process of its own. A way that fails, or takes longer than `--limit` seconds or more than `--memory` gigabytes, is
-noted with its reason. What was made or tried before is left alone, but for conversions by other code of this package
-than that of the checkout; ways that failed are tried again if `--ways` names them.
+Float32 and what other tools make of it comes with the checkout (`skeletons/`), so that only this package's own
+conversions are made, of float32 models whose weights are drawn. `--anew` makes all of it, which needs torch,
+transformers and onnxscript, and `--keep` stores it with the checkout. Each model is made in a process of its own. A way
+that fails, or takes longer than `--limit` seconds or more than `--memory` gigabytes, is noted with its reason. What was
+made or tried before is left alone, but for conversions by other code of this package than that of the checkout; ways
+that failed are tried again if `--ways` names them.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
-import json
 import logging
-import lzma
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +28,13 @@ from typing import Any
 import numpy as np
 import onnx
 
-from benchmarks.gpu import gpu_models, skeleton
-from benchmarks.gpu.gpu_ways import WAYS, by_amp, by_peer
+from benchmarks.gpu import gpu_models, skeleton, skeleton_files
+from benchmarks.gpu.gpu_ways import WAYS, by_amp, by_peer, made_with
 from benchmarks.gpu.gpu_work import work_of
 from benchmarks.shared import measure
 
+KEPT = measure.ROOT / "benchmarks" / "gpu" / "skeletons"
+"""Archives of float32 and of what other tools make of it, which any code of this package can be compared with."""
 SOURCES = ("amp_rewrite", "lists")
 """Folders whose code makes the converted models."""
 Array = np.ndarray[Any, Any]
@@ -75,18 +79,42 @@ class Making:
         self.name, self.out, self.given = name, out, given
         self.work = out / "work"
         self.work.mkdir(parents=True, exist_ok=True)
-        self.model = gpu_models.source(name)
         self.source = self.work / f"{name}.float32.onnx"
-        self.sources = skeleton.Sources(self.model.drawn)
-        inputs, self.kept = split_batch(self.model.inputs)
-        self.about: dict[str, Any] = {"name": name, "tree": tree(), "commit": commit(), "ways": {}, "missing": {}}
-        self.about["inputs"] = {key: list(array.shape) for key, array in self.model.inputs.items()}
-        self.recipes: dict[str, Any] = {"sources": dict(self.model.drawn), "inputs": inputs, "scales": [], "ways": {}}
+        if not is_there(out, name):
+            if given["anew"] or not kept(name).exists():
+                self._begin()
+            else:
+                skeleton_files.unpack(kept(name), out)
+        self.about, self.recipes = skeleton_files.about(out, name), skeleton_files.recipes(out, name)
+        self.sources = skeleton.Sources(self.recipes["sources"])
+        self.sources.recall(self.recipes)
+        if self.about["tree"] != tree():
+            self._forget_own()
+
+    @functools.cached_property
+    def model(self) -> gpu_models.Source:
+        """Return the model as its framework has it."""
+        return gpu_models.source(self.name)
+
+    def _begin(self) -> None:
+        """Note how weights and inputs are drawn, and no way yet."""
+        inputs, small = split_batch(self.model.inputs)
+        shapes = {key: list(array.shape) for key, array in self.model.inputs.items()}
+        np.savez_compressed(self.out / f"{self.name}.npz", **small)
+        about = {"name": self.name, "tree": tree(), "commit": commit(), "ways": {}, "missing": {}, "inputs": shapes}
+        recipes = {"sources": dict(self.model.drawn), "inputs": inputs, "scales": [], "ways": {}}
+        skeleton_files.note(self.out, self.name, about, recipes)
+
+    def _forget_own(self) -> None:
+        """Drop this package's own ways, which other code than this made."""
+        self.about |= {"tree": tree(), "commit": commit()}
+        for key in own_ways():
+            for noted in (self.about["ways"], self.about["missing"], self.recipes["ways"]):
+                noted.pop(key, None)
+            skeleton_files.file_of(self.out, self.name, key).unlink(missing_ok=True)
 
     def run(self) -> None:
         """Make every way that is not there yet, and leave no model behind."""
-        self._resume()
-        np.savez_compressed(self.out / f"{self.name}.npz", **self.kept)
         for way in self._made():
             self._strip(way)
             self._write()
@@ -94,30 +122,14 @@ class Making:
         for path in self.work.glob(f"{self.name}.*"):
             path.unlink()
 
-    def _resume(self) -> None:
-        """Take over the ways that were made before, but for this package's own if other code than this made them."""
-        if not is_there(self.out, self.name):
-            return
-        self.about = skeleton.about(self.out, self.name)
-        self.recipes = skeleton.recipes(self.out, self.name)
-        self.sources.recall(self.recipes)
-        if self.about["tree"] != tree():
-            self.about |= {"tree": tree(), "commit": commit()}
-            for key in (key for key, way in WAYS.items() if way.options is not None):
-                for kept in (self.about["ways"], self.about["missing"], self.recipes["ways"]):
-                    kept.pop(key, None)
-                (self.out / f"{self.name}.{key}.onnx.xz").unlink(missing_ok=True)
-
     def _write(self) -> None:
-        """Write what was made by now; the file that names a way is written last."""
         self.recipes["scales"] = self.sources.scales
-        (self.out / f"{self.name}.recipes.xz").write_bytes(skeleton.packed(self.recipes))
-        (self.out / f"{self.name}.json").write_text(json.dumps(self.about) + "\n", encoding="utf-8")
+        skeleton_files.note(self.out, self.name, self.about, self.recipes)
 
     def _made(self) -> Iterator[str]:
         """Yield each way whose file could be made; float32 comes first, for the others are made of it."""
         wanted = open_ways(self.about, self.given.get("ways"))
-        for key in dict.fromkeys(["float32", *wanted]):
+        for key in dict.fromkeys(["float32", *wanted]) if wanted else ():
             target, start = self.work / f"{self.name}.{key}.onnx", time.perf_counter()
             try:
                 self._make(key, target)
@@ -130,6 +142,8 @@ class Making:
             self.about["missing"].pop(key, None)
             if key in wanted:
                 self.about["ways"][key] = {"seconds": round(time.perf_counter() - start, 1)}
+                if WAYS[key].packages:
+                    self.about["ways"][key]["with"] = made_with(WAYS[key], self.given)
                 yield key
 
     def _make(self, key: str, target: Path) -> None:
@@ -137,27 +151,36 @@ class Making:
         if way.options is not None:
             by_amp(way, self.source, target)
         elif way.tool:
+            self.sources.forget()
             by_peer(way, self.name, self.source, target, self.given)
         elif key == "torch_half":
             self.model.write_half(target)
+            del self.model
+        elif key in self.about["ways"]:
+            self._grow(target)
         else:
             self.model.write(target)
+
+    def _grow(self, target: Path) -> None:
+        """Write the float32 model that was made before, with its weights."""
+        model = skeleton_files.stripped(self.out, self.name, "float32")
+        skeleton.fill(model, self.recipes["ways"]["float32"], self.sources)
+        skeleton_files.save(model, target)
 
     def _strip(self, key: str) -> None:
         """Write the skeleton of a way, and delete its file."""
         path = self.work / f"{self.name}.{key}.onnx"
         model = onnx.load(path)
         found = skeleton.strip(model, self.sources)
-        packed = lzma.compress(model.SerializeToString(), preset=6)
         self.recipes["ways"][key] = found.recipes
-        (self.out / f"{self.name}.{key}.onnx.xz").write_bytes(packed)
+        skeleton_files.file_of(self.out, self.name, key).write_bytes(model.SerializeToString())
         said = self.about["ways"][key]
-        said |= {"nodes": len(model.graph.node), "left": found.left, "packed": len(packed)}
+        said |= {"nodes": len(model.graph.node), "left": found.left}
         if key == "float32":
             self.about["flops"] = sum(kernel.flops * kernel.times for kernel in work_of(model, self.about["inputs"]))
         print(
             f"  {key}: {said['seconds']:.0f} s, {said['nodes']} nodes, {len(found.recipes)} tensors drawn,"
-            f" {found.left / 1e6:.2f} MB stay, {len(packed) / 1e6:.2f} MB packed",
+            f" {found.left / 1e6:.2f} MB stay",
             flush=True,
         )
         if key != "float32":
@@ -165,14 +188,32 @@ class Making:
                 file.unlink(missing_ok=True)
 
 
+def kept(name: str) -> Path:
+    """Return the archive of the skeletons of a model that stay when this package's code changes."""
+    return KEPT / f"{name}{skeleton_files.ARCHIVE}"
+
+
+def own_ways() -> list[str]:
+    """Return the ways that this package makes."""
+    return [key for key, way in WAYS.items() if way.options is not None]
+
+
+def keep(out: Path, name: str) -> None:
+    """Store the ways of a model that this package does not make with the checkout, float32 among them."""
+    KEPT.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as scratch:
+        skeleton_files.select(out, name, [key for key in WAYS if key not in own_ways()], Path(scratch))
+        skeleton_files.pack(Path(scratch), name, kept(name))
+
+
 def is_there(out: Path, name: str) -> bool:
     """True if a folder holds skeletons of a model."""
-    return (out / f"{name}.json").exists() and (out / f"{name}.recipes.xz").exists()
+    return (out / f"{name}.json").exists() and (out / f"{name}.recipes.json").exists()
 
 
 def of_this_code(out: Path, name: str) -> bool:
     """True if a folder holds skeletons of a model whose conversions by this package are those of this checkout."""
-    return is_there(out, name) and bool(skeleton.about(out, name)["tree"] == tree())
+    return is_there(out, name) and bool(skeleton_files.about(out, name)["tree"] == tree())
 
 
 def open_ways(about: Mapping[str, Any], named: Sequence[str] | None) -> list[str]:
@@ -191,15 +232,16 @@ def main() -> None:
     parser.add_argument("--autocast", help="Python with nvidia-modelopt[onnx]")
     parser.add_argument("--limit", type=float, default=300, help="seconds that another tool may take for one model")
     parser.add_argument("--memory", type=float, default=16, help="gigabytes that it may take")
+    parser.add_argument("--anew", action="store_true", help="leave the skeletons that come with the checkout aside")
+    parser.add_argument("--keep", action="store_true", help="store all but this package's ways with the checkout")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     if given.one:
-        limits = {"limit": given.limit, "memory": given.memory * 1e9, "ways": given.ways}
         try:
-            Making(given.names[0], given.out, {**limits, "peers": given.peers, "autocast": given.autocast}).run()
+            Making(given.names[0], given.out, {**vars(given), "memory": given.memory * 1e9}).run()
         except ImportError as missing:
             sys.exit(f"{given.names[0]} needs {missing.name}; `make extras` brings it")
         return
@@ -210,18 +252,28 @@ def main() -> None:
         sys.exit(f"no model {unknown[0]!r}; there are {', '.join(known)}")
     failed = []
     for name in names:
-        if of_this_code(given.out, name) and not open_ways(skeleton.about(given.out, name), given.ways):
+        if of_this_code(given.out, name) and not open_ways(skeleton_files.about(given.out, name), given.ways):
             print(f"{name}: is there", flush=True)
+        elif not made(name, given):
+            failed.append(name)
             continue
-        print(f"{name}:", flush=True)
-        words = [given.out, name, "--one", "--limit", given.limit, "--memory", given.memory]
-        words += ["--ways", *given.ways] if given.ways else []
-        for word in ("peers", "autocast"):
-            words += [f"--{word}", getattr(given, word)] if getattr(given, word) else []
-        done = subprocess.run([str(word) for word in (*measure.script("gpu_make"), *words)], check=False)
-        failed += [name] if done.returncode else []
+        if given.keep:
+            keep(given.out, name)
+            print(f"  {kept(name)}: {kept(name).stat().st_size / 1e6:.2f} MB", flush=True)
     if failed:
         sys.exit(f"not made: {', '.join(failed)}")
+
+
+def made(name: str, given: argparse.Namespace) -> bool:
+    """Make the ways of a model in a process of its own; return whether that went to its end."""
+    print(f"{name}:", flush=True)
+    words = [given.out, name, "--one", "--limit", given.limit, "--memory", given.memory]
+    words += ["--ways", *given.ways] if given.ways else []
+    words += ["--anew"] if given.anew else []
+    for word in ("peers", "autocast"):
+        words += [f"--{word}", getattr(given, word)] if getattr(given, word) else []
+    command = [str(word) for word in (*measure.script("gpu_make"), *words)]
+    return subprocess.run(command, check=False).returncode == 0
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import fatbin, skeleton
+from benchmarks.gpu import fatbin, skeleton_files
 from benchmarks.gpu.gpu_make import commit, tree
 from benchmarks.shared import measure
 
@@ -93,15 +93,13 @@ def runtime(given: argparse.Namespace, old: dict[str, Any]) -> dict[str, Any]:
 
 
 def skeletons(source: Path, target: Path) -> dict[str, Any]:
-    """Copy the skeletons into the pack; return for each model its ways, and those that could not be made."""
+    """Pack the skeletons of each model; return for each its ways, and those that could not be made."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     found = {}
-    for name in skeleton.names_in(source):
-        for path in source.glob(f"{name}.*"):
-            if path.is_file():
-                shutil.copy(path, target)
-        about = skeleton.about(source, name)
+    for name in skeleton_files.names_in(source):
+        skeleton_files.pack(source, name, target / f"{name}{skeleton_files.ARCHIVE}")
+        about = skeleton_files.about(source, name)
         found[name] = {"tree": about["tree"], "ways": list(about["ways"]), "missing": about["missing"]}
     return found
 
@@ -140,7 +138,7 @@ def main() -> None:
     parser.add_argument("--wheel", type=Path, help="onnxruntime-gpu for that Python, instead of a download")
     parser.add_argument("--no-runtime", action="store_true", help="leave onnxruntime-gpu out: the machine has it")
     given = parser.parse_args()
-    if not skeleton.names_in(given.skeletons):
+    if not skeleton_files.names_in(given.skeletons):
         sys.exit(f"{given.skeletons} holds no skeletons; `gpu_make` writes them")
     given.out.mkdir(parents=True, exist_ok=True)
     about = given.out / ABOUT

@@ -11,17 +11,14 @@ are ratios.
 from __future__ import annotations
 
 import argparse
-import lzma
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from amp_rewrite import AmpRewriteError
 from amp_rewrite.runtime.roofline import ROOFS, START, Roof
-from benchmarks.gpu import gpu_models, skeleton
+from benchmarks.gpu import gpu_models, skeleton_files
 from benchmarks.gpu.gpu_ways import BASELINES, WAYS
 from benchmarks.gpu.gpu_work import Kernel, work_of
 from benchmarks.shared import measure
@@ -55,20 +52,20 @@ def seconds(work: Iterable[Kernel], way: str, roof: Roof, of: Constants = SHEET)
 
 def predicted(folder: Path, roof: Roof) -> Iterator[dict[str, Any]]:
     """Yield a row for each model and way: its kernels and their time, or why there is none."""
-    for name in sorted(skeleton.names_in(folder), key=gpu_models.place):
-        about = skeleton.about(folder, name)
+    for name in sorted(skeleton_files.names_in(folder), key=gpu_models.place):
+        about = skeleton_files.about(folder, name)
         shared = {"model": name, "tree": about["tree"], "commit": about["commit"], "inputs": about["inputs"]}
         for way, settings in WAYS.items():
             key = {**shared, "way": way}
             if way in about["missing"]:
                 yield {**key, "fault": f"not made: {about['missing'][way]}"}
                 continue
-            file = folder / f"{name}.{settings.file or way}.onnx.xz"
-            if not file.exists():
+            made = settings.file or way
+            if made not in about["ways"]:
                 yield {**key, "fault": "not made yet"}
                 continue
             try:
-                work = work_of(onnx.load_from_string(lzma.decompress(file.read_bytes())), about["inputs"])
+                work = work_of(skeleton_files.stripped(folder, name, made), about["inputs"])
             except AmpRewriteError as fault:
                 yield {**key, "fault": " ".join(str(fault).split())}
                 continue

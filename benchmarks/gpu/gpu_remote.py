@@ -75,12 +75,13 @@ class Remote:
             self.say(f"{name} did not arrive as it was packed")
         for name in ("site", "wheels", "skeletons"):  # of an older pack
             shutil.rmtree(self.dest / name, ignore_errors=True)
-        archive = self.pack / "ort.tar.xz"
-        if archive.exists():
-            with tarfile.open(archive) as packed:
-                packed.extractall(self.dest, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        (self.dest / "skeletons").mkdir()
+        for name in about["sha256"]:
+            if name not in broken:
+                place = self.dest / "skeletons" if name.startswith("skeletons/") else self.dest
+                with tarfile.open(self.pack / name) as packed:
+                    packed.extractall(place, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         (self.dest / "site").mkdir(exist_ok=True)
-        shutil.copytree(self.pack / "skeletons", self.dest / "skeletons", dirs_exist_ok=True)
         self._link_libraries()
         self._fill_in()
         shutil.copy(self.pack / "pack.json", done)
@@ -125,6 +126,7 @@ class Remote:
             "PYTHONPATH": os.pathsep.join([str(self.dest / "site"), str(ROOT)]),
             "LD_LIBRARY_PATH": os.pathsep.join(path),
             "PYTHONUNBUFFERED": "1",
+            "CUDA_MODULE_LOADING": "LAZY",  # nothing may look for code that was left out
             PACKED: self._packed(),
         }
 
@@ -132,7 +134,8 @@ class Remote:
         """Return a sentence about what was left out of onnxruntime."""
         about = json.loads((self.dest / "pack.json").read_text("utf-8")).get("runtime") or {}
         keep = ", ".join(f"sm_{sm}" for sm in about.get("keep", ()))
-        return f"onnxruntime-gpu {about['version']} with the code for {keep} alone" if keep else ""
+        less = ", without kernels for experts, few bits and paged caches" if about.get("unused") else ""
+        return f"onnxruntime-gpu {about['version']} with the code for {keep} alone{less}" if keep else ""
 
     def preflight(self) -> None:
         """Write what the machine is to preflight.txt."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,30 +31,37 @@ class Way:
     """One way: its name in tables, and how its file is made.
 
     `options`: the keywords of `amp_rewrite.convert`. `tool`: a tool of peers/peer_tools.py, run by the interpreter that
-    `--peers` or `--autocast` (`python`) names. `file`: the way whose file it runs, with other settings.
+    `--peers` or `--autocast` (`python`) names. `packages`: those whose versions decide what it makes. `file`: the way
+    whose file it runs, with other settings.
     """
 
     name: str
     options: Mapping[str, Any] | None = None
     tool: str = ""
     python: str = ""
+    packages: tuple[str, ...] = ()
     file: str = ""
     provider: Mapping[str, str] = field(default_factory=dict)
 
 
+EXPORT = ("torch", "transformers", "onnxscript")
+
 WAYS: Mapping[str, Way] = {
-    "float32": Way("float32"),
+    "float32": Way("float32", packages=EXPORT),
     "tf32": Way("float32 with TF32", file="float32", provider={"use_tf32": "1"}),
     "amp": Way("amp-rewrite", options={}),
     "amp_contrib": Way("amp-rewrite --fuse contrib", options={"fuse": "contrib"}),
-    "torch_half": Way("module.half()"),
+    "torch_half": Way("module.half()", packages=EXPORT),
     "amp_bf16": Way("amp-rewrite --to bfloat16", options={"to": "bfloat16"}),
+    "amp_bf16_opset": Way("amp-rewrite --to bfloat16 --opset auto", options={"to": "bfloat16", "opset": "auto"}),
     "amp_opset": Way("amp-rewrite --opset auto", options={"opset": "auto"}),
     "amp_io_low": Way("amp-rewrite --io low", options={"io": "low"}),
-    "ort_opt": Way("onnxruntime's optimizer, float16", tool="onnxruntime_optimizer", python="peers"),
-    "ort_half": Way("onnxruntime's float16", tool="onnxruntime_float16", python="peers"),
-    "occ": Way("onnxconverter-common", tool="onnxconverter_common", python="peers"),
-    "autocast": Way("AutoCast", tool="modelopt_autocast", python="autocast"),
+    "ort_opt": Way(
+        "onnxruntime's optimizer, float16", tool="onnxruntime_optimizer", python="peers", packages=("onnxruntime",)
+    ),
+    "ort_half": Way("onnxruntime's float16", tool="onnxruntime_float16", python="peers", packages=("onnxruntime",)),
+    "occ": Way("onnxconverter-common", tool="onnxconverter_common", python="peers", packages=("onnxconverter-common",)),
+    "autocast": Way("AutoCast", tool="modelopt_autocast", python="autocast", packages=("nvidia-modelopt",)),
 }
 """What matters most comes first: ways are opened in this order, and float32 is what others are compared with."""
 
@@ -83,6 +92,15 @@ def by_peer(way: Way, model: str, source: Path, target: Path, given: Mapping[str
     if found.code:
         lines = found.said.strip().splitlines() or [f"exit code {found.code}"]
         raise LookupError(lines[-1][-200:])
+
+
+def made_with(way: Way, given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions of the packages that decide what a way makes, in the interpreter that makes it."""
+    code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+    command = [given[way.python] if way.python else sys.executable, "-c", code, *way.packages]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found: dict[str, str] = json.loads(done.stdout) if done.returncode == 0 else {}
+    return found
 
 
 def _starts(python: str) -> bool:

@@ -9,12 +9,10 @@ that a regrown tensor is the same bit for bit. What no recipe makes stays in the
 from __future__ import annotations
 
 import base64
-import json
-import lzma
+import functools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -62,6 +60,11 @@ def bits_of(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(RAW[array.itemsize])
 
 
+def crc_of(array: Array) -> int:
+    """Return the checksum of an array's bits."""
+    return zlib.crc32(memoryview(bits_of(array).view(np.uint8)))
+
+
 def encoded(numbers: Array) -> str:
     """Return the bytes of an array as text for JSON."""
     return base64.b85encode(zlib.compress(np.ascontiguousarray(numbers).tobytes(), 9)).decode("ascii")
@@ -77,18 +80,25 @@ def decoded(text: str, dtype: Any) -> Array:
 
 @dataclass
 class Sources:
-    """The drawn parameters of a model: `drawn` arguments by key. They are made once and compared by size."""
+    """The drawn parameters of a model: `drawn` arguments by key. They are compared by size."""
 
     given: Mapping[str, Mapping[str, Any]]
-    arrays: dict[str, Array] = field(init=False)
     scales: list[str] = field(default_factory=list)
     known: dict[str, dict[int, Array]] = field(default_factory=dict)
     by_size: dict[int, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.arrays = {k: drawn(k, v["shape"], v["mean"], v["std"]) for k, v in self.given.items()}
-        for key, array in self.arrays.items():
-            self.by_size.setdefault(array.size, []).append(key)
+        for key, how in self.given.items():
+            self.by_size.setdefault(int(np.prod(how["shape"])), []).append(key)
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, Array]:
+        """Return the parameters by key, drawn when they are first needed."""
+        return {k: drawn(k, v["shape"], v["mean"], v["std"]) for k, v in self.given.items()}
+
+    def forget(self) -> None:
+        """Give the memory of the parameters back; they are drawn again when they are next needed."""
+        self.__dict__.pop("arrays", None)
 
     def recall(self, recipes: Mapping[str, Any]) -> None:
         """Take over the scales of ways that were made before."""
@@ -97,11 +107,12 @@ class Sources:
             for part in recipe.get("parts", [recipe]):
                 if "scale" in part:
                     number = part["scale"]
-                    self.known.setdefault(part["key"], {})[number] = decoded(self.scales[number], np.float64)
+                    self.known.setdefault(part["key"], {})[number] = _scale_of(self.scales[number])
 
     def recipe(self, array: Array) -> Recipe | None:
-        """Return how to make an array of the sources; None if there is no way."""
-        return self._one(array) or self._joined(array)
+        """Return how to make an array of the sources, with a checksum of its bits; None if there is no way."""
+        found = self._one(array) or self._joined(array)
+        return None if found is None else {**found, "crc": crc_of(array)}
 
     def _one(self, array: Array) -> Recipe | None:
         """Find a source that an array is: cast, with its axes in another order, or with channels times numbers."""
@@ -124,19 +135,26 @@ class Sources:
 
     def _scaled(self, base: Recipe, source: Array, array: Array) -> Recipe | None:
         """Find the numbers that the channels of a source were multiplied by, as folded norms do, or one for all."""
+        best: tuple[Recipe, Array] | None = None
         for half, scale in self._candidates(base["key"], source, array):
             rounded = source.astype(np.float16) if half else source
             found = _noted(base, _product(rounded, scale, array.dtype), array)
-            if found is not None:
-                number = self._kept(encoded(scale))
-                self.known.setdefault(base["key"], {})[number] = scale
-                return {**found, "scale": number, "half": half}
-        return None
+            if found is not None and (best is None or len(found.get("at", "")) < len(best[0]["at"])):
+                best = {**found, "half": half}, scale
+                if "at" not in found:
+                    break
+        if best is None:
+            return None
+        recipe, scale = best
+        number = self._kept(scale.dtype.str + encoded(scale))
+        self.known.setdefault(base["key"], {})[number] = scale
+        return {**recipe, "scale": number}
 
     def _candidates(self, key: str, source: Array, array: Array) -> Iterator[tuple[bool, Array]]:
         """Yield whether a source is rounded to half first, and scales: those of other ways, then those of the numbers.
 
-        The other ways mostly round what float32 has, and float32 tells the scales best.
+        The other ways mostly round what float32 has, and float32 tells the scales best. A scale that was computed in a
+        type is a number of that type, which narrow bounds tell exactly.
         """
         known = self.known.get(key, {}).values()
         yield from ((False, scale) for scale in known if len(scale) in (1, len(array)))
@@ -145,7 +163,7 @@ class Sources:
             for channels in (1, len(array)) if array.size >= SHORTEST * len(array) else (1,):
                 scale = _scale(rounded.reshape(channels, -1), array.reshape(channels, -1))
                 if scale is not None:
-                    yield half, scale
+                    yield from ((half, scale.astype(kind)) for kind in (np.float16, np.float32, np.float64))
 
     def _kept(self, text: str) -> int:
         """Return the place of a list of scales, which ways of a model share."""
@@ -237,10 +255,15 @@ def _scale(source: Array, array: Array) -> Array | None:
     return scale if np.isfinite(scale).all() and apart.all() and scale.all() else None
 
 
+def _scale_of(text: str) -> Array:
+    """Return scales from their text: the name of their type, and the numbers."""
+    return decoded(text[3:], text[:3])
+
+
 def _product(source: Array, scale: Array, dtype: Any) -> Array:
-    """Return a source with its rows times the scales, rounded once."""
+    """Return a source with its rows times the scales in float32, cast; converters fold before they cast."""
     rows = source.reshape(len(scale), -1).astype(np.float64)
-    return (rows * scale[:, None]).astype(dtype).reshape(source.shape)
+    return (rows * scale[:, None].astype(np.float64)).astype(np.float32).astype(dtype).reshape(source.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,15 +311,25 @@ def _drop_remarks(graph: onnx.GraphProto) -> None:
 
 
 def grown(recipe: Recipe, sources: Mapping[str, Array], scales: Sequence[str]) -> Array:
-    """Return the array of a recipe."""
+    """Return the array of a recipe; ValueError if its bits are not those of the array that was left out."""
     if "parts" in recipe:
-        parts = [grown(part, sources, scales) for part in recipe["parts"]]
-        return _together(parts, recipe["axis"], recipe["groups"])
+        parts = [_grown(part, sources, scales) for part in recipe["parts"]]
+        value = _together(parts, recipe["axis"], recipe["groups"])
+    else:
+        value = _grown(recipe, sources, scales)
+    if crc_of(value) != recipe["crc"]:
+        of = ", ".join(part["key"] for part in recipe.get("parts", [recipe]))
+        raise ValueError(f"a weight made of {of} has other bits than where its skeleton was made")
+    return value
+
+
+def _grown(recipe: Recipe, sources: Mapping[str, Array], scales: Sequence[str]) -> Array:
+    """Return the array of a recipe without parts."""
     source = sources[recipe["key"]].transpose(recipe["perm"])
     dtype = np.dtype(recipe["type"])
     if "scale" in recipe:
         rounded = np.ascontiguousarray(source.astype(np.float16) if recipe["half"] else source)
-        value = _product(rounded, decoded(scales[recipe["scale"]], np.float64), dtype)
+        value = _product(rounded, _scale_of(scales[recipe["scale"]]), dtype)
     else:
         value = np.ascontiguousarray(source).astype(dtype)
     if "at" in recipe:
@@ -307,72 +340,11 @@ def grown(recipe: Recipe, sources: Mapping[str, Array], scales: Sequence[str]) -
     return value
 
 
-# -- folders of skeletons ------------------------------------------------------------------------------
-
-
-def names_in(folder: Path) -> list[str]:
-    """Return the models whose skeletons a folder holds."""
-    return sorted(path.name.removesuffix(".recipes.xz") for path in folder.glob("*.recipes.xz"))
-
-
-def about(folder: Path, name: str) -> dict[str, Any]:
-    """Return what was noted when the skeletons of a model were made."""
-    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text("utf-8"))
-    return found
-
-
-def recipes(folder: Path, name: str) -> dict[str, Any]:
-    """Return how the weights of a model are made: its sources, scales, inputs, and recipes by way."""
-    found: dict[str, Any] = json.loads(lzma.decompress((folder / f"{name}.recipes.xz").read_bytes()))
-    return found
-
-
-def packed(value: object) -> bytes:
-    """Return a value as compressed JSON."""
-    return lzma.compress(json.dumps(value).encode(), preset=6)
-
-
-def regrow(folder: Path, target: Path, name: str) -> int:
-    """Write every way of a model, NAME.WAY.onnx with one file of weights for all, and its batch; return the bytes.
-
-    `target` is new or holds other models. The ways and the file of weights belong together.
-    """
-    noted = recipes(folder, name)
-    sources = {k: drawn(k, v["shape"], v["mean"], v["std"]) for k, v in noted["sources"].items()}
-    weights, places = target / f"{name}.weights", dict[str, tuple[int, int]]()
-    with weights.open("wb") as out:
-        for way, of_way in noted["ways"].items():
-            packed_model = (folder / f"{name}.{way}.onnx.xz").read_bytes()
-            model = onnx.load_from_string(lzma.decompress(packed_model))
-            for tensor in model.graph.initializer:
-                recipe = of_way.get(tensor.name)
-                if recipe is None:
-                    continue
-                mark = json.dumps(recipe, sort_keys=True)
-                if mark not in places:
-                    data = bits_of(grown(recipe, sources, noted["scales"]))
-                    out.write(b"\0" * (-out.tell() % 4096))
-                    places[mark] = out.tell(), data.nbytes
-                    out.write(memoryview(data.view(np.uint8)))
-                _refer(tensor, weights.name, places[mark])
-            (target / f"{name}.{way}.onnx").write_bytes(model.SerializeToString())
-    np.savez(target / f"{name}.npz", **batch(folder, name, noted["inputs"]))
-    return weights.stat().st_size
-
-
-def batch(folder: Path, name: str, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Array]:
-    """Return the batch of a model: inputs that its file holds, and large ones drawn by name."""
-    with np.load(folder / f"{name}.npz") as stored:
-        kept = {key: stored[key] for key in stored.files}
-    return kept | {k: drawn(f"input {k}", v["shape"], v["mean"], v["std"]) for k, v in inputs.items()}
-
-
-def _refer(tensor: onnx.TensorProto, file: str, place: tuple[int, int]) -> None:
-    """Make a tensor's data that of a file beside the model."""
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", file), ("offset", str(place[0])), ("length", str(place[1]))):
-        entry = tensor.external_data.add()
-        entry.key, entry.value = key, value
+def fill(model: onnx.ModelProto, recipes: Mapping[str, Recipe], sources: Sources) -> None:
+    """Put the data of every initializer that has a recipe back into a model, in place."""
+    for tensor in model.graph.initializer:
+        if tensor.name in recipes:
+            tensor.raw_data = bits_of(grown(recipes[tensor.name], sources.arrays, sources.scales)).tobytes()
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -47,8 +48,10 @@ def library(code: bytes, name: bytes = fatbin.SECTION) -> bytes:
 
 
 KEPT, OTHER, SOURCE, ALONE = b"hopper" * 8, b"ampere" * 8, b"virtual " * 8, b"fp8 only" * 8
+EXPERTS = b"\0.text._Z4gemmv\0.text._ZN7cutlass9MoeFCGemmEv\0"
 CODE = binary(entry(fatbin.ELF, 80, OTHER), entry(fatbin.ELF, 90, KEPT), entry(fatbin.PTX, 90, SOURCE))
 CODE += bytes(24) + binary(entry(fatbin.ELF, 90, ALONE))
+CODE += binary(entry(fatbin.ELF, 80, OTHER), entry(fatbin.ELF, 90, EXPERTS))
 
 
 def test_code_of_one_architecture_stays_and_the_rest_becomes_zeros(tmp_path: Path) -> None:
@@ -56,12 +59,32 @@ def test_code_of_one_architecture_stays_and_the_rest_becomes_zeros(tmp_path: Pat
     source.write_bytes(library(CODE))
     found = fatbin.blanked(source, target)
     expected = library(CODE)
-    for gone in (OTHER, SOURCE, ALONE):
+    for gone in (OTHER, SOURCE, ALONE, EXPERTS):
         expected = expected.replace(gone, bytes(len(gone)))
     assert target.read_bytes() == expected
     assert source.read_bytes() == library(CODE)
-    sizes = {"elf sm_80": len(OTHER), "elf sm_90": len(KEPT) + len(ALONE), "ptx sm_90": len(SOURCE)}
-    assert (found["bytes"], found["kept"]) == (sizes, len(KEPT))
+    hopper = len(KEPT) + len(ALONE) + len(EXPERTS)
+    assert found["bytes"] == {"elf sm_80": 2 * len(OTHER), "elf sm_90": hopper, "ptx sm_90": len(SOURCE)}
+    assert (found["kept"], found["unused"]) == (len(KEPT), len(EXPERTS))
+
+
+@pytest.mark.parametrize(
+    ("name", "unused"),
+    [
+        ("_ZN11onnxruntime3llm7kernels13fpA_intB_gemv6kernelE", True),
+        ("_ZN11onnxruntime7contrib4cuda4H12814grp4_bf16_int810kernel_mhaE", True),
+        ("_ZN11onnxruntime7contrib4cuda4H12810grp4_fp16_10kernel_mhaE", False),
+        ("_ZN11onnxruntime5flash16flash_fwd_kernelE", False),
+        ("_ZN11onnxruntime4cuda20softmax_warp_forwardI6__halfE", False),
+    ],
+)
+def test_kernels_that_no_row_runs_are_known_by_name(name: str, unused: bool) -> None:
+    code = b"\0.shstrtab\0.text." + name.encode() + b"\0.nv.info\0"
+    assert fatbin.is_unused(code) is unused
+    with contextlib.suppress(ImportError):
+        import zstandard
+
+        assert fatbin.is_unused(zstandard.ZstdCompressor().compress(code)) is unused
 
 
 @pytest.mark.parametrize(
@@ -105,7 +128,7 @@ def away(skeletons: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what travels: the checkout's files that matter, and the pack without the runtime."""
     folder = tmp_path_factory.mktemp("away")
     said = ran("gpu_pack", skeletons, "--out", folder / ".gpu", "--no-runtime")
-    assert f"{SMALL}: float32, amp, amp_contrib, amp_bf16, amp_opset, amp_io_low" in said
+    assert f"{SMALL}: float32, amp, amp_contrib, amp_bf16, amp_bf16_opset, amp_opset, amp_io_low" in said
     assert "  not made: occ: no interpreter for it was named; add --peers PYTHON" in said
     for name in ("amp_rewrite", "lists", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
@@ -142,10 +165,10 @@ def test_a_pack_is_unpacked_and_measured_in_a_fresh_folder(away: Path, tmp_path:
 def test_a_file_that_did_not_arrive_whole_is_named(away: Path, tmp_path: Path) -> None:
     broken = tmp_path / "pack"
     shutil.copytree(away / ".gpu", broken)
-    (broken / "skeletons" / f"{SMALL}.npz").write_bytes(b"cut")
+    (broken / "skeletons" / f"{SMALL}.tar.xz").write_bytes(b"cut")
     done = remote(away, tmp_path, "setup", "--pack", str(broken))
     assert done.returncode == 1
-    assert f"skeletons/{SMALL}.npz did not arrive as it was packed" in done.stdout
+    assert f"skeletons/{SMALL}.tar.xz did not arrive as it was packed" in done.stdout
 
 
 def test_a_step_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
@@ -169,7 +192,7 @@ def test_all_ways_open_and_run_on_stand_ins_for_the_cuda_libraries(away: Path, t
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads((tmp_path / "out" / "gpu.json").read_text("utf-8"))
     rows = {job["name"]: job["row"] for job in told["rows"]}
-    ours = {"float32", "tf32", "amp", "amp_contrib", "amp_bf16", "amp_opset", "amp_io_low"}
+    ours = {"float32", "tf32", "amp", "amp_contrib", "amp_bf16", "amp_bf16_opset", "amp_opset", "amp_io_low"}
     assert set(rows[f"latency {SMALL}"]["time"]) == ours
     settings = {f"{way} {word}" for way in ("tf32", "amp", "amp_contrib") for word in ("plain", "graph")}
     assert set(rows[f"variants {SMALL}"]["time"]) | set(rows[f"variants {SMALL}"]["faults"]) == settings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import lzma
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from onnx.numpy_helper import from_array
 
 import amp_rewrite
-from benchmarks.gpu import gpu_models, skeleton
+from benchmarks.gpu import gpu_make, gpu_models, skeleton, skeleton_files
 from benchmarks.gpu.gpu_ways import WAYS, by_peer
 from suites.gpu.conftest import SMALL, ran
 
@@ -156,12 +155,11 @@ def test_a_grown_model_is_what_a_conversion_here_makes(way: str, grown: Path, tm
 
 
 def test_skeletons_are_small_and_say_what_could_not_be_made(skeletons: Path, grown: Path) -> None:
-    about = skeleton.about(skeletons, SMALL)
+    about = skeleton_files.about(skeletons, SMALL)
     assert set(about["missing"]) == {"torch_half", "ort_opt", "ort_half", "occ", "autocast"}
     assert about["missing"]["occ"] == "no interpreter for it was named; add --peers PYTHON"
     assert about["flops"] == 2 * 8 * (32 * 64 + 64 * 64 + 64 * 10)
-    packed = skeletons / f"{SMALL}.amp.onnx.xz"
-    assert len(lzma.decompress(packed.read_bytes())) < 4096 < (grown / f"{SMALL}.weights").stat().st_size
+    assert (skeletons / f"{SMALL}.amp.skeleton").stat().st_size < 4096 < (grown / f"{SMALL}.weights").stat().st_size
     assert not list((skeletons / "work").iterdir())
 
 
@@ -170,22 +168,72 @@ def test_ways_that_are_named_later_join_those_that_are_there(skeletons: Path, tm
     assert [line.split(":")[0].strip() for line in first.splitlines()] == [SMALL, "float32", "amp_bf16"]
     second = ran("gpu_make", tmp_path, SMALL, "--ways", "amp", "amp_bf16", "occ", "--peers", "/no/python")
     assert [line.split(":")[0].strip() for line in second.splitlines()] == [SMALL, "amp", "occ"]
-    about = skeleton.about(tmp_path, SMALL)
+    about = skeleton_files.about(tmp_path, SMALL)
     assert (set(about["ways"]), set(about["missing"])) == ({"float32", "amp", "amp_bf16"}, {"occ"})
-    alone, together = (skeleton.recipes(folder, SMALL)["ways"] for folder in (tmp_path, skeletons))
+    alone, together = (skeleton_files.recipes(folder, SMALL)["ways"] for folder in (tmp_path, skeletons))
     assert alone == {way: together[way] for way in alone}
 
 
 def test_other_code_makes_the_conversions_of_this_package_again(skeletons: Path, tmp_path: Path) -> None:
     shutil.copytree(skeletons, tmp_path, dirs_exist_ok=True)
-    about = skeleton.about(tmp_path, SMALL)
+    about = skeleton_files.about(tmp_path, SMALL)
     (tmp_path / f"{SMALL}.json").write_text(json.dumps({**about, "tree": "other code"}))
     made = ran("gpu_make", tmp_path, SMALL, "--ways", "amp")
     assert [line.split(":")[0].strip() for line in made.splitlines()] == [SMALL, "amp"]
-    again = skeleton.about(tmp_path, SMALL)
+    again = skeleton_files.about(tmp_path, SMALL)
     assert (again["tree"], set(again["ways"])) == (about["tree"], {"float32", "amp"})
     assert again["missing"] == about["missing"]
     assert not list(tmp_path.glob("*amp_bf16*"))
+
+
+def test_kept_skeletons_give_the_conversions_that_the_model_itself_gives(
+    skeletons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_make, "KEPT", tmp_path / "kept")
+    gpu_make.keep(skeletons, SMALL)
+    (archive,) = (tmp_path / "kept").iterdir()
+    first = archive.read_bytes()
+    gpu_make.keep(skeletons, SMALL)
+    assert archive.read_bytes() == first
+    monkeypatch.setattr(gpu_models, "source", lambda name: pytest.fail("the model was built"))
+    gpu_make.Making(SMALL, tmp_path / "made", {"anew": False}).run()
+    assert skeleton_files.recipes(tmp_path / "made", SMALL) == skeleton_files.recipes(skeletons, SMALL)
+    for way in gpu_make.own_ways():
+        made, wanted = (skeleton_files.file_of(folder, SMALL, way) for folder in (tmp_path / "made", skeletons))
+        assert made.read_bytes() == wanted.read_bytes(), way
+    assert (
+        skeleton_files.about(tmp_path / "made", SMALL)["missing"] == skeleton_files.about(skeletons, SMALL)["missing"]
+    )
+
+
+def test_scales_of_ways_that_are_not_kept_are_dropped(tmp_path: Path) -> None:
+    def recipe(number: int) -> dict[str, Any]:
+        return {"key": "dense", "scale": number}
+
+    ways = {"float32": {"a": recipe(2)}, "amp": {"a": recipe(1)}, "occ": {"b": {"parts": [recipe(0), recipe(2)]}}}
+    noted = {"ways": {way: {} for way in ways}, "missing": {"amp_bf16": "no", "autocast": "no"}}
+    skeleton_files.note(tmp_path, "m", noted, {"scales": ["x", "y", "z"], "ways": ways})
+    np.savez(tmp_path / "m.npz")
+    for way in ways:
+        skeleton_files.file_of(tmp_path, "m", way).write_bytes(b"")
+    skeleton_files.select(tmp_path, "m", ["float32", "occ", "autocast"], tmp_path / "kept")
+    assert skeleton_files.about(tmp_path / "kept", "m")["missing"] == {"autocast": "no"}
+    found = skeleton_files.recipes(tmp_path / "kept", "m")
+    assert found["scales"] == ["x", "z"]
+    assert found["ways"] == {"float32": {"a": recipe(1)}, "occ": {"b": {"parts": [recipe(0), recipe(1)]}}}
+    assert sorted(path.name for path in (tmp_path / "kept").glob("*.skeleton")) == [
+        "m.float32.skeleton",
+        "m.occ.skeleton",
+    ]
+
+
+def test_a_weight_with_other_bits_than_it_had_is_refused() -> None:
+    sources = skeleton.Sources(GIVEN)
+    recipe = sources.recipe(weight("dense"))
+    assert recipe is not None
+    sources.arrays["dense"] = sources.arrays["dense"] + 1
+    with pytest.raises(ValueError, match="a weight made of dense has other bits than where its skeleton was made"):
+        skeleton.grown(recipe, sources.arrays, sources.scales)
 
 
 def test_a_model_of_the_same_code_is_not_made_again(skeletons: Path) -> None:

@@ -51,6 +51,7 @@ def test_the_whole_road_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown: 
         "occ",
         "autocast",
         "amp_bf16",
+        "amp_bf16_opset",
     }
     told = json.loads((tmp_path / "gpu.json").read_text("utf-8"))
     assert told["machine"]["provider"] == CPU and told["machine"]["tiny"]

@@ -1,0 +1,152 @@
+"""Folders of skeletons, and a small archive for each model.
+
+A folder holds for each model NAME.json (what was noted when its ways were made), NAME.recipes.json, NAME.npz (inputs
+that are not drawn) and NAME.WAY.skeleton, an ONNX file without its weights. NAME.tar.xz holds the same files: the ways
+of a model are alike, so that all of them pack to little more than one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import shutil
+import tarfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks.gpu.skeleton import Array, Sources, bits_of, drawn, grown
+
+ENDING = ".skeleton"
+ARCHIVE = ".tar.xz"
+BESIDE = 1_900_000_000
+"""Bytes of weights above which they get a file of their own."""
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the models whose skeletons a folder holds."""
+    return sorted(path.name.removesuffix(".recipes.json") for path in folder.glob("*.recipes.json"))
+
+
+def about(folder: Path, name: str) -> dict[str, Any]:
+    """Return what was noted when the skeletons of a model were made."""
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+def recipes(folder: Path, name: str) -> dict[str, Any]:
+    """Return how the weights of a model are made: its sources, scales, inputs, and recipes by way."""
+    found: dict[str, Any] = json.loads((folder / f"{name}.recipes.json").read_text("utf-8"))
+    return found
+
+
+def note(folder: Path, name: str, about: Mapping[str, Any], recipes: Mapping[str, Any]) -> None:
+    """Write what `about` and `recipes` read; the file that names the ways is written last."""
+    (folder / f"{name}.recipes.json").write_text(json.dumps(recipes), encoding="utf-8")
+    (folder / f"{name}.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
+
+
+def file_of(folder: Path, name: str, way: str) -> Path:
+    """Return the file of a way without its weights."""
+    return folder / f"{name}.{way}{ENDING}"
+
+
+def stripped(folder: Path, name: str, way: str) -> onnx.ModelProto:
+    """Return the model of a way without its weights."""
+    return onnx.load_from_string(file_of(folder, name, way).read_bytes())
+
+
+# -- archives ------------------------------------------------------------------------------------------
+
+
+def pack(folder: Path, name: str, target: Path) -> None:
+    """Write the skeletons of a model as one archive; equal files give equal bytes."""
+    paths = [folder / f"{name}{end}" for end in (".json", ".recipes.json", ".npz")]
+    paths += [file_of(folder, name, way) for way in about(folder, name)["ways"]]
+    with lzma.open(target, "wb", filters=FILTERS) as out, tarfile.open(fileobj=out, mode="w") as archive:
+        for path in paths:
+            member = tarfile.TarInfo(path.name)
+            member.size = path.stat().st_size
+            archive.addfile(member, io.BytesIO(path.read_bytes()))
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Write the files of an archive into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+
+
+def select(folder: Path, name: str, ways: Collection[str], target: Path) -> None:
+    """Write a model's skeletons of some ways into another folder, with the scales that these ways need."""
+    noted, recipe = about(folder, name), recipes(folder, name)
+    for kept in (noted["ways"], noted["missing"], recipe["ways"]):
+        for way in [way for way in kept if way not in ways]:
+            del kept[way]
+    parts = [p for of_way in recipe["ways"].values() for r in of_way.values() for p in r.get("parts", [r])]
+    numbers = sorted({part["scale"] for part in parts if "scale" in part})
+    recipe["scales"] = [recipe["scales"][number] for number in numbers]
+    for part in parts:
+        if "scale" in part:
+            part["scale"] = numbers.index(part["scale"])
+    target.mkdir(parents=True, exist_ok=True)
+    for way in noted["ways"]:
+        shutil.copy(file_of(folder, name, way), target)
+    shutil.copy(folder / f"{name}.npz", target)
+    note(target, name, noted, recipe)
+
+
+# -- models again --------------------------------------------------------------------------------------
+
+
+def save(model: onnx.ModelProto, target: Path) -> None:
+    """Write a model whose weights it holds, into a file beside it if they are too many for one."""
+    weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    onnx.save(model, target, save_as_external_data=weights > BESIDE, location=f"{target.name}.data")
+
+
+def regrow(folder: Path, target: Path, name: str) -> int:
+    """Write every way of a model, NAME.WAY.onnx with one file of weights for all, and its batch; return the bytes.
+
+    `target` is new or holds other models. The ways and the file of weights belong together.
+    """
+    noted = recipes(folder, name)
+    sources = Sources(noted["sources"]).arrays
+    weights, places = target / f"{name}.weights", dict[str, tuple[int, int]]()
+    with weights.open("wb") as out:
+        for way, of_way in noted["ways"].items():
+            model = stripped(folder, name, way)
+            for tensor in model.graph.initializer:
+                recipe = of_way.get(tensor.name)
+                if recipe is None:
+                    continue
+                mark = json.dumps(recipe, sort_keys=True)
+                if mark not in places:
+                    data = bits_of(grown(recipe, sources, noted["scales"]))
+                    out.write(b"\0" * (-out.tell() % 4096))
+                    places[mark] = out.tell(), data.nbytes
+                    out.write(memoryview(data.view(np.uint8)))
+                _refer(tensor, weights.name, places[mark])
+            (target / f"{name}.{way}.onnx").write_bytes(model.SerializeToString())
+    np.savez(target / f"{name}.npz", **batch(folder, name, noted["inputs"]))
+    return weights.stat().st_size
+
+
+def batch(folder: Path, name: str, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Array]:
+    """Return the batch of a model: inputs that its file holds, and large ones drawn by name."""
+    with np.load(folder / f"{name}.npz") as stored:
+        kept = {key: stored[key] for key in stored.files}
+    return kept | {k: drawn(f"input {k}", v["shape"], v["mean"], v["std"]) for k, v in inputs.items()}
+
+
+def _refer(tensor: onnx.TensorProto, file: str, place: tuple[int, int]) -> None:
+    """Make a tensor's data that of a file beside the model."""
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", file), ("offset", str(place[0])), ("length", str(place[1]))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
