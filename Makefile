@@ -21,6 +21,9 @@ AUTOCAST ?= $(BIN)/python
 OUT ?= build/gpu
 # Where models of the GPU measurement are kept without their weights.
 SKELETONS ?= build/gpu-skeletons
+# Packages that `make integrations` tests against: NAME.txt beside tests/suites/integrations/test_NAME.py says what to install.
+INTEGRATIONS ?= $(patsubst tests/suites/integrations/%.txt,%,$(wildcard tests/suites/integrations/*.txt))
+INTEGRATION_VENVS ?= .venv-integrations
 # Versions below those of pyproject.toml to try: make lowest LOWER="onnx==1.19.0 onnxruntime-gpu==1.23.0"
 LOWER ?=
 # Left out: what tests the tools around the package, what onnx and its own tests expect (it changes by version), and large
@@ -37,7 +40,8 @@ LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignor
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check conformance webgpu webgpu-page webgpu-table clients viewers fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
+.PRECIOUS: $(INTEGRATION_VENVS)/%/.installed
+.PHONY: help demo test quick check conformance webgpu webgpu-page webgpu-table clients integrations viewers fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -65,6 +69,11 @@ fleet: $(DEV) ## run the tests of many machines with Dask's distributed schedule
 clients: $(DEV) ## run other tools before and after conversion, update docs/how-to/order-of-tools.md
 	$(PIP) -e '.[clients]' onnxsim
 	PYTHONPATH=tests $(BIN)/python -m suites.clients --workers $(WORKERS) --write docs/how-to/order-of-tools.md $(ARGS)
+
+integrations: $(addprefix integrations-,$(INTEGRATIONS)) ## test beside other packages, each in an environment of its own: INTEGRATIONS="olive mlflow"
+
+integrations-%: $(INTEGRATION_VENVS)/%/.installed
+	$(<D)/bin/python -m pytest -n 0 -W default -m integrations tests/suites/integrations/test_$*.py $(ARGS)
 
 viewers: $(DEV) ## open overlays in Google's Model Explorer, in Chromium
 	$(PIP) -e '.[viewers]' playwright
@@ -155,7 +164,7 @@ fuzz: $(DEV) ## fuzz every target for LONG seconds each; guided, if atheris is i
 		$(BIN)/python tests/suites/fuzz/run.py $$target --seconds $(LONG); done
 
 clean: ## remove what these targets made, the environments included
-	rm -rf $(VENV) $(LOWEST_VENV) build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST_VENV) $(INTEGRATION_VENVS) build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -181,4 +190,11 @@ $(LOWEST): pyproject.toml $(DEV)
 	$(BIN)/uv pip install --quiet --python $(LOWEST_VENV) --resolution lowest-direct -e .
 	$(BIN)/uv pip install --quiet --python $(LOWEST_VENV) pytest pytest-xdist hypothesis jsonschema $(LOWER)
 	$(BIN)/uv pip list --quiet --python $(LOWEST_VENV)
+	@touch $@
+
+# The package itself brings no onnxruntime there: each NAME.txt names the one that its packages want.
+$(INTEGRATION_VENVS)/%/.installed: tests/suites/integrations/%.txt pyproject.toml | $(DEV)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D)
+	AMP_REWRITE_RUNTIME=none $(BIN)/uv pip install --quiet --python $(@D) \
+		-e . -r $< pytest pytest-xdist hypothesis
 	@touch $@

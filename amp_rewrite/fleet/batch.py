@@ -12,6 +12,7 @@ from typing import Any
 
 from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, options_are_spelled, spelled
 from amp_rewrite.files.store import SaveOptions
+from amp_rewrite.fleet.configs import with_new_names
 from amp_rewrite.fleet.copying import copy, make_folder
 from amp_rewrite.fleet.flow import Inline, Lost, Processes, cores, through
 from amp_rewrite.fleet.job import Checks, Job, Task, key_of, run
@@ -43,11 +44,15 @@ class Asked:
 
 @dataclass(slots=True)
 class Batch:
-    """Jobs and copies of a batch. `remarks`: what is left out, and why."""
+    """Jobs and copies of a batch.
+
+    `names`: results by the real paths of sources. `remarks`: what is left out, and why.
+    """
 
     asked: Asked
     jobs: list[Job]
     copies: list[tuple[Path, Path]]
+    names: Mapping[str, Path]
     remarks: Sequence[str]
     order: Mapping[str, int]
     sizes: Mapping[str, int]
@@ -93,7 +98,8 @@ class Batch:
         order = {os.fspath(task.source): i for i, task in enumerate(task for job in jobs for task in job.tasks)}
         earlier = {source: outcome for source, outcome in known.items() if source in order}
         sizes = {source: _bytes(Path(source), found) for source in order}
-        return cls(asked, jobs, copies, found.remarks, order, sizes, (*patterns, *strict, *cache), earlier)
+        names = {os.path.realpath(item.path): target for target, item in targets.items()}
+        return cls(asked, jobs, copies, names, found.remarks, order, sizes, (*patterns, *strict, *cache), earlier)
 
     def run(self, executor: Executor | None, jobs: int, progress: Tell | None = None) -> Iterator[Outcome]:
         """Copy and convert; yield the outcome of each model as soon as it is known, and of copies that fail.
@@ -139,11 +145,13 @@ class Batch:
                 yield from result
 
     def _copied(self) -> Iterator[Outcome]:
-        """Copy the other files; yield an outcome for each that fails."""
+        """Copy the other files; yield an outcome for each that fails. Configurations get the new names of models."""
+        asked = self.asked
         for source, target in self.copies:
             try:
                 make_folder(target)
-                copy(source, target, overwrite=self.asked.saving.overwrite, resume=self.asked.resume)
+                content = with_new_names(source, target, self.names)
+                copy(source, target, overwrite=asked.saving.overwrite, resume=asked.resume, content=content)
             except ModelError as error:
                 yield Outcome(os.fspath(source), os.fspath(target), rc=FAILED, error=str(error))
 
@@ -158,8 +166,8 @@ class Batch:
         for pattern in self.patterns:
             if all(pattern in outcome.unmatched for outcome in models):
                 first = models[0]
-                where = f"in none of {count(len(models), 'model')}" if len(models) > 1 else f"in {first.source}"
-                raise PatternError(f"{pattern!r} matches {where}; in {first.source}: {first.unmatched[pattern]}")
+                where = f"{pattern!r} matches in none of {count(len(models), 'model')}; in {first.source}: "
+                raise PatternError((where if len(models) > 1 else f"{first.source}: ") + first.unmatched[pattern])
 
 
 def _bytes(path: Path, found: Found) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from pathlib import Path
@@ -23,23 +24,24 @@ def make_folder(path: Path) -> None:
         raise ModelError(f"cannot make the folder {path.parent}: {reason}; name another output") from cause
 
 
-def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> bool:
+def copy(source: Path, target: Path, *, overwrite: bool, resume: bool, content: bytes | None = None) -> bool:
     """Copy a file with its time of change, and return True; with `resume` return False for one that is there already.
 
-    ModelError if it cannot be copied, if another file has its name, or if it is written to meanwhile.
+    `content`: what the copy holds in place of the source's bytes. ModelError if it cannot be copied, if another file
+    has its name, or if it is written to meanwhile.
     """
     if source.exists() and target.exists() and source.samefile(target):
         return False  # the tree is converted into itself
     try:
         if os.path.lexists(target) and not overwrite:
-            if resume and target.is_file() and _equal(source, target):
+            if resume and target.is_file() and _equal(source, target, content):
                 return False
             way = f"name another folder, or replace it with {spelled('overwrite', True)}"
             raise ModelError(f"{target} exists{' and differs from ' + str(source) if resume else ''}; {way}")
         with open_regular(source, buffering=0) as file:
             before = os.fstat(file.fileno())
             with replacing(target) as out:
-                shutil.copyfileobj(file, out, _PIECE)
+                shutil.copyfileobj(file if content is None else io.BytesIO(content), out, _PIECE)
                 out.flush()
                 after = os.fstat(file.fileno())
                 if stamp(before) != stamp(after):
@@ -51,8 +53,10 @@ def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> bool:
     return True
 
 
-def _equal(source: Path, target: Path) -> bool:
-    """True if two files have the same bytes, without reading files of equal size and time."""
+def _equal(source: Path, target: Path, content: bytes | None) -> bool:
+    """True if a copy has the bytes of its source, or `content`; files of equal size and time are not read."""
+    if content is not None:
+        return target.stat().st_size == len(content) and target.read_bytes() == content
     with open_regular(source, buffering=0) as first, open_regular(target, buffering=0) as second:
         ours, theirs = os.fstat(first.fileno()), os.fstat(second.fileno())
         if ours.st_size != theirs.st_size:

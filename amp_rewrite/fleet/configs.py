@@ -1,0 +1,46 @@
+"""Configurations that name model files: `genai_config.json` of onnxruntime-genai follows a rule for names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from amp_rewrite.files.regular import open_regular
+
+GENAI = "genai_config.json"
+_KEY = "filename"
+_LARGEST = 1 << 24  # bytes
+
+
+def with_new_names(source: Path, target: Path, targets: Mapping[str, Path]) -> bytes | None:
+    """Return a configuration that names results in place of sources; None for one that is right as it is.
+
+    Each "filename" of `genai_config.json` is a path beside it. `targets`: results by the real paths of sources. Types
+    are not written there: onnxruntime-genai takes those of caches and logits from the model.
+    """
+    if source.name != GENAI:
+        return None
+    try:
+        with open_regular(source) as file:
+            config = json.loads(file.read(_LARGEST))
+    except (OSError, ValueError, RecursionError):
+        return None  # copied as it is
+    changed = False
+
+    def renamed(part: Any) -> Any:
+        nonlocal changed
+        if isinstance(part, list):
+            return [renamed(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        out = {key: renamed(value) for key, value in part.items()}
+        if isinstance(name := part.get(_KEY), str) and (path := targets.get(os.path.realpath(source.parent / name))):
+            out[_KEY] = Path(os.path.relpath(path, target.parent)).as_posix()
+            changed = changed or out[_KEY] != name
+        return out
+
+    config = renamed(config)
+    return json.dumps(config, indent=4, ensure_ascii=False).encode() if changed else None

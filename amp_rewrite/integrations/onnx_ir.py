@@ -1,0 +1,177 @@
+"""Conversion as a pass of onnx_ir, and of programs that torch exported. Weights stay lazy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Unpack
+
+import onnx_ir
+from onnx import TensorProto
+from onnx_ir.passes import FunctionalPass, PassResult
+
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.files import tensors, wire
+from amp_rewrite.files.model import IrModel, Model
+from amp_rewrite.files.protos import clone
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.reports.report import Report
+from amp_rewrite.settings.options import Options, Request
+
+
+class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no types here
+    """Conversion as a pass, for `onnx_ir.passes.Sequential`. It returns a new model, and leaves the given one as it is.
+
+    Weights stay lazy: those that are converted are read and cast when they are saved, the others are the tensors of the
+    given model. Metadata are kept, also the `meta` of models, graphs, nodes and values, by name.
+
+    Attributes:
+        report: that of the last model; None before the first.
+    """
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        """Take the options of a conversion.
+
+        Args:
+            **options: those of `amp_rewrite.convert`, see docs/reference/options.md.
+
+        Raises:
+            PolicyError: an option has an unknown value.
+            ListError: an op list is invalid.
+
+        Example:
+            >>> import onnx_ir
+            >>> from onnx_ir.passes.common import RemoveUnusedNodesPass
+            >>> from amp_rewrite.integrations.onnx_ir import MixedPrecision
+            >>> passes = onnx_ir.passes.Sequential(RemoveUnusedNodesPass(), MixedPrecision(to="float16"))
+            >>> half = passes(onnx_ir.load("model.onnx")).model
+            >>> onnx_ir.save(half, "model_fp16.onnx")
+        """
+        Request.of(**options)
+        self._options = options
+        self.report: Report | None = None
+
+    def call(self, model: onnx_ir.Model) -> PassResult:
+        """Return the converted model, and true if it differs from the given one."""
+        source = Model.load(model)
+        converted = convert(source, **self._options)
+        self.report = converted.report
+        made = to_ir(converted.result)
+        _carry_meta(model, made)
+        return PassResult(made, converted.result.proto != source.proto)
+
+
+def convert_program(program: Any, **options: Unpack[Options]) -> Report:
+    """Convert the model of a torch ONNXProgram in place: calling the program runs, and `save` writes, the new one.
+
+    Weights are cast when they are needed, and must not change until then.
+
+    Args:
+        program: the result of `torch.onnx.export(…, dynamo=True)`.
+        **options: those of `amp_rewrite.convert`, see docs/reference/options.md.
+
+    Returns:
+        The report: the type of each op, with the reason.
+
+    Raises:
+        PolicyError: it is not such a program, or an option has an unknown value.
+        AmpRewriteError: as `amp_rewrite.convert` raises it.
+
+    Example:
+        >>> import torch
+        >>> from amp_rewrite.integrations.onnx_ir import convert_program
+        >>> program = torch.onnx.export(torch.nn.Linear(64, 64), (torch.ones(2, 64),), dynamo=True, verbose=False)
+        >>> report = convert_program(program, to="float16")
+        >>> program.save("linear_fp16.onnx")
+    """
+    if not isinstance(getattr(program, "model", None), onnx_ir.Model):
+        raise PolicyError(
+            f"{type(program).__qualname__} is not an ONNXProgram with a model of onnx_ir, so it cannot be converted in"
+            " place; export with torch.onnx.export(…, dynamo=True), or use amp_rewrite.convert"
+        )
+    into = MixedPrecision(**options)
+    program.model = into(program.model).model
+    program.release()  # a session of the model before
+    assert into.report is not None
+    return into.report
+
+
+def to_ir(model: Model) -> IrModel:
+    """Return a model as one of onnx_ir, whose heavy weights are read when their values are asked for.
+
+    Args:
+        model: that of a result, `convert(…).result`.
+
+    Example:
+        >>> import amp_rewrite
+        >>> from amp_rewrite.integrations.onnx_ir import to_ir
+        >>> half = to_ir(amp_rewrite.convert("model.onnx").result)
+    """
+    proto = clone(model.proto)
+    stubs: dict[str, TensorProto] = {}
+    for tensor in filter(tensors.is_stub, wire.tensors(proto)):
+        stub = TensorProto()
+        stub.CopyFrom(tensor)
+        location = str(len(stubs))
+        stubs[location] = stub
+        tensor.ClearField("external_data")
+        tensor.external_data.add(key="location", value=location)
+    made = onnx_ir.from_proto(proto)
+
+    def replaced(tensor: Any) -> Any:
+        return _lazy(model, stubs[tensor.location], tensor) if isinstance(tensor, onnx_ir.ExternalTensor) else tensor
+
+    functions = made.functions.values()
+    for graph in (*made.graphs(), *(graph for function in functions for graph in function.subgraphs())):
+        for value in graph.initializers.values():
+            value.const_value = replaced(value.const_value)
+    for holder in (made.graph, *functions):
+        for owner in (holder, *holder.all_nodes()):
+            for attribute in [*getattr(owner, "attributes", {}).values()]:
+                if attribute.type.name in ("TENSOR", "TENSORS") and attribute.value is not None:
+                    many = attribute.type.name == "TENSORS"
+                    held = [*map(replaced, attribute.value)] if many else replaced(attribute.value)
+                    owner.attributes[attribute.name] = onnx_ir.Attr(
+                        attribute.name, attribute.type, held, doc_string=attribute.doc_string
+                    )
+    return made  # type: ignore[no-any-return]
+
+
+def _lazy(model: Model, stub: TensorProto, stated: Any) -> Any:
+    """Return the tensor of a stub; `stated` has its facts."""
+    place = tensors.source(stub)
+    facts = {"name": stated.name, "doc_string": stated.doc_string, "metadata_props": dict(stated.metadata_props)}
+    if tensors.is_pending(stub) or (place.held is not None and place.held.tensor.name != stated.name):
+        return onnx_ir.LazyTensor(
+            lambda: onnx_ir.Tensor(model.array(stub), dtype=stated.dtype, name=stated.name),
+            stated.dtype,
+            stated.shape,
+            **facts,
+        )
+    if place.held is not None:
+        return place.held.tensor
+    path = Path(place.path)
+    return onnx_ir.ExternalTensor(
+        path.name, place.offset, place.length, stated.dtype, shape=stated.shape, base_dir=path.parent, **facts
+    )
+
+
+def _carry_meta(source: onnx_ir.Model, made: onnx_ir.Model) -> None:
+    """Copy `meta`, which no proto holds, from what has the same name: nodes by that of their first output."""
+    made.meta.update(source.meta)
+    made.graph.meta.update(source.graph.meta)
+    known = dict(_named(source))
+    for name, thing in _named(made):
+        if name in known:
+            thing.meta.update(known[name].meta)
+
+
+def _named(model: onnx_ir.Model) -> Any:
+    """Yield the values and nodes of a model with keys by which they are found in another."""
+    for number, holder in enumerate((model.graph, *model.functions.values())):
+        for value in (*holder.inputs, *getattr(holder, "initializers", {}).values()):
+            yield ("value", number, value.name), value
+        for node in holder.all_nodes():
+            for value in node.outputs:
+                yield ("value", number, value.name), value
+            if node.outputs:
+                yield ("node", number, node.op_type, node.outputs[0].name), node

@@ -1,0 +1,159 @@
+"""Conversion as a pass of onnx_ir, and of programs in place: lazy weights, metadata, passes around it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import amp_rewrite
+from amp_rewrite.errors import ListError, PatternError, PolicyError
+from amp_rewrite.files import wire
+from amp_rewrite.files.model import Model
+from support.paths import TESTS
+from support.weights import model as with_weights_everywhere
+
+ir = pytest.importorskip("onnx_ir", reason="needs onnx_ir: pip install onnxscript")
+ours = import_module("amp_rewrite.integrations.onnx_ir")
+MixedPrecision, convert_program, to_ir = ours.MixedPrecision, ours.convert_program, ours.to_ir
+Sequential, PassManager = ir.passes.Sequential, ir.passes.PassManager
+common = import_module("onnx_ir.passes.common")
+
+VIT = TESTS / "models" / "vit_ts17.onnx"
+TEXT = """<ir_version: 10, opset_import: ["" : 21]> g (float[N,96] x) => (float[N,96] y)
+<float[96,96] w> { h = MatMul (x, w)
+  s = Softmax (h)
+  y = Add (s, s) }"""
+
+
+def values(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def lazy_model(reads: list[str]) -> object:
+    """A product by a lazy weight, then a Softmax. `reads`: names of weights, as they are read."""
+    made = ir.from_proto(onnx.parser.parse_model(TEXT))
+    held = values(96, 96)
+
+    def read() -> object:
+        reads.append("w")
+        return ir.Tensor(held)
+
+    weight = next(node for node in made.graph if node.op_type == "MatMul").inputs[1]
+    weight.const_value = ir.LazyTensor(read, dtype=ir.DataType.FLOAT, shape=ir.Shape((96, 96)), name="w")
+    if "w" not in made.graph.initializers:
+        made.graph.register_initializer(weight)
+    return made
+
+
+def test_the_pass_gives_the_model_that_convert_gives() -> None:
+    passes = Sequential(common.RemoveUnusedNodesPass(), MixedPrecision(keep=["op=Gemm"]))
+    expected = amp_rewrite.convert(VIT, keep=["op=Gemm"]).model
+    assert ir.to_proto(passes(ir.load(VIT)).model) == ir.to_proto(ir.from_proto(expected))
+
+
+def test_weights_are_neither_read_nor_changed_until_the_result_is_saved(tmp_path: Path) -> None:
+    reads: list[str] = []
+    source = lazy_model(reads)
+    half = MixedPrecision()(source).model
+    before = len(reads)
+    weight = half.graph.initializers[next(iter(half.graph.initializers))].const_value
+    assert isinstance(weight, ir.LazyTensor)
+    assert weight.dtype == ir.DataType.FLOAT16
+    ir.save(half, tmp_path / "half.onnx")
+    assert len(reads) == before + 1
+    assert source.graph.initializers["w"].const_value.dtype == ir.DataType.FLOAT
+    (saved,) = onnx.load(tmp_path / "half.onnx").graph.initializer
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(saved), values(96, 96).astype(np.float16))
+
+
+def test_a_weight_that_stays_is_the_tensor_of_the_given_model() -> None:
+    source = lazy_model([])
+    kept = MixedPrecision(keep=["op=MatMul"])(source)
+    assert not kept.modified
+    assert kept.model is not source
+    assert kept.model.graph.initializers["w"].const_value is source.graph.initializers["w"].const_value
+
+
+def test_a_weight_in_a_file_stays_there(tmp_path: Path) -> None:
+    ir.save(lazy_model([]), tmp_path / "model.onnx", external_data="weights", size_threshold_bytes=0)
+    kept = MixedPrecision(keep=["op=MatMul"])(ir.load(tmp_path / "model.onnx")).model
+    weight = kept.graph.initializers["w"].const_value
+    assert isinstance(weight, ir.ExternalTensor)
+    assert Path(weight.path) == tmp_path / "weights"
+    np.testing.assert_array_equal(weight.numpy(), values(96, 96))
+
+
+def test_tensors_in_every_place_come_back() -> None:
+    proto = with_weights_everywhere()
+    for tensor in wire.tensors(proto):
+        del tensor.metadata_props[:]  # of a TensorProto onnx_ir writes them twice
+    source = ir.from_proto(proto)
+    assert ir.to_proto(to_ir(Model.load(source))) == ir.to_proto(source)
+
+
+def test_metadata_are_kept_those_of_the_proto_and_those_beside_it() -> None:
+    source = ir.load(VIT)
+    node = next(n for n in source.graph.all_nodes() if n.op_type == "MatMul")
+    node.metadata_props["layer"] = "encoder.0"
+    source.metadata_props["licence"] = "any"
+    for thing, word in ((source, "m"), (source.graph, "g"), (node, "n"), (node.outputs[0], "v")):
+        thing.meta["seen"] = word
+    half = MixedPrecision()(source).model
+    (found,) = (n for n in half.graph.all_nodes() if n.metadata_props.get("layer") == "encoder.0")
+    assert half.metadata_props["licence"] == "any"
+    assert [thing.meta["seen"] for thing in (half, half.graph, found)] == ["m", "g", "n"]
+    assert "v" in {value.meta.get("seen") for n in half.graph.all_nodes() for value in n.outputs}
+
+
+def test_a_second_run_changes_nothing_so_that_a_manager_stops() -> None:
+    into = MixedPrecision()
+    runs = PassManager([into, common.ShapeInferencePass()], steps=3)(ir.load(VIT))
+    assert runs.modified
+    assert not into(runs.model).modified
+
+
+def test_the_report_of_the_last_model_is_at_hand() -> None:
+    into = MixedPrecision()
+    assert into.report is None
+    into(ir.load(VIT))
+    assert into.report is not None
+    assert into.report.to_json() == amp_rewrite.convert(ir.load(VIT)).report.to_json()
+
+
+def test_an_unknown_value_of_an_option_fails_where_the_pass_is_made() -> None:
+    with pytest.raises(PolicyError, match="int3"):
+        MixedPrecision(to="int3")
+    with pytest.raises(ListError):
+        MixedPrecision(lists="missing.yaml")
+    with pytest.raises(ir.passes.PassError) as caught:
+        Sequential(MixedPrecision(keep=["op=Nothing"]))(ir.load(VIT))
+    assert isinstance(caught.value.__cause__, PatternError)
+
+
+def test_what_is_no_program_of_onnx_ir_is_refused_with_the_way_out() -> None:
+    with pytest.raises(PolicyError, match=r"ModelProto is not an ONNXProgram .* use amp_rewrite\.convert"):
+        convert_program(onnx.load(VIT))
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")  # those of the exporter
+def test_a_program_of_torch_is_converted_in_place(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.GELU(), torch.nn.Linear(96, 96)).eval()
+    batch = torch.randn(4, 96)
+    program = torch.onnx.export(net, (batch,), dynamo=True, verbose=False)
+    (before,) = program(batch)
+    report = convert_program(program)
+    (after,) = program(batch)
+    assert {row.dtype for row in report.rows if row.op == "Gemm"} == {"float16"}
+    assert after.dtype == before.dtype == torch.float32
+    assert 0 < (after - before).abs().max() < 1e-2
+    program.save(tmp_path / "half.onnx")
+    saved = onnx.load(tmp_path / "half.onnx")
+    assert {t.data_type for t in saved.graph.initializer if len(t.dims) == 2} == {onnx.TensorProto.FLOAT16}
+    assert net[0].weight.dtype == torch.float32
