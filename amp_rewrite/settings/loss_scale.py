@@ -162,10 +162,11 @@ class DynamicLossScale(LossScale):
     Args:
         initial_loss_scale: the first scale.
         increment_period: finite steps in a row after which it is multiplied, unless the product overflows float32.
-        multiplier: factor, and divisor after a nonfinite step, with a minimum of 1.
+        multiplier: factor, and by default divisor after a nonfinite step.
+        backoff_factor: factor after a nonfinite step, below 1; None divides by the multiplier. The scale stays ≥ 1.
 
     Raises:
-        TrainingError: the scale is not finite or below 1, the period below 1, or the multiplier 1 or less.
+        TrainingError: the scale is not finite or below 1, the period below 1, or a factor out of range.
 
     Example:
         >>> from amp_rewrite.train import DynamicLossScale
@@ -175,11 +176,16 @@ class DynamicLossScale(LossScale):
     """
 
     def __init__(
-        self, initial_loss_scale: float = INITIAL, increment_period: int = PERIOD, multiplier: float = MULTIPLIER
+        self,
+        initial_loss_scale: float = INITIAL,
+        increment_period: int = PERIOD,
+        multiplier: float = MULTIPLIER,
+        backoff_factor: float | None = None,
     ) -> None:
         self.initial_loss_scale = float(initial_loss_scale)
         self.increment_period = int(increment_period)
         self.multiplier = float(multiplier)
+        self.backoff_factor = None if backoff_factor is None else float(backoff_factor)
         with np.errstate(over="ignore"):
             initial = np.float32(self.initial_loss_scale)
         if not (np.isfinite(initial) and initial >= FLOOR):
@@ -188,7 +194,36 @@ class DynamicLossScale(LossScale):
             raise TrainingError(f"invalid increment period {increment_period!r}; use 1 step or more")
         if not (math.isfinite(self.multiplier) and self.multiplier > 1):
             raise TrainingError(f"invalid multiplier {multiplier!r}; use a finite number > 1")
+        if self.backoff_factor is not None and not 0 < self.backoff_factor < 1:
+            raise TrainingError(f"invalid backoff factor {backoff_factor!r}; use a number above 0 and below 1")
         self.state = self.initial
+
+    @classmethod
+    def of_grad_scaler(
+        cls,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+    ) -> DynamicLossScale:
+        """Return the scale with the settings of torch.amp.GradScaler, under its names and with its defaults.
+
+        It goes through the same scales as a GradScaler, but stays 1 or more. A growth factor other than 2 can differ in
+        the last bit.
+
+        Args:
+            init_scale: the first scale.
+            growth_factor: factor after `growth_interval` finite steps in a row.
+            backoff_factor: factor after a nonfinite step.
+            growth_interval: finite steps in a row after which the scale grows.
+
+        Example:
+            >>> from amp_rewrite.train import DynamicLossScale
+            >>> scale = DynamicLossScale.of_grad_scaler(growth_factor=1.5, backoff_factor=0.25)
+            >>> scale.update([float("inf")]), float(scale())
+            ((None, False), 16384.0)
+        """
+        return cls(init_scale, growth_interval, growth_factor, backoff_factor)
 
     @property
     def initial(self) -> ScaleState:
@@ -221,7 +256,10 @@ class DynamicLossScale(LossScale):
         """
         factor = np.float32(self.multiplier)
         if not finite:
-            return ScaleState(max(state.scale / factor, FLOOR), 0)
+            backoff = self.backoff_factor
+            # a product of doubles, as PyTorch computes it
+            less = state.scale / factor if backoff is None else np.float32(np.float64(state.scale) * backoff)
+            return ScaleState(max(less, FLOOR), 0)
         if state.good_steps + 1 < self.increment_period:
             return ScaleState(state.scale, state.good_steps + 1)
         with np.errstate(over="ignore"):
@@ -230,7 +268,8 @@ class DynamicLossScale(LossScale):
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`; the state is not included, checkpoints hold it."""
-        return {name: value for name, value in vars(self).items() if name != "state"}
+        config = {name: value for name, value in vars(self).items() if name != "state"}
+        return {name: value for name, value in config.items() if value is not None}  # TensorFlow has no backoff factor
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value}" for name, value in self.get_config().items())

@@ -47,6 +47,8 @@ from amp_rewrite.train.step.callbacks import CSVLog as CSVLog
 from amp_rewrite.train.step.callbacks import Callback as Callback
 from amp_rewrite.train.step.callbacks import EarlyStopping as EarlyStopping
 from amp_rewrite.train.step.callbacks import JSONLog as JSONLog
+from amp_rewrite.train.step.callbacks import LearningRateScheduler as LearningRateScheduler
+from amp_rewrite.train.step.callbacks import ReduceLROnPlateau as ReduceLROnPlateau
 from amp_rewrite.train.step.callbacks import TensorBoard as TensorBoard
 from amp_rewrite.train.step.fitting import History as History
 from amp_rewrite.train.step.fitting import Scores as Scores

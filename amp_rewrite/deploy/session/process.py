@@ -19,11 +19,11 @@ from amp_rewrite.settings.policy import Policy
 
 @dataclass(slots=True)
 class State:
-    """The settings. `policy`: None unless `set_policy` set one; `rewriting`: new sessions convert their models;
-    `plain_sessions`: number of sessions opened without conversion."""
+    """The settings. `policy`: None unless `set_policy` set one; `rewriting`: new sessions convert their models, None
+    if the rewrite was never enabled; `plain_sessions`: number of sessions opened without conversion."""
 
     policy: Policy | None = None
-    rewriting: bool = False
+    rewriting: bool | None = None
     plain_sessions: int = 0
     devices_checked: bool = False
 
@@ -109,6 +109,15 @@ def policy_scope(policy: str | Policy | None) -> Iterator[None]:
 def policy_of_sessions() -> Policy:
     """Return the default policy of sessions: mixed_float16 while the rewrite is on, else that of the process."""
     return Policy("mixed_float16") if state.rewriting else global_policy()
+
+
+def policy_of_steps() -> Policy:
+    """Return the default policy of training steps: that of sessions once a process has chosen one, else mixed_float16.
+
+    Enabling or disabling the graph rewrite, and `set_policy`, are such choices.
+    """
+    chosen = state.policy is not None or state.rewriting is not None
+    return policy_of_sessions() if chosen else Policy("mixed_float16")
 
 
 def warn_of_plain_sessions() -> None:

@@ -34,13 +34,11 @@ _REGIONS = {f"{REGION}/": reasons.UPDATE, f"{losses.REGION}/": reasons.LOSS}
 
 
 def policy_of(policy: str | Policy | None) -> Policy:
-    """Return the policy of a step; for None that of the process if set, else mixed_float16.
+    """Return the policy of a step; for None that of the process, see `process.policy_of_steps`.
 
     PolicyError for a policy that does not keep parameters and results in float32.
     """
-    if policy is None:
-        policy = process.state.policy or "mixed_float16"
-    policy = Policy.of(policy)
+    policy = process.policy_of_steps() if policy is None else Policy.of(policy)
     if policy.param is not DType.FLOAT or policy.output is not DType.FLOAT:
         raise PolicyError(
             f"policy {policy.name!r} does not keep parameters and results in float32, as a training step must;"

@@ -32,7 +32,8 @@ class Trained(Protocol):
 
 
 class Callback:
-    """Base of callbacks. `fit` calls `begin`, after each epoch `epoch_end`, and `end`, also after an error."""
+    """Base of callbacks. `fit` calls `begin`, `rate` for each step, `epoch_end` after each epoch, and `end`, also
+    after an error."""
 
     def begin(self, trainer: Trained) -> None:
         """Prepare for a call of `fit`.
@@ -40,6 +41,15 @@ class Callback:
         Args:
             trainer: the trainer.
         """
+
+    def rate(self, epoch: int, rate: float) -> float:
+        """Return the learning rate of the next step, by default the one that it would have.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+            rate: the rate that it would have: of `fit`, else of the optimizer, changed by earlier callbacks.
+        """
+        return rate
 
     def epoch_end(self, trainer: Trained, epoch: int, log: Log) -> bool | None:
         """Look at an epoch. Return True to stop.
@@ -139,6 +149,78 @@ class BestCheckpoint(_Monitor):
     def epoch_end(self, trainer: Trained, epoch: int, log: Log) -> None:
         if self.improved(log):
             trainer.save(str(self.path).replace("{epoch}", str(epoch)))
+
+
+class LearningRateScheduler(Callback):
+    """Set the learning rate of each epoch, as Keras's callback of this name does.
+
+    Args:
+        schedule: a function of the number of the epoch and of the rate before, which returns the rate of the epoch. In
+            the first epoch the rate before is that of `fit`, else of the optimizer.
+    """
+
+    def __init__(self, schedule: Callable[[int, float], float]) -> None:
+        self.schedule = schedule
+        self._epoch, self._rate = -1, math.nan
+
+    def begin(self, trainer: Trained) -> None:
+        self._epoch, self._rate = -1, math.nan
+
+    def rate(self, epoch: int, rate: float) -> float:
+        if epoch != self._epoch:
+            before = rate if math.isnan(self._rate) else self._rate
+            self._epoch, self._rate = epoch, self.schedule(epoch, before)
+        return self._rate
+
+
+class ReduceLROnPlateau(_Monitor):
+    """Multiply the learning rate by a factor when a number has not improved for some epochs, as PyTorch does.
+
+    The factor acts on the rate of `fit` or of the optimizer, also on a schedule. It starts at 1 in each call of `fit`;
+    a checkpoint does not hold it.
+
+    Args:
+        monitor: a number of an epoch.
+        factor: above 0 and below 1.
+        patience: epochs without improvement after which the next one reduces the rate.
+        cooldown: epochs after a reduction that are not counted.
+        min_lr: least rate.
+        mode: as in `EarlyStopping`.
+        min_delta: as in `EarlyStopping`.
+
+    Raises:
+        TrainingError: the factor is out of range.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        *,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        mode: str = "auto",
+        min_delta: float = 1e-4,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        if not 0 < factor < 1:
+            raise TrainingError(f"factor of ReduceLROnPlateau is {factor!r}; use a number above 0 and below 1")
+        self.factor, self.patience, self.cooldown, self.min_lr = factor, patience, cooldown, min_lr
+        self._waited, self._cooling, self._product = 0, 0, 1.0
+
+    def begin(self, trainer: Trained) -> None:
+        self.best, self._waited, self._cooling, self._product = math.inf, 0, 0, 1.0
+
+    def rate(self, epoch: int, rate: float) -> float:
+        return rate if self._product == 1 else max(rate * self._product, min(rate, self.min_lr))
+
+    def epoch_end(self, trainer: Trained, epoch: int, log: Log) -> None:
+        self._waited = 0 if self.improved(log) else self._waited + 1
+        if self._cooling:
+            self._cooling, self._waited = self._cooling - 1, 0
+        if self._waited > self.patience:
+            self._waited, self._cooling, self._product = 0, self.cooldown, self._product * self.factor
 
 
 class CSVLog(Callback):

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.step.callbacks import Callback
 from amp_rewrite.train.step.rows import Rows
+from amp_rewrite.train.update.schedules import rate_of_config
 
 Progress = Callable[[int, int], None]
 Rate = float | Callable[[int], float]
@@ -116,9 +117,9 @@ class Fitting:
         metrics: dict[str, list[float]] = {name: [] for name in trainer.step.metrics}
         return cls(trainer, rows, feed, validation, callbacks, metrics=metrics)
 
-    def run(self, epochs: range, learning_rate: Rate | None, progress: Progress | None) -> History:
+    def run(self, epochs: range, learning_rate: Rate | str | None, progress: Progress | None) -> History:
         """Run the epochs."""
-        trainer = self.trainer
+        trainer, learning_rate = self.trainer, rate_of_config(learning_rate)
         before = (trainer.skipped, trainer.nonfinite)
         per_epoch = self.rows.count if self.rows is not None else len(self.feed) if progress is not None else 0
         total = len(epochs) * per_epoch
@@ -127,7 +128,8 @@ class Fitting:
                 callback.begin(trainer)
                 stack.callback(callback.end, trainer)
             for epoch in epochs:
-                log = self._epoch(self._batches(epoch), learning_rate, lambda done: progress and progress(done, total))
+                rate = self._rate(epoch, learning_rate)
+                log = self._epoch(self._batches(epoch), rate, lambda done: progress and progress(done, total))
                 self.epochs.append(log)
                 stops = [callback.epoch_end(trainer, epoch, log) for callback in self.callbacks]  # all of them look
                 if any(stops):
@@ -135,6 +137,18 @@ class Fitting:
         metrics = {name: tuple(values) for name, values in self.metrics.items()}
         skipped, nonfinite = trainer.skipped - before[0], trainer.nonfinite - before[1]
         return History(tuple(self.losses), metrics, skipped, nonfinite, tuple(self.epochs))
+
+    def _rate(self, epoch: int, learning_rate: Any) -> Rate | None:
+        """Return the learning rate of an epoch, changed by callbacks that set it."""
+        setting = [callback for callback in self.callbacks if type(callback).rate is not Callback.rate]
+
+        def changed(step: int) -> float:
+            rate = float(self.trainer.rate(learning_rate))
+            for callback in setting:
+                rate = callback.rate(epoch, rate)
+            return rate
+
+        return changed if setting else learning_rate
 
     def _batches(self, epoch: int) -> Any:
         """Return the batches of an epoch."""

@@ -194,7 +194,8 @@ def training_step(
         loss: a float32 value with one element, or text: "cross_entropy(LOGITS, TARGETS)", see `losses.objective`.
         optimizer: an Optimizer, text such as "adam,lr=0.001", or an optimizer object, which brings its state.
         loss_scale: "dynamic", a number, None or a LossScale; by default the policy's ("dynamic" for mixed_float16).
-        policy: by default that of the process if set, else mixed_float16.
+        policy: by default that of `set_policy`, mixed_float16 while the graph rewrite is enabled, and float32 after it
+            was disabled; mixed_float16 if the process chose nothing.
         parameters: globs on initializers to train, see `parameters.trained`.
         freeze: globs on initializers to leave as they are.
         micro_batches: runs per step.

@@ -162,7 +162,7 @@ class Trainer:
         batches: object,
         epochs: int = 1,
         *,
-        learning_rate: Rate | None = None,
+        learning_rate: Rate | str | None = None,
         progress: Progress | None = None,
         **options: Unpack[FitOptions],
     ) -> History:
@@ -174,7 +174,7 @@ class Trainer:
         Args:
             batches: as `Feed.of` takes them, named as in the step's `batch`, or a mapping from names to all rows.
             epochs: passes over the batches.
-            learning_rate: a number ≥ 0, a `Schedule`, or another function of the step; None: the optimizer's.
+            learning_rate: a number ≥ 0, a `Schedule` or its text, or a function of the step; None: the optimizer's.
             progress: called as `progress(done, total)` with runs; `amp_rewrite.progress_bar` draws it.
             **options: batch_size, shuffle, seed, validation_data, validation_split, callbacks, first_epoch.
 

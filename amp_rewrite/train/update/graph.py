@@ -277,7 +277,10 @@ class _Update:
         grown = scale * factor
         fits = grown.op("LessOrEqual", grown, np.float32(DType.FLOAT.max))
         up = due.op("Where", due.op("And", due, fits), grown, scale)
-        down = NODES.maximum(scale / factor, FLOOR)
+        backoff = rule.backoff_factor
+        # a product of doubles, as PyTorch computes it
+        less = scale / factor if backoff is None else (scale.cast(DType.DOUBLE) * np.float64(backoff)).cast(DType.FLOAT)
+        down = NODES.maximum(less, FLOOR)
         going_on = ok.op("And", ok, due.op("Not", due))
         after = ok.op("Where", ok, up, down)
         good = ok.op("Where", going_on, counted, np.int64(0))

@@ -2,16 +2,19 @@
 
 A schedule has no state. The step count, which checkpoints hold, decides the rate, so that a resumed run goes on with
 the rate that it would have had. Names and arguments are those of Keras, where it has the schedule.
+
+As text a schedule is a call: "cosine(0.001, decay_steps=900)", or "warm_up(cosine(0.001, 900), warmup_steps=100)".
 """
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from amp_rewrite.errors import TrainingError
+from amp_rewrite.errors import TrainingError, advice
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,14 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
     c.__name__: c for c in (CosineDecay, StepDecay, ExponentialDecay, OneCycle, WarmUp)
 }
 """Schedule classes by name."""
+_WORDS = {
+    "cosine": CosineDecay,
+    "step": StepDecay,
+    "exponential": ExponentialDecay,
+    "one_cycle": OneCycle,
+    "warm_up": WarmUp,
+}
+"""Schedule classes by their names in texts, besides those of the classes."""
 
 
 def rate_after(rate: Schedule | float, step: int = 0) -> float:
@@ -216,10 +227,12 @@ def serialized_rate(rate: Any) -> Any:
 
 
 def rate_of_config(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the rate of a `serialized_rate` result. TrainingError for an unknown schedule.
+    """Return the rate of a `serialized_rate` result or of a text. TrainingError for an unknown schedule.
 
     `custom_objects`: schedule classes by name, besides those of the package.
     """
+    if isinstance(config, str):
+        return parsed_rate(config)
     if not isinstance(config, Mapping):
         return config
     name, inner = str(config.get("class_name")), config.get("config")
@@ -230,6 +243,52 @@ def rate_of_config(config: Any, custom_objects: Mapping[str, Any] | None = None)
             " in custom_objects"
         )
     return schedule_class.from_config(inner, custom_objects)
+
+
+def parsed_rate(text: str) -> Schedule | float:
+    """Return the rate of a text: a number, or a schedule such as "cosine(0.001, decay_steps=900)".
+
+    TrainingError for an unknown schedule, setting or value.
+    """
+    try:
+        rate: Schedule | float = _rate_of(ast.parse(text.strip(), mode="eval").body, text)
+        return rate
+    except TrainingError:
+        raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as cause:
+        raise _not_a_rate(text) from cause
+
+
+def _rate_of(tree: ast.expr, text: str) -> Any:
+    """Return the value of a part of a text. ValueError for anything but numbers, True, False and calls of schedules."""
+    if not isinstance(tree, ast.Call):
+        value = ast.literal_eval(tree)
+        if not isinstance(value, (int, float)):
+            raise ValueError
+        return value
+    name = tree.func.id if isinstance(tree.func, ast.Name) else ""
+    schedule_class = _WORDS.get(name) or SCHEDULES.get(name)
+    if schedule_class is None:
+        hint = advice(name, _WORDS, f"use one of {', '.join(_WORDS)}")
+        raise TrainingError(f"unknown schedule {name!r} in {text!r}; {hint}")
+    names = [part.name for part in fields(schedule_class)][: len(tree.args)]
+    if len(names) < len(tree.args) or any(part.arg is None or part.arg in names for part in tree.keywords):
+        raise TrainingError(f"{text!r} gives a setting of {name} twice, or too many; {_settings(schedule_class)}")
+    given = dict(zip(names, tree.args, strict=True)) | {str(part.arg): part.value for part in tree.keywords}
+    try:
+        return schedule_class(**{setting: _rate_of(value, text) for setting, value in given.items()})
+    except TypeError as cause:
+        raise TrainingError(
+            f"{text!r} lacks a setting of {name} or has an unknown one; {_settings(schedule_class)}"
+        ) from cause
+
+
+def _settings(schedule_class: type[Schedule]) -> str:
+    return f"it has {', '.join(part.name for part in fields(schedule_class))}"
+
+
+def _not_a_rate(text: str) -> TrainingError:
+    return TrainingError(f"{text!r} is not a learning rate; use a number, or a schedule such as cosine(0.001, 1000)")
 
 
 def _cosine(start: float, end: float, share: float) -> float:

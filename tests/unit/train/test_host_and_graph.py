@@ -203,11 +203,14 @@ def test_what_is_not_finite_is_applied_alike_without_a_dynamic_scale(scale: str)
 
 
 @pytest.mark.parametrize(
-    ("period", "multiplier", "spoiled"),
-    [(7, 2.0, 0.0), (7, 1.5, 0.001), (3, 2.0, 0.3)],  # up to where gradients overflow, and down to 1
+    ("period", "multiplier", "backoff", "spoiled"),
+    # up to where gradients overflow, and down to 1
+    [(7, 2.0, None, 0.0), (7, 1.5, None, 0.001), (3, 2.0, None, 0.3), (2, 1.3, 0.3, 0.3)],
 )
-def test_a_dynamic_scale_goes_through_the_same_states(period: int, multiplier: float, spoiled: float) -> None:
-    scale = DynamicLossScale(2.0**15, period, multiplier)
+def test_a_dynamic_scale_goes_through_the_same_states(
+    period: int, multiplier: float, backoff: float | None, spoiled: float
+) -> None:
+    scale = DynamicLossScale(2.0**15, period, multiplier, backoff)
     steps, state = side_by_side(scale, STEPS, spoiled, {"sgd": (SGD(0.1), TWO)})
 
     assert state is not None and (state.scale > 2.0**100) == (spoiled < 0.1) and 0.5 * STEPS < steps < STEPS

@@ -147,3 +147,34 @@ def test_a_broken_configuration_is_named() -> None:
         "not a serialized loss scale: {'class_name': 'Scale'}; use the result of serialize(), and name your own classes"
         " in custom_objects"
     )
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("settings", [(1024.0, 2.0, 0.5, 3), (512.0, 1.5, 0.25, 2), (2.0**16, 3.0, 0.7, 1)])
+def test_growth_and_backoff_go_through_the_scales_of_pytorch(settings: tuple[float, float, float, int]) -> None:
+    torch = pytest.importorskip("torch")
+    theirs = torch.amp.GradScaler("cpu", *settings)
+    ours = DynamicLossScale.of_grad_scaler(*settings)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    seen = []
+    for flag in "TTTTTFTTFTTTTTTFTTT":
+        theirs.scale(parameter.sum() * (1 if flag == "T" else float("inf"))).backward()
+        theirs.step(optimizer)
+        theirs.update()
+        optimizer.zero_grad()
+        ours.update([np.array([0.0 if flag == "T" else np.inf])])
+        seen.append((float(ours()), theirs.get_scale()))
+
+    assert [own for own, _ in seen] == [other for _, other in seen]
+    assert len({own for own, _ in seen}) > 2
+
+
+def test_a_backoff_factor_is_kept_and_checked_and_left_out_where_it_is_the_default() -> None:
+    scale = DynamicLossScale(4.0, backoff_factor=0.3)
+    again = scales.deserialize(scales.serialize(scale))
+
+    assert again == scale != DynamicLossScale(4.0)
+    assert "backoff_factor" not in DynamicLossScale().get_config()
+    with pytest.raises(TrainingError, match=r"^invalid backoff factor 1; use a number above 0 and below 1$"):
+        DynamicLossScale(backoff_factor=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,12 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.runtime.gpu import Gpu, device_advice
 from amp_rewrite.settings.policy import Policy, deserialize, low_type, serialize
-from support.train.nets import mlp
+from amp_rewrite.train.keras.loss_scale_optimizer import (
+    disable_mixed_precision_graph_rewrite,
+    enable_mixed_precision_graph_rewrite,
+)
+from amp_rewrite.train.step.step import training_step
+from support.train.nets import CROSS_ENTROPY, mlp
 
 F32, F16, BF16, F64 = DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE
 
@@ -264,3 +270,17 @@ def test_a_policy_for_a_while_warns_where_it_begins(monkeypatch: pytest.MonkeyPa
 def test_no_gpu_is_no_gain() -> None:
     assert device_advice([]) == "no NVIDIA GPU was found here; on a CPU float16 is slower, not faster"
     assert device_advice([Gpu("H200", (9, 0))]) is None
+
+
+def test_steps_follow_the_rewrite_and_the_policy_as_sessions_do() -> None:
+    seen = [process.policy_of_steps().name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a machine without a GPU
+        enable_mixed_precision_graph_rewrite()
+        seen.append(training_step(mlp(), loss=CROSS_ENTROPY).policy.name)
+        disable_mixed_precision_graph_rewrite()
+        seen.append(training_step(mlp(), loss=CROSS_ENTROPY).policy.name)
+        set_policy("mixed_bfloat16")
+        seen.append(training_step(mlp(), loss=CROSS_ENTROPY).policy.name)
+
+    assert seen == ["mixed_float16", "mixed_float16", "float32", "mixed_bfloat16"]

@@ -14,10 +14,11 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.settings.loss_scale import serialize
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
+from amp_rewrite.train.step.callbacks import LearningRateScheduler, ReduceLROnPlateau
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.step_file import load_step, save_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.optimizers import SGD, Adam, deserialize
+from amp_rewrite.train.update.optimizers import SGD, Adam, deserialize, named
 from amp_rewrite.train.update.schedules import (
     CosineDecay,
     ExponentialDecay,
@@ -25,6 +26,7 @@ from amp_rewrite.train.update.schedules import (
     Schedule,
     StepDecay,
     WarmUp,
+    parsed_rate,
     rate_of_config,
     serialized_rate,
 )
@@ -168,3 +170,78 @@ def test_a_step_file_holds_the_schedule_also_one_of_your_own(tmp_path: Path) -> 
 def test_a_schedule_that_makes_no_sense_is_refused(make: Any, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("cosine(0.1, 10, alpha=0.25)", CosineDecay(0.1, 10, 0.25)),
+        ("warm_up(one_cycle(0.1, 10), warmup_steps=3)", WarmUp(OneCycle(0.1, 10), 3)),
+        ("exponential(0.1, 4, 0.5, staircase=True)", ExponentialDecay(0.1, 4, 0.5, staircase=True)),
+        ("step(initial_learning_rate=0.1, decay_steps=3)", StepDecay(0.1, 3)),
+        ("0.25", 0.25),
+    ],
+)
+def test_a_text_gives_a_schedule(text: str, rate: Any) -> None:
+    assert parsed_rate(text) == rate
+    assert SGD(text, 0.9) == SGD(rate, 0.9) == named(f"sgd,lr={text},momentum=0.9")
+
+
+@pytest.mark.parametrize("schedule", EACH)
+def test_the_spelling_of_an_optimizer_with_a_schedule_is_read_again(schedule: Schedule) -> None:
+    optimizer = Adam(schedule, clipnorm=2.0)
+
+    assert named(optimizer.spelling) == optimizer
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cosin(0.1, 10)", "unknown schedule 'cosin' in 'cosin(0.1, 10)'; did you mean 'cosine'?"),
+        ("cosine(0.1)", "'cosine(0.1)' lacks a setting of cosine or has an unknown one"),
+        ("step(0.1, 3, decay_steps=3)", "'step(0.1, 3, decay_steps=3)' gives a setting of step twice"),
+        ("__import__('os')", "unknown schedule '__import__'"),
+        ("fast", "'fast' is not a learning rate"),
+        ("step(0.1, 'a')", "is not a learning rate"),
+        ("step(0.1, 0)", "decay_steps of StepDecay must be a finite number of at least 1, not 0"),
+    ],
+)
+def test_a_text_that_is_no_schedule_says_so(text: str, message: str) -> None:
+    with pytest.raises(TrainingError) as error:
+        parsed_rate(text)
+    assert message in str(error.value)
+
+
+def test_fit_takes_a_text_and_callbacks_that_set_the_rate_of_epochs() -> None:
+    trainer = trainer_of(SGD(0.5))
+    text = trainer.fit([BATCH], epochs=2, learning_rate="step(0.25, 1, 0.5)").epochs
+    seen: list[tuple[int, float]] = []
+
+    def halved(epoch: int, rate: float) -> float:
+        seen.append((epoch, rate))
+        return rate / 2
+
+    set_by = trainer.fit([BATCH, BATCH], epochs=3, callbacks=[LearningRateScheduler(halved)]).epochs
+
+    assert [epoch["learning_rate"] for epoch in text] == [0.25, 0.125]
+    assert [epoch["learning_rate"] for epoch in set_by] == [0.25, 0.125, 0.0625]
+    assert seen == [(0, 0.5), (1, 0.25), (2, 0.125)]
+
+
+@pytest.mark.torch
+def test_a_plateau_reduces_the_rate_as_in_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    numbers = [3.0, 2.0, 2.5, 2.0, 2.1, 1.9, 1.95, 2.0, 2.0, 2.0, 2.0, 2.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=2, cooldown=1, min_lr=0.02, threshold=0.01, threshold_mode="abs"
+    )
+    ours = ReduceLROnPlateau("loss", 0.5, 2, cooldown=1, min_lr=0.02, min_delta=0.01)
+    rates, expected = [], []
+    for epoch, number in enumerate(numbers):
+        theirs.step(number)
+        ours.epoch_end(trainer_of(SGD()), epoch, {"loss": number})
+        expected.append(optimizer.param_groups[0]["lr"])
+        rates.append(ours.rate(epoch, 0.1))
+
+    assert rates == pytest.approx(expected) and len(set(rates)) > 3

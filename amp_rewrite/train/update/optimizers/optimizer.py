@@ -38,7 +38,7 @@ class Optimizer:
         weight_decay: factor of the variable in its gradient.
         groups: settings for parameters by name: `ParameterGroup` objects, or text such as "*.bias weight_decay=0".
         decay_biases_and_norms: False keeps weight decay from vectors and from names that end in "bias", but for groups.
-        learning_rate: a number, or a `Schedule`.
+        learning_rate: a number, a `Schedule`, or text such as "cosine(0.001, decay_steps=900)".
 
     Raises:
         TrainingError: a hyperparameter is out of range.
@@ -168,10 +168,7 @@ class Optimizer:
 
     @property
     def spelling(self) -> str:
-        """Text for `named`: the name, the learning rate, and all hyperparameters that differ from their defaults.
-
-        A schedule is told, but `named` takes only numbers.
-        """
+        """Text for `named`: the name, the learning rate, and all hyperparameters that differ from their defaults."""
         said = {p.name: v for p in fields(self) if (v := getattr(self, p.name)) != p.default or p.name == _RATE}
         return ",".join([type(self).__name__.lower(), *(f"{name}={_spelled(value)}" for name, value in said.items())])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ OPTIMIZERS: Mapping[str, type[Optimizer]] = {
     c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad, Lion, LAMB)
 }
 """Optimizer classes by name in lower case."""
+_COMMA = re.compile(r",(?![^()]*(?:\([^()]*\)[^()]*)*\))")
+"""A comma outside brackets, which stand one in another at most."""
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Any:
@@ -44,9 +47,11 @@ def named(text: str) -> Optimizer:
 
     Parameter groups are separated by ";": "adamw,lr=0.001,groups=head.* rate=10; *.bias weight_decay=0".
 
-    `lr` is short for learning_rate. TrainingError for an unknown name, hyperparameter or value.
+    `lr` is short for learning_rate; it may be a schedule: "adamw,lr=cosine(0.001, decay_steps=900)".
+
+    TrainingError for an unknown name, hyperparameter or value.
     """
-    name, *settings = [part.strip() for part in text.split(",")]
+    name, *settings = [part.strip() for part in _COMMA.split(text)]
     optimizer_class = OPTIMIZERS.get(name.lower())
     if optimizer_class is None:
         raise TrainingError(f"unknown optimizer {name!r}; use one of {', '.join(OPTIMIZERS)}")
@@ -65,6 +70,6 @@ def named(text: str) -> Optimizer:
 
 def _parsed(key: str, value: str) -> Any:
     """Return the value of a setting in a text. ValueError for one that is not a number, where it must be."""
-    if key == "groups":
+    if key == "groups" or (key == "learning_rate" and "(" in value):
         return value
     return value.lower() == "true" if value.lower() in ("true", "false") else float(value)
