@@ -171,12 +171,12 @@ half.onnx against full.onnx
 
 the error first jumps at
   op  type  runs as  adds  off by  max abs  largest value
-  up  Mul   float16   inf     inf        0          3e+05  overflows
+  up  Mul   float16   inf     inf      inf          3e+05  overflows
 
 ops that add most
   op    type  runs as  adds  off by  max abs  largest value
-  up    Mul   float16   inf     inf        0          3e+05  overflows
-  down  Mul   float16   inf     inf        0       1.17e+03  overflows
+  up    Mul   float16   inf     inf      inf          3e+05  overflows
+  down  Mul   float16   inf     inf      inf       1.17e+03  overflows
 """
 
 
