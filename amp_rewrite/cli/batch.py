@@ -16,6 +16,7 @@ from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Measuring
 from amp_rewrite.cli.files import as_folder, ended_by_signals, is_stdout
 from amp_rewrite.errors import count
+from amp_rewrite.fleet.urls import local, name_of, url_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -55,6 +56,8 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     check_parallel(asked["scheduler"], asked["jobs"])
     if output is None or is_stdout(output):
         raise click.UsageError("several models go to a folder; add -o FOLDER")
+    if output.suffix.lower() == ".onnx" and any(url_of(word) for word in (*words, output)):
+        raise click.UsageError(f"{name_of(output)} is the name of a file; what comes or goes by URL needs a folder")
     if any(terminal.ALIASES.get(str(word)) for word in words):
         raise click.UsageError("a model from stdin is converted by itself; name files for several")
     settings = parameters.in_force(given)
@@ -116,12 +119,12 @@ def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring
         out=output,
         name=asked["name"] or SAME,
         choice=Choice(asked["include"], asked["exclude"]),
-        saving=SaveOptions(settings.overwrite, settings.external_data),
+        saving=SaveOptions(settings.overwrite, settings.external_data, asked["shard_size"]),
         resume=asked["resume"],
         keep_going=asked["keep_going"],
         write=not asked["dry_run"],
         checks=_checks(measuring),
-        summary=asked["summary"],
+        summary=asked["summary"] and Path(local(asked["summary"])),
     )
 
 
@@ -186,4 +189,4 @@ def _conclude(batch: Batch, done: int, failed: int, quiet: bool) -> None:
     parts += [f"{count(len(batch.copies), 'other file')} copied"] if batch.copies and batch.asked.write else []
     terminal.talk(", ".join(parts), quiet=quiet)
     if batch.asked.summary and batch.asked.write:
-        terminal.talk(f"wrote {batch.asked.summary}", quiet=quiet)
+        terminal.talk(f"wrote {name_of(batch.asked.summary)}", quiet=quiet)

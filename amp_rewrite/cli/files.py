@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 from amp_rewrite.cli import terminal
 from amp_rewrite.errors import ModelError
+from amp_rewrite.fleet.urls import local, url_of
 
 FILE = click.Path(path_type=Path)
 _DASH = Path("-")
@@ -55,6 +56,10 @@ class _Outputs(_Models):
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = self.named(value, param, ctx)
         if ctx is None or ctx.resilient_parsing:
+            return path
+        if self.folders and (url_of(path) or local(path) != os.fspath(path)):
+            path = Path(local(path))
+            ctx.meta.setdefault(_FOLDERS, {})[path] = os.fspath(value)
             return path
         slashed = os.fspath(value).endswith(("/", os.sep))
         if slashed and not self.folders:

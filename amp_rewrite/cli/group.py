@@ -98,7 +98,8 @@ class Program(parameters.Group):
         own = {name for option in self.get_params(ctx) for name in option.opts}
         if first in COMMANDS or first in own:
             return args
-        if first.startswith("-") or ctx.resilient_parsing or Path(first).exists() or has_magic(first):
+        named = Path(first).exists() or has_magic(first) or "://" in first
+        if first.startswith("-") or ctx.resilient_parsing or named:
             return [self.default, *args]
         hint = advice(first, [*COMMANDS, *_models_near(first)], "name a model or a command")
         raise click.UsageError(f"no command or file {first!r}; {hint}", ctx)

@@ -144,7 +144,12 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         if any(files.is_stdout(path) for path in (ctx.params.get("output"), *ctx.params.get("out", ()))):
-            for name, words in (("as_json", "--json prints there, too"), ("external_data", "it has no file beside it")):
+            alone = "it has no file beside it"
+            for name, words in (
+                ("as_json", "--json prints there, too"),
+                ("external_data", alone),
+                ("shard_size", alone),
+            ):
                 if ctx.params.get(name):
                     raise click.UsageError(f"the model goes to stdout, and {words}; name a file with -o", ctx)
         return super().invoke(ctx)

@@ -416,15 +416,22 @@ def _own(path: Path) -> re.Pattern[str]:
 
 def data_files(path: Path) -> list[Path]:
     """Return the data files that the model at `path` names; none for a file that is not a model."""
-    names: set[str] = set()
     try:
         with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            light = wire.lightened(file, size, LARGEST_SHAPE, lambda *_: True, str(path))
+            return data_files_in(file, os.fstat(file.fileno()).st_size, path)
+    except OSError:
+        return []
+
+
+def data_files_in(file: BinaryIO, size: int, path: Path) -> list[Path]:
+    """Return the data files that a model names, of which `path` is the place; none for a file that is not a model."""
+    names: set[str] = set()
+    try:
+        light = wire.lightened(file, size, LARGEST_SHAPE, lambda *_: True, str(path))
         if b"location" not in light:
             return []
         proto = ModelProto.FromString(light)
-    except (OSError, ModelError, DecodeError):
+    except (ModelError, DecodeError):
         return []
     for tensor in wire.tensors(proto):
         locations = [entry.value for entry in tensor.external_data if entry.key == "location"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ from typing import Any
 from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, options_are_spelled, spelled
 from amp_rewrite.files.store import SaveOptions
 from amp_rewrite.fleet.configs import with_new_names
-from amp_rewrite.fleet.copying import copy, make_folder
 from amp_rewrite.fleet.flow import Inline, Lost, Processes, cores, through
-from amp_rewrite.fleet.job import Checks, Job, Task, key_of, run
+from amp_rewrite.fleet.job import Checks, Job, Task, key_of
 from amp_rewrite.fleet.naming import SAME, Rule, fields_of, placed
 from amp_rewrite.fleet.outcome import FAILED, Outcome
+from amp_rewrite.fleet.staged import copy, run
 from amp_rewrite.fleet.summary import Summary
 from amp_rewrite.fleet.tree import Choice, Found, Item, find
+from amp_rewrite.fleet.urls import name_of, real, url_of
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.options import Request
 from amp_rewrite.settings.selectors import parse_pattern
@@ -85,7 +86,7 @@ class Batch:
         found.models = list(targets.values())
         found.data = {item.path: found.data[item.path] for item in found.models if item.path in found.data}
         copies = [(item.path, asked.out / item.relative) for item in found.others]
-        summary = Summary(asked.summary) if asked.summary else None
+        summary = Summary.of(asked.summary) if asked.summary else None
         stay = [asked.summary] if asked.summary else []
         copies = [(path, to) for path, to in copies if not any(_same(path, other) for other in (to, *stay))]
         if summary is not None and asked.write:
@@ -95,10 +96,10 @@ class Batch:
         key = key_of(request, options, asked.checks)
         jobs = _jobs(targets, found, rule, asked)
         jobs = [_with_known(replace(job, options=dict(options), key=key), known) for job in jobs]
-        order = {os.fspath(task.source): i for i, task in enumerate(task for job in jobs for task in job.tasks)}
+        order = {name_of(task.source): i for i, task in enumerate(task for job in jobs for task in job.tasks)}
         earlier = {source: outcome for source, outcome in known.items() if source in order}
-        sizes = {source: _bytes(Path(source), found) for source in order}
-        names = {os.path.realpath(item.path): target for target, item in targets.items()}
+        sizes = {name_of(task.source): _bytes(task.source, found) for job in jobs for task in job.tasks}
+        names = {real(item.path): target for target, item in targets.items()}
         return cls(asked, jobs, copies, names, found.remarks, order, sizes, (*patterns, *strict, *cache), earlier)
 
     def run(self, executor: Executor | None, jobs: int, progress: Tell | None = None) -> Iterator[Outcome]:
@@ -107,12 +108,15 @@ class Batch:
         PatternError at the end for a pattern that matches in none of the models.
         """
         asked = self.asked
-        summary = Summary(asked.summary) if asked.summary and asked.write else None
+        summary = Summary.of(asked.summary) if asked.summary and asked.write else None
         known: dict[str, Outcome] = dict(self.earlier)
         if summary is not None:
             summary.begin(self._sorted(known))
         seen: list[Outcome] = []
-        with closing(self._outcomes(executor, jobs, progress)) as outcomes:
+        with (
+            closing(summary) if summary is not None else nullcontext(),
+            closing(self._outcomes(executor, jobs, progress)) as outcomes,
+        ):
             for outcome in outcomes:
                 seen.append(_slim(outcome))
                 known[outcome.source] = outcome
@@ -121,8 +125,8 @@ class Batch:
                 yield outcome
                 if outcome.rc == FAILED and not asked.keep_going:
                     break
-        if summary is not None:
-            summary.complete(self._sorted(known))
+            if summary is not None:
+                summary.complete(self._sorted(known))
         self._check_patterns(seen)
 
     def _outcomes(self, executor: Executor | None, jobs: int, progress: Tell | None) -> Generator[Outcome, None, None]:
@@ -139,7 +143,7 @@ class Batch:
         inline = executor is None and jobs == 1
         for result in through(planned, here if inline else run, executor or local, jobs):
             if isinstance(result, Lost):
-                tasks = [(os.fspath(task.source), os.fspath(task.target)) for task in result.job.tasks]
+                tasks = [(name_of(task.source), name_of(task.target)) for task in result.job.tasks]
                 yield from (Outcome(*pair, rc=FAILED, error=result.reason) for pair in tasks)
             else:
                 yield from result
@@ -149,11 +153,10 @@ class Batch:
         asked = self.asked
         for source, target in self.copies:
             try:
-                make_folder(target)
                 content = with_new_names(source, target, self.names)
                 copy(source, target, overwrite=asked.saving.overwrite, resume=asked.resume, content=content)
             except ModelError as error:
-                yield Outcome(os.fspath(source), os.fspath(target), rc=FAILED, error=str(error))
+                yield Outcome(name_of(source), name_of(target), rc=FAILED, error=str(error))
 
     def _sorted(self, outcomes: Mapping[str, Outcome]) -> list[Outcome]:
         return sorted(outcomes.values(), key=lambda outcome: self.order.get(outcome.source, len(self.order)))
@@ -172,6 +175,9 @@ class Batch:
 
 def _bytes(path: Path, found: Found) -> int:
     """Return the bytes of a model and its external data; 1 for files that cannot be looked at."""
+    if path in found.sizes:
+        files = {path, *map(Path, found.data.get(path, ()))}
+        return 1 + sum(found.sizes.get(file, 0) for file in files)
     try:
         return 1 + sum(Path(file).stat().st_size for file in (str(path), *found.data.get(path, ())))
     except OSError:
@@ -191,7 +197,7 @@ def _absolute(option: Any) -> Any:
 
 
 def _same(a: Path, b: Path) -> bool:
-    return os.path.realpath(a) == os.path.realpath(b)
+    return real(a) == real(b)
 
 
 def _targets(found: Found, rule: Rule, out: Path) -> dict[Path, Item]:
@@ -200,14 +206,16 @@ def _targets(found: Found, rule: Rule, out: Path) -> dict[Path, Item]:
     PolicyError if two models would get one name.
     """
     pairs = [(out / item.relative.with_name(rule.model(item.relative)), item) for item in found.models]
-    made = {os.path.realpath(target): item for target, item in pairs if _same(target.parent, item.path.parent)}
+    made = {real(target): item for target, item in pairs if _same(target.parent, item.path.parent)}
     targets: dict[Path, Item] = {}
     for target, item in pairs:
-        if made.get(os.path.realpath(item.path), item) is not item:
+        if made.get(real(item.path), item) is not item:
             continue
         if target in targets:
-            both = f"{targets[target].path} and {item.path}"
-            raise PolicyError(f"{both} would both be written to {target}; leave one out, or convert them one by one")
+            both = f"{name_of(targets[target].path)} and {name_of(item.path)}"
+            raise PolicyError(
+                f"{both} would both be written to {name_of(target)}; leave one out, or convert them one by one"
+            )
         targets[target] = item
     return targets
 
@@ -216,23 +224,28 @@ def _check_targets(
     targets: Mapping[Path, Item], copies: Sequence[tuple[Path, Path]], found: Found, asked: Asked
 ) -> None:
     """Raise an error if a target is a source, is the copy of another file, or is there and must stay."""
-    read = {os.path.realpath(item.path) for item in (*found.models, *found.others)}
+    read = {real(item.path) for item in (*found.models, *found.others)}
     read |= {file for files in found.data.values() for file in files}
     rule = f"name another folder, or name results otherwise, as in {spelled('name', '{stem}_fp16.onnx')}"
     for target, item in targets.items():
-        if os.path.realpath(target) in read and not target.is_symlink():
-            loses = "which is being read" if os.path.realpath(item.path) != os.path.realpath(target) else "itself"
-            raise ModelError(f"{item.path} would be written over {target}, {loses}; {rule}")
+        if real(target) in read and not target.is_symlink():
+            loses = "which is being read" if real(item.path) != real(target) else "itself"
+            raise ModelError(f"{name_of(item.path)} would be written over {name_of(target)}, {loses}; {rule}")
     copied = {target: source for source, target in copies}
     for target in targets.keys() & copied.keys():
-        raise ModelError(f"{target} would be both a result and the copy of {copied[target]}; {rule}")
+        raise ModelError(f"{name_of(target)} would be both a result and the copy of {name_of(copied[target])}; {rule}")
     for source, target in copies:
-        if os.path.realpath(target) in read:
-            raise ModelError(f"{source} would be copied over {target}, which is being read; name another folder")
+        if real(target) in read:
+            raise ModelError(
+                f"{name_of(source)} would be copied over {name_of(target)}, which is being read; name another folder"
+            )
     if asked.out.exists() and not asked.out.is_dir():
         raise ModelError(f"cannot write to {asked.out}: it is a file; several models need a folder")
     if asked.write and not (asked.saving.overwrite or asked.resume):
-        there = [path for path in (*targets, *copied) if os.path.lexists(path)]
+        from amp_rewrite.fleet.remote import present
+
+        exists = present(asked.out).__contains__ if url_of(asked.out) else os.path.lexists
+        there = [name_of(path) for path in (*targets, *copied) if exists(path)]
         if there:
             more = f" and {count(len(there) - 1, 'more file')}" if len(there) > 1 else ""
             ways = f"{spelled('resume', True)} goes on where a run stopped, {spelled('overwrite', True)} replaces all"
@@ -255,7 +268,13 @@ def _jobs(targets: Mapping[Path, Item], found: Found, rule: Rule, asked: Asked) 
     return [
         Job(
             tuple(
-                Task(item.path, target, _data(members, target, found, rule), _checks(asked, item))
+                Task(
+                    item.path,
+                    target,
+                    _data(members, target, found, rule),
+                    _checks(asked, item),
+                    files=found.data.get(item.path, ()) if url_of(item.path) else (),
+                )
                 for target, item in members
             ),
             {},
@@ -287,5 +306,5 @@ def _checks(asked: Asked, item: Item) -> Checks:
 
 def _with_known(job: Job, known: Mapping[str, Outcome]) -> Job:
     """Return a job whose tasks know their outcomes of an earlier run."""
-    tasks = tuple(replace(task, known=known.get(os.fspath(task.source))) for task in job.tasks)
+    tasks = tuple(replace(task, known=known.get(name_of(task.source))) for task in job.tasks)
     return replace(job, tasks=tasks) if known else job

@@ -8,11 +8,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from amp_rewrite.errors import ModelError
 from amp_rewrite.files.regular import open_regular
+from amp_rewrite.fleet.urls import real, url_of
 
 GENAI = "genai_config.json"
 _KEY = "filename"
 _LARGEST = 1 << 24  # bytes
+
+
+def _read(source: Path) -> bytes:
+    if url_of(source):
+        from amp_rewrite.fleet.remote import read
+
+        return read(source, _LARGEST)
+    with open_regular(source) as file:
+        return file.read(_LARGEST)
 
 
 def with_new_names(source: Path, target: Path, targets: Mapping[str, Path]) -> bytes | None:
@@ -24,9 +35,8 @@ def with_new_names(source: Path, target: Path, targets: Mapping[str, Path]) -> b
     if source.name != GENAI:
         return None
     try:
-        with open_regular(source) as file:
-            config = json.loads(file.read(_LARGEST))
-    except (OSError, ValueError, RecursionError):
+        config = json.loads(_read(source))
+    except (OSError, ValueError, RecursionError, ModelError):
         return None  # copied as it is
     changed = False
 
@@ -37,7 +47,7 @@ def with_new_names(source: Path, target: Path, targets: Mapping[str, Path]) -> b
         if not isinstance(part, dict):
             return part
         out = {key: renamed(value) for key, value in part.items()}
-        if isinstance(name := part.get(_KEY), str) and (path := targets.get(os.path.realpath(source.parent / name))):
+        if isinstance(name := part.get(_KEY), str) and (path := targets.get(real(source.parent / name))):
             out[_KEY] = Path(os.path.relpath(path, target.parent)).as_posix()
             changed = changed or out[_KEY] != name
         return out

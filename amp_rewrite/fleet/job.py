@@ -54,13 +54,17 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A model to convert. `data`: the name of its weights beside it, if they need a file; `checks`: its own data."""
+    """A model to convert. `data`: the name of its weights beside it, if they need a file; `checks`: its own data.
+
+    `files`: the external data of a source in a store.
+    """
 
     source: Path
     target: Path
     data: str
     checks: Checks = Checks()
     known: Outcome | None = None
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from amp_rewrite.fleet.job import Checks
 from amp_rewrite.fleet.naming import SAME
 from amp_rewrite.fleet.outcome import Outcome
 from amp_rewrite.fleet.tree import Choice
+from amp_rewrite.fleet.urls import local
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.options import Options, takes_options
 
@@ -57,8 +58,8 @@ def convert_many(
     gets one line for each outcome, also if the run is interrupted.
 
     Args:
-        sources: a folder, a glob or a file, or several; globs know `**`.
-        out: the folder to write to.
+        sources: a folder, a glob or a file, or several; globs know `**`. With fsspec also URLs, such as "hf://…".
+        out: the folder to write to, or its URL.
         name: the rule for names of results, such as "{stem}_fp16.onnx"; external data gets "_data" after it.
         include: globs of files to take, by name or, with a "/", by path in the source.
         exclude: globs of files to leave out.
@@ -97,13 +98,13 @@ def convert_many(
     criterion = {} if tolerance is None else {"tolerance": tolerance}
     checks = Checks(os.fspath(data or ""), ranges=os.fspath(ranges or ""), criterion=criterion)
     asked = Asked(
-        out=Path(out),
+        out=Path(local(out)),
         name=name,
         choice=Choice(_texts(include), _texts(exclude)),
         saving=SaveOptions(overwrite, external_data, shard_size),
         resume=resume,
         checks=checks,
-        summary=None if summary is None else Path(summary),
+        summary=None if summary is None else Path(local(summary)),
     )
     named = [sources] if isinstance(sources, (str, os.PathLike)) else sources
     batch = Batch.of(named, asked, options)

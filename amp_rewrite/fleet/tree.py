@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.files.store import data_files
+from amp_rewrite.fleet.urls import local, real, url_of
 
 SUFFIX = ".onnx"
 _TEXTS = (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt")
@@ -29,12 +30,16 @@ class Item:
 
 @dataclass(slots=True)
 class Found:
-    """Models, other files, and remarks on what was left out. `data`: the external data of each model that has some."""
+    """Models, other files, and remarks on what was left out.
+
+    `data`: the external data of each model that has some. `sizes`: those of files in stores, in bytes.
+    """
 
     models: list[Item] = field(default_factory=list)
     others: list[Item] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     data: dict[Path, tuple[str, ...]] = field(default_factory=dict)
+    sizes: dict[Path, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +73,9 @@ def _matches(relative: PurePath, pattern: str) -> bool:
 
 
 def is_batch(word: str | Path) -> bool:
-    """True if a word stands for any number of models: a folder, or a glob that is not the name of a file."""
+    """True if a word stands for any number of models: a folder, a URL, or a glob that is not the name of a file."""
     text = str(word)
-    return Path(text).is_dir() or (glob.has_magic(text) and not os.path.lexists(text))
+    return bool(url_of(text)) or Path(text).is_dir() or (glob.has_magic(text) and not os.path.lexists(text))
 
 
 def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -> Found:
@@ -81,9 +86,9 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -
 
     ModelError for a source that does not exist or matches nothing, and if none of the files is a model.
     """
-    words = [os.fspath(source) for source in sources]
+    words = [local(source) for source in sources]
     found = Found()
-    own = os.path.realpath(out)
+    own = real(out)
     items: dict[Path, Item] = {}
     named = [Path(word) for word in words if not is_batch(word)]
     base = _base(named)
@@ -94,6 +99,8 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -
             if not os.path.lexists(path):
                 raise ModelError(f"cannot read {path}: No such file or directory")
             more: Iterable[Item] = [Item(path, _below(path, base))]
+        elif url_of(word):
+            more = list(_in_store(Path(word), own, found.sizes))
         elif Path(word).is_dir():
             begin = Path(Path(word).resolve().name) if several else Path()
             more = [Item(item.path, begin / item.relative) for item in _walk(Path(word), own, choice, found.remarks)]
@@ -112,12 +119,29 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -
         raise ModelError(_no_models(words, len(found.others)))
     weights: set[str] = set()
     for item in found.models:
-        files = tuple(os.path.realpath(file) for file in data_files(item.path))
+        named_by = _data_in_store(item.path) if item.path in found.sizes else data_files(item.path)
+        files = tuple(real(file) for file in named_by)
         if files:
             found.data[item.path] = files
             weights.update(files)
-    found.others = [item for item in found.others if os.path.realpath(item.path) not in weights]
+    found.others = [item for item in found.others if real(item.path) not in weights]
     return found
+
+
+def _in_store(place: Path, out: str, sizes: dict[Path, int]) -> Iterator[Item]:
+    """Yield the files below a URL, but none below `out`, and note their sizes."""
+    from amp_rewrite.fleet.remote import listed
+
+    for path, relative, size in listed(place):
+        if not Path(real(path)).is_relative_to(out) or real(place) == out:
+            sizes[path] = size
+            yield Item(path, relative)
+
+
+def _data_in_store(place: Path) -> list[Path]:
+    from amp_rewrite.fleet.remote import data_files
+
+    return data_files(place)
 
 
 def _no_models(words: Sequence[str], others: int) -> str:

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 _OUTCOME = (
     *parameters.SAVING,
+    parameters.option(
+        "--shard-size",
+        "5GB|source",
+        "Cut weights into files of that size, or as the source has them.",
+        OUTPUT,
+        rare=True,
+    ),
     parameters.ROWS["annotate"],
     parameters.flag("--dry-run", "Print the outcome; write no model.", OUTPUT),
     parameters.option(
@@ -63,7 +70,13 @@ _BATCH = ("jobs", "scheduler", "name", "include", "exclude", "summary", "keep_go
 )
 @gc_paused(last=True)
 def convert(
-    model: Path, out: tuple[Path, ...], output: Path | None, dry_run: bool, report_file: Path | None, **given: Any
+    model: Path,
+    out: tuple[Path, ...],
+    output: Path | None,
+    dry_run: bool,
+    report_file: Path | None,
+    shard_size: str | None,
+    **given: Any,
 ) -> int:
     """Convert MODEL and print a report with reasons.
 
@@ -72,9 +85,14 @@ def convert(
     A PATTERN chooses ops: a glob on the node name, or terms such as op=MatMul,feeds=Softmax or scope=encoder/* or
     name~=REGEX. Options with a PATTERN, a GLOB or a list may be repeated. MODEL may be - (stdin) or a folder.
     """
+    if shard_size is not None:
+        from amp_rewrite.files.layout import shard_bytes
+
+        shard_bytes(shard_size)  # before the work, not after it
     words = {word: given.pop(word) for word in _BATCH}
     if is_batch(model, out, output):
         more = {"dry_run": dry_run, "report_file": report_file, "talk": _talk(given), **words}
+        more["shard_size"] = shard_size
         return convert_batch((model, *out), output, more, given)
     unused = next((word for word, value in words.items() if value), None)
     if unused is not None:
@@ -107,8 +125,13 @@ def convert(
         solved = repaired is None or repaired.solved
         if solved and not dry_run:
             progress = None if tell is None else lambda done, total: tell("write", done, total)
-            save = converted.result.save
-            save(output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
+            converted.result.save(
+                output,
+                overwrite=settings.overwrite,
+                external_data=settings.external_data,
+                shard_size=shard_size,
+                progress=progress,
+            )
     written = solved and not dry_run
     if settings.config:
         header = replace(converted.report.model, config=settings.config)

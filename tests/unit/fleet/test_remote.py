@@ -1,0 +1,166 @@
+"""Batches whose files are in stores, by URL: fsspec's memory and file systems."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from amp_rewrite import Outcome, convert_many
+from amp_rewrite.errors import MachineError, ModelError, PatternError, ReportError
+from amp_rewrite.fleet.urls import local, name_of, url_of
+from support.repositories import net, repository, tree
+from unit.cli.test_cli import run
+
+fsspec = pytest.importorskip("fsspec", reason="needs fsspec")
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    yield store
+    store.store.clear()
+    store.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def src(tmp_path: Path, memory: Any) -> Path:
+    """A repository here, and the same at memory://hub/src."""
+    folder = repository(tmp_path / "src")
+    net(folder / "big" / "model.onnx", data="model.onnx_data")
+    (folder / "genai_config.json").write_text('{"model": {"decoder": {"filename": "model.onnx"}}}')
+    memory.put(f"{folder}/", "/hub/src", recursive=True)
+    return folder
+
+
+def files(memory: Any, folder: str) -> dict[str, bytes]:
+    return {path.removeprefix(f"/{folder}/"): memory.cat_file(path) for path in memory.find(f"/{folder}")}
+
+
+def done(*given: Any, **more: Any) -> list[Outcome]:
+    outcomes = list(convert_many(*given, **more))
+    assert not any(outcome.error for outcome in outcomes), outcomes
+    return outcomes
+
+
+@pytest.mark.parametrize("source", ["memory://hub/src", "here"])
+@pytest.mark.parametrize("out", ["memory://hub/out", "out"])
+def test_results_by_url_are_those_of_folders(
+    source: str, out: str, src: Path, tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"name": "{stem}_fp16.onnx", "external_data": True}
+    done(src, out="expected", **given)
+    outcomes = done(str(src) if source == "here" else source, out=out, **given)
+    assert (files(memory, "hub/out") if url_of(out) else tree(Path(out))) == tree(Path("expected"))
+    assert all(outcome.target.startswith(f"{out}/") for outcome in outcomes)
+    assert not list(tmp_path.glob("memory*"))
+
+
+def test_the_data_of_a_model_come_along_and_are_not_copied(src: Path, tmp_path: Path) -> None:
+    done("memory://hub/src/big", out=tmp_path / "out")
+    assert sorted(tree(tmp_path / "out")) == ["model.onnx"]
+    done("memory://hub/src/big/model.onnx", out=tmp_path / "one")
+    assert tree(tmp_path / "one") == tree(tmp_path / "out")
+
+
+def test_globs_choose_in_a_store(src: Path, tmp_path: Path) -> None:
+    done("memory://hub/src/**/p*.onnx", out=tmp_path / "out")
+    assert sorted(tree(tmp_path / "out")) == ["decoder/plain.onnx"]
+    done("memory://hub/src", out=tmp_path / "some", include="*.onnx", exclude="decoder")
+    assert sorted(tree(tmp_path / "some")) == ["big/model.onnx", "model.onnx"]
+
+
+def test_a_file_url_is_a_path(src: Path, tmp_path: Path) -> None:
+    outcomes = done(f"file://{src}", out=f"file://{tmp_path}/out", summary=f"file://{tmp_path}/s.jsonl")
+    assert (tmp_path / "s.jsonl").exists() and outcomes[0].source == str(src / "model.onnx")
+    assert local("file:///a/b") == "/a/b" and url_of("file:///a/b") == "" and url_of(Path("s3://a/b")) == "s3://a/b"
+    assert url_of("C:\\models") == url_of("models/a:b") == "" and name_of(Path("hf://a/b@main")) == "hf://a/b@main"
+
+
+def test_models_are_put_after_their_data_and_the_summary_last(src: Path, memory: Any, monkeypatch: Any) -> None:
+    order: list[str] = []
+    for name in ("put_file", "pipe_file"):
+        own = getattr(type(memory), name)
+
+        def spy(self: Any, *given: Any, _own: Any = own, _to: int = name == "put_file", **more: Any) -> None:
+            order.append(given[_to].removeprefix("/hub/"))
+            _own(self, *given, **more)
+
+        monkeypatch.setattr(type(memory), name, spy)
+    done("memory://hub/src/big", out="memory://hub/out", external_data=True, summary="memory://hub/s.jsonl")
+    assert [name for name in order if not name.startswith("src")] == [
+        "out/model.onnx_data",
+        "out/model.onnx",
+        "s.jsonl",
+    ]
+    assert json.loads(memory.cat_file("/hub/s.jsonl"))["target"] == "memory://hub/out/model.onnx"
+
+
+def test_a_run_is_resumed_by_what_the_store_says_of_files(src: Path, memory: Any) -> None:
+    given: dict[str, Any] = {"out": "memory://hub/out", "summary": "memory://hub/s.jsonl"}
+    first = done("memory://hub/src", **given)
+    with pytest.raises(ModelError, match=r"memory://hub/out/\S+ and 6 more files exist"):
+        convert_many("memory://hub/src", out="memory://hub/out")
+    with pytest.raises(ReportError, match=r"memory://hub/s\.jsonl exists"):
+        convert_many("memory://hub/src", **given)
+    memory.pipe_file("/hub/src/model.onnx", net(src / "model.onnx", seed=9).read_bytes())
+    memory.rm_file("/hub/out/decoder/plain.onnx")
+    memory.pipe_file("/hub/src/big/model.onnx_data", (src / "big/model.onnx_data").read_bytes()[::-1])
+    again = done("memory://hub/src", **given, resume=True)
+    assert [o.source.removeprefix("memory://hub/src/") for o in again if o.finished] == ["decoder/model.onnx"]
+    assert len(again) == len(first) == 4 and all(o.finished for o in done("memory://hub/src", **given, resume=True))
+    assert memory.exists("/hub/out/decoder/plain.onnx")
+
+
+def test_an_interrupt_leaves_a_summary_in_the_store(src: Path, memory: Any) -> None:
+    running = convert_many("memory://hub/src", out="memory://hub/out", summary="memory://hub/s.jsonl")
+    first = next(running)
+    running.close()  # type: ignore[attr-defined]
+    assert [json.loads(line)["source"] for line in memory.cat_file("/hub/s.jsonl").splitlines()] == [first.source]
+
+
+def test_failures_name_urls_and_leave_the_others(src: Path, memory: Any, tmp_path: Path) -> None:
+    memory.pipe_file("/hub/src/decoder/model.onnx", b"\x08\x08garbage")
+    outcomes = list(convert_many("memory://hub/src", out=tmp_path / "out", shard_size="10KB"))
+    (failed,) = [outcome for outcome in outcomes if outcome.rc]
+    assert failed.source == "memory://hub/src/decoder/model.onnx" and "amp-rewrite-" not in failed.error
+    assert len(outcomes) == 4
+    with pytest.raises(PatternError, match="nonsense"):
+        done("memory://hub/src/model.onnx", out=tmp_path / "one", keep="nonsense")
+    with pytest.raises(ModelError, match=r"no \.onnx model in memory:/+hub/none"):
+        convert_many("memory://hub/none", out=tmp_path / "none")
+
+
+def test_threads_share_a_store(src: Path, memory: Any, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as executor:
+        done("memory://hub/src", out="memory://hub/out", executor=executor, jobs=2)
+    done(src, out=tmp_path / "out")
+    assert files(memory, "hub/out") == tree(tmp_path / "out")
+
+
+def test_the_command_takes_urls(src: Path, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = run("memory://hub/src", "-o", "memory://hub/out", "--summary", "memory://hub/s.jsonl")
+    assert shown.exit_code == 0, shown.stderr
+    assert "ok  memory://hub/out/decoder/plain.onnx: 2 of 2" in shown.stdout
+    assert "4 models done, 3 other files copied\nwrote memory://hub/s.jsonl\n" in shown.stderr
+    assert onnx.load_model_from_string(memory.cat_file("/hub/out/model.onnx")).graph.node
+    wrong = run("memory://hub/src/model.onnx", "-o", "model_fp16.onnx")
+    assert wrong.exit_code == 2 and "what comes or goes by URL needs a folder" in wrong.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["src"]
+
+
+def test_a_store_that_is_not_known_or_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MachineError, match=r"nowhere://a: Protocol not known: nowhere; name a store"):
+        convert_many("nowhere://a", out=tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(MachineError, match=r"s3://a needs fsspec: .*pip install '\.\[remote\]'"):
+        convert_many("s3://a", out=tmp_path / "out")
