@@ -24,6 +24,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "locate model.onnx model.float16.onnx --data batches.npz",
         "locate model.onnx model.float16.onnx --data batches.npz --predict",
     ),
+    "olive-config": ("olive-config -o package.json",),
     "pareto": ("pareto model.onnx --data batches.npz --html pareto.html",),
     "ranges": ("ranges show model.ranges.json",),
     "ranges merge": ("ranges merge first.json second.json -o both.json",),
@@ -31,6 +32,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "report": ("report model.onnx --expect 'float16 >= 95%'",),
     "rule": ("rule additive_mask",),
     "train-step": ("train-step model.onnx --loss 'cross_entropy(logits,labels)'",),
+    "triton": ("triton model_fp16.onnx --name bert -o repository/bert/config.pbtxt",),
     "verify": ("verify model.onnx model.float16.onnx --data d.npz --tolerance 1e-2",),
 }
 """Command lines by the words of the command; "" is the program itself."""

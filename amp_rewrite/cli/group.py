@@ -43,11 +43,13 @@ COMMANDS = {
     "help": "Print the help of COMMAND, or this program's.",
     "lists": "Print the list of each OP, its source and its reason.",
     "locate": "Print where B departs from A, and which ops add most to that.",
+    "olive-config": "Print a package configuration of Microsoft Olive with the pass AmpRewrite in it.",
     "pareto": "Print the curve of predicted time against error, from the conversion to float32.",
     "ranges": "Merge and show files that `amp-rewrite calibrate` wrote.",
     "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
     "rule": "Print what the rule or fusion NAME does and why, with the smallest model that needs it.",
     "train-step": "Write one ONNX model that makes a training step of MODEL.",
+    "triton": "Print the config.pbtxt of MODEL for the Triton Inference Server.",
     "verify": "Compare the outputs of B with those of A on the same data.",
 }
 """Each command and the first sentence of its help. `cli/commands/NAME.py` defines it, as a function of that name."""

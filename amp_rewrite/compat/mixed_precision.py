@@ -1,8 +1,10 @@
-"""`auto_convert_mixed_precision` as onnxconverter-common has it."""
+"""`auto_convert_mixed_precision`, and that of a file, as onnxconverter-common has them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from amp_rewrite.compat.float16 import io_rules
-from amp_rewrite.compat.words import refuses_unknown
+from amp_rewrite.compat.words import refuses_unknown, without_effect
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.search import minimal_set
 from amp_rewrite.files.model import Model, ModelSource
@@ -73,10 +75,7 @@ def auto_convert_mixed_precision(
         rtol, atol = (1e-5 if rtol is None else rtol), (1e-8 if atol is None else atol)
     io, _ = io_rules(keep_io_types)
     if validate_fn is None:
-        repaired = repair(model, dict(feed_dict), rtol=rtol, atol=atol, io=io)
-        if not repaired.solved:
-            raise ValueError(_UNSOLVED)
-        return repaired.converted.model
+        return _repaired(model, feed_dict, {"rtol": rtol, "atol": atol}, io).model
 
     def near(expected: Sequence[Any], tried: Sequence[Any]) -> bool:
         if not validate_fn(expected, tried):
@@ -87,10 +86,79 @@ def auto_convert_mixed_precision(
     return _searched(model, dict(feed_dict), near, io).model
 
 
+@refuses_unknown
+def auto_convert_mixed_precision_model_path(
+    source_model_path: str | PathLike[str],
+    input_feed: Mapping[str, Array],
+    target_model_path: str | PathLike[str],
+    provider: str | Sequence[str],
+    location: str | None = None,
+    customized_validate_func: Validate | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    keep_io_types: bool = True,
+    verbose: bool = False,
+) -> None:
+    """Convert a file with as few ops in float32 as its outputs on one batch need, as onnxconverter-common does.
+
+    Models of any size are converted: weights are streamed to a file beside the result. Nothing is written before the
+    search has ended, and no other file is left in the folder.
+
+    Args:
+        source_model_path: the file; external data lies beside it.
+        input_feed: one batch, arrays by the names of inputs.
+        target_model_path: the file to write, replaced if it exists; its folder is made.
+        provider: no effect; trials run on the CPU, with float16's rounding. Others than the CPU are a UserWarning.
+        location: the name of the file of weights beside it; "fp16_tensor.data" by default.
+        customized_validate_func: as `validate_fn` of `auto_convert_mixed_precision`; tolerances do not count then.
+        rtol: bound |a - b| <= atol + rtol |a| on every element; 1e-3 by default.
+        atol: see `rtol`; 1e-5 by default.
+        keep_io_types: True keeps float32 inputs and outputs, False makes them float16.
+        verbose: no effect, with a UserWarning.
+
+    Raises:
+        TypeError: an argument is unknown.
+        ValueError: no choice of ops is near enough, or `customized_validate_func` refuses the float32 model's own
+            outputs.
+        AmpRewriteError: as `convert`, `calibrate` and `save` raise it.
+
+    Example:
+        >>> import numpy as np
+        >>> from amp_rewrite.compat import auto_convert_mixed_precision_model_path
+        >>> batch = {"pixels": np.zeros((1, 64), np.float32)}
+        >>> where = "model.onnx", batch, "out/half.onnx", ["CPUExecutionProvider"]
+        >>> auto_convert_mixed_precision_model_path(*where, rtol=1e-2, atol=1e-3)
+    """
+    elsewhere = provider if provider not in (_CPU, [_CPU], (_CPU,)) else None
+    without_effect({"provider": elsewhere, "verbose": verbose}, _WHY)
+    io, _ = io_rules(keep_io_types)
+    source, target = fspath(source_model_path), Path(target_model_path)
+    if customized_validate_func is not None:
+        converted = _searched(source, dict(input_feed), customized_validate_func, io)
+    else:
+        bounds = {"rtol": 1e-3 if rtol is None else rtol, "atol": 1e-5 if atol is None else atol}
+        converted = _repaired(source, input_feed, bounds, io)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    converted.save(target, overwrite=True, external_data=location or "fp16_tensor.data")
+
+
+_CPU = "CPUExecutionProvider"
+_WHY = {
+    "provider": "trials run on the CPU, with float16's rounding; `amp-rewrite verify` runs the result on its device",
+    "verbose": "the conversion prints nothing; amp_rewrite.repair returns a report of the search",
+}
 _UNSOLVED = (
     "validation failed: the outputs are not near enough with all ops in float32 that may be; the bound is narrower than"
     " float16 inputs and outputs allow (keep_io_types=True keeps them), or than float32 itself reaches"
 )
+
+
+def _repaired(model: ModelSource, batch: Mapping[str, Array], bounds: Mapping[str, Any], io: list[str]) -> Converted:
+    """Return the conversion that `repair` finds within bounds. ValueError if there is none."""
+    repaired = repair(model, dict(batch), **bounds, io=io)
+    if not repaired.solved:
+        raise ValueError(_UNSOLVED)
+    return repaired.converted
 
 
 def _searched(model: ModelSource, batch: dict[str, Array], near: Validate, io: list[str]) -> Converted:

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from amp_rewrite.compat import (
     DEFAULT_OP_BLOCK_LIST,
     auto_convert_mixed_precision,
+    auto_convert_mixed_precision_model_path,
     convert_float_to_float16,
     convert_float_to_float16_model_path,
 )
@@ -28,6 +29,10 @@ COMMON_1_16 = {  # onnxconverter-common 1.16.0
         "model_path, min_positive_val=1e-07, max_finite_val=10000.0, keep_io_types=False"
     ),
     auto_convert_mixed_precision: "model, feed_dict, validate_fn=None, rtol=None, atol=None, keep_io_types=False",
+    auto_convert_mixed_precision_model_path: (
+        "source_model_path, input_feed, target_model_path, provider, location=None, customized_validate_func=None,"
+        " rtol=None, atol=None, keep_io_types=True, verbose=False"
+    ),
 }
 RUNTIME_1_32 = {  # onnxruntime.transformers.float16 of onnxruntime 1.32.0
     convert_float_to_float16: (

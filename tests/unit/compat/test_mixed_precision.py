@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
-from amp_rewrite.compat import auto_convert_mixed_precision
+from amp_rewrite.compat import auto_convert_mixed_precision, auto_convert_mixed_precision_model_path
 from unit.compat.test_float16 import FULL, HALF, io_types, model, weight_types
 
 BATCH = {"x": np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)}
@@ -70,3 +71,56 @@ def test_a_call_without_a_bound_is_a_value_error() -> None:
 def test_an_unknown_argument_names_the_word_of_this_package() -> None:
     with pytest.raises(TypeError, match=r"amp_rewrite.convert takes opset= for it"):
         auto_convert_mixed_precision(onnx.ModelProto(), BATCH, target_opset=20)
+
+
+CPU = ["CPUExecutionProvider"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    onnx.save(model(), tmp_path / "model.onnx")
+    return str(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("location", [None, "weights.bin"])
+def test_a_file_becomes_a_file_with_its_weights_beside_it(source: str, tmp_path: Path, location: str | None) -> None:
+    target = tmp_path / "made" / "half.onnx"
+    for _ in range(2):  # the second replaces the first
+        auto_convert_mixed_precision_model_path(source, BATCH, str(target), CPU, location, rtol=0.05, atol=0.05)
+    half = onnx.load(target)
+    assert weight_types(half) == {"first": HALF, "second": HALF}
+    assert io_types(half) == [FULL, FULL]
+    assert {path.name for path in target.parent.iterdir()} == {"half.onnx", location or "fp16_tensor.data"}
+
+
+def test_without_bounds_a_file_is_held_to_the_bounds_of_the_other_converter(source: str, tmp_path: Path) -> None:
+    target = tmp_path / "half.onnx"
+    auto_convert_mixed_precision_model_path(source, BATCH, target, CPU[0])
+    auto_convert_mixed_precision_model_path(
+        source, BATCH, tmp_path / "same.onnx", CPU, "same.data", rtol=1e-3, atol=1e-5
+    )
+    assert onnx.load(target) == onnx.load(tmp_path / "same.onnx")
+    assert FULL in weight_types(onnx.load(target)).values()
+
+
+def test_a_function_that_judges_a_file_counts_instead_of_the_bounds(source: str, tmp_path: Path) -> None:
+    target, low = tmp_path / "half.onnx", {"keep_io_types": False}
+    auto_convert_mixed_precision_model_path(source, BATCH, target, CPU, None, always, rtol=0, atol=0, **low)
+    assert weight_types(onnx.load(target)) == {"first": HALF, "second": HALF}
+    assert io_types(onnx.load(target)) == [HALF, HALF]
+
+
+def test_a_search_that_fails_writes_nothing(source: str, tmp_path: Path) -> None:
+    target = tmp_path / "made" / "half.onnx"
+    with pytest.raises(ValueError, match="validation failed"):
+        auto_convert_mixed_precision_model_path(source, BATCH, target, CPU, rtol=0, atol=1e-9, keep_io_types=False)
+    assert not target.parent.exists()
+
+
+def test_another_provider_and_verbose_are_warnings_at_the_line_of_the_caller(source: str, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning) as caught:
+        auto_convert_mixed_precision_model_path(
+            source, BATCH, tmp_path / "half.onnx", ["CUDAExecutionProvider"], None, always, verbose=True
+        )
+    assert [str(w.message).partition("=")[0] for w in caught] == ["provider", "verbose"]
+    assert {w.filename for w in caught} == {__file__}

@@ -1,0 +1,39 @@
+"""`amp-rewrite triton`: the configuration of a model for the Triton Inference Server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli.page import write_file
+from amp_rewrite.settings.options import OUTPUT
+
+
+@parameters.command(
+    parameters.model,
+    parameters.option("--name", "NAME", "The name of the model in the repository.  [default: that of the file]"),
+    parameters.option(
+        "--max-batch-size",
+        "N",
+        "The largest batch; 0 for none.  [default: 4 if the model can be batched, else 0]",
+        type=click.IntRange(min=0),
+    ),
+    parameters.option(
+        "-o --output", "FILE", "The file to write, replaced if it exists.", OUTPUT, type=parameters.FILE_OUT
+    ),
+)
+def triton(model: Path, name: str | None, max_batch_size: int | None, output: Path | None) -> None:
+    """Print the config.pbtxt of MODEL for the Triton Inference Server.
+
+    Types and dimensions are those of the inputs and outputs of MODEL, which is the converted one. It is batched if one
+    symbolic dimension comes first in all inputs and outputs.
+    """
+    from amp_rewrite.integrations.triton import triton_config
+
+    text = triton_config(model, name=name, max_batch_size=max_batch_size)
+    if output is None:
+        terminal.show(text)
+    else:
+        write_file(output, text, "the model was read")

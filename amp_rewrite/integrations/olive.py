@@ -1,0 +1,132 @@
+"""Conversion as a pass of Microsoft Olive. `amp-rewrite olive-config` makes the configuration that registers it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Union
+
+from olive.common.config_utils import ParamCategory
+from olive.hardware.accelerator import AcceleratorSpec
+from olive.model import ONNXModelHandler
+from olive.model.utils import resolve_onnx_path
+from olive.passes import Pass
+from olive.passes.pass_config import BasePassConfig, PassConfigParam
+from olive.search.search_parameter import Categorical
+
+from amp_rewrite.errors import AmpRewriteError, EvidenceError
+from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.repair import repair
+from amp_rewrite.settings.choices import HEADROOM, Level
+from amp_rewrite.settings.options import KEYWORDS, Kind, Option, Request
+
+logger = logging.getLogger(__name__)
+
+_TYPES: Mapping[Kind, Any] = {
+    Kind.TEXT: str,
+    Kind.LIST: Union[str, list[Any]],  # noqa: UP007  # pydantic reads it
+    Kind.SWITCH: bool,
+}
+_SEARCHED = {"level": Categorical([Level.DEFAULT.value, Level.TENSOR_CORES_ONLY.value, Level.TREAT_GRAY_AS_DENY.value])}
+_TARGETS = {
+    "DmlExecutionProvider": "directml",
+    "OpenVINOExecutionProvider": "openvino",
+    "QNNExecutionProvider": "qnn",
+    "TensorrtExecutionProvider": "tensorrt",
+    "NvTensorRTRTXExecutionProvider": "tensorrt",
+    "WebGpuExecutionProvider": "webgpu",
+}
+"""Targets by execution provider; others have that of `convert`."""
+
+
+class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
+    """Convert a model to mixed precision; with data and a tolerance, keep in float32 what the outputs need.
+
+    Its parameters are the options of `amp_rewrite.convert`, and data, tolerance, ranges, headroom and external_data.
+    A search tries the values of `level`, and those that the workflow gives to others as a Categorical.
+    """
+
+    @classmethod
+    def _default_config(cls, accelerator_spec: AcceleratorSpec) -> dict[str, PassConfigParam]:
+        target = _TARGETS.get(str(accelerator_spec.execution_provider))
+        config = {name: _parameter(row) for name, row in KEYWORDS.items()}
+        if target is not None:
+            config["target"].default_value = target
+        files = Union[Path, str]  # noqa: UP007
+        config |= {
+            "data": PassConfigParam(
+                type_=files, category=ParamCategory.DATA, description="input data: a .npz file, or a folder of them"
+            ),
+            "tolerance": PassConfigParam(
+                type_=float, description="largest error of the outputs on data, relative to the largest value of each"
+            ),
+            "ranges": PassConfigParam(
+                type_=files, category=ParamCategory.PATH, description="ranges that amp-rewrite calibrate measured"
+            ),
+            "headroom": PassConfigParam(
+                type_=float, default_value=HEADROOM, description="factor by which measured values must fit the type"
+            ),
+            "external_data": PassConfigParam(
+                type_=bool, description="weights in a file of their own; by default above 1.5 GB"
+            ),
+        }
+        return config
+
+    @classmethod
+    def validate_config(cls, config: type[BasePassConfig], accelerator_spec: AcceleratorSpec) -> bool:
+        """Return True if the options fit together; a search leaves out those that do not."""
+        given = _given(config)
+        try:
+            Request.of(**{name: value for name, value in given.items() if name in KEYWORDS})
+        except AmpRewriteError as error:
+            logger.error("AmpRewrite: %s", error)
+            return False
+        if "tolerance" in given and "data" not in given:
+            logger.error("AmpRewrite: a tolerance needs data to measure errors on; give data, too")
+            return False
+        return True
+
+    def _run_for_config(
+        self, model: ONNXModelHandler, config: type[BasePassConfig], output_model_path: str
+    ) -> ONNXModelHandler:
+        source = Path(model.model_path)
+        path = Path(resolve_onnx_path(output_model_path, source.name))
+        given = _given(config)
+        external = f"{path.name}.data" if given.pop("external_data", False) else None  # a name as Olive gives
+        converted = _converted(source, given)
+        logger.info("AmpRewrite: %s", converted.report.brief)
+        before = set(path.parent.iterdir())
+        converted.save(path, overwrite=True, external_data=external)
+        if set(path.parent.iterdir()) - before - {path}:  # weights beside it
+            return ONNXModelHandler(model_path=str(path.parent), onnx_file_name=path.name)
+        return ONNXModelHandler(model_path=str(path))
+
+
+def _parameter(row: Option) -> PassConfigParam:
+    words = row.doc.replace("`", "")
+    default = row.default or None
+    kind = Union[int, str] if row.integers else _TYPES[row.kind]  # noqa: UP007
+    return PassConfigParam(
+        type_=kind, default_value=default, description=words, search_defaults=_SEARCHED.get(row.name)
+    )
+
+
+def _given(config: type[BasePassConfig]) -> dict[str, Any]:
+    """Return the parameters that have a value; those of Olive itself are left out."""
+    known = (*KEYWORDS, "data", "tolerance", "ranges", "headroom", "external_data")
+    values: Mapping[str, Any] = config.model_dump()
+    return {name: values[name] for name in known if values.get(name) is not None}
+
+
+def _converted(source: Path, given: dict[str, Any]) -> Converted:
+    """Return the conversion. EvidenceError if no choice of ops reaches the tolerance."""
+    if "tolerance" not in given:
+        return convert(source, **given)
+    repaired = repair(source, given.pop("data"), **given)
+    if not repaired.solved:
+        raise EvidenceError(
+            f"no choice of ops in float32 brings the outputs within {given['tolerance']}; widen the tolerance, or keep"
+            " float32 inputs and outputs"
+        )
+    return repaired.converted
