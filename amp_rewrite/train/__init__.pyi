@@ -17,6 +17,7 @@ from amp_rewrite.settings.loss_scale import FixedLossScale as FixedLossScale
 from amp_rewrite.settings.loss_scale import IndexedSlices as IndexedSlices
 from amp_rewrite.settings.loss_scale import LossScale as LossScale
 from amp_rewrite.train.step.model_loss import ModelLoss as ModelLoss
+from amp_rewrite.train.update.optimizers.adafactor import Adafactor as Adafactor
 from amp_rewrite.train.update.optimizers.adagrad import Adagrad as Adagrad
 from amp_rewrite.train.update.optimizers.adam import Adam as Adam
 from amp_rewrite.train.update.optimizers.adam import AdamW as AdamW

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_o
 from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.step import checkpoint
+from amp_rewrite.train.step.averages import with_averages
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, Scores, range_of
 from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, shown, slots_of
 from amp_rewrite.train.step.rows import Rows
@@ -99,7 +101,7 @@ class Trainer:
         if providers[:2] == (CUDA, CPU) and not cuda_opens():
             providers = providers[1:]
         self.emulated = step.lowered and providers[0] == CPU if emulated is None else emulated
-        self._model = emulate(step.model) if self.emulated else step.model
+        self._model = emulate(step.model, io="same") if self.emulated else step.model
         self._declared = batch_model(step)
         # a memory pool would hold the memory of a step twice
         self._options = SessionOptions(
@@ -367,6 +369,25 @@ class Trainer:
         micro_batch = next((int(state[v.input]) for v in self.step.state if v.name == "micro_batch"), 0)
         self._now = replace(self._now, side=other, steps=steps, micro_batch=micro_batch)
         self._show()
+
+    @contextmanager
+    def averaged(self) -> Iterator[Trainer]:
+        """Evaluate, predict, save or export with the averages of the parameters, inside `with`.
+
+        Afterwards the state is that of before, so a training inside is undone.
+
+        Yields:
+            The trainer.
+
+        Raises:
+            TrainingError: the optimizer has no `ema_momentum`.
+        """
+        before = self.state
+        self.set_state(with_averages(before, self.step.state))
+        try:
+            yield self
+        finally:
+            self.set_state(before)
 
     def get_weights(self) -> dict[str, Array]:
         """Return copies of parameters and running statistics by name."""
