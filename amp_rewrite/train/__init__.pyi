@@ -16,6 +16,16 @@ from amp_rewrite.settings.loss_scale import DynamicLossScale as DynamicLossScale
 from amp_rewrite.settings.loss_scale import FixedLossScale as FixedLossScale
 from amp_rewrite.settings.loss_scale import IndexedSlices as IndexedSlices
 from amp_rewrite.settings.loss_scale import LossScale as LossScale
+from amp_rewrite.train.metrics.classification import AUC as AUC
+from amp_rewrite.train.metrics.classification import Accuracy as Accuracy
+from amp_rewrite.train.metrics.classification import F1Score as F1Score
+from amp_rewrite.train.metrics.classification import Perplexity as Perplexity
+from amp_rewrite.train.metrics.classification import TopKAccuracy as TopKAccuracy
+from amp_rewrite.train.metrics.metric import FunctionMetric as FunctionMetric
+from amp_rewrite.train.metrics.metric import Metric as Metric
+from amp_rewrite.train.metrics.metric import OnnxMetric as OnnxMetric
+from amp_rewrite.train.metrics.regression import MeanAbsoluteError as MeanAbsoluteError
+from amp_rewrite.train.metrics.regression import MeanSquaredError as MeanSquaredError
 from amp_rewrite.train.step.model_loss import ModelLoss as ModelLoss
 from amp_rewrite.train.update.optimizers.adafactor import Adafactor as Adafactor
 from amp_rewrite.train.update.optimizers.adagrad import Adagrad as Adagrad

@@ -21,6 +21,8 @@ from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.train.metrics.metric import Metric
+from amp_rewrite.train.metrics.metric_text import metrics_of
 from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.averages import with_averages
@@ -266,20 +268,24 @@ class Trainer:
         """
         return Feed.of(batches, self._declared, allow_nonfinite=True)
 
-    def evaluate(self, batches: object, *, batch_size: int | None = None) -> Scores:
+    def evaluate(
+        self, batches: object, *, batch_size: int | None = None, metrics: Sequence[Metric | str] = ()
+    ) -> Scores:
         """Return loss and metrics over data with the current state; see `TrainingStep.evaluation` for training mode.
 
         Args:
             batches: as `fit` takes them.
             batch_size: as `fit` takes it.
+            metrics: `Metric` objects, or text such as "auc(probability, label)", of the predictions in float32.
 
         Raises:
             FeedError: the data do not fit.
             TrainingError: a target is out of range.
         """
-        runner, loss, metrics = self._evaluator
+        runner, loss, own = self._evaluator
         rate = {self.step.learning_rate: np.array(0, np.float32)}
-        sums, rows = dict.fromkeys((loss, *metrics), 0.0), 0
+        sums, rows = dict.fromkeys((loss, *own), 0.0), 0
+        asked = metrics_of(metrics, self._predictor.told if metrics else ())
         rows_of = Rows.of(batches, batch_size, None, 0)
         data = batches if rows_of is None else lambda: replace(rows_of, shuffle=False).batches(0)
         for number, batch in enumerate(self.feed(data)):
@@ -289,8 +295,20 @@ class Trainer:
             rows += here
             for name in sums:
                 sums[name] += results[name].item() * here
+            if asked:
+                found = self._predictor.run(self._now.side, read_by(self._predictor, batch))
+                for metric in asked:
+                    metric.take({**batch, **found})
         means = [value / rows for value in sums.values()]
-        return Scores(means[0], dict(zip(self.step.metrics, means[1:], strict=True)), rows)
+        named = dict(zip(self.step.metrics, means[1:], strict=True))
+        return Scores(means[0], {**named, **{metric.name: metric.result() for metric in asked}}, rows)
+
+    @cached_property
+    def _predictor(self) -> BufferedRunner:
+        """The trained model, opened on the same state."""
+        model = self.step.prediction()
+        outputs = tuple(v.name for v in model.proto.graph.output)
+        return Runner.open(model, self._options).buffered(self._stepper.buffer, {}, outputs)
 
     @cached_property
     def _evaluator(self) -> tuple[BufferedRunner, str, tuple[str, ...]]:

@@ -23,11 +23,13 @@ NAMES = {
         pareto plan policy_scope progress_bar repair report_of scale_gradients set_policy train
         training_step verify""",
     "amp_rewrite.train": """
+        AUC Accuracy F1Score Perplexity TopKAccuracy FunctionMetric Metric OnnxMetric MeanAbsoluteError MeanSquaredError
         Adafactor Adagrad Adam AdamW BestCheckpoint CSVLog Callback CosineDecay DataParallelTrainer DynamicLossScale
         EarlyStopping ExponentialDecay FixedLossScale GradientTape History IndexedSlices JSONLog LAMB
         LearningRateScheduler Lion
         LossScale LossScaleOptimizer Losses ModelLoss Network OneCycle Optimizer ParameterGroup ParameterRow
-        Policy RMSprop ReduceLROnPlateau Replicas SGD ScaledGradients Schedule Scores StatefulOptimizer StepDecay TensorBoard
+        Policy RMSprop ReduceLROnPlateau Replicas SGD ScaledGradients Schedule Scores StatefulOptimizer StepDecay
+        TensorBoard
         Trainer TrainingReport TrainingStep Variable WarmUp averaged bind check_strategy
         disable_mixed_precision_graph_rewrite enable_mixed_precision_graph_rewrite from_torch from_transformers
         global_policy join_replicas load_step policy_scope save_step scale_gradients set_policy shard
