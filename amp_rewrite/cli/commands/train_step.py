@@ -29,7 +29,7 @@ _STEP = (
     parameters.option(
         "--optimizer",
         "NAME,KEY=NUMBER,…",
-        "sgd, rmsprop, adam, adamw, adagrad, lion or lamb, as in adam,lr=0.001,clipnorm=1.",
+        "sgd, rmsprop, adam, adamw, adagrad, adafactor, lion or lamb, as in adam,lr=0.001,clipnorm=1.",
         _HEAD,
         default="sgd",
         show_default=True,

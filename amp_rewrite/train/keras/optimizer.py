@@ -188,7 +188,7 @@ class StatefulOptimizer:
 
     def get_slot_names(self) -> list[str]:
         """Return the names of the slots of each variable."""
-        return sorted({*self.rule.slots(), *vars(self)["_added"]})
+        return sorted({*self.rule.slot_names(), *vars(self)["_added"]})
 
     def add_slot(self, var: Variable, slot_name: str, initializer: object = "zeros") -> Array:
         """Add a slot to a variable, for an optimizer of your own; return a copy of it. One that is there stays.

@@ -75,7 +75,7 @@ class _Monitor(Callback):
         if mode not in ("auto", "min", "max"):
             raise TrainingError(f"mode is {mode!r}; use auto, min or max")
         self.monitor, self.min_delta = monitor, abs(min_delta)
-        falling = "loss" in monitor or "error" in monitor
+        falling = any(word in monitor for word in ("loss", "error", "perplexity"))
         self.sign = 1.0 if mode == "min" or (mode == "auto" and falling) else -1.0
         self.best = math.inf
 

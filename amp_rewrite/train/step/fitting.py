@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.train.metrics.metric import Metric
 from amp_rewrite.train.step.callbacks import Callback
 from amp_rewrite.train.step.rows import Rows
 from amp_rewrite.train.update.schedules import rate_of_config
@@ -27,6 +28,7 @@ class FitOptions(TypedDict, total=False):
         seed: of that order, together with the number of the epoch.
         validation_data: data to evaluate after each epoch, as `fit` takes them.
         validation_split: evaluate the last rows of arrays, this share of them, and do not train on them.
+        metrics: metrics of the validation data, as `evaluate` takes them.
         callbacks: objects derived from `Callback`.
         first_epoch: number of the first epoch, for a run that is resumed.
     """
@@ -36,6 +38,7 @@ class FitOptions(TypedDict, total=False):
     seed: int
     validation_data: object
     validation_split: float
+    metrics: Sequence[Metric | str]
     callbacks: Sequence[Callback]
     first_epoch: int
 
@@ -94,6 +97,7 @@ class Fitting:
     feed: Any
     validation: object
     callbacks: Sequence[Callback]
+    validation_metrics: Sequence[Metric | str] = ()
     losses: list[float] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
     epochs: list[Mapping[str, float]] = field(default_factory=list)
@@ -115,7 +119,10 @@ class Fitting:
         feed = trainer.feed(data if rows is None else lambda: rows.batches(0))
         callbacks = tuple(options.get("callbacks", ()))
         metrics: dict[str, list[float]] = {name: [] for name in trainer.step.metrics}
-        return cls(trainer, rows, feed, validation, callbacks, metrics=metrics)
+        asked = options.get("metrics", ())
+        if asked and validation is None:
+            raise TrainingError("metrics are computed on validation data; give validation_data or validation_split")
+        return cls(trainer, rows, feed, validation, callbacks, asked, metrics=metrics)
 
     def run(self, epochs: range, learning_rate: Rate | str | None, progress: Progress | None) -> History:
         """Run the epochs."""
@@ -174,7 +181,7 @@ class Fitting:
         log = {name: value / max(rows, 1) for name, value in sums.items()}
         seconds = time.perf_counter() - start
         if self.validation is not None:
-            scores = trainer.evaluate(self.validation)
+            scores = trainer.evaluate(self.validation, metrics=self.validation_metrics)
             log |= {"val_loss": scores.loss, **{f"val_{name}": value for name, value in scores.metrics.items()}}
         times = {"seconds": seconds, "seconds_per_row": seconds / max(rows, 1)}
         return {**log, "learning_rate": trainer.last_rate, **times}

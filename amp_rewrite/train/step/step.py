@@ -142,6 +142,19 @@ class TrainingStep:
             b.promote(name)
         return with_outputs(b.model(), _declared(aim), ()), aim.loss, aim.metrics
 
+    def prediction(self) -> Model:
+        """Return a float32 model that computes the outputs of the trained model from batch and state.
+
+        Raises:
+            TrainingError: the step was read from a file without its model.
+        """
+        source = self._forward()
+        rows = [s.input for s in self.state if s.name.startswith("parameter/") and _is_row(source, s)]
+        b = Builder.of(with_one_row(source, rows))
+        for name in self._weights():
+            b.promote(name)
+        return b.model()
+
     def _forward(self) -> Model:
         if self.forward is None:
             raise TrainingError("the step was read from a file without the model that it trains; pass it as `forward`")

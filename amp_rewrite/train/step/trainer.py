@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +21,11 @@ from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.train.metrics.metric import Metric
+from amp_rewrite.train.metrics.metric_text import metrics_of
 from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.step import checkpoint
+from amp_rewrite.train.step.averages import with_averages
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, Scores, range_of
 from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, shown, slots_of
 from amp_rewrite.train.step.rows import Rows
@@ -99,7 +103,7 @@ class Trainer:
         if providers[:2] == (CUDA, CPU) and not cuda_opens():
             providers = providers[1:]
         self.emulated = step.lowered and providers[0] == CPU if emulated is None else emulated
-        self._model = emulate(step.model) if self.emulated else step.model
+        self._model = emulate(step.model, io="same") if self.emulated else step.model
         self._declared = batch_model(step)
         # a memory pool would hold the memory of a step twice
         self._options = SessionOptions(
@@ -264,20 +268,24 @@ class Trainer:
         """
         return Feed.of(batches, self._declared, allow_nonfinite=True)
 
-    def evaluate(self, batches: object, *, batch_size: int | None = None) -> Scores:
+    def evaluate(
+        self, batches: object, *, batch_size: int | None = None, metrics: Sequence[Metric | str] = ()
+    ) -> Scores:
         """Return loss and metrics over data with the current state; see `TrainingStep.evaluation` for training mode.
 
         Args:
             batches: as `fit` takes them.
             batch_size: as `fit` takes it.
+            metrics: `Metric` objects, or text such as "auc(probability, label)", of the predictions in float32.
 
         Raises:
             FeedError: the data do not fit.
             TrainingError: a target is out of range.
         """
-        runner, loss, metrics = self._evaluator
+        runner, loss, own = self._evaluator
         rate = {self.step.learning_rate: np.array(0, np.float32)}
-        sums, rows = dict.fromkeys((loss, *metrics), 0.0), 0
+        sums, rows = dict.fromkeys((loss, *own), 0.0), 0
+        asked = metrics_of(metrics, self._predictor.told if metrics else ())
         rows_of = Rows.of(batches, batch_size, None, 0)
         data = batches if rows_of is None else lambda: replace(rows_of, shuffle=False).batches(0)
         for number, batch in enumerate(self.feed(data)):
@@ -287,8 +295,20 @@ class Trainer:
             rows += here
             for name in sums:
                 sums[name] += results[name].item() * here
+            if asked:
+                found = self._predictor.run(self._now.side, read_by(self._predictor, batch))
+                for metric in asked:
+                    metric.take({**batch, **found})
         means = [value / rows for value in sums.values()]
-        return Scores(means[0], dict(zip(self.step.metrics, means[1:], strict=True)), rows)
+        named = dict(zip(self.step.metrics, means[1:], strict=True))
+        return Scores(means[0], {**named, **{metric.name: metric.result() for metric in asked}}, rows)
+
+    @cached_property
+    def _predictor(self) -> BufferedRunner:
+        """The trained model, opened on the same state."""
+        model = self.step.prediction()
+        outputs = tuple(v.name for v in model.proto.graph.output)
+        return Runner.open(model, self._options).buffered(self._stepper.buffer, {}, outputs)
 
     @cached_property
     def _evaluator(self) -> tuple[BufferedRunner, str, tuple[str, ...]]:
@@ -367,6 +387,25 @@ class Trainer:
         micro_batch = next((int(state[v.input]) for v in self.step.state if v.name == "micro_batch"), 0)
         self._now = replace(self._now, side=other, steps=steps, micro_batch=micro_batch)
         self._show()
+
+    @contextmanager
+    def averaged(self) -> Iterator[Trainer]:
+        """Evaluate, predict, save or export with the averages of the parameters, inside `with`.
+
+        Afterwards the state is that of before, so a training inside is undone.
+
+        Yields:
+            The trainer.
+
+        Raises:
+            TrainingError: the optimizer has no `ema_momentum`.
+        """
+        before = self.state
+        self.set_state(with_averages(before, self.step.state))
+        try:
+            yield self
+        finally:
+            self.set_state(before)
 
     def get_weights(self) -> dict[str, Array]:
         """Return copies of parameters and running statistics by name."""

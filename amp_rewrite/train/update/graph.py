@@ -55,7 +55,7 @@ class Operand:
     b: Builder
     name: str
 
-    def op(self, op_type: str, *operands: Operand | np.generic) -> Operand:
+    def op(self, op_type: str, *operands: Operand | np.generic | Array) -> Operand:
         """Append an op on these operands."""
         inputs = [o.name if isinstance(o, Operand) else self.b.constant(np.asarray(o)) for o in operands]
         return Operand(self.b, self.b.op(op_type, *inputs))
@@ -87,15 +87,30 @@ def _ratio(a: Operand, b: Operand) -> Operand:
     return both.op("Where", both, a / b, np.float32(1))
 
 
+def _step_power(exponent: float, step: Operand) -> Operand:
+    exact = step.cast(DType.DOUBLE)
+    return exact.op("Pow", exact, np.float64(exponent)).cast(DType.FLOAT)
+
+
+def _mean(x: Operand, axis: int | None) -> Operand:
+    if axis is None:
+        return x.reduced("ReduceMean")
+    return x.op("ReduceMean", x, np.array([axis], np.int64))
+
+
 NODES = Arithmetic(
     sqrt=lambda x: x.op("Sqrt", x),
     maximum=lambda x, bound: x.op("Max", x, bound),
+    minimum=lambda a, b: a.op("Min", a, b),
     clamp=lambda x, bound: x.op("Clip", x, -bound, bound),
     sign=lambda x: x.op("Sign", x),
     ratio=_ratio,
     square_sum=lambda x: x.reduced("ReduceSumSquare"),
+    mean=_mean,
     sum=lambda xs: xs[0].op("Sum", *xs) if len(xs) > 1 else xs[0],
     bias_correction=_bias_correction,
+    step_power=_step_power,
+    at_first=lambda step, first, later: step.op("Where", step.op("Equal", step, np.int64(1)), first, later),
 )
 """The arithmetic of `optimizers` as graph nodes."""
 
@@ -180,12 +195,13 @@ def append_update(
             update.give(f"parameter/{name}", name, Operand(b, name), variables[name], None)
         for name, gradient in zip(exact, clipped, strict=True):
             initial = variables[name]
-            slots = {slot: Operand(b, b.input(f"{name}/{slot}", DType.FLOAT, initial.shape)) for slot in starts[name]}
+            inputs = {slot: b.input(f"{name}/{slot}", dtype_of(s), s.shape) for slot, s in starts[name].items()}
+            slots = {slot: Operand(b, b.cast(given, DType.FLOAT)) for slot, given in inputs.items()}
             own, own_rate = optimizer.for_parameter(name, initial.shape), optimizer.rate_of(name, Operand(b, rate))
-            new, after = own.updated(NODES, Operand(b, name), gradient, slots, own_rate, number)
+            new, after = own.stepped(NODES, Operand(b, name), gradient, slots, own_rate, number)
             update.give(f"parameter/{name}", name, new, initial, applied)
             for slot, start in starts[name].items():
-                update.give(f"slot/{name}/{slot}", slots[slot].name, after[slot], start, applied)
+                update.give(f"slot/{name}/{slot}", inputs[slot], after[slot], start, applied)
         for name, (result, initial) in forward.buffers.items():
             update.give(f"buffer/{name}", name, Operand(b, result), initial, allowed)
         if forward.random is not None:
@@ -288,8 +304,15 @@ class _Update:
         self.give("good_steps", good_steps.name, good, np.array(0, np.int64), self.last)
 
     def give(self, path: str, before: str, after: Operand, initial: Array, condition: str | None) -> None:
-        """Output the new value, or the old value if the condition is false."""
-        dtype = dtype_of(initial)
+        """Output the new value, or the old value if the condition is false; a low one is rounded once."""
+        dtype, b = dtype_of(initial), self.b
+        if dtype in (DType.FLOAT16, DType.BFLOAT16):
+            kept = (
+                after
+                if condition is None
+                else after.op("Where", Operand(b, condition), after, Operand(b, b.cast(before, DType.FLOAT)))
+            )
+            after, condition = kept.cast(dtype), None
         how = ("Identity", after.name) if condition is None else ("Where", condition, after.name, before)
         output = self.public(f"{NEW}{before}", dtype, initial.shape, *how)
         self.state.append(StateVariable(path, before, output, initial))

@@ -67,6 +67,10 @@ LATER: Rules = {
     "lion, decay": (Lion(weight_decay=0.1), ONE),
     "lamb": (LAMB(), ONE),
     "lamb, decay": (LAMB(weight_decay=0.01, groups="*b rate=0.5"), TWO),
+    "ema": (AdamW(ema_momentum=0.9), TWO),
+    "momentum, float16": (SGD(0.1, momentum=0.9, momentum_dtype="float16", ema_momentum=0.5), ONE),
+    "adam, float16": (Adam(momentum_dtype="float16"), TWO),
+    "lion, float16": (Lion(momentum_dtype="float16"), ONE),
     "no decay on vectors": (AdamW(decay_biases_and_norms=False, weight_decay=0.1), ONE),
 }
 SCALES: Mapping[str, LossScale | None] = {

@@ -10,6 +10,7 @@ from amp_rewrite.train.update.optimizers.sgd import SGD as SGD
 from amp_rewrite.train.update.optimizers.rmsprop import RMSprop as RMSprop
 from amp_rewrite.train.update.optimizers.adam import Adam as Adam
 from amp_rewrite.train.update.optimizers.adam import AdamW as AdamW
+from amp_rewrite.train.update.optimizers.adafactor import Adafactor as Adafactor
 from amp_rewrite.train.update.optimizers.adagrad import Adagrad as Adagrad
 from amp_rewrite.train.update.optimizers.registry import OPTIMIZERS as OPTIMIZERS
 from amp_rewrite.train.update.optimizers.registry import deserialize as deserialize

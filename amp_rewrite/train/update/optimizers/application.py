@@ -9,19 +9,24 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.settings.loss_scale import Array, Gradient, IndexedSlices
 from amp_rewrite.train.update.optimizers.arithmetic import NUMPY
-from amp_rewrite.train.update.optimizers.optimizer import Optimizer
+from amp_rewrite.train.update.optimizers.optimizer import AVERAGE, Optimizer
 
 
 def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-    """Return the slots of all variables before the first step; frozen ones have none."""
+    """Return the slots of all variables before the first step; frozen ones have none. An average is the variable."""
     return {
-        name: {slot: np.full(array.shape, value, np.float32) for slot, value in _slots(optimizer, name).items()}
-        for name, array in variables.items()
+        name: {} if optimizer.group_of(name).frozen else _slots(optimizer, array) for name, array in variables.items()
     }
 
 
-def _slots(optimizer: Optimizer, name: str) -> Mapping[str, float]:
-    return {} if optimizer.group_of(name).frozen else optimizer.slots()
+def _slots(optimizer: Optimizer, variable: Array) -> dict[str, Array]:
+    shapes = {slot: optimizer.slot_shape(slot, variable.shape) for slot in optimizer.slots()}
+    slots = {
+        slot: np.full(shape, value, optimizer.slot_type(slot).numpy)
+        for slot, value in optimizer.slots().items()
+        if (shape := shapes[slot]) is not None
+    }
+    return slots if optimizer.ema_momentum is None else {**slots, AVERAGE: np.array(variable, np.float32)}
 
 
 def applied(
@@ -35,7 +40,8 @@ def applied(
 ) -> tuple[dict[str, Array], dict[str, dict[str, Array]]]:
     """Return variables and slots after step number `step`, counted from 1; the arguments are not changed.
 
-    All arrays are float32; `slots` has them by variable and slot. A frozen variable, or one with gradient None, keeps
+    All arrays are float32, but for low slots; `slots` has them by variable and slot. A frozen variable, or one with
+    gradient None, keeps
     its value and slots. A sparse gradient is zero in absent rows, so slots decay there too (as in Keras's Adam, unlike
     its momentum).
     """
@@ -48,8 +54,9 @@ def applied(
         for name, gradient in zip(names, optimizer.clipped(NUMPY, dense), strict=True):
             variable, count = variables[name], np.array(step, np.int64)
             own, own_rate = optimizer.for_parameter(name, variable.shape), optimizer.rate_of(name, rate)
-            new_variables[name], after = own.updated(NUMPY, variable, gradient, slots[name], own_rate, count)
-            new_slots[name] = dict(after)
+            full = {slot: np.asarray(array, np.float32) for slot, array in slots[name].items()}
+            new_variables[name], after = own.stepped(NUMPY, variable, gradient, full, own_rate, count)
+            new_slots[name] = {slot: np.asarray(a, own.slot_type(slot).numpy) for slot, a in after.items()}
     return new_variables, new_slots
 
 

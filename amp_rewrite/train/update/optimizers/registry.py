@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.train.update.optimizers.adafactor import Adafactor
 from amp_rewrite.train.update.optimizers.adagrad import Adagrad
 from amp_rewrite.train.update.optimizers.adam import Adam, AdamW
 from amp_rewrite.train.update.optimizers.lamb import LAMB
@@ -17,7 +18,7 @@ from amp_rewrite.train.update.optimizers.sgd import SGD
 from amp_rewrite.train.update.schedules import rate_of_config
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {
-    c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad, Lion, LAMB)
+    c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad, Adafactor, Lion, LAMB)
 }
 """Optimizer classes by name in lower case."""
 _COMMA = re.compile(r",(?![^()]*(?:\([^()]*\)[^()]*)*\))")
@@ -70,6 +71,6 @@ def named(text: str) -> Optimizer:
 
 def _parsed(key: str, value: str) -> Any:
     """Return the value of a setting in a text. ValueError for one that is not a number, where it must be."""
-    if key == "groups" or (key == "learning_rate" and "(" in value):
+    if key in ("groups", "momentum_dtype") or (key == "learning_rate" and "(" in value):
         return value
     return value.lower() == "true" if value.lower() in ("true", "false") else float(value)

@@ -1,0 +1,236 @@
+"""Metrics of classes and probabilities."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.train.metrics.metric import Means, Metric
+
+AVERAGES = ("macro", "micro", "weighted")
+
+
+class Accuracy(Means):
+    """Share of rows whose class is predicted.
+
+    Predictions have one more axis than the targets, that of the classes; or the same shape, for two classes each.
+
+    Args:
+        prediction: an output of the model.
+        target: class indices, or 0 and 1.
+        axis: of the classes.
+        threshold: from which on a prediction of two classes is 1; use 0 for logits.
+        name: as in `Metric`.
+    """
+
+    NAME = "accuracy"
+
+    def __init__(
+        self,
+        prediction: str,
+        target: str = "targets",
+        *,
+        axis: int = 1,
+        threshold: float = 0.5,
+        name: str | None = None,
+    ) -> None:
+        self.axis, self.threshold = axis, threshold
+        super().__init__(prediction, target, name=name)
+
+    def update(self, targets: Array, predictions: Array) -> None:
+        classes, targets = predicted(targets, predictions, self.axis, self.threshold, self.name)
+        self.add(classes == targets)
+
+
+class TopKAccuracy(Means):
+    """Share of rows whose class is among the `k` largest predictions; equal ones count as in scikit-learn.
+
+    Args:
+        prediction: an output of the model.
+        target: class indices.
+        k: number of predictions that count.
+        axis: of the classes.
+        name: as in `Metric`.
+    """
+
+    NAME = "top_k"
+
+    def __init__(
+        self, prediction: str, target: str = "targets", *, k: int = 5, axis: int = 1, name: str | None = None
+    ) -> None:
+        self.k, self.axis = k, axis
+        super().__init__(prediction, target, name=name)
+
+    def update(self, targets: Array, predictions: Array) -> None:
+        rows = np.moveaxis(predictions, self.axis, -1).reshape(-1, predictions.shape[self.axis])
+        best = np.argsort(rows, axis=1, kind="stable")[:, ::-1][:, : self.k]
+        self.add((best == targets.reshape(-1, 1)).any(axis=1))
+
+
+class F1Score(Metric):
+    """Harmonic mean of precision and recall, of each class, averaged. A class without rows and predictions is left out.
+
+    Args:
+        prediction: an output of the model.
+        target: class indices, or 0 and 1.
+        average: "macro": mean over classes; "weighted": by their rows; "micro": of all rows together; "binary": of
+            class 1 alone.
+        axis: of the classes.
+        threshold: as in `Accuracy`.
+        name: as in `Metric`.
+
+    Raises:
+        TrainingError: `average` is another word.
+    """
+
+    NAME = "f1"
+
+    def __init__(
+        self,
+        prediction: str,
+        target: str = "targets",
+        *,
+        average: str = "macro",
+        axis: int = 1,
+        threshold: float = 0.5,
+        name: str | None = None,
+    ) -> None:
+        if average not in (*AVERAGES, "binary"):
+            raise TrainingError(f"average of F1Score is {average!r}; use {', '.join(AVERAGES)} or binary")
+        self.average, self.axis, self.threshold = average, axis, threshold
+        super().__init__(prediction, target, name=name)
+
+    def reset(self) -> None:
+        self._counts = np.zeros((3, 0))
+
+    def update(self, targets: Array, predictions: Array) -> None:
+        classes, targets = (
+            a.reshape(-1).astype(np.int64)
+            for a in predicted(targets, predictions, self.axis, self.threshold, self.name)
+        )
+        size = max(self._counts.shape[1], int(max(classes.max(initial=0), targets.max(initial=0))) + 1, 2)
+        grown = np.zeros((3, size))
+        grown[:, : self._counts.shape[1]] = self._counts
+        for row, chosen in enumerate((classes[classes == targets], classes, targets)):
+            grown[row] += np.bincount(chosen, minlength=size)
+        self._counts = grown
+
+    def result(self) -> float:
+        if not self._counts.size:
+            return float("nan")
+        right, given, wanted = self._counts
+        if self.average == "micro":
+            return float(2 * right.sum() / (given.sum() + wanted.sum()))
+        present = given + wanted > 0
+        each = 2 * right / np.where(present, given + wanted, 1)
+        if self.average == "binary":
+            return float(each[1])
+        weights = wanted if self.average == "weighted" else present
+        return float(np.average(each, weights=weights))
+
+
+class AUC(Metric):
+    """Area under the curve of true over false positives, from all rows, exact.
+
+    Predictions are scores of the class 1, or have an axis of classes. More than two classes give the mean of one
+    against the rest.
+
+    Args:
+        prediction: an output of the model.
+        target: class indices, or 0 and 1.
+        axis: of the classes.
+        name: as in `Metric`.
+    """
+
+    NAME = "auc"
+
+    def __init__(self, prediction: str, target: str = "targets", *, axis: int = 1, name: str | None = None) -> None:
+        self.axis = axis
+        super().__init__(prediction, target, name=name)
+
+    def reset(self) -> None:
+        self._rows: list[tuple[Array, Array]] = []
+
+    def update(self, targets: Array, predictions: Array) -> None:
+        if predictions.size == targets.size:
+            scores = predictions.reshape(-1, 1)
+        else:
+            scores = np.moveaxis(predictions, self.axis, -1).reshape(-1, predictions.shape[self.axis])
+            scores = scores[:, 1:] if scores.shape[1] == 2 else scores
+        self._rows.append((np.array(targets.reshape(-1)), np.array(scores)))
+
+    def result(self) -> float:
+        if not self._rows:
+            return float("nan")
+        targets, scores = (np.concatenate(part) for part in zip(*self._rows, strict=True))
+        if scores.shape[1] == 1:
+            return area(targets == 1, scores[:, 0])
+        return float(np.mean([area(targets == c, scores[:, c]) for c in range(scores.shape[1])]))
+
+
+class Perplexity(Means):
+    """The exponential of the mean cross entropy of all tokens.
+
+    Args:
+        prediction: logits of each token, or probabilities.
+        target: class indices.
+        axis: of the classes.
+        from_logits: False for probabilities.
+        ignore_index: a class that does not count.
+        name: as in `Metric`.
+    """
+
+    NAME = "perplexity"
+
+    def __init__(
+        self,
+        prediction: str,
+        target: str = "targets",
+        *,
+        axis: int = -1,
+        from_logits: bool = True,
+        ignore_index: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.axis, self.from_logits, self.ignore_index = axis, from_logits, ignore_index
+        super().__init__(prediction, target, name=name)
+
+    def update(self, targets: Array, predictions: Array) -> None:
+        rows = np.moveaxis(predictions, self.axis, -1).reshape(-1, predictions.shape[self.axis]).astype(np.float64)
+        classes = targets.reshape(-1)
+        kept = np.ones(len(classes), bool) if self.ignore_index is None else classes != self.ignore_index
+        rows, classes = rows[kept], classes[kept]
+        here = np.take_along_axis(rows, classes[:, None].astype(np.int64), axis=1)[:, 0]
+        if self.from_logits:
+            largest = rows.max(axis=1, initial=-np.inf)
+            self.add(np.log(np.exp(rows - largest[:, None]).sum(axis=1)) + largest - here)
+        else:
+            self.add(-np.log(np.maximum(here, np.finfo(np.float32).tiny)))
+
+    def result(self) -> float:
+        return float(np.exp(super().result()))
+
+
+def predicted(targets: Array, predictions: Array, axis: int, threshold: float, name: str) -> tuple[Array, Array]:
+    """Return the predicted classes and the targets in one shape. TrainingError if the shapes do not fit."""
+    if predictions.size == targets.size:
+        return (predictions.reshape(targets.shape) >= threshold).astype(np.int64), targets
+    classes = predictions.argmax(axis=axis)
+    if classes.size != targets.size:
+        raise TrainingError(
+            f"the metric {name!r} has predictions of shape {predictions.shape} and targets of shape {targets.shape};"
+            f" without axis {axis} they must agree"
+        )
+    return classes, targets.reshape(classes.shape)
+
+
+def area(positive: Array, scores: Array) -> float:
+    """Return the area under the ROC curve, by ranks; equal scores share their mean rank. NaN for one class."""
+    ones = int(positive.sum())
+    zeros = len(positive) - ones
+    if not ones or not zeros:
+        return float("nan")
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    return float((ranks[place][positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
