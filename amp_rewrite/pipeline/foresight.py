@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -72,10 +73,11 @@ class Foresight:
         """
         from amp_rewrite.evidence.prediction.alone import Alone  # late: gradients take long to import
         from amp_rewrite.evidence.prediction.prediction import Asked, predict
+        from amp_rewrite.evidence.prediction.probes import FEW
 
         asked = Asked(draft.view, may, draft.request.to, draft.hazards.saturate)
         try:
-            prediction = predict(asked, batches, Alone(*twin) if twin is not None else None)
+            prediction = predict(asked, batches, Alone(*twin) if twin is not None else None, probes=FEW)
         except (GradientError, ModelError):  # an opset before 12, no floating output, a gradient that does not open
             return None
         return cls(draft, pins, draft.paint(pins), prediction, islands or draft.request.placement.islands)
@@ -128,13 +130,41 @@ class Foresight:
                 low = middle
         return self.at(self.unit * 4.0**high)
 
+    def fewest(self, by: Criterion, factor: float = 1.0) -> Foreseen | None:
+        """Return a choice of few float32 ops whose predicted error meets a criterion; None if none does.
+
+        It is the smaller one of two: that of the least time, and that of the regions with the largest effects for
+        each op; each without what it can spare.
+        """
+        chosen = (self.cheapest(by, factor), self._ranked(by, factor))
+        spared = [self.pruned(seen, by, factor) for seen in chosen if seen is not None]
+        return min(spared, key=lambda seen: seen.coloring.float32_ops, default=None)
+
+    def _ranked(self, by: Criterion, factor: float) -> Foreseen | None:
+        """Return the choice of the fewest regions, in order of their effect for each op."""
+        order = sorted(range(len(self.regions)), key=self._effect_per_op, reverse=True)
+
+        def seen(count: int) -> Foreseen:
+            return self.painted(order[:count])
+
+        def meets(count: int) -> bool:
+            return by.passes(self.prediction.score(seen(count).energies * factor**2, by))
+
+        if not meets(len(order)):
+            return None
+        return seen(bisect_left(range(len(order)), True, key=meets))
+
     def pruned(self, seen: Foreseen, by: Criterion, factor: float) -> Foreseen:
-        """Return a choice without the regions that it can spare, those of the least effect first."""
-        for region in sorted(seen.held, reverse=True):
+        """Return a choice without the regions that it can spare, those of the least effect for each op first."""
+        for region in sorted(seen.held, key=self._effect_per_op):
             less = self.painted(seen.held - {region})
             if by.passes(self.prediction.score(less.energies * factor**2, by)):
                 seen = less
         return seen
+
+    def _effect_per_op(self, number: int) -> float:
+        region = self.regions[number]
+        return region.error**2 / len(region.ops)
 
     def factor(self, seen: Foreseen, score: float | None, by: Criterion) -> float:
         """Return how much larger the errors of a choice are than predicted, by its measured score; 1 without one."""

@@ -229,10 +229,10 @@ class _Repair:
         factor = max(1.0, foresight.factor(plain, worst_score(trials.verdicts[frozenset()], by), by))
         with suppress(BudgetSpent):
             for _ in range(_GUESSES):
-                chosen = foresight.cheapest(by, factor)
+                chosen = foresight.fewest(by, factor)
                 while chosen is not None and chosen.held in trials.verdicts and factor < _BEYOND:
                     factor *= _MORE
-                    chosen = foresight.cheapest(by, factor)
+                    chosen = foresight.fewest(by, factor)
                 if chosen is None or chosen.held in trials.verdicts:
                     break
                 if trials.passes(chosen.held):

@@ -35,6 +35,10 @@ class Alone:
         """Return the outputs for a batch if this op alone is low."""
         return self._run((op,), batch)
 
+    def together(self, batch: Batch) -> Mapping[str, Any]:
+        """Return the outputs for a batch if all ops are low."""
+        return self._run({op for op, _ in self.twin.may}, batch)
+
     def reference(self, batch: Batch) -> Mapping[str, Any]:
         """Return the outputs in float32."""
         return self._run((), batch)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,13 @@ from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.evidence.instrument.vertices import Choice, Vertex
 from amp_rewrite.evidence.metric import Criterion
 from amp_rewrite.evidence.prediction.adjoint import Adjoint, adjoint
-from amp_rewrite.evidence.prediction.probes import PROBES, Outputs, worst_of
+from amp_rewrite.evidence.prediction.alone import Alone
+from amp_rewrite.evidence.prediction.probes import Outputs, Probing, probing, worst_of
+from amp_rewrite.evidence.prediction.profile import profiled
 from amp_rewrite.evidence.prediction.sites import Sites
 from amp_rewrite.ir.view import OpId, ValueId, View
 
 Floats = NDArray[np.float64]
-RunsAlone = Callable[[OpId, Batch], Mapping[str, Any] | None]
-"""Runs a batch with one op alone low; returns the outputs, None if that cannot be done."""
 
 _DOUBT = 0.05
 """Variance of the ratio of true to summed squares, by which the roundings of a model fail to be independent."""
@@ -32,9 +33,10 @@ _DOUBT = 0.05
 class Prediction:
     """Squared errors of outputs, relative to |y|², by probe and site.
 
-    `square[p, s]` is sum (g·δ)² of site s as probe p sees it, `signed[p, s]` sum g·δ, `bound[p, s]` sum |g·δ|. `lost`:
-    sites where a finite value becomes infinite. `reasons`: ops without a usable gradient; `measured`: their squared
-    errors, from a run of each alone. Those that could not be run alone either are unknown.
+    `square[p, s]` is sum (g·δ)² of site s as probe p sees it, `signed[p, s]` sum g·δ, `bound[p, s]` sum |g·δ|; each
+    probe is run with `repeats` signs, one after the other. `lost`: sites where a finite value becomes infinite.
+    `reasons`: ops without a usable gradient; `measured`: their squared errors, from a run of each alone. Those that
+    could not be run alone either are unknown.
     """
 
     sites: Sites
@@ -43,6 +45,7 @@ class Prediction:
     signed: Floats
     bound: Floats
     lost: NDArray[np.bool_]
+    repeats: int = 1
     measured: Mapping[OpId, Floats] = field(default_factory=dict)
     reasons: Mapping[OpId, str] = field(default_factory=dict)
 
@@ -54,7 +57,7 @@ class Prediction:
     def alone(self, op: OpId) -> Floats:
         """Return the squared error of each probe if this op alone is low; inf if it makes infinity, NaN if unknown."""
         if op in self.reasons:
-            return self.measured.get(op, np.full(len(self.square), np.nan))
+            return self.measured.get(op, np.full(self._probes, np.nan))
         return self._of(self._by_op.get(op, []))
 
     def under(self, choice: Choice) -> Floats:
@@ -96,7 +99,7 @@ class Prediction:
             return math.nan
         if any(self.lost[i] for i in self._by_op.get(op, [])):
             return math.inf
-        bound = self.bound[:, self._by_op.get(op, [])].sum(axis=1)
+        bound = self._by_probe(self.bound[:, self._by_op.get(op, [])].sum(axis=1))
         return float(np.sqrt(2 * (bound @ bound) / self._shares))
 
     def error(self, energies: Floats) -> float:
@@ -110,6 +113,15 @@ class Prediction:
     def of_site(self, number: int) -> float:
         """Return the squared error of one site, summed over probes."""
         return float(self._of([number]).sum())
+
+    @property
+    def runs(self) -> int:
+        """Return the number of runs of the backward pass for each batch."""
+        return len(self.square) // max(1, len(self.outputs))
+
+    @property
+    def _probes(self) -> int:
+        return len(self.square) // self.repeats
 
     @property
     def _shares(self) -> int:
@@ -133,24 +145,38 @@ class Prediction:
         random projection. The mean of both, weighted by their variances, is spread over the probes as the squares are.
         """
         if not len(sites):
-            return np.zeros(len(self.square))
+            return np.zeros(self._probes)
         if self.lost[sites].any():
-            return np.full(len(self.square), np.inf)
-        squares: Floats = self.square[:, sites].sum(axis=1)
-        projected = float((self.signed[:, sites].sum(axis=1) ** 2).sum())
+            return np.full(self._probes, np.inf)
+        squares = self._by_probe(self.square[:, sites].sum(axis=1))
+        projections = self._by_probe(self.signed[:, sites].sum(axis=1) ** 2)
+        weights, weight = self._weights
         total = float(squares.sum())
-        weight = self._weight
-        mean = (1 - weight) * total + weight * projected
-        return squares * (mean / total) if total else squares
+        mean = (1 - weight) * total + weight * float(projections.sum())
+        parts: Floats = (1 - weights) * squares + weights * projections
+        whole = float(parts.sum())
+        return parts * (mean / whole) if whole else parts
 
-    @property
-    def _weight(self) -> float:
-        """Return the weight of projections: they are exact if each output element has a probe of its own."""
-        elements = sum(value.size for each in self.outputs for value in each.values.values())
-        probes = len(self.square)
-        of_squares = 2 / max(elements, 1) + _DOUBT
-        of_projections = 2 / probes * (1 - min(1.0, probes / max(elements, 1)))
-        return of_squares / (of_squares + of_projections)
+    def _by_probe(self, runs: Floats) -> Floats:
+        """Return the mean of numbers over the signs of each probe."""
+        return np.asarray(runs.reshape(-1, self.repeats).mean(axis=1))
+
+    @cached_property
+    def _weights(self) -> tuple[Floats, float]:
+        """Return the weight of the projections of each probe, and of all together."""
+        sizes = np.array([sum(b.size for b in blocks) for each in self.outputs for blocks in each.probes])
+        probes, elements = len(sizes), float(sizes.sum())
+        each = _weight(sizes, 2 / self.repeats * (1 - 1 / sizes))
+        return each, float(_weight(elements, 2 / probes / self.repeats * (1 - probes / elements)))
+
+
+def _weight(elements: Floats | float, variance: Floats | float) -> Any:
+    """Return the weight of projections with a variance beside squares of so many elements.
+
+    They are exact where each element has a probe of its own.
+    """
+    of_squares = 2 / elements + _DOUBT
+    return of_squares / (of_squares + variance)
 
 
 @dataclass(frozen=True)
@@ -166,17 +192,19 @@ class Asked:
 def predict(
     asked: Asked,
     batches: Iterable[tuple[Batch, Mapping[str, Any]]],
-    alone: RunsAlone | None = None,
+    alone: Alone | None = None,
     *,
-    probes: int = PROBES,
+    probes: Probing | None = None,
     seed: int = 0,
 ) -> Prediction:
     """Return the prediction for a float32 model, from batches with the outputs of the reference.
 
-    `alone` runs the ops that no gradient tells of; without it they are unknown. GradientError before opset 12, and for
-    a model without floating outputs.
+    `alone` runs the ops that no gradient tells of, and the model with all ops low; without it the first are unknown,
+    and errors are thought even. `probes`: for each batch, by default by the size of the model. GradientError before
+    opset 12, and for a model without floating outputs.
     """
     view = asked.view
+    number_of, repeats = probes or probing(view)
     sites = Sites.of(view, asked.may, asked.to)
     rng = np.random.default_rng(seed)
     opened: dict[object, Adjoint] = {}
@@ -192,23 +220,23 @@ def predict(
         if key not in opened:
             shapes = {name: tuple(y.shape) for name, y in values.items()}
             opened[key] = adjoint(view, sites.all, asked.to, shapes, batch, saturate=asked.saturate)
-        outputs.append(Outputs.of(number, values, probes))
+        outputs.append(Outputs.of(number, values, number_of))
         fed.append(batch)
         for probe in range(len(outputs[-1].probes)):
-            got = opened[key].run(batch, outputs[-1].seeds(probe, rng))
-            rows.append((got.square, got.signed, got.bound))
-            lost |= got.lost
-            wild |= got.wild
+            for _ in range(repeats):
+                got = opened[key].run(batch, outputs[-1].seeds(probe, rng))
+                rows.append((got.square, got.signed, got.bound))
+                lost |= got.lost
+                wild |= got.wild
     square, signed, bound = (np.stack(part) for part in zip(*rows, strict=True))
     dark = {i: reason for each in opened.values() for i, reason in each.dark.items()}
     dark |= {int(i): "its gradient is not finite" for i in np.flatnonzero(wild)}
-    found = Prediction(sites, tuple(outputs), square, signed, bound, lost)
+    spread = profiled(outputs, [alone.together(batch) for batch in fed]) if alone is not None else tuple(outputs)
+    found = Prediction(sites, spread, square, signed, bound, lost, repeats)
     return _with_measured(found, dark, fed, alone)
 
 
-def _with_measured(
-    found: Prediction, dark: Mapping[int, str], fed: Sequence[Batch], alone: RunsAlone | None
-) -> Prediction:
+def _with_measured(found: Prediction, dark: Mapping[int, str], fed: Sequence[Batch], alone: Alone | None) -> Prediction:
     """Return the prediction with ops measured that no gradient tells of."""
     reasons = dict(found.sites.hidden)
     for i, reason in dark.items():

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import reduce
+from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from amp_rewrite.evidence.metric import Criterion, worse
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.view import View
 
-PROBES = 4
-"""Runs of the adjoint model for each batch."""
+
+class Probing(NamedTuple):
+    """Probes of each batch, and the signs that each of them is run with."""
+
+    probes: int
+    repeats: int
+
+
+FEW, MANY = Probing(4, 1), Probing(16, 4)
+"""Of a large model, whose runs take time, and of a small one, whose adjoint model takes longer to build."""
+_LARGE = 1 << 22
+"""Numbers in the weights of a large model."""
 _DRAWS = 4096
 """Draws of an error for small outputs: enough elements for a stable largest one."""
+_EVEN = 0.02
+"""Part of an error that is spread evenly over a probe, whatever the profile says."""
+
+
+def probing(view: View) -> Probing:
+    """Return how a model is probed. O(constants)."""
+    tensors = (view.constant(value.id) for value in view.values)
+    numbers = sum(math.prod(tensor.dims) for tensor in tensors if tensor is not None)
+    return FEW if numbers > _LARGE else MANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +61,19 @@ class Block:
 class Outputs:
     """The float32 outputs of the reference for one batch, and the probes that see them.
 
-    Each probe has its own blocks: those of one output, or of several if there are more outputs than probes.
+    Each probe has its own blocks: rows of one output (along its last axis), or several outputs if there are more of
+    them than probes. `profile`: the squared error of each element if all ops are low, where it is known (`profiled`);
+    within a probe, any error is spread as this one.
     """
 
     number: int
     values: Mapping[str, Array]
     probes: tuple[tuple[Block, ...], ...]
-    _draws: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict, repr=False)
+    profile: Mapping[str, Array] = field(default_factory=dict)
+    _draws: dict[str, list[Array]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, number: int, values: Mapping[str, Array], probes: int = PROBES) -> Outputs:
+    def of(cls, number: int, values: Mapping[str, Array], probes: int) -> Outputs:
         """Return the outputs with at most so many probes, the largest outputs first."""
         wholes = [Block(number, name, 0, value.size, _weight(value)) for name, value in values.items()]
         if len(wholes) >= probes:
@@ -57,7 +83,7 @@ class Outputs:
         for _ in range(probes - len(wholes)):
             largest = max(wholes, key=lambda block: block.size / pieces[block.output])
             pieces[largest.output] += 1
-        cut = (part for block in wholes for part in _parts(block, pieces[block.output]))
+        cut = (part for block in wholes for part in _parts(block, pieces[block.output], row_of(values[block.output])))
         return cls(number, values, tuple((block,) for block in cut))
 
     def seeds(self, probe: int, rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
@@ -85,44 +111,63 @@ class Outputs:
             energies.append(total)
         return np.array(energies)
 
-    def scores(self, energies: Sequence[float], by: Criterion) -> Iterator[float]:
-        """Yield the score of each output if its error were normal, with these squared sizes in the probes.
-
-        Of each probe its blocks share the relative error. The mean over draws stands for the expected score.
-        """
+    def deviations(self, energies: Sequence[float]) -> dict[str, NDArray[np.float64]]:
+        """Return the standard deviation of each element if the probes see these squared errors."""
         deviations = {name: np.zeros(value.size) for name, value in self.values.items()}
         for blocks, energy in zip(self.probes, energies, strict=True):
-            for block in blocks:
-                part = energy / len(blocks) / max(block.size, 1)
-                deviations[block.output][block.start : block.stop] = np.sqrt(part) / block.weight
-        for name, value in self.values.items():
-            exact = value.astype(np.float64)
-            finite = np.isfinite(exact)
-            noises = self._normal(name)
-            with np.errstate(all="ignore"):
-                noisy = (exact + (deviations[name] * noise).reshape(exact.shape) for noise in noises)
-                yield float(np.mean([by.score(exact, other, finite) for other in noisy]))
+            sizes = [self._sizes(block) for block in blocks]
+            whole = sum(float(size.sum()) for size in sizes)
+            for block, size in zip(blocks, sizes, strict=True):
+                even = 1 / len(blocks) / max(block.size, 1)
+                shares = even if not whole else (1 - _EVEN) * size / whole + _EVEN * even
+                deviations[block.output][block.start : block.stop] = np.sqrt(energy * shares) / block.weight
+        return deviations
 
-    def _normal(self, name: str) -> list[NDArray[np.float64]]:
-        if name not in self._draws:
-            size = self.values[name].size
-            rng = np.random.default_rng(size)
-            self._draws[name] = [rng.standard_normal(size) for _ in range(int(np.clip(_DRAWS // max(size, 1), 1, 32)))]
-        return self._draws[name]
+    def draws(self, energies: Sequence[float], by: Criterion, count: int) -> Iterator[list[float]]:
+        """Yield the scores of the outputs in draws of normal errors with these squared sizes in the probes."""
+        deviations = self.deviations(energies)
+        for draw in range(count):
+            yield [self._score(name, deviations[name] * self._normal(name, draw), by) for name in self.values]
+
+    def _score(self, name: str, error: NDArray[np.float64], by: Criterion) -> float:
+        exact = self.values[name].astype(np.float64)
+        with np.errstate(all="ignore"):
+            return float(by.score(exact, exact + error.reshape(exact.shape), np.isfinite(exact)))
+
+    def _sizes(self, block: Block) -> NDArray[np.float64]:
+        """Return the squared sizes of the elements of a block by the profile, as the probes weigh them."""
+        known = self.profile.get(block.output)
+        return np.zeros(block.size) if known is None else known[block.start : block.stop] * block.weight**2
+
+    def _normal(self, name: str, draw: int) -> Array:
+        known = self._draws.setdefault(name, [])
+        while len(known) <= draw:
+            seed = (self.number, list(self.values).index(name), len(known))
+            drawn = np.random.default_rng(seed).standard_normal(self.values[name].size)
+            alone = [
+                block.start for blocks in self.probes for block in blocks if (block.output, block.size) == (name, 1)
+            ]
+            drawn[alone] = np.sign(drawn[alone])  # its error is known but for the sign
+            known.append(drawn)
+        return known[draw]
 
 
 def worst_of(outputs: Sequence[Outputs], energies: NDArray[np.float64], by: Criterion) -> float:
-    """Return the worst expected score of any output in any batch; `energies` of all probes in order. NaN if lost."""
-    if not np.isfinite(energies).all():
+    """Return the expected worst score of any output in any batch; `energies` of all probes in order. NaN if lost."""
+    if not outputs or not np.isfinite(energies).all():
         return np.nan
-    worst: float | None = None
-    at = 0
-    for each in outputs:
-        part = energies[at : at + len(each.probes)]
-        at += len(each.probes)
-        for score in each.scores(part.tolist(), by):
-            worst = score if worst is None or worse(by, score, worst) else worst
-    return np.nan if worst is None else worst
+    size = sum(value.size for each in outputs for value in each.values.values())
+    count = int(np.clip(_DRAWS // max(size, 1), 1, 32))
+    ends = np.cumsum([len(each.probes) for each in outputs])[:-1]
+    parts = zip(outputs, np.split(energies, ends), strict=True)
+    draws = zip(*(each.draws(part.tolist(), by, count) for each, part in parts), strict=True)
+    worsts = [reduce(lambda a, b: b if worse(by, b, a) else a, chain.from_iterable(draw)) for draw in draws]
+    return float(np.mean(worsts))
+
+
+def row_of(value: Array) -> int:
+    """Return the number of elements along the last axis of an output, 1 for a vector."""
+    return int(value.shape[-1]) if value.ndim > 1 else 1
 
 
 def _weight(value: Array) -> float:
@@ -132,8 +177,10 @@ def _weight(value: Array) -> float:
     return 1.0 / norm if norm > _TINY else 1.0
 
 
-def _parts(block: Block, count: int) -> Iterator[Block]:
-    bounds = np.linspace(block.start, block.stop, count + 1).astype(int)
+def _parts(block: Block, count: int, row: int) -> Iterator[Block]:
+    """Yield a block in parts, between rows where there are enough of them."""
+    row = row if row * count <= block.size else 1
+    bounds = np.linspace(block.start, block.stop // row, count + 1).astype(int) * row
     for start, stop in pairwise(bounds.tolist()):
         if stop > start:
             yield Block(block.batch, block.output, start, stop, block.weight)

@@ -14,7 +14,6 @@ from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.vertices import Vertex
 from amp_rewrite.evidence.prediction.alone import Alone
 from amp_rewrite.evidence.prediction.prediction import Asked, Prediction, predict
-from amp_rewrite.evidence.prediction.probes import PROBES
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.reports.page.effects import Effect
@@ -84,7 +83,7 @@ def shares_of(pairing: Pairing, feed: Feed, measured: float) -> Shares:
     rows = [_share(prediction, op, prediction.error(energies), whole) for op, energies in parts.items()]
     outputs = tuple(prediction.outputs[0].values)
     return Shares(
-        tuple(rows), math.sqrt(whole), measured, outputs, PROBES, tuple(_notes(reference, outputs, rows, lost))
+        tuple(rows), math.sqrt(whole), measured, outputs, prediction.runs, tuple(_notes(reference, outputs, rows, lost))
     )
 
 

@@ -16,7 +16,7 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.evidence.instrument.switchable import switchable_model
-from amp_rewrite.evidence.metric import criterion
+from amp_rewrite.evidence.metric import MEASURES, Bound, criterion
 from amp_rewrite.evidence.prediction.alone import Alone, LowOps
 from amp_rewrite.evidence.prediction.prediction import Asked, Prediction, predict
 from amp_rewrite.files.model import Model
@@ -72,7 +72,7 @@ def test_a_sum_with_zero_has_nothing_left_to_round() -> None:
     view = view_of("y = Add (x, zero)", "(float[N,16] x) => (float[N,16] y)", {"zero": np.zeros(16)})
     x = RNG.standard_normal((50, 16))
     found, runs = predicted(view, x)
-    assert found.error(found.alone(OpId(0))) == pytest.approx(measured(found, runs, 0, x), rel=0.05)
+    assert found.error(found.alone(OpId(0))) == pytest.approx(measured(found, runs, 0, x), rel=0.1)
 
 
 def test_a_value_between_two_low_ops_is_rounded_once() -> None:
@@ -139,6 +139,24 @@ def test_scores_of_all_measures_are_near_those_of_the_emulated_model(asked: dict
     if asked.get("metric") == "cosine":
         real, expected = 1 - real, 1 - expected
     assert expected == pytest.approx(real, rel=0.6 if "rtol" in asked or "tolerance" in asked else 0.15)
+
+
+def test_the_largest_error_follows_rows_and_columns_that_carry_most_of_it() -> None:
+    rows, columns = np.exp(np.linspace(-4, 4, 64))[:, None], np.exp(np.linspace(-2, 2, 16))
+    view = view_of(
+        "y = MatMul (x, w)", "(float[N,24] x) => (float[N,16] y)", {"w": RNG.standard_normal((24, 16)) * columns}
+    )
+    x = RNG.permutation(RNG.standard_normal((64, 24)) * rows)
+    by = Bound(MEASURES["scaled"], 1.0)
+    ratios = []
+    for alone in (True, False):
+        found, runs = predicted(view, x, alone=alone)
+        (exact,) = found.outputs[0].values.values()
+        (low,) = runs(OpId(0), {"x": x.astype(np.float32)}).values()
+        largest = float(np.abs(low - exact).max() / np.abs(exact).max())
+        ratios.append(found.score(found.alone(OpId(0)), by) / largest)
+    assert 1 / 1.5 < ratios[0] < 1.5
+    assert ratios[1] < ratios[0]
 
 
 def test_a_model_without_floating_outputs_is_refused_with_the_reason() -> None:
