@@ -39,6 +39,8 @@ def _told(place: Path, verb: str) -> Iterator[None]:
         yield
     except AmpRewriteError:
         raise
+    except FileNotFoundError as cause:
+        raise ModelError(f"cannot {verb} {url_of(place)}: there is no such file; name another") from cause
     except Exception as cause:  # each store has errors of its own
         reason = one_line(cause) or type(cause).__name__
         raise ModelError(f"cannot {verb} {url_of(place)}: {reason}; see that the store may be reached") from cause

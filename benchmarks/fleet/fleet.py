@@ -1,6 +1,6 @@
 """Many models as one command: beside a loop in one process, and in several processes.
 
-    python benchmarks/run.py fleet [CACHE] [--pairs 7] [--large 20] [--small 1000] [--workers 1 2]
+    python benchmarks/run.py fleet [CACHE] [--pairs 7] [--large 20] [--small 1000] [--workers 1 2] [--folder /dev/shm]
 
 Three questions, with inputs in the page cache:
 
@@ -10,14 +10,20 @@ Three questions, with inputs in the page cache:
 - models per second against the number of processes, for small models (links to the shipped ones) and those of CACHE,
   and the largest memory of a process.
 
-Wall times depend on who else uses the machine, which the results state.
+Wall times depend on who else uses the machine, which the results state, and on the disk, on which a result must be
+before a conversion ends: 20 models of real size write 3.5 GB. More processes do not help where that is what takes the
+time; `--folder` names another place for results, such as /dev/shm, which is memory. Without CACHE, models of real size
+are synthetic ones of 0.42 GB (`weights_scale`).
+
+A machine that others use may give two processes together no more than one: Linux shares cores between sessions, not
+between processes (`sched_autogroup`). So each pair also states what two processes that only compute gain just then,
+which is a ceiling. The gain itself has to be measured on idle cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -27,9 +33,26 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.scale.weights_scale import build
 from benchmarks.shared import measure
 
 SHIPPED = sorted(path for folder in ("tests", "examples") for path in (measure.ROOT / folder / "models").glob("*.onnx"))
+HERE = """
+import sys
+import amp_rewrite
+assert not any(o.rc for o in amp_rewrite.convert_many(sys.argv[2:], out=sys.argv[1], name="{stem}.onnx"))
+"""
+STORE = """
+import sys, fsspec, amp_rewrite
+from pathlib import Path
+store = fsspec.filesystem("memory")
+for model in map(Path, sys.argv[2:]):
+    for path in model.parent.glob(f"{model.name}*"):
+        store.pipe_file(f"/in/{path.name}", path.read_bytes())
+assert not any(o.rc for o in amp_rewrite.convert_many("memory://in", out="memory://out"))
+"""
+SPIN = "import sys, time\nwhile time.process_time() < float(sys.argv[1]): pass"
+SYNTHETIC = 0.42  # gigabytes
 LOOP = """
 import sys
 from pathlib import Path
@@ -56,16 +79,23 @@ def run(what: str, command: list[str | Path], models: int, workers: int, out: Pa
     """Run a command that writes to a fresh folder."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    load, start = os.getloadavg()[0], time.perf_counter()
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-    wall = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        sys.exit(f"{what}: exit code {done.returncode}: {done.stderr[-400:]}")
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    scale = 1 if sys.platform == "darwin" else 1024
-    return Point(what, models, workers, wall, cpu, after.ru_maxrss * scale, round(load, 1))
+    load = os.getloadavg()[0]
+    cost = measure.cost(command)
+    if cost.code:
+        sys.exit(f"{what}: exit code {cost.code}: {cost.said}")
+    return Point(what, models, workers, cost.wall, cost.cpu, cost.peak, round(load, 1))
+
+
+def ceiling() -> float:
+    """Return the gain of two processes that only compute over one that does the work of both, at this moment."""
+    times = []
+    for seconds in ((2.0,), (1.0, 1.0)):
+        start = time.perf_counter()
+        spinning = [subprocess.Popen([sys.executable, "-c", SPIN, str(each)]) for each in seconds]
+        for process in spinning:
+            process.wait()
+        times.append(time.perf_counter() - start)
+    return times[0] / times[1]
 
 
 def batch(what: str, files: list[Path], workers: int, out: Path) -> Point:
@@ -92,6 +122,13 @@ def links(count: int, models: list[Path], folder: Path) -> list[Path]:
     return made
 
 
+def synthetic(folder: Path) -> list[Path]:
+    """Write a model with its weights inside, of the size of BERT-base."""
+    (folder / "synthetic").mkdir()
+    measure.apart(build, SYNTHETIC, str(folder / "synthetic" / "gpt.onnx"), True)
+    return [folder / "synthetic" / "gpt.onnx"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cache", type=Path, nargs="?")
@@ -99,13 +136,16 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=20)
     parser.add_argument("--small", type=int, default=1000)
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--stores", action="store_true", help="also the shipped models by URL, beside folders")
+    parser.add_argument("--folder", type=Path, help="where results go (default: the temporary folder)")
     parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
     given = parser.parse_args()
     measure.warm_up()
     points: list[Point] = []
-    with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as name:
+    ceilings: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=given.folder) as name:
         out = Path(name) / "out"
-        cached = sorted(given.cache.glob("*.onnx")) if given.cache else []
+        cached = sorted(given.cache.glob("*.onnx")) if given.cache else synthetic(Path(name)) if given.large else []
         large = links(given.large, cached, Path(name) / "large")
         loop: list[str | Path] = [sys.executable, "-c", LOOP, out, *SHIPPED]
         for _ in range(given.pairs):
@@ -113,7 +153,12 @@ def main() -> None:
             points.append(batch("shipped models, one command", SHIPPED, 1, out))
         for _ in range(given.pairs if large else 0):
             warm(cached)
+            ceilings.append(ceiling())
             points += [batch("models of real size", large, workers, out) for workers in given.workers]
+        if given.stores:
+            for what, code in (("small models, folders", HERE), ("small models, memory:// to memory://", STORE)):
+                words: list[str | Path] = [sys.executable, "-c", code, out, *SHIPPED]
+                points += [run(what, words, len(SHIPPED), 1, out) for _ in range(given.pairs)]
         small = links(given.small, SHIPPED, Path(name) / "small")
         points += [batch("small models", small, workers, out) for workers in given.workers if small]
     table = measure.markdown(
@@ -121,6 +166,9 @@ def main() -> None:
         [row(points, what, workers) for what, workers in dict.fromkeys((p.what, p.workers) for p in points)],
     )
     lines = [*table, "", *ratios(points)]
+    if ceilings:
+        spread = f"median of {len(ceilings)}, {min(ceilings):.2f} to {max(ceilings):.2f}"
+        lines.append(f"- One process that only computes takes {statistics.median(ceilings):.2f} of two ({spread}).")
     print("\n".join(lines))
     if not given.dry_run:
         measure.write("fleet", measure.machine(), points, lines)

@@ -133,6 +133,9 @@ def test_failures_name_urls_and_leave_the_others(src: Path, memory: Any, tmp_pat
     (failed,) = [outcome for outcome in outcomes if outcome.rc]
     assert failed.source == "memory://hub/src/decoder/model.onnx" and "amp-rewrite-" not in failed.error
     assert len(outcomes) == 4
+    memory.rm_file("/hub/src/big/model.onnx_data")
+    (absent,) = convert_many("memory://hub/src/big", out=tmp_path / "big")
+    assert absent.error.startswith("cannot read memory://hub/src/big/model.onnx_data: there is no such file")
     with pytest.raises(PatternError, match="nonsense"):
         done("memory://hub/src/model.onnx", out=tmp_path / "one", keep="nonsense")
     with pytest.raises(ModelError, match=r"no \.onnx model in memory:/+hub/none"):
