@@ -1,6 +1,8 @@
-"""A shipped model, the inputs beside it, and the error of another model on them."""
+"""Shipped models, the inputs beside them, and the errors of other models on them."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -9,25 +11,25 @@ import amp_rewrite
 from amp_rewrite.runtime.runner import Runner
 from support.paths import TESTS
 
-BERT = TESTS / "models" / "bert_ts13.onnx"
+BERT, CNN = (TESTS / "models" / f"{name}.onnx" for name in ("bert_ts13", "cnn_ts13"))
 FULL, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
 
-def recorded(kind: str) -> dict[str, np.ndarray]:
-    """Return the arrays beside BERT: "input" or "output"."""
-    with np.load(BERT.with_suffix(".npz")) as file:
+def recorded(kind: str, model: Path = BERT) -> dict[str, np.ndarray]:
+    """Return the arrays beside a model: "input" or "output"."""
+    with np.load(model.with_suffix(".npz")) as file:
         return {name.partition("/")[2]: file[name] for name in file.files if name.startswith(f"{kind}/")}
 
 
-def error(outputs: dict[str, np.ndarray]) -> float:
-    """Return the largest error of outputs of BERT, relative to the largest value of each."""
-    wanted = recorded("output")
+def error(outputs: dict[str, np.ndarray], model: Path = BERT) -> float:
+    """Return the largest error of outputs of a model, relative to the largest value of each."""
+    wanted = recorded("output", model)
     return max(float(np.abs(outputs[n].astype(np.float32) - a).max() / np.abs(a).max()) for n, a in wanted.items())
 
 
-def error_of(model: onnx.ModelProto) -> float:
-    """Return the error of a converted BERT."""
-    return error(Runner.open(amp_rewrite.Model.load(model)).run(recorded("input")))
+def error_of(converted: onnx.ModelProto, model: Path = BERT) -> float:
+    """Return the error of a model after its conversion."""
+    return error(Runner.open(amp_rewrite.Model.load(converted)).run(recorded("input", model)), model)
 
 
 def weight_types(model: onnx.ModelProto) -> set[int]:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 from amp_rewrite import compat
+from suites.integrations.shipped import BERT, CNN, FULL, HALF, error_of, recorded
 from support.paths import TESTS
 
 pytest.importorskip("onnxconverter_common", reason="needs onnxconverter-common; make integrations sets it up")
+ort = pytest.importorskip("onnxruntime", reason="needs onnxruntime; make integrations sets it up")
 pytest.importorskip("onnxruntime.transformers", reason="needs onnxruntime; make integrations sets it up")
 
 MODELS = ("bert_ts13", "cnn_dynamo18", "gpt2_ts17", "lstm_ts13", "unet_ts15")
 PEERS = {
     "onnxconverter_common.float16": ("convert_float_to_float16", "convert_float_to_float16_model_path"),
     "onnxconverter_common.auto_mixed_precision": ("auto_convert_mixed_precision",),
+    "onnxconverter_common.auto_mixed_precision_model_path": ("auto_convert_mixed_precision_model_path",),
     "onnxruntime.transformers.float16": ("convert_float_to_float16",),
 }
 
@@ -51,3 +56,61 @@ def test_inputs_and_outputs_get_the_types_that_they_get_there(module: str, model
     source = TESTS / "models" / f"{model}.onnx"
     peer = theirs(module, "convert_float_to_float16")(onnx.load(source), keep_io_types=keep)
     assert io_types(compat.convert_float_to_float16(onnx.load(source), keep_io_types=keep)) == io_types(peer)
+
+
+def matrices(model: onnx.ModelProto, op_type: str, name: str = "") -> set[int]:
+    """The types of the weights of an operator's nodes, or of one node; a weight behind a Cast has that of the Cast."""
+    held = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    cast = {node.output[0]: node.attribute[0].i for node in model.graph.node if node.op_type == "Cast"}
+    nodes = [node for node in model.graph.node if node.op_type == op_type and name in ("", node.name)]
+    known = [cast.get(node.input[1], held.get(node.input[1])) for node in nodes]
+    return {kind for kind in known if kind is not None}
+
+
+@pytest.mark.parametrize("module", ["onnxconverter_common.float16", "onnxruntime.transformers.float16"])
+def test_blocked_ops_and_nodes_are_those_that_are_blocked_there(module: str) -> None:
+    source = onnx.load(CNN)
+    first = next(node.name for node in source.graph.node if node.op_type == "Conv")
+    peer = theirs(module, "convert_float_to_float16")
+    for convert in (peer, compat.convert_float_to_float16):
+        blocked = convert(onnx.load(CNN), op_block_list=["Conv"], keep_io_types=True)
+        assert matrices(blocked, "Conv") == {FULL}
+        one = convert(onnx.load(CNN), node_block_list=[first], keep_io_types=True)
+        assert matrices(one, "Conv", first) == {FULL}
+        assert matrices(one, "Conv") == {FULL, HALF}
+
+
+def test_a_half_model_is_refused_as_there_if_that_is_asked_for() -> None:
+    peer = theirs("onnxconverter_common.float16", "convert_float_to_float16")
+    half = compat.convert_float_to_float16(onnx.load(BERT))
+    for convert in (peer, compat.convert_float_to_float16):
+        with pytest.raises(ValueError):
+            convert(half, check_fp16_ready=True)
+
+
+def test_the_conversion_of_a_file_is_as_near_as_theirs() -> None:
+    peer = theirs("onnxconverter_common.float16", "convert_float_to_float16_model_path")
+    models = [convert(str(CNN), keep_io_types=True) for convert in (peer, compat.convert_float_to_float16_model_path)]
+    there, here = (error_of(model, CNN) for model in models)
+    assert 0 < here < 1.5 * there
+
+
+def test_a_search_keeps_the_bound_that_theirs_keeps(tmp_path: Path) -> None:
+    bound = {"rtol": 0.01, "atol": 0.005}
+    batch, wanted = recorded("input", CNN), recorded("output", CNN)
+    auto = theirs("onnxconverter_common.auto_mixed_precision", "auto_convert_mixed_precision")
+    path = theirs("onnxconverter_common.auto_mixed_precision_model_path", "auto_convert_mixed_precision_model_path")
+    models = [
+        convert(onnx.load(CNN), batch, **bound, keep_io_types=True)
+        for convert in (auto, compat.auto_convert_mixed_precision)
+    ]
+    for number, convert in enumerate((path, compat.auto_convert_mixed_precision_model_path)):
+        out = tmp_path / f"out{number}" / "half.onnx"
+        convert(str(CNN), batch, str(out), ["CPUExecutionProvider"], location="w.data", **bound)
+        assert {file.name for file in out.parent.iterdir()} == {"half.onnx", "w.data"}
+        models.append(onnx.load(out))
+    for model in models:
+        assert HALF in matrices(model, "Conv")
+        session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        for expected, found in zip(wanted.values(), session.run(None, batch), strict=True):
+            np.testing.assert_allclose(found, expected, **bound)

@@ -70,6 +70,22 @@ def test_a_new_model_has_only_to_meet_what_is_expected(repository: Path) -> None
     assert len(re.findall(r"failed  io = float16", done.stdout)) == 1
 
 
+def test_a_report_is_judged_as_its_model_is(repository: Path) -> None:
+    def report() -> None:
+        done = CliRunner().invoke(program, ["report", "models/m.onnx", "--json"])
+        Path("models/m.onnx.json").write_text(done.stdout, "utf-8")
+
+    report()
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "report")
+    assert gate("models/m.onnx.json", "--expect", "io = float16").exit_code == 0
+    write(repository / "models" / "m.onnx", FLOAT32)
+    report()
+    model, text = gate("models/m.onnx"), gate("models/m.onnx.json")
+    assert (model.exit_code, text.exit_code) == (1, 1)
+    assert re.search(r"1  Relu +float16 → float32", text.stdout)
+
+
 def test_another_commit_can_be_the_base_and_an_unknown_one_is_named(repository: Path) -> None:
     write(repository / "models" / "m.onnx", FLOAT32)
     git(repository, "commit", "--quiet", "-am", "raised")
