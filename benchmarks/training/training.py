@@ -4,8 +4,8 @@
 
 Needs torch, transformers and onnxscript. Both sides begin with the same weights; their first losses in float32 have to
 agree to 1e-4, or nothing is reported. They take turns, so that what else the machine does falls on both, and a ratio is
-the median of the pairs' ratios: wall times on all cores, and processor times on one thread, which a busy machine changes
-less. Memory is the peak of a process that makes ten steps, and what of it came after its imports.
+the median of the pairs' ratios: wall times on all cores, and processor times on one thread, which a busy machine
+changes less. Memory is the peak of a process that makes ten steps, and what of it came after its imports.
 
 On a CPU: float32, and float32 with a dynamic loss scale (PyTorch: GradScaler), which tells what scaling costs. Low
 types are emulated there and not timed. On a GPU: float32 without and with TF32, float16 (PyTorch: autocast and
