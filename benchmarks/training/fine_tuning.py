@@ -1,6 +1,6 @@
 """Losses of small transformers trained in float16: how far they are from float32, here and with torch.amp.
 
-    python benchmarks/run.py fine_tuning [--models bert gpt2 vit llama] [--seeds 5] [--steps 100]
+    python benchmarks/run.py fine_tuning [--models bert gpt2 vit llama] [--seeds 5] [--steps 100] [--jobs 1]
 
 Needs torch, transformers and onnxscript. Each model has two layers, and begins with random weights that a seed gives;
 the seed gives the batches, too. Four trainings by Adam see the same batches: float32 and mixed_float16 of this package,
@@ -14,8 +14,10 @@ own float16 kernels. Its loss is computed from logits in float32, as transformer
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -264,8 +266,11 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=[*SUBJECTS])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--jobs", type=int, default=1, help="models at a time, each in a process of its own")
     given = parser.parse_args()
-    results = {name: measured(name, given.seeds, given.steps) for name in given.models}
+    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as pool:
+        runs = [pool.submit(measured, name, given.seeds, given.steps) for name in given.models]
+        results = {name: run.result() for name, run in zip(given.models, runs, strict=True)}
     for name, rows in results.items():
         if statistics.median(row.apart for row in rows) > AGREE:
             print(f"{name}: the float32 trainings of both sides are apart; compare the distances with care")
