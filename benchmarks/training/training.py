@@ -1,11 +1,11 @@
 """Cost of a training step: one graph in onnxruntime beside PyTorch's eager loop, on the same batches.
 
-    python benchmarks/run.py training [--models mlp cnn gpt] [--pairs 15] [--device cpu|cuda]
+    python benchmarks/run.py training [--models mlp cnn bert gpt2] [--pairs 15] [--device cpu|cuda]
 
-Needs torch and onnxscript. Both sides begin with the same weights; their first losses in float32 have to agree to
-1e-4, or nothing is reported. They take turns, so that what else the machine does falls on both, and a ratio is the
-median of the pairs' ratios: wall times on all cores, and processor times on one thread, which a busy machine changes
-less. Memory is the peak of a process that makes ten steps, and what of it came after its imports.
+Needs torch, transformers and onnxscript. Both sides begin with the same weights; their first losses in float32 have to
+agree to 1e-4, or nothing is reported. They take turns, so that what else the machine does falls on both, and a ratio is
+the median of the pairs' ratios: wall times on all cores, and processor times on one thread, which a busy machine
+changes less. Memory is the peak of a process that makes ten steps, and what of it came after its imports.
 
 On a CPU: float32, and float32 with a dynamic loss scale (PyTorch: GradScaler), which tells what scaling costs. Low
 types are emulated there and not timed. On a GPU: float32 without and with TF32, float16 (PyTorch: autocast and
@@ -20,7 +20,6 @@ import os
 import resource
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,20 +27,19 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks.shared import measure
+from benchmarks.training.subjects import SUBJECTS, Batch, Subject, batches, made
 
 if TYPE_CHECKING:
     import torch
 
     from amp_rewrite.train import TrainingStep
 
-EXAMPLES = measure.ROOT / "examples" / "training"
 AGREE = 1e-4
-Batch = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,115 +62,19 @@ MODES = {
 ON = {"cpu": ("float32", "float32, loss scale"), "cuda": ("float32", "TF32", "float16", "bfloat16")}
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A model to train: how it is made, its batch, and its optimizer in both worlds."""
-
-    title: str
-    source: str
-    module: Callable[[], Any]
-    batch: Callable[[np.random.Generator], Batch]
-    ours: str
-    theirs: Callable[[Any], Any]
-
-
-def mlp(width: int) -> Subject:
-    def module() -> Any:
-        from torch import nn
-
-        return nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
-
-    return Subject(f"MLP 784-{width}-{width}-10, batch 128, RMSprop", "image", module, _images(128), *_rmsprop())
-
-
-def _rmsprop() -> tuple[str, Callable[[Any], Any]]:
-    import torch
-
-    return "rmsprop,lr=0.001,epsilon=1e-8", lambda m: torch.optim.RMSprop(m.parameters(), 1e-3, alpha=0.9, eps=1e-8)
-
-
-def _images(rows: int) -> Callable[[np.random.Generator], Batch]:
-    def batch(rng: np.random.Generator) -> Batch:
-        return {"image": rng.random((rows, 784), np.float32), "label": rng.integers(0, 10, rows)}
-
-    return batch
-
-
-def cnn() -> Subject:
-    def module() -> Any:
-        from torch import nn
-
-        def stage(a: int, b: int, stride: int) -> nn.Sequential:
-            return nn.Sequential(nn.Conv2d(a, b, 3, stride, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
-
-        wide = (nn.Unflatten(1, (1, 28, 28)), stage(1, 32, 1), stage(32, 64, 2), stage(64, 64, 1), stage(64, 128, 2))
-        return nn.Sequential(*wide, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
-
-    import torch
-
-    rule = "sgd,lr=0.05,momentum=0.9"
-    title = "CNN, 4 convolutions with BatchNormalization, batch 64, SGD"
-    return Subject(title, "image", module, _images(64), rule, lambda m: torch.optim.SGD(m.parameters(), 0.05, 0.9))
-
-
-def gpt() -> Subject:
-    import torch
-
-    def module() -> Any:
-        from against_torch import TinyGPT
-
-        return TinyGPT(96, dim=128, heads=4, depth=4, context=64)
-
-    def batch(rng: np.random.Generator) -> Batch:
-        letters = rng.integers(0, 96, (16, 65))
-        return {"tokens": letters[:, :-1], "label": letters[:, 1:]}
-
-    title = "GPT, 4 blocks of width 128, 16 × 64 tokens, Adam"
-    rule = "adam,lr=0.001,epsilon=1e-8"
-    return Subject(title, "tokens", module, batch, rule, lambda m: torch.optim.Adam(m.parameters(), 1e-3))
-
-
-SUBJECTS: dict[str, Callable[[], Subject]] = {
-    "mlp": lambda: mlp(1024),
-    "wide": lambda: mlp(4096),
-    "cnn": cnn,
-    "gpt": gpt,
-}
-
-
-def made(name: str) -> tuple[Subject, Any]:
-    """A subject with its module, the same each time."""
-    import torch
-
-    sys.path.insert(0, str(EXAMPLES))
-    torch.manual_seed(0)
-    subject = SUBJECTS[name]()
-    return subject, subject.module()
-
-
-def batches(subject: Subject) -> Iterator[Batch]:
-    rng = np.random.default_rng(0)
-    while True:
-        yield {
-            n: np.ascontiguousarray(a, np.int64 if a.dtype.kind == "i" else None) for n, a in subject.batch(rng).items()
-        }
-
-
 def written(name: str, mode: str, path: str) -> str:
     """Write the step of a subject, made from PyTorch's module, and a batch; its title."""
     import torch
 
-    from amp_rewrite.train import save_step, training_step
+    from amp_rewrite.train import from_torch, save_step, training_step
 
     subject, module = made(name)
-    from from_torch import trainable
-
     first = next(batches(subject))[subject.source]
-    model = trainable(module, {subject.source: torch.from_numpy(first)}, "logits")
+    model = from_torch(module, (torch.from_numpy(first),), outputs="logits")
     chosen = MODES[mode]
     step = training_step(
         model,
-        loss="cross_entropy(logits, label)",
+        loss=f"cross_entropy(logits, label, axis={subject.axis})",
         optimizer=subject.ours,
         policy=chosen.policy,
         loss_scale="dynamic" if chosen.scaled else None,
@@ -218,7 +120,7 @@ class Theirs:
         self.optimizer = subject.theirs(self.module)
         self.scaler = torch.amp.GradScaler(device) if mode.scaled else None
         self.low = getattr(torch, mode.low) if mode.low else None
-        self.device, self.source = device, subject.source
+        self.device, self.source, self.axis = device, subject.source, subject.axis
 
     def __call__(self, batch: Batch) -> float:
         import torch
@@ -227,7 +129,7 @@ class Theirs:
         given, label = (torch.from_numpy(batch[name]).to(self.device) for name in (self.source, "label"))
         self.optimizer.zero_grad()
         with torch.autocast(self.device, dtype=self.low) if self.low else nullcontext():
-            loss = F.cross_entropy(self.module(given), label)
+            loss = F.cross_entropy(self.module(given).movedim(self.axis, 1), label)
         if self.scaler is None:
             loss.backward()
             self.optimizer.step()
@@ -368,7 +270,7 @@ def measured(name: str, mode: str, device: str, pairs: int, folder: Path) -> Row
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=["mlp", "cnn", "gpt"])
+    parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=["mlp", "cnn", "bert", "gpt2"])
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--device", choices=ON, default="cpu")
     parser.add_argument("--remember", nargs=5, help=argparse.SUPPRESS)

@@ -17,6 +17,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir import builder
 from amp_rewrite.ir.builder import declared
+from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.nodes import MAIN, ScopeId, Value
 from amp_rewrite.rewrite.autodiff.facts import Facts, Shape, known_dims
 
@@ -35,6 +36,7 @@ class Builder(builder.Builder):
         self.scope = scope
         self.graph = clone(facts.view.scopes[scope].graph)
         self._instead: dict[int, list[NodeProto]] = {}
+        self._narrow: dict[str, str] = {}
 
     @classmethod
     def of(cls, model: Model, *, region: str = "backward") -> Builder:
@@ -65,8 +67,10 @@ class Builder(builder.Builder):
     def finished(self) -> GraphProto:
         """The graph as it stands now, a new one."""
         out = clone(self.graph)
+        read = {*names_read(self.nodes), *(v.name for v in self.graph.output)} if self._narrow else set()
+        nodes = [n for n in self.nodes if n.output[0] not in self._narrow or n.output[0] in read]
         placed = (self._instead.get(position, [node]) for position, node in enumerate(self.graph.node))
-        refill(out, "node", [*chain.from_iterable(placed), *self.nodes])
+        refill(out, "node", [*chain.from_iterable(placed), *nodes])
         return out
 
     @contextmanager
@@ -118,6 +122,16 @@ class Builder(builder.Builder):
         if not proto.output[slot]:
             proto.output[slot] = self.fresh(f"{proto.output[0]}_{slot}")
         return str(proto.output[slot])
+
+    def spread(self, x: str, shape: str) -> str:
+        """Expand a value to a shape; `narrow` gives it back. An Expand that no node reads is left out."""
+        spread = self.op("Expand", x, shape)
+        self._narrow[spread] = x
+        return spread
+
+    def narrow(self, x: str) -> str:
+        """The value that `spread` expanded into `x`, else `x` itself; for ops that broadcast."""
+        return self._narrow.get(x, x)
 
     # -- inputs and outputs ----------------------------------------------------------------------------
 

@@ -169,8 +169,8 @@ def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
                 f"no gradient through input {slot}, {v.x(slot)!r}: {entry.because}; it lies on the path"
                 f" {route.through(v.op)}; replace the op"
             )
-        if not isinstance(entry, Joint):
-            partials.append((value, entry(v, slot)))
+        if not isinstance(entry, Joint) and (gradient := entry(v, slot)) is not None:
+            partials.append((value, gradient))
     return [*partials, *_together(v, row, route)]
 
 
@@ -203,9 +203,13 @@ def _expandable(view: View, ops: Iterable[Op]) -> set[str]:
 
 
 def _total(b: Builder, gradients: Sequence[str] | None) -> str | None:
+    """Append the sum of the gradients of several uses; all but one may broadcast."""
     if not gradients:
         return None
-    return gradients[0] if len(gradients) == 1 else b.op("Sum", *gradients)
+    if len(gradients) == 1:
+        return gradients[0]
+    narrow = [b.narrow(g) for g in gradients]
+    return b.op("Sum", *(gradients if all(n != g for n, g in zip(narrow, gradients, strict=True)) else narrow))
 
 
 def _value(view: View, ids: Mapping[str, ValueId], name: str, purpose: str) -> ValueId:

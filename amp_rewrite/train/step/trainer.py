@@ -13,7 +13,7 @@ from typing import Protocol, Unpack
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import FeedError, TrainingError
+from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
@@ -23,9 +23,9 @@ from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_o
 from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.metrics.metric import Metric
 from amp_rewrite.train.metrics.metric_text import metrics_of
-from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.averages import with_averages
+from amp_rewrite.train.step.batch_check import check_batch
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, Scores, range_of
 from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, shown, slots_of
 from amp_rewrite.train.step.rows import Rows
@@ -198,7 +198,7 @@ class Trainer:
             number: the number of the batch, for messages.
             learning_rate: as `fit` takes it.
         """
-        self._check(batch, number)
+        check_batch(self._declared, self.step.targets, batch, number)
         owner = self.step.owner
         if owner is not None:
             check_unchanged(owner, self.step.optimizer)
@@ -289,7 +289,7 @@ class Trainer:
         rows_of = Rows.of(batches, batch_size, None, 0)
         data = batches if rows_of is None else lambda: replace(rows_of, shuffle=False).batches(0)
         for number, batch in enumerate(self.feed(data)):
-            self._check(batch, number)
+            check_batch(self._declared, self.step.targets, batch, number)
             results = runner.run(self._now.side, read_by(runner, {**batch, **rate}))
             here = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
             rows += here
@@ -319,35 +319,6 @@ class Trainer:
         outputs = (loss, *metrics)
         runner = Runner.open(model, replace(self._options, outputs_only=outputs))
         return runner.buffered(self._stepper.buffer, {}, outputs), loss, metrics
-
-    def _check(self, batch: Batch, number: int) -> None:
-        """Raise FeedError if a named dimension has two sizes, TrainingError if a class is out of range.
-
-        The backward pass assumes one size, and could be wrong.
-        """
-        sizes: dict[str, tuple[int, str]] = {}
-        for formal in self._declared.proto.graph.input:
-            dims = formal.type.tensor_type.shape.dim
-            for dim, size in zip(dims, batch[formal.name].shape, strict=False):
-                before, where = sizes.setdefault(dim.dim_param, (size, formal.name)) if dim.dim_param else (size, "")
-                if before != size:
-                    raise FeedError(
-                        f"batch {number} has size {before} for {dim.dim_param!r} in {where!r}, but {size} in"
-                        f" {formal.name!r}; use inputs of one size, or export the model with two dimension names"
-                    )
-        for target in self.step.targets:
-            self._check_classes(target, batch[target.name], number)
-
-    def _check_classes(self, target: Target, classes: Array, number: int) -> None:
-        """Raise TrainingError if a class is out of range."""
-        if target.classes is None:
-            return
-        wrong = classes[((classes < 0) | (classes >= target.classes)) & (classes != target.ignored)]
-        if wrong.size:
-            raise TrainingError(
-                f"input {target.name!r} of batch {number} has class {int(wrong.flat[0])}, but the model has classes 0"
-                f" to {target.classes - 1}; correct the targets"
-            )
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: parameters, slots, step count, loss scale, good steps; see `checkpoint.save`.

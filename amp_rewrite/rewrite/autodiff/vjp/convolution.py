@@ -158,7 +158,7 @@ def _col2im(v: Call, slot: int) -> str:
 
 def _global_average(v: Call, slot: int) -> str:
     shape = v.b.shape_of(v.x(0))
-    return v.do("Expand", v.shared(v.g, v.part(shape, 2, v.rank(0))), shape)
+    return v.b.spread(v.shared(v.g, v.part(shape, 2, v.rank(0))), shape)
 
 
 _WHOLE = Stop("positions and shapes are integers")

@@ -13,8 +13,12 @@ def _same(v: Call, slot: int) -> str:
     return v.sum_to(v.g, slot)
 
 
-def _times_other(v: Call, slot: int) -> str:
-    return v.sum_to(v.do("Mul", v.g, v.x(1 - slot)), slot)
+def _times_other(v: Call, slot: int) -> str | None:
+    """g·b for a; 2·g·a for a square, once."""
+    g = v.narrow if v.spans_output(1 - slot) else v.g
+    if v.x(0) == v.x(1):
+        return None if slot == 1 else v.do("Mul", v.do("Add", g, g), v.x(0))
+    return v.sum_to(v.do("Mul", g, v.x(1 - slot)), slot)
 
 
 def _divisor(v: Call, slot: int) -> str:
@@ -87,12 +91,12 @@ def _bound(v: Call, slot: int) -> str:
 
 def _slope(derivative: Callable[[Call], str]) -> Row:
     """A row for y = f(x): the gradient times f'(x)."""
-    return row(lambda v, slot: v.do("Mul", v.g, derivative(v)))
+    return row(lambda v, slot: v.do("Mul", v.narrow, derivative(v)))
 
 
 def _dividing(inverse_slope: Callable[[Call], str]) -> Row:
     """A row for y = f(x): the gradient divided by 1/f'(x)."""
-    return row(lambda v, slot: v.do("Div", v.g, inverse_slope(v)))
+    return row(lambda v, slot: v.do("Div", v.narrow, inverse_slope(v)))
 
 
 def _where_positive(v: Call, otherwise: str) -> str:
@@ -217,7 +221,7 @@ ROWS: Family = {
     "Softplus": _slope(lambda v: v.do("Sigmoid", v.x(0))),
     "Softsign": _dividing(lambda v: _square(v, v.do("Add", v.do("Abs", v.x(0)), 1.0))),
     # a mask by y cast to bool: unlike a comparison, that cast has kernels in every type
-    "Relu": row(lambda v, slot: v.do("Where", v.do("Cast", v.y(), to=DType.BOOL.code), v.g, 0.0)),
+    "Relu": row(lambda v, slot: v.do("Where", v.do("Cast", v.y(), to=DType.BOOL.code), v.narrow, 0.0)),
     "LeakyRelu": row(lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.attr("alpha", 0.01)))),
     "PRelu": row(
         lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.x(1))),

@@ -40,7 +40,7 @@ def _again(v: Call, op_type: str, x: str) -> str:
 
 def _spread(v: Call, gradient: str) -> str:
     """Expand a gradient with dims of 1 to the shape of the input."""
-    return v.do("Expand", gradient, v.b.shape_of(v.x(0)))
+    return v.b.spread(gradient, v.b.shape_of(v.x(0)))
 
 
 def _count(v: Call) -> int | str:

@@ -37,8 +37,11 @@ class Joint:
     """The gradient of this input is computed with those of all joint inputs, by the row's `together`."""
 
 
-Partial = Callable[["Call", int], str]
-"""Append the gradient of one input and return its name. Called with the op and the input's slot, only if needed."""
+Partial = Callable[["Call", int], str | None]
+"""Append the gradient of one input and return its name; None if another input has the same value, and brings it.
+
+Called with the op and the input's slot, only if needed.
+"""
 
 Entry = Partial | Joint | Stop | Refuse
 
@@ -154,6 +157,11 @@ class Call(Forward):
         assert self.gradients[0] is not None
         return self.gradients[0]
 
+    @property
+    def narrow(self) -> str:
+        """The gradient of the first output before it was expanded, for ops beside another operand of its shape."""
+        return self.b.narrow(self.g)
+
     def y(self, slot: int = 0) -> str:
         """Name of an output; an absent optional output is added to the node."""
         return self.b.extra_output(self.position, slot)
@@ -162,6 +170,11 @@ class Call(Forward):
     def out_shape(self) -> Shape | None:
         """Shape of the first output; None if its rank is unknown."""
         return self.b.shape(self.op.node.output[0])
+
+    def spans_output(self, slot: int) -> bool:
+        """True if an input is known to have the shape of the first output."""
+        shape = self.shape(slot)
+        return shape is not None and None not in shape and shape == self.out_shape
 
     def do(self, op_type: str, *inputs: str | float, **attributes: Any) -> str:
         """Append an op; numbers become constants of the type of this op's first input."""

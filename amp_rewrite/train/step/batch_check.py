@@ -1,0 +1,43 @@
+"""Checks of a batch before a step: sizes of named dimensions, and classes of targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from amp_rewrite.errors import FeedError, TrainingError
+from amp_rewrite.evidence.data.feed import Batch
+from amp_rewrite.files.model import Model
+from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.train.objective.prediction import Target
+
+
+def check_batch(declared: Model, targets: Iterable[Target], batch: Batch, number: int) -> None:
+    """Raise FeedError if a named dimension has two sizes, TrainingError if a class is out of range.
+
+    The backward pass assumes one size, and could be wrong. `declared`: a model of the inputs of a batch; `number`: the
+    number of the batch, for messages.
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    for formal in declared.proto.graph.input:
+        dims = formal.type.tensor_type.shape.dim
+        for dim, size in zip(dims, batch[formal.name].shape, strict=False):
+            before, where = sizes.setdefault(dim.dim_param, (size, formal.name)) if dim.dim_param else (size, "")
+            if before != size:
+                raise FeedError(
+                    f"batch {number} has size {before} for {dim.dim_param!r} in {where!r}, but {size} in"
+                    f" {formal.name!r}; use inputs of one size, or export the model with two dimension names"
+                )
+    for target in targets:
+        _check_classes(target, batch[target.name], number)
+
+
+def _check_classes(target: Target, classes: Array, number: int) -> None:
+    """Raise TrainingError if a class is out of range."""
+    if target.classes is None:
+        return
+    wrong = classes[((classes < 0) | (classes >= target.classes)) & (classes != target.ignored)]
+    if wrong.size:
+        raise TrainingError(
+            f"input {target.name!r} of batch {number} has class {int(wrong.flat[0])}, but the model has classes 0"
+            f" to {target.classes - 1}; correct the targets"
+        )
