@@ -27,10 +27,10 @@ NAMES = {
         DataParallelTrainer DynamicLossScale EarlyStopping ExponentialDecay F1Score FixedLossScale
         FunctionMetric GradientTape History IndexedSlices JSONLog LAMB LearningRateScheduler Lion LossScale
         LossScaleOptimizer Losses MeanAbsoluteError MeanSquaredError Metric ModelLoss Network OneCycle
-        OnnxMetric Optimizer ParameterGroup ParameterRow Perplexity Policy RMSprop ReduceLROnPlateau
-        Replicas SGD ScaledGradients Schedule Scores StatefulOptimizer StepDecay TensorBoard TopKAccuracy
-        Trainer TrainingReport TrainingStep Variable WarmUp averaged bind check_strategy
-        disable_mixed_precision_graph_rewrite enable_mixed_precision_graph_rewrite from_torch
+        OnnxMetric OnnxRuntimeCheckpoint Optimizer ParameterGroup ParameterRow Perplexity Policy RMSprop
+        ReduceLROnPlateau Replicas SGD ScaledGradients Schedule Scores StatefulOptimizer StepDecay
+        TensorBoard TopKAccuracy Trainer TrainingReport TrainingStep Variable WarmUp averaged bind
+        check_strategy disable_mixed_precision_graph_rewrite enable_mixed_precision_graph_rewrite from_torch
         from_transformers global_policy join_replicas load_step policy_scope save_step scale_gradients
         set_policy shard strategy_supports_loss_scaling training_step""",
 }
