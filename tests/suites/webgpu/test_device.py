@@ -62,7 +62,13 @@ def test_a_fixture_converted_for_the_device_is_close_to_float32_there(device: De
     proto = whole(amp_rewrite.convert(path, target="webgpu").result)
     reply = device.run(proto, feeds)
     assert error(list(reply["outputs"].values()), expected) <= BOUND
-    assert without_reason(View.of(Model.load(proto)), reply["on_cpu"]) == set()
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_no_float_op_that_has_a_kernel_is_on_the_cpu(device: Device, name: str) -> None:
+    """Opening a session tells; none is run."""
+    proto = whole(amp_rewrite.convert(FIXTURES[name][0], target="webgpu").result)
+    assert without_reason(View.of(Model.load(proto)), device.opened(proto)["on_cpu"]) == set()
 
 
 def without_reason(view: View, on_cpu: Collection[str]) -> set[str]:

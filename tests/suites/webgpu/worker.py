@@ -29,12 +29,11 @@ def serve(connection: Connection, talk: str) -> None:
         connection.send({"answer": answer, "verified": verified}[function](*arguments))
 
 
-def answer(data: bytes, feeds: dict[str, Any] | None, provider: str) -> Reply:
+def answer(data: bytes, feeds: dict[str, Any] | None, provider: str, optimized: bool) -> Reply:
     """Open a model on a provider, and run it on feeds if there are any."""
     try:
         providers = tuple(dict.fromkeys((provider, CPU)))
-        # Without feeds it is about the ops as they stand, of which optimizers would leave some out.
-        options = SessionOptions(providers=providers, optimized=feeds is not None)
+        options = SessionOptions(providers=providers, optimized=optimized)
         runner = Runner.open(Model(onnx.load_from_string(data)), options)
         asked = provider == WEBGPU
         reply: Reply = {"assignment": runner.assignment(), "on_cpu": runner.on_cpu()} if asked else {}
@@ -64,6 +63,14 @@ class Device(Child):
         self.absence = greeting
 
     def run(self, model: onnx.ModelProto, feeds: dict[str, Any] | None = None, provider: str = WEBGPU) -> Reply:
-        """Return assignment and outputs, or an error."""
-        reply: Reply = self.ask(("answer", model.SerializeToString(), feeds, provider))
+        """Return assignment and outputs, or an error.
+
+        Without feeds it is about the ops as they stand, of which optimizers would leave some out.
+        """
+        reply: Reply = self.ask(("answer", model.SerializeToString(), feeds, provider, feeds is not None))
+        return reply
+
+    def opened(self, model: onnx.ModelProto) -> Reply:
+        """Return the assignment in a session as it would run, or an error, without running it."""
+        reply: Reply = self.ask(("answer", model.SerializeToString(), None, WEBGPU, True))
         return reply
