@@ -48,10 +48,18 @@ class Roof:
 REACHED = "https://github.com/mag-/gpu_benchmark"
 """The fastest bfloat16 product found on each GPU. A rate above the sheet's, at a higher clock, counts as all of it."""
 
+_UNREAD = "unverified: the document was not at hand"
+_AGREES = f"{_UNREAD}; agrees with {{}}"
+"""Words for rates that are not read from NVIDIA's own table, and the page of others that has the same."""
+
 _SHEET = "NVIDIA {} Tensor Core GPU data sheet"
 _AMPERE = "NVIDIA Ampere GA102 GPU Architecture, table 9"
 _ADA = "NVIDIA Ada GPU Architecture, appendix A"
 _BLACKWELL = "NVIDIA RTX Blackwell GPU Architecture, appendix A"
+
+_RTX4090 = "https://waredb.com/processor/nvidia-geforce-rtx-4090"
+_RTX5090 = "https://www.spheron.network/blog/nvidia-rtx-5090-specs, within 0.4 %"
+_ORIN = "http://mzph.cn/web/30785.shtml, which repeats the brief"
 
 # Columns: operations of float32, of float16 in tensor cores and of TF32 in 10^12 a second, bytes in 10^12 a second.
 ROOFS: Mapping[str, Roof] = {
@@ -78,12 +86,12 @@ ROOFS: Mapping[str, Roof] = {
         ("L4", ("L4",), 30.3, 121, 60, 0.3, 0.76, f"{_SHEET.format('L4')}"),
         ("T4", ("T4",), 8.1, 65, None, 0.32, None, f"{_SHEET.format('T4')}"),
         ("V100", ("V100",), 15.7, 125, None, 0.9, None, f"{_SHEET.format('V100')}, SXM2"),
-        ("RTX3080", ("RTX", "3080"), 29.8, 59.5, 29.8, 0.76, None, f"{_AMPERE}, 10 GB"),
-        ("RTX3090", ("RTX", "3090"), 35.6, 71, 35.6, 0.936, 1.0, _AMPERE),
-        ("RTX4080", ("RTX", "4080"), 48.7, 97.5, 48.7, 0.717, None, _ADA),
-        ("RTX4090", ("RTX", "4090"), 82.6, 165.2, 82.6, 1.008, 1.0, _ADA),
-        ("RTX5080", ("RTX", "5080"), 56.3, 112.6, 56.3, 0.96, None, _BLACKWELL),
-        ("RTX5090", ("RTX", "5090"), 104.8, 209.5, 104.8, 1.792, None, _BLACKWELL),
+        ("RTX3080", ("RTX", "3080"), 29.8, 59.5, 29.8, 0.76, None, f"{_AMPERE}, 10 GB; {_UNREAD}"),
+        ("RTX3090", ("RTX", "3090"), 35.6, 71, 35.6, 0.936, 1.0, f"{_AMPERE}; {_UNREAD}"),
+        ("RTX4080", ("RTX", "4080"), 48.7, 97.5, 48.7, 0.717, None, f"{_ADA}; {_UNREAD}"),
+        ("RTX4090", ("RTX", "4090"), 82.6, 165.2, 82.6, 1.008, 1.0, f"{_ADA}; {_AGREES.format(_RTX4090)}"),
+        ("RTX5080", ("RTX", "5080"), 56.3, 112.6, 56.3, 0.96, None, f"{_BLACKWELL}; {_UNREAD}"),
+        ("RTX5090", ("RTX", "5090"), 104.8, 209.5, 104.8, 1.792, None, f"{_BLACKWELL}; {_AGREES.format(_RTX5090)}"),
         (
             "Orin",
             ("Orin",),
@@ -92,7 +100,7 @@ ROOFS: Mapping[str, Roof] = {
             21.2,
             0.205,
             None,
-            "NVIDIA Jetson AGX Orin technical brief, 64 GB; float16 half of its dense INT8 rate",
+            f"NVIDIA Jetson AGX Orin technical brief, 64 GB; {_AGREES.format(_ORIN)}; float16 is half of dense INT8",
         ),
     )
 }
