@@ -5,8 +5,8 @@ A test that meets a feature which the installed version lacks is skipped; `suppo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator
+from functools import wraps
 from typing import Any
 
 import onnx.numpy_helper
@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from amp_rewrite.files import arrays
 from amp_rewrite.files.text import parse_model
 from amp_rewrite.runtime import kernels, releases
-from support.needs import LACKING
+from support.needs import LACKING, reason_for, reason_of
 
 onnx.parser.parse_model = parse_model  # onnx 1.17 reads no names of nodes
 onnx.numpy_helper.from_array = arrays.from_array  # onnx below 1.19 knows no types of ml_dtypes
@@ -30,7 +30,15 @@ settings.register_profile(
 settings.load_profile("project")
 
 if LACKING:  # tests expect the kernels of the newest release; those of others have tests of their own
-    releases.installed_release = lambda: kernels.releases()[-1]
+    newest = wraps(releases.installed_release.__wrapped__)(lambda: kernels.releases()[-1])
+    releases.installed_release = newest  # type: ignore[assignment]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what an old version is known to lack."""
+    for item in items if LACKING else ():
+        if (reason := reason_for(item.nodeid)) is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -38,8 +46,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     """Turn a failure for an old version into a skip."""
     report = yield
     if LACKING and report.failed and call.excinfo is not None:
-        text = str(call.excinfo.value)
-        needed = next((why for pattern, why in LACKING if re.search(pattern, text)), None)
-        if needed is not None:
-            report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1] or 0, needed)
+        reason = reason_of(call.excinfo.value)
+        if reason is not None:
+            report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1] or 0, reason)
     return report

@@ -222,7 +222,7 @@ _ISSUES = "https://github.com/microsoft/onnxruntime/issues"
 HAZARDS = (
     RuntimeHazard(
         name="transposed_product",
-        since=(1, 31),
+        since=(1, 23),
         provider=CPU,
         kinds=frozenset({"Transpose", "MatMul"}),
         find=_batch_transposes,

@@ -1,8 +1,8 @@
 """What older packages lack: the one table of features of tests that need a newer onnx or onnxruntime.
 
 A row holds for versions below the one that it names: tests that meet the feature are skipped there and say so; with
-that version and newer ones they run. `pattern` finds tests by the words of their failure; others name the row, as
-`pytestmark = needs("attention_nodes")`.
+that version and newer ones they run. `pattern` finds tests by the words of their failure, `tests` by parts of their
+ids. docs/how-to/install.md says the same to users.
 """
 
 from __future__ import annotations
@@ -12,67 +12,121 @@ import re
 from dataclasses import dataclass
 from importlib import metadata
 
-import pytest
+from amp_rewrite.runtime.features import FEATURES
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A feature that `package` has from `version` on, and the words of failures without it."""
+    """A feature of `runtime/features.py`, and how to know the tests that need it."""
 
-    package: str
-    version: str
     feature: str
     pattern: str = ""
+    tests: tuple[str, ...] = ()
 
     @property
     def lacking(self) -> bool:
         """True if the installed version is older."""
-        return installed(self.package) < tuple(map(int, self.version.split(".")))
+        feature = FEATURES[self.feature]
+        return feature.lacking(installed(feature.package))
 
     @property
     def reason(self) -> str:
-        return f"needs {self.package} >= {self.version}: {self.feature}"
+        feature = FEATURES[self.feature]
+        return f"needs {feature.package} >= {feature.version}: {feature.what}"
 
 
 @functools.cache
-def installed(package: str) -> tuple[int, ...]:
+def installed(package: str) -> str:
     names = (package, f"{package}-gpu")
-    found = next((d.version for name in names for d in metadata.distributions(name=name)), "0")
-    return tuple(map(int, re.findall(r"\d+", found)[:2]))
+    return next((d.version for name in names for d in metadata.distributions(name=name)), "")
 
 
-NEEDS = {
-    "newer_opsets": Need(
-        "onnx",
-        "1.23",
-        "models and operators of newer opsets",
+NEEDS = (
+    Need(
+        "opsets",
         r"imports ai\.onnx opset \d+, but onnx \S+ knows 1 to \d+|^Unsupported opset-version\."
         r"|No schema registered for '\w+' version '\d+'|No registered schema for operator"
         r"|cannot move a model to opset \d+; use auto|No Op registered for \w+ with domain_version"
         r"|has no type that can be inferred; check the case",
+        ("test_every_kernel_serves_a_schema_that_is_known", "test_no_operator_changes_a_bit_whatever_the_exponents"),
     ),
-    "small_types": Need(
-        "onnx", "1.19", "tensors of types below a byte", r"Unable to convert type dtype\(u?int\d\) into TensorProto"
+    Need(
+        "inference",
+        r"'pads' input must be a 1D|K input must be a one-dimensional tensor",
+        (
+            "test_every_case_is_valid_opens_and_computes_what_it_did_in_every_way",
+            "test_adam_multiple",
+            "test_heads_repeated_for_groups_of_queries_are_read_once",
+            "test_a_default_of_an_input_stays_one",
+        ),
     ),
-    "newer_runtime": Need(
-        "onnxruntime",
-        "1.31",
-        "models of a newer opset or IR version",
-        r"Opset \d+ is under development|it knows the opsets of ai\.onnx (up to|below)|[Uu]nsupported model IR version",
+    Need(
+        "runtime_opsets",
+        r"Opset \d+ is under development|it knows the opsets of ai\.onnx (up to|below)|[Uu]nsupported model IR version"
+        r"|Could not find an implementation for",
+        ("test_every_template_between_two_products", "test_tensors_of_other_libraries_are_bound_without_a_copy"),
     ),
-    "weights_elsewhere": Need(
-        "onnxruntime",
-        "1.22",
-        "weights below another folder",
-        r"cannot get file size: No such file or directory|should be stored in \S+, but it doesn't exist",
+    Need(
+        "stable_norms",
+        "",
+        (
+            "test_no_run_exceeds_a_bound",
+            "test_large_biases.py::test_the_numbers_are_those_of_float32",
+            "lost_digits hit",
+        ),
     ),
-}
+    Need(
+        "bfloat16_bodies",
+        r"bound to different types \(tensor\(bfloat16\) and tensor\(float\)",
+    ),
+    Need(
+        "grouped_attention",
+        r"results differ by up to",
+        (
+            "test_fuse.py::test_a_fused_model_computes_what_torch_computed[llama",
+            "test_the_models_of_exporters_compute_the_same_with_it[llama",
+            "test_what_is_fused_in_the_models_of_exporters",
+        ),
+    ),
+    Need(
+        "integer_kernels",
+        "",
+        (
+            "test_every_integer_kernel_is_kept",
+            "test_a_dequantized_weight_comes_in_the_type_of_its_readers",
+            "test_a_bias_between_quantizers_of_float16",
+        ),
+    ),
+    Need(
+        "half_on_cpu",
+        "",
+        ("where_a_caller_may_override", "a fused norm that gives its sum", "test_sequences_and_their_maps_are_widened"),
+    ),
+    Need(
+        "newest_kernels",
+        "",
+        (
+            "test_an_interrupted_batch_leaves_whole_files",
+            "test_real_streams_carry_a_model",
+            "test_two_processes_give_the_same_files",
+            "test_converting_starts_no_thread_and_no_process",
+            "test_an_op_without_a_kernel_is_a_finding",
+            "test_an_optimizer_that_may_end_the_process_is_off",
+        ),
+    ),
+)
+LACKING = tuple(need for need in NEEDS if need.lacking)
 
 
-def needs(feature: str) -> pytest.MarkDecorator:
-    """Return the mark of tests that need a feature of the table."""
-    need = NEEDS[feature]
-    return pytest.mark.skipif(need.lacking, reason=need.reason)
+def reason_of(failure: BaseException) -> str | None:
+    """Return why a test failed so: a feature that an older package lacks; None for other failures."""
+    if isinstance(failure, BaseExceptionGroup):  # the failures of several examples
+        reasons = [reason_of(inner) for inner in failure.exceptions]
+        return reasons[0] if all(reasons) else None
+    found = (need.reason for need in LACKING if need.pattern and re.search(need.pattern, str(failure)))
+    return next(found, None)
 
 
-LACKING = tuple((need.pattern, need.reason) for need in NEEDS.values() if need.lacking and need.pattern)
+def reason_for(test: str) -> str | None:
+    """Return why a test is skipped by its id; None if it is not."""
+    return next((need.reason for need in LACKING if any(part in test for part in need.tests)), None)

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.render import blocks, count, shortened, size
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import Totals
+from amp_rewrite.runtime.features import ONNX, ONNXRUNTIME, Feature, lacking
 from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
 from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
 from amp_rewrite.runtime.installation import (
@@ -44,7 +46,7 @@ from amp_rewrite.runtime.installation import (
     installation_faults,
     uninstall,
 )
-from amp_rewrite.runtime.kernels import Kernels, load_kernels, load_webgpu_kernels
+from amp_rewrite.runtime.kernels import Kernels, load_kernels, load_webgpu_kernels, release_number
 from amp_rewrite.runtime.releases import known_release
 from amp_rewrite.runtime.roofline import COMMON, ROOFS, Roof, roof_of
 from amp_rewrite.runtime.webgpu import REQUIREMENT
@@ -206,6 +208,7 @@ def _machine(
     yield from _gpus(machine, low)
     yield _driver(machine, built)
     yield from _runtime(packages, told, tuple(faults(packages, None)) if installed else installation_faults())
+    yield from _older(packages, installed or _version)
     if built is not None:
         yield from _libraries(built, load)
     if "failure" in told:
@@ -295,6 +298,27 @@ def _runtime(packages: Sequence[Package], told: Asked, known: Sequence[Fault]) -
         yield Check("onnxruntime", FINDING, f"{named} is built without CUDA", swap)
     else:
         yield Check("onnxruntime", OK, f"{named}, built for CUDA {told['cuda']}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _older(packages: Sequence[Package], installed: Callable[[str], str | None]) -> Iterator[Check]:
+    """Yield what an older onnx or onnxruntime lacks."""
+    releases = [(ONNX, ONNX, installed(ONNX) or ""), *((ONNXRUNTIME, p.name, p.version) for p in packages[:1])]
+    for package, name, release in releases:
+        if missing := lacking(package, release):
+            facts = "; ".join(f"{feature.what} (from {feature.version} on)" for feature in missing)
+            remedy = f"if you need that, {install(f'{name}>={max(missing, key=_newest).version}')}"
+            yield Check("versions", ADVICE, f"{name} {release} lacks: {facts}", remedy)
+
+
+def _newest(feature: Feature) -> tuple[int, ...]:
+    return release_number(feature.version)
 
 
 def _libraries(built: int, load: Loader) -> Iterator[Check]:

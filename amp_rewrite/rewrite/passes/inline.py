@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -53,6 +54,10 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]] | None = None) ->
     if not functions:
         return model
     check_imports(model.proto)
+    known = Counter((f.domain, f.name, f.overload) for f in model.proto.functions)
+    twice = next((name for (_, name, _), number in known.items() if number > 1), None)
+    if twice is not None:  # onnx below 1.20 takes one of them
+        raise ModelError(f"the model's local functions cannot be inlined: {twice!r} is defined twice; remove one")
     try:
         return replace(model, proto=onnx.inliner.inline_selected_functions(_one_opset(model.proto), list(functions)))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as cause:

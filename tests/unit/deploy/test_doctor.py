@@ -670,3 +670,14 @@ def test_misuse_is_told(monkeypatch: pytest.MonkeyPatch, words: list[str], messa
 def test_a_model_that_is_none_is_told() -> None:
     done = CliRunner().invoke(program, ["doctor", "no_such.onnx"])
     assert (done.exit_code, done.stderr) == (2, "error: cannot read no_such.onnx: No such file or directory\n")
+
+
+def test_what_older_versions_lack_is_advice() -> None:
+    found = about(checked(packages={"onnxruntime-gpu": "1.26.0", "onnx": "1.19.0"}), "versions")
+    assert [(check.state, check.fact.partition(" lacks: ")[0]) for check in found] == [
+        ("advice", "onnx 1.19.0"),
+        ("advice", "onnxruntime-gpu 1.26.0"),
+    ]
+    assert "LayerNormalization of values far from zero on the CPU (from 1.27 on)" in found[1].fact
+    assert found[1].remedy.endswith("'onnxruntime-gpu>=1.31'")
+    assert not about(checked(packages={"onnxruntime-gpu": "1.31.1", "onnx": "1.23.0"}), "versions")

@@ -90,7 +90,7 @@ def test_a_model_that_lives_is_left_alone(case: str, tmp_path: Path) -> None:
 
 def test_only_affected_releases_and_providers_are_handled() -> None:
     proto = half(DYING["an input"])
-    assert avoided(proto, release="1.30.2") == []
+    assert avoided(proto, release="1.22.0") == []
     assert avoided(proto, release="1.32.0") == ["MatmulTransposeFusion"]
     assert avoided(proto, (CUDA, CPU)) == []
 
@@ -257,7 +257,7 @@ def test_sessions_set_the_option_that_avoids_a_fault(
 
 def test_each_fault_of_another_runtime_or_release_has_a_source_and_a_way_round() -> None:
     for hazard in HAZARDS:
-        assert hazard.source.startswith("https://") or hazard.since == (1, 31)
+        assert hazard.source.startswith("https://") or hazard.provider in (None, CPU)
         assert bool(hazard.skip) + bool(hazard.options) + hazard.keep <= 1
         assert hazard.remedy and hazard.remedy in hazard.finding
         assert hazard.until is None or hazard.since < hazard.until
