@@ -40,8 +40,9 @@ class Spot:
     Errors are sqrt(sum (value - reference)^2 / sum reference^2) over all batches, the largest over all outputs.
     `own`: the local error, of the op fed with the reference's values; 0 if it only moves or selects values; None if it
     has no low type or cannot be measured alone. `accumulated`: the error of its output in the candidate as it runs.
-    `max_abs` is the largest accumulated error, infinite if values are lost, `absmax` the largest value in the
-    reference. `overflows`: fed with the reference's values, it gives infinity or NaN for values that are finite there.
+    `max_abs` is the largest accumulated error of finite values, infinite if others are lost and these are right;
+    `absmax` the largest value in the reference. `overflows`: fed with the reference's values, it gives infinity or NaN
+    for values that are finite there.
     """
 
     op: str
@@ -305,7 +306,7 @@ def _spots(
             bench.low.spelling if bench.is_low(op) else "float32",
             max((error.error(bench.low.tiny) for error in own), default=unmeasured),
             max(error.error(bench.low.tiny) for error in stats),
-            max(math.inf if error.lost else error.max_abs for error in stats),
+            max(error.max_abs or (math.inf if error.lost else 0.0) for error in stats),
             max(error.absmax for error in stats),
             any(error.lost for error in own),
         )
