@@ -36,7 +36,7 @@ class _Models(click.Path):
         """Return the path of a word. Only "-" as it was typed becomes the path "-"; "./-" is a file of that name."""
         if not os.fspath(value):
             raise click.UsageError("an empty name is not that of a file; name a file", ctx)
-        path = Path(str(super().convert(value, param, ctx)))
+        path = Path(local(str(super().convert(value, param, ctx))))
         return path.absolute() if path == _DASH and os.fspath(value) != str(_DASH) else path
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
@@ -57,8 +57,7 @@ class _Outputs(_Models):
         path = self.named(value, param, ctx)
         if ctx is None or ctx.resilient_parsing:
             return path
-        if self.folders and (url_of(path) or local(path) != os.fspath(path)):
-            path = Path(local(path))
+        if self.folders and url_of(path):
             ctx.meta.setdefault(_FOLDERS, {})[path] = os.fspath(value)
             return path
         slashed = os.fspath(value).endswith(("/", os.sep))

@@ -156,9 +156,11 @@ def test_the_command_takes_urls(src: Path, memory: Any, tmp_path: Path, monkeypa
     assert "ok  memory://hub/out/decoder/plain.onnx: 2 of 2" in shown.stdout
     assert "4 models done, 3 other files copied\nwrote memory://hub/s.jsonl\n" in shown.stderr
     assert onnx.load_model_from_string(memory.cat_file("/hub/out/model.onnx")).graph.node
+    assert run(f"file://{src}/model.onnx", "-o", f"file://{tmp_path}/one.onnx").exit_code == 0
+    assert onnx.load("one.onnx").graph.node and run(f"file://{src}", "-o", f"file://{tmp_path}/all").exit_code == 0
     wrong = run("memory://hub/src/model.onnx", "-o", "model_fp16.onnx")
     assert wrong.exit_code == 2 and "what comes or goes by URL needs a folder" in wrong.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["src"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all", "one.onnx", "src"]
 
 
 def test_a_store_that_is_not_known_or_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
