@@ -21,7 +21,7 @@ from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.settings.choices import HEADROOM, Level
 from amp_rewrite.settings.options import KEYWORDS, Kind, Option, Request
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("olive.passes.amp_rewrite")  # below Olive's own, whose level a workflow sets
 
 _TYPES: Mapping[Kind, Any] = {
     Kind.TEXT: str,

@@ -91,6 +91,15 @@ def test_data_and_a_tolerance_repair_a_model_that_overflows(tmp_path: Path) -> N
     assert not amp_rewrite.verify(OUTLIER / "model.onnx", plain, OUTLIER / "batches.npz", tolerance=1e-2)
 
 
+def test_a_tolerance_that_no_choice_reaches_gives_no_model_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = {"type": "AmpRewrite", "data": str(OUTLIER / "batches.npz"), "tolerance": 1e-12, "io": "low"}
+    run(workflow(OUTLIER / "model.onnx", tmp_path, step))
+    assert "no choice of ops in float32 brings the outputs within 1e-12" in caplog.text
+    assert not list((tmp_path / "out").rglob("*.onnx"))
+
+
 def test_weights_in_a_file_of_their_own_come_along(tmp_path: Path) -> None:
     run(workflow(CNN, tmp_path, {"type": "AmpRewrite", "external_data": True}))
     (model,) = (tmp_path / "out").rglob("*.onnx")
