@@ -51,6 +51,15 @@ _STEP = (
     parameters.option(
         "--micro-batches", "N", "Runs that make one step.", _HEAD, type=int, default=1, show_default=True
     ),
+    parameters.option(
+        "--recompute", "N", "Regions whose activations the backward pass computes again.", _HEAD, type=int
+    ),
+    parameters.option(
+        "--adapters",
+        "PATTERN,…:r=RANK",
+        "Train low-rank factors of these weights (LoRA), as in q_proj,v_proj:r=8.",
+        _HEAD,
+    ),
     parameters.flag("--training-mode", "Use statistics of the batch, and dropout.", _HEAD),
     *parameters.STEP,
     parameters.config,
@@ -105,7 +114,18 @@ def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Settings]:
     return asked | {name: value for name, value in painting.items() if value != getattr(Settings(), name)}, settings
 
 
-_OWN = ("loss", "optimizer", "loss_scale", "policy", "parameters", "freeze", "micro_batches", "training_mode")
+_OWN = (
+    "loss",
+    "optimizer",
+    "loss_scale",
+    "policy",
+    "parameters",
+    "freeze",
+    "micro_batches",
+    "recompute",
+    "adapters",
+    "training_mode",
+)
 """Options of a training step alone."""
 
 

@@ -71,11 +71,13 @@ class TopKAccuracy(Means):
 class F1Score(Metric):
     """Harmonic mean of precision and recall, of each class, averaged. A class without rows and predictions is left out.
 
+    An average is "macro", the mean over classes, "weighted" by their rows, "micro", of all rows together, or "binary",
+    of class 1 alone.
+
     Args:
         prediction: an output of the model.
         target: class indices, or 0 and 1.
-        average: "macro": mean over classes; "weighted": by their rows; "micro": of all rows together; "binary": of
-            class 1 alone.
+        average: as above.
         axis: of the classes.
         threshold: as in `Accuracy`.
         name: as in `Metric`.

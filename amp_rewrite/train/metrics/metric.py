@@ -122,9 +122,10 @@ class FunctionMetric(Metric):
 class OnnxMetric(Means):
     """A metric computed by an ONNX model, averaged over the rows of batches.
 
+    The model has the inputs "targets" and "predictions" and one output, a number that is the mean over its rows.
+
     Args:
-        model: as `convert` takes it, with the inputs "targets" and "predictions" and one output of one number, the
-            mean over its rows.
+        model: as `convert` takes it.
         prediction: an output of the trained model.
         target: an array of the batch.
         name: by default that of the output.

@@ -10,13 +10,7 @@ from amp_rewrite.train.metrics.metric import Means
 
 
 class MeanAbsoluteError(Means):
-    """Mean of the absolute differences of all elements.
-
-    Args:
-        prediction: an output of the model.
-        target: an array of the batch.
-        name: as in `Metric`.
-    """
+    """Mean of the absolute differences of all elements. Arguments are those of `Metric`."""
 
     NAME = "mean_absolute_error"
 
@@ -25,13 +19,7 @@ class MeanAbsoluteError(Means):
 
 
 class MeanSquaredError(Means):
-    """Mean of the squared differences of all elements.
-
-    Args:
-        prediction: an output of the model.
-        target: an array of the batch.
-        name: as in `Metric`.
-    """
+    """Mean of the squared differences of all elements. Arguments are those of `Metric`."""
 
     NAME = "mean_squared_error"
 

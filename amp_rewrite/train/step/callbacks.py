@@ -32,8 +32,10 @@ class Trained(Protocol):
 
 
 class Callback:
-    """Base of callbacks. `fit` calls `begin`, `rate` for each step, `epoch_end` after each epoch, and `end`, also
-    after an error."""
+    """Base of callbacks.
+
+    `fit` calls `begin`, `rate` for each step, `epoch_end` after each epoch, and `end`, also after an error.
+    """
 
     def begin(self, trainer: Trained) -> None:
         """Prepare for a call of `fit`.
@@ -154,9 +156,10 @@ class BestCheckpoint(_Monitor):
 class LearningRateScheduler(Callback):
     """Set the learning rate of each epoch, as Keras's callback of this name does.
 
+    In the first epoch the rate before is that of `fit`, else of the optimizer.
+
     Args:
-        schedule: a function of the number of the epoch and of the rate before, which returns the rate of the epoch. In
-            the first epoch the rate before is that of `fit`, else of the optimizer.
+        schedule: a function of the number of the epoch and of the rate before, which returns the rate of the epoch.
     """
 
     def __init__(self, schedule: Callable[[int, float], float]) -> None:

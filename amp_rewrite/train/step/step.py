@@ -27,6 +27,7 @@ from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective import losses
+from amp_rewrite.train.objective.adapters import merged, with_adapters
 from amp_rewrite.train.objective.losses import Objective
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
 from amp_rewrite.train.objective.parameters import Choice, Selection, trained
@@ -35,6 +36,7 @@ from amp_rewrite.train.objective.repeated_rows import with_one_row
 from amp_rewrite.train.objective.training_mode import in_training, statistics
 from amp_rewrite.train.step.assembly import lowered, policy_of, with_inputs, with_outputs, with_values
 from amp_rewrite.train.step.optimizer_state import brought
+from amp_rewrite.train.step.recompute import recomputed
 from amp_rewrite.train.step.size_hints import size_hints
 from amp_rewrite.train.step.training_report import TrainingReport, model_name
 from amp_rewrite.train.update import optimizers
@@ -66,8 +68,9 @@ class TrainingStep:
         training_mode: True if statistics are trained.
         objective: the `loss` argument of `training_step`.
         fingerprint: identifies the model in checkpoints.
-        forward: the trained model; None for a step read from a file without it.
+        forward: the trained model, with its adapters; None for a step read from a file without it.
         report: what is trained and why, and the type of each op; None for a step from a file.
+        adapters: the `adapters` argument of `training_step`.
     """
 
     model: Model
@@ -89,6 +92,7 @@ class TrainingStep:
     fingerprint: str
     forward: Model | None
     report: TrainingReport | None
+    adapters: str = ""
 
     @property
     def target(self) -> Target | None:
@@ -165,7 +169,7 @@ class TrainingStep:
         return tuple(s.input for s in self.state if s.name.startswith(("parameter/", "buffer/")))
 
     def trained(self, state: Mapping[str, Array]) -> Model:
-        """Return the trained model with the parameters and running statistics of a state.
+        """Return the trained model with the parameters and running statistics of a state, adapters merged.
 
         Args:
             state: arrays by input name.
@@ -173,7 +177,8 @@ class TrainingStep:
         Raises:
             TrainingError: the step was read from a file without its model.
         """
-        return with_values(self._forward(), {name: state[name] for name in self._weights()})
+        model = with_values(self._forward(), {name: state[name] for name in self._weights()})
+        return merged(model) if self.adapters else model
 
 
 def training_step(
@@ -186,6 +191,8 @@ def training_step(
     parameters: str | Sequence[str] | None = None,
     freeze: str | Sequence[str] = (),
     micro_batches: int = 1,
+    recompute: int | None = None,
+    adapters: str = "",
     training_mode: bool = False,
     seed: int = 0,
     folder: str | Path | None = None,
@@ -200,20 +207,25 @@ def training_step(
     applied, and `finite` is False. Forward and backward pass are painted together.
 
     In training mode BatchNormalization uses batch statistics and updates the running ones, and Dropout drops; otherwise
-    both behave as in the model. With micro-batches the last run makes the step, with the mean of their gradients.
+    both behave as in the model. With micro-batches the last run makes the step, with the mean of their gradients. With
+    `recompute` a step takes less memory and more time, and gives the same gradients. With `adapters` only their factors
+    are trained, and what `parameters` names besides; the exported model has them merged.
+
+    A process chooses a policy by `set_policy`, or by enabling or disabling the graph rewrite.
 
     Args:
         model: as `convert` takes it; it is not changed.
         loss: a float32 value with one element, or text: "cross_entropy(LOGITS, TARGETS)", see `losses.objective`.
         optimizer: an Optimizer, text such as "adam,lr=0.001", or an optimizer object, which brings its state.
         loss_scale: "dynamic", a number, None or a LossScale; by default the policy's ("dynamic" for mixed_float16).
-        policy: by default that of `set_policy`, mixed_float16 while the graph rewrite is enabled, and float32 after it
-            was disabled; mixed_float16 if the process chose nothing.
+        policy: by default that of sessions if the process chose one, else mixed_float16.
         parameters: globs on initializers to train, see `parameters.trained`.
         freeze: globs on initializers to leave as they are.
         micro_batches: runs per step.
+        recompute: number of regions, such as that of the layers, whose activations the backward pass computes again.
+        adapters: weights to adapt by low-rank factors, such as "q_proj,v_proj:r=8,alpha=16".
         training_mode: train statistics and drop.
-        seed: of Dropout and random ops; equal seeds give equal bits.
+        seed: of Dropout, random ops and adapters; equal seeds give equal bits.
         folder: where the external data of a ModelProto lies.
         **painting: lists, level, target, safety, keep, lower and gray_follows_allow of `convert`.
 
@@ -239,10 +251,14 @@ def training_step(
     if not isinstance(seed, int) or seed < 0:
         raise TrainingError(f"seed is {seed!r}; use a whole number ≥ 0")
     source = Model.load(model, folder=folder)
+    own = ModuleParameters.of(model, source)
+    if adapters:
+        source, factors = with_adapters(source, adapters, seed)
+        parameters = (*map(glob.escape, factors), *([parameters] if isinstance(parameters, str) else parameters or ()))
     at_opset, moved = for_gradients(source)
     aim = losses.objective(in_training(at_opset) if training_mode else at_opset, loss)
     statistics(aim.model.proto.graph.node, (t.name for t in aim.model.proto.graph.initializer))  # before all else
-    choice = Choice(parameters, freeze, ModuleParameters.of(model, source))
+    choice = Choice(parameters, freeze, own)
     selection = _unfrozen(View.of(aim.model), aim.loss, choice, rule)
     names = selection.names
     stateful, random = with_random_state(with_one_row(aim.model, selection.one_row))
@@ -258,11 +274,14 @@ def training_step(
         update = replace(update, state=brought(owner, scale, update.state))
     whole = with_outputs(b.model(), _declared(aim), kept)
     result, report = lowered(whole, policy, painting)
+    batch = _batch(whole, update)
+    if recompute is not None:
+        result = recomputed(result, (aim.loss, *aim.metrics), batch, recompute)
     notes = (*aim.notes, *moved, *size_hints(result, policy.lowers))
     return TrainingStep(
         **vars(update),
         model=result,
-        batch=_batch(whole, update),
+        batch=batch,
         loss=aim.loss,
         metrics=aim.metrics,
         targets=aim.targets,
@@ -276,6 +295,7 @@ def training_step(
         fingerprint=fingerprint(source).graph,
         forward=source,
         report=TrainingReport(model_name(source), loss, selection.rows, notes, report),
+        adapters=adapters,
     )
 
 

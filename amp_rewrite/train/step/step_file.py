@@ -23,6 +23,7 @@ from amp_rewrite.files.store import Progress
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.policy import Policy
+from amp_rewrite.train.objective.adapters import with_adapters
 from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.update import optimizers
@@ -105,6 +106,8 @@ def load_step(
         raise TrainingError(f"{path} is not a training step; write one with `amp-rewrite train-step`")
     metadata = _metadata(entry.value, path)
     trained = None if forward is None else Model.load(forward)
+    if trained is not None and metadata.get("adapters"):
+        trained, _ = with_adapters(trained, metadata["adapters"])
     if trained is not None and fingerprint(trained).graph != metadata.get("fingerprint"):
         raise TrainingError(f"{path} trains another model: its graph differs from that of `forward`; pass its model")
     try:
@@ -171,6 +174,7 @@ def _step(
         policy=Policy(metadata["policy"]),
         forward=trained,
         report=None,
+        adapters=str(metadata.get("adapters", "")),
     )
 
 

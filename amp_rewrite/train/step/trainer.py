@@ -361,12 +361,12 @@ class Trainer:
 
     @contextmanager
     def averaged(self) -> Iterator[Trainer]:
-        """Evaluate, predict, save or export with the averages of the parameters, inside `with`.
+        """Return a context in which the parameters are their averages, to evaluate, predict, save or export.
 
         Afterwards the state is that of before, so a training inside is undone.
 
-        Yields:
-            The trainer.
+        Returns:
+            A context manager, which gives the trainer.
 
         Raises:
             TrainingError: the optimizer has no `ema_momentum`.

@@ -38,6 +38,10 @@ class Optimizer:
     Gradients are clipped first, by at most one of three. Then `weight_decay` times the variable is added to its
     gradient.
 
+    The first step sets a moving average to its variable, as in Keras and in PyTorch's swa_utils; `Trainer.averaged`
+    exports it. First moments are computed in float32. Second moments stay float32 in any case: a decay of 0.999 is less
+    than half a unit of their last place in 16 bits, so they would not move.
+
     Args:
         clipnorm: the largest norm of each gradient.
         clipvalue: each element is clipped to ± this.
@@ -45,11 +49,8 @@ class Optimizer:
         weight_decay: factor of the variable in its gradient.
         groups: settings for parameters by name: `ParameterGroup` objects, or text such as "*.bias weight_decay=0".
         decay_biases_and_norms: False keeps weight decay from vectors and from names that end in "bias", but for groups.
-        ema_momentum: decay of a moving average of each variable, from which `Trainer.averaged` exports; None for none.
-            The first step sets the average to the variable, as in Keras and in PyTorch's swa_utils.
-        momentum_dtype: type in which first moments are stored, "float32", "float16" or "bfloat16"; they are computed in
-            float32. Second moments stay float32: a decay of 0.999 is less than half a unit of their last place in 16
-            bits, so they would not move.
+        ema_momentum: decay of a moving average of each variable; None for none.
+        momentum_dtype: type in which first moments are stored, "float32", "float16" or "bfloat16".
         learning_rate: a number, a `Schedule`, or text such as "cosine(0.001, decay_steps=900)".
 
     Raises:
