@@ -12,6 +12,7 @@ from amp_rewrite.ir.op_classes import COPIES, LAYERS, RECURRENT
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.train.objective.repeated_rows import row_of
 
 WEIGHTED = LAYERS | RECURRENT | {"Einsum", "PRelu", "LayerNormalization", "RMSNormalization"}
 """Ops that compute with weights: for them even a single number is a weight."""
@@ -138,19 +139,19 @@ def merged(view: View, value: Value) -> bool:
 
 
 def one_row(view: View, value: Value) -> bool:
-    """True if all rows along the first axis are copies of one row, as of a token expanded to the batch by an exporter.
+    """True if all rows along an axis are copies of one row, as of a token expanded to the batch by an exporter.
 
-    A constant initializer is one if it is concatenated along another axis, as tokens are.
+    A constant initializer is one if it is expanded along the first axis and concatenated along another, as tokens are.
     """
     assert value.tensor is not None
     dims = value.tensor.dims
-    if len(dims) < 2 or dims[0] < 2:
+    if len(dims) < 2 or max(dims[:-1]) < 2:
         return False
     ops = [(view.ops[use.op], use.slot) for use in view.uses[value.id]]
     if any(op.kind in WEIGHTED or op.kind.startswith("Gather") or op.scope != value.scope for op, _ in ops):
         return False
     array = view.model.array(value.tensor)
-    if not (array == array[:1]).all():
+    if row_of(array).shape == array.shape:
         return False
     return not _equal(array) or (len(dims) > 2 and all(_concatenates(op) for op, _ in ops))
 

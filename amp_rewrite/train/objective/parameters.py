@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ from amp_rewrite.train.objective.fixed_values import WEIGHTED
 from amp_rewrite.train.objective.losses import type_name
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
 from amp_rewrite.train.objective.parameter_row import FROZEN, TRAINED, ParameterRow
+from amp_rewrite.train.objective.repeated_rows import row_of
+from amp_rewrite.train.objective.split_weights import split
 
 _HALF = (DType.FLOAT16, DType.BFLOAT16)
 
@@ -79,7 +82,8 @@ def trained(view: View, loss: str, choice: Choice) -> Selection:
     _check_some(loss, left, [n for n in asked if asked[n] or reasons.get(n) is None])
     _check_unmerged(view, [names[n] for n in left if not asked[n]], choice.module)
     one_row = tuple(n for n in left if fixed_values.one_row(view, names[n]))
-    rows = [*_rows(view, floats, left, reasons, (asked, excluded, one_row)), *choice.module.lost()]
+    twins = split(view, [names[n] for n in left])
+    rows = [*_rows(view, floats, left, reasons, (asked, excluded, one_row, twins)), *choice.module.lost()]
     return Selection(tuple(left), tuple(rows), one_row)
 
 
@@ -191,9 +195,9 @@ def _rows(
     floats: Sequence[Value],
     left: Sequence[str],
     reasons: Mapping[str, str | None],
-    choices: tuple[Mapping[str, bool], set[str], Sequence[str]],
+    choices: tuple[Mapping[str, bool], set[str], Sequence[str], Mapping[str, str]],
 ) -> Iterator[ParameterRow]:
-    asked, excluded, one_row = choices
+    asked, excluded, one_row, twins = choices
     for value in floats:
         assert value.tensor is not None
         name, shape = value.name, tuple(int(dim) for dim in value.tensor.dims)
@@ -201,8 +205,11 @@ def _rows(
             readers = len({use.op for use in view.uses[value.id]})
             why = [f"read by {readers} ops"] if readers > 1 else []
             if name in one_row:
-                why.append(f"its {shape[0]} rows are copies of one")
-                shape = (1, *shape[1:])
+                row = row_of(view.model.array(value.tensor)).shape
+                why.append(f"its {math.prod(shape) // math.prod(row)} rows are copies of one")
+                shape = row
+            if name in twins:
+                why.append(f"holds the numbers of {twins[name]!r}, from which it parts: one weight that was split?")
             if reasons[name] is not None:
                 why.append(f"named in parameters, although it is {reasons[name]}")
             yield ParameterRow(name, TRAINED, shape, ", ".join(why))

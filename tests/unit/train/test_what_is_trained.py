@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,38 @@ def test_rows_expanded_from_one_token_are_trained_as_one_row() -> None:
     np.testing.assert_array_equal(
         np.frombuffer(token.raw_data, F32).reshape(3, 1, 4), np.repeat(expanded.state["token"], 3, axis=0)
     )
+
+
+def test_one_token_type_for_all_positions_is_trained_as_one_row() -> None:
+    def model(positions: int) -> ModelProto:
+        made = parsed(
+            """net (float[2,3,4] x) => (float loss) {
+              t = Add (x, kind)  h = MatMul (t, w)  s = Mul (h, h)  loss = ReduceMean <keepdims = 0> (s)
+            }"""
+        )
+        rng = np.random.default_rng(1)
+        return _with(made, kind=np.repeat(rng.normal(size=(1, 1, 4)), positions, axis=1), w=rng.normal(size=(4, 4)))
+
+    batch = {"x": np.asarray(np.random.default_rng(2).normal(size=(2, 3, 4)), F32)}
+    step = _step(model(3), optimizer="sgd,lr=0.1")
+    expanded, single = (Run(s) for s in (step, _step(model(1), optimizer=step.optimizer)))
+    expanded(batch)
+    single(batch)
+    assert _why(step)["kind"] == ("trained", "its 3 rows are copies of one")
+    np.testing.assert_allclose(expanded.state["kind"], single.state["kind"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("twin", [lambda w: w, lambda w: w.T.copy()], ids=["as it is", "transposed"])
+def test_a_weight_that_an_exporter_split_is_told_of(twin: Callable[[np.ndarray], np.ndarray]) -> None:
+    model = parsed(
+        """net (float[2,4] x) => (float loss) {
+          h = MatMul (x, w)  g = Tanh (h)  o = MatMul (g, v)  s = Mul (o, o)  loss = ReduceMean <keepdims = 0> (s)
+        }"""
+    )
+    w = np.random.default_rng(1).normal(size=(4, 4))
+    why = _why(_step(_with(model, w=w, v=twin(w))))
+    assert why["w"] == ("trained", "")
+    assert why["v"] == ("trained", "holds the numbers of 'w', from which it parts: one weight that was split?")
 
 
 def test_a_token_of_equal_numbers_is_one_row_too() -> None:
