@@ -269,9 +269,10 @@ def test_bfloat16_cures_a_range_without_any_keep(case: Case) -> None:
 def test_a_convolution_that_needs_a_newer_opset_in_bfloat16_is_named_with_that_opset() -> None:
     text = "g (float[1,1,4,4] x) => (float[1,1,4,4] y) { y = Conv (x, w) }"
     case = Case(57, "", text, weights={"w": (1, 1, 1, 1)}, fails="", options={"to": "bfloat16"})
-    (finding,) = converted(case).report.findings
+    few, finding = converted(case).report.findings
     assert (finding.kind, finding.subject) == ("schema_gate", "Conv")
     assert "22" in finding.message
+    assert (few.kind, "schema_gate keeps 100 %" in few.message) == ("few_low", True)
 
 
 # -- 55: half on a CPU -----------------------------------------------------------------------------------
