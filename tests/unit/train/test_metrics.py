@@ -112,6 +112,15 @@ def test_evaluate_and_fit_give_metrics_of_the_float32_predictions(policy: str) -
     assert {"val_accuracy", "val_top_k", "val_spread", "val_of_squares"} <= history.epochs[0].keys()
 
 
+def test_a_last_batch_with_fewer_rows_counts() -> None:
+    trainer = Trainer(training_step(mlp(), loss=CROSS_ENTROPY, policy="float32"), **PLACE)
+    rows = next(batches(1, rows=50))
+    whole = trainer.evaluate(rows, batch_size=50, metrics=["accuracy(y, t)", "auc(y, t)"]).metrics
+    parts = trainer.evaluate(rows, batch_size=16, metrics=["accuracy(y, t)", "auc(y, t)"]).metrics
+
+    assert parts == pytest.approx(whole)
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

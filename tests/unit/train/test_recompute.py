@@ -40,8 +40,7 @@ def compare(plain: TrainingStep, again: TrainingStep, batch: Mapping[str, Any], 
     assert all(array.tobytes() == two.state[name].tobytes() for name, array in one.state.items())
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-@pytest.mark.parametrize("regions", [2, 4])
+@pytest.mark.parametrize(("regions", "policy"), [(2, "float32"), (4, "float32"), (4, "mixed_float16")])
 def test_an_encoder_learns_the_same_bits(regions: int, policy: str) -> None:
     compare(encoder_step(None, policy), encoder_step(regions, policy), data())
 
@@ -49,7 +48,7 @@ def test_an_encoder_learns_the_same_bits(regions: int, policy: str) -> None:
 def test_a_nonfinite_batch_is_skipped_alike() -> None:
     batch = data()
     batch["x"][0, 0, 0] = np.inf
-    compare(*(encoder_step(regions, "mixed_float16") for regions in (None, 3)), batch)
+    compare(*(encoder_step(regions, "mixed_float16", 2) for regions in (None, 2)), batch, 1)
 
 
 def test_other_models_and_settings_learn_the_same_bits() -> None:
