@@ -25,7 +25,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "locate model.onnx model.float16.onnx --data batches.npz --predict",
     ),
     "olive-config": ("olive-config -o package.json",),
-    "pareto": ("pareto model.onnx --data batches.npz --html pareto.html",),
+    "pareto": (
+        "pareto model.onnx --data batches.npz --html pareto.html",
+        "pareto model.onnx --data batches.npz --point 1 -o faster.onnx",
+    ),
     "ranges": ("ranges show model.ranges.json",),
     "ranges merge": ("ranges merge first.json second.json -o both.json",),
     "ranges show": ("ranges show model.ranges.json --top 20",),

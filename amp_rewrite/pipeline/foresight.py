@@ -77,7 +77,8 @@ class Foresight:
 
         asked = Asked(draft.view, may, draft.request.to, draft.hazards.saturate)
         try:
-            prediction = predict(asked, batches, Alone(*twin) if twin is not None else None, probes=FEW)
+            alone = Alone(*twin) if twin is not None else None
+            prediction = predict(asked, batches, alone, probes=FEW, blind=False)
         except (GradientError, ModelError):  # an opset before 12, no floating output, a gradient that does not open
             return None
         return cls(draft, pins, draft.paint(pins), prediction, islands or draft.request.placement.islands)

@@ -240,7 +240,9 @@ class _Repair:
                     repaired = self._finished(sorted(held), regions, trials, reference)
                     if repaired.solved:
                         return repaired
-                    break
+                    trials.learn(held, repaired.verdict)
+                    factor *= _MORE
+                    continue
                 measured = worst_score(trials.verdicts[chosen.held], by)
                 factor = max(_MORE * factor, foresight.factor(chosen, measured, by))
         trials.forget()

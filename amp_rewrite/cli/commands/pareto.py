@@ -9,7 +9,9 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Feeding
+from amp_rewrite.cli.files import MODEL_OUT
 from amp_rewrite.cli.page import check_page, write_page
+from amp_rewrite.settings.options import OUTPUT
 
 
 @parameters.command(
@@ -17,29 +19,49 @@ from amp_rewrite.cli.page import check_page, write_page
     *parameters.FEEDING,
     *parameters.CONVERSION,
     parameters.option("--points", "N", "How many points to verify.  [default: 8]", type=click.IntRange(min=1)),
+    parameters.option("--point", "N", "The point whose model -o writes, by its number.", type=click.IntRange(min=0)),
+    parameters.option("-o --output", "OUT", "The model of a point to write.", OUTPUT, type=MODEL_OUT),
+    *parameters.SAVING,
     parameters.as_json,
     parameters.quiet(),
-    *parameters.PAGE,
+    parameters.html,
 )
 def pareto(
-    model: Path, points: int | None, as_json: bool, quiet: bool, html: Path | None, overwrite: bool, **given: Any
+    model: Path,
+    points: int | None,
+    point: int | None,
+    output: Path | None,
+    overwrite: bool,
+    external_data: bool | str | None,
+    as_json: bool,
+    quiet: bool,
+    html: Path | None,
+    **given: Any,
 ) -> None:
     """Print the curve of predicted time against error, from the conversion to float32.
 
     Each point is a choice of low ops that no other one beats in both; its error is predicted, and measured by
-    emulation.
+    emulation. `--point 2 -o OUT` writes the model of the point with the number 2.
     """
+    if (point is None) != (output is None):
+        raise click.UsageError("--point N and -o OUT go together: the point, and the file that its model is written to")
     feeding = Feeding.taken(given)
     settings = parameters.in_force(given)
     feeding = feeding.completed(settings).needed()
     check_page(html, overwrite=overwrite, read=(model,))
     from amp_rewrite.files.model import Model
+    from amp_rewrite.files.store import check_target
     from amp_rewrite.pipeline.pareto import POINTS, pareto
 
+    if output is not None:
+        check_target(output, overwrite, read=model)  # before the work, not after it
     source = Model.load(model)
     feed = feeding.feed(source, quiet=quiet)
     words = parameters.keywords(settings)
     curve = pareto(source, feed, points=points or POINTS, allow_nonfinite=feeding.allow_nonfinite, **words)
     if as_json or not quiet:
         terminal.show(curve.to_json() if as_json else curve.text())
+    if output is not None and point is not None:
+        curve.converted(point).save(output, overwrite=overwrite, external_data=external_data)
+        terminal.talk(f"wrote {output}", quiet=quiet)
     write_page(curve, html, quiet=quiet)

@@ -196,12 +196,14 @@ def predict(
     *,
     probes: Probing | None = None,
     seed: int = 0,
+    blind: bool = True,
 ) -> Prediction:
     """Return the prediction for a float32 model, from batches with the outputs of the reference.
 
     `alone` runs the ops that no gradient tells of, and the model with all ops low; without it the first are unknown,
-    and errors are thought even. `probes`: for each batch, by default by the size of the model. GradientError before
-    opset 12, and for a model without floating outputs.
+    and errors are thought even. `probes`: for each batch, by default by the size of the model. `blind`: run every op
+    alone where steps, such as Round, stand before all outputs. GradientError before opset 12, for a model without
+    floating outputs, and without `blind` for one whose outputs are all steps.
     """
     view = asked.view
     number_of, repeats = probes or probing(view)
@@ -220,6 +222,8 @@ def predict(
         if key not in opened:
             shapes = {name: tuple(y.shape) for name, y in values.items()}
             opened[key] = adjoint(view, sites.all, asked.to, shapes, batch, saturate=asked.saturate)
+            if not blind and len(opened[key].dark) == len(sites.all):
+                raise GradientError("no gradient reaches the outputs: they are steps, such as those of a Round")
         outputs.append(Outputs.of(number, values, number_of))
         fed.append(batch)
         for probe in range(len(outputs[-1].probes)):

@@ -70,7 +70,8 @@ Blocked = dict[str, str]
 
 
 def differentiable(model: Model, loss: str, wrt: Sequence[str], *, partly: bool = False) -> Model:
-    """Return an equivalent model that `backward` can differentiate; value names stay. `partly`: as far as it can.
+    """Return an equivalent model that `backward` can differentiate; value names stay. `partly`: as far as it can,
+    which may be nowhere.
 
     Local functions are inlined. BatchNormalization with batch statistics is decomposed, since no CUDA kernel of
     onnxruntime runs it. On paths to the loss, LSTM, GRU and RNN become a Scan, and an op without a gradient rule
@@ -89,7 +90,7 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str], *, partly: bool 
             )
         sources = [_value(view, ids, name, "by which to differentiate") for name in wrt]
         route = paths(view, MAIN, [target], sources, VJPS)
-        if target not in route.reached:
+        if target not in route.reached and not partly:
             raise GradientError(
                 f"the loss {loss!r} has no differentiable path from {', '.join(map(repr, wrt))}; name inputs or"
                 " initializers that it is computed from"

@@ -109,6 +109,20 @@ def test_ops_that_only_steps_join_to_the_output_are_measured_instead() -> None:
     assert found.error(found.alone(op)) == measured(found, runs, op, x)
 
 
+def test_every_op_before_rounded_outputs_is_measured_or_refused() -> None:
+    weights = {"w": RNG.standard_normal((24, 16)) * 50}
+    body = "a = MatMul (x, w) b = Tanh (a) c = Mul (b, a) y = Round (c)"
+    view = view_of(body, "(float[N,24] x) => (float[N,16] y)", weights)
+    x = RNG.standard_normal((40, 24))
+    found, runs = predicted(view, x)
+    assert set(found.measured) == {0, 1, 2, 3}
+    assert found.error(found.alone(OpId(2))) == measured(found, runs, 2, x) > 0
+    may = frozenset((op.id, v.name) for op in view.ops for v in view.variables[op.id])
+    fed = {"x": x.astype(np.float32)}
+    with pytest.raises(GradientError, match="Round"):
+        predict(Asked(view, may, DType.FLOAT16), [(fed, runs.reference(fed))], runs, blind=False)
+
+
 def test_an_op_without_a_gradient_rule_is_named_and_unknown_without_a_run() -> None:
     body = "a = Exp (x) b = Det (a) y = Sin (b)"
     view = view_of(body, "(float[N,4,4] x) => (float[N] y)")
