@@ -8,7 +8,7 @@ from typing import Unpack
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.pipeline.repaired import Repaired
-from amp_rewrite.reports.explain import Explanation, explained, makers
+from amp_rewrite.reports.explain import Explanation, explained, makers, shifts
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.sources import ReportSource, is_report, report_in
 from amp_rewrite.settings.options import Options, takes_options
@@ -43,5 +43,6 @@ def explain(model: ReportSource, *names: str | Sequence[str], **options: Unpack[
     elif options:
         raise PolicyError(f"{', '.join(options)}: the conversion is done; leave the options out, or explain the model")
     known = makers(model.view) if isinstance(model, Converted) else {}
+    moved = shifts(model.view) if isinstance(model, Converted) and model.report.shifts else {}
     flat = [name for each in names for name in ((each,) if isinstance(each, str) else each)]
-    return explained(report_in(model), flat, known)
+    return explained(report_in(model), flat, known, moved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,6 +18,8 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, ReportData, Row
 
 _LOW = frozenset(dtype.spelling for dtype in LOW_TYPES)
+_SHIFTED = re.compile(r"_shifted_(-?\d+)(_\d+)*$")
+"""The end of the name of a value that is computed times a power of two."""
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
@@ -28,13 +31,15 @@ class Chain:
     """One op, and the ops behind its type, the root last. `asked`: the name that led to it.
 
     `alike` are the paths of other ops by that name whose types have the same reasons. `input`: the input of the model
-    that was asked for, whose readers are explained; `rows` is empty if no op reads it.
+    that was asked for, whose readers are explained; `rows` is empty if no op reads it. `shift`: the exponent k if the
+    op makes its results times 2⁻ᵏ, with words about the region.
     """
 
     asked: str
     rows: tuple[Row, ...]
     alike: tuple[str, ...] = ()
     input: PortRow | None = None
+    shift: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -86,6 +91,8 @@ class Explanation(Result):
                 lines.append(f"{chain.input.name} is an input of the model, {chain.input.dtype}, {readers}")
             for i, row in enumerate(chain.rows):
                 lines += _undecided(row) if self.inventory else _step(row, first=not i)
+                if chain.shift is not None and not i:
+                    lines.append(f"    shifted: it makes its results times 2^{-chain.shift[0]}{chain.shift[1]}")
                 if chain.alike and not i:
                     lines.append(f"    and {len(chain.alike)} more alike: {shortened(chain.alike)}")
             parts.append("\n".join(map(plain, lines)) + "\n")
@@ -96,6 +103,7 @@ class Explanation(Result):
         chains = [
             {"asked": chain.asked, "alike": chain.alike, "steps": [_encoded(row) for row in chain.rows]}
             | ({} if chain.input is None else {"input": {"name": chain.input.name, "dtype": chain.input.dtype}})
+            | ({} if chain.shift is None else {"shift": chain.shift[0]})
             for chain in self.chains
         ]
         return json.dumps({"schema": 1, "model": self.model, "chains": chains}, indent=1) + "\n"
@@ -109,22 +117,36 @@ def makers(view: View) -> Mapping[str, int]:
     }
 
 
+def shifts(view: View) -> Mapping[int, int]:
+    """Return the exponent of what each op of a shifted model makes, by its row; ops that are not shifted have none."""
+    found = {}
+    for op in view.ops:
+        shifted = (_SHIFTED.search(view.value_name(value)) for value in op.results)
+        if (match := next(filter(None, shifted), None)) is not None:
+            found[int(op.id)] = int(match[1])
+    return found
+
+
 def explained(
-    report: ReportData, names: Sequence[str], makers: Mapping[str, int] = MappingProxyType({})
+    report: ReportData,
+    names: Sequence[str],
+    makers: Mapping[str, int] = MappingProxyType({}),
+    shifts: Mapping[int, int] = MappingProxyType({}),
 ) -> Explanation:
     """Return the reasons behind ops, step by step.
 
     A name is that of an op, its path (scope and name), "#12" for the thirteenth row, a type of ops, a pattern, an input
-    of the model, for the ops that read it, or the name of another value, whose row is in `makers`. PatternError, with
-    names to use instead, for no name, an unknown one, or one that several ops have.
+    of the model, for the ops that read it, or the name of another value, whose row is in `makers`. `shifts`: the
+    exponent of what an op makes, by its row. PatternError, with names to use instead, for no name, an unknown one, or
+    one that several ops have.
     """
     if not names:
         raise PatternError(f"{report.model.name}: nothing to explain; name an op, a type of ops or a value")
-    chains = tuple(chain for name in names for chain in _chains(report, name, makers))
+    chains = tuple(chain for name in names for chain in _chains(report, name, makers, shifts))
     return Explanation(report.model.name, chains, report.inventory)
 
 
-def _chains(report: ReportData, name: str, makers: Mapping[str, int]) -> Iterator[Chain]:
+def _chains(report: ReportData, name: str, makers: Mapping[str, int], shifts: Mapping[int, int]) -> Iterator[Chain]:
     """Yield a chain for each op by a name; one for all ops of a type that have the same reasons."""
     ops, port = _found(report, name, makers)
     if port is not None and not ops:
@@ -132,9 +154,17 @@ def _chains(report: ReportData, name: str, makers: Mapping[str, int]) -> Iterato
     groups: dict[object, list[int]] = {}
     for op in ops:
         row = report.rows[op]
-        groups.setdefault((row.dtype, row.rule, row.color, row.source, row.reason), []).append(op)
+        groups.setdefault((row.dtype, row.rule, row.color, row.source, row.reason, shifts.get(op)), []).append(op)
     for first, *others in groups.values():
-        yield Chain(name, _behind(report, first), tuple(report.rows[op].path for op in others), port)
+        shift = (shifts[first], _region(report, shifts[first])) if first in shifts else None
+        yield Chain(name, _behind(report, first), tuple(report.rows[op].path for op in others), port, shift)
+
+
+def _region(report: ReportData, exponent: int) -> str:
+    """Return words about the regions that are shifted by an exponent; none about what follows from another one."""
+    regions = [row for row in report.shifts if row.exponent == exponent]
+    largest = max(regions, key=lambda row: row.absmax, default=None)
+    return "" if largest is None else f", since {largest.value!r} goes up to {largest.absmax:g}"
 
 
 def _behind(report: ReportData, at: int) -> tuple[Row, ...]:

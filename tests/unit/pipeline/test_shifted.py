@@ -253,3 +253,18 @@ def test_the_report_states_shifts_in_json_text_and_page() -> None:
     assert "1 region times 2^-3" in report.text()
     assert "Range shifts" in report.to_html()
     assert "shifts" not in json.loads(amp_rewrite.convert(_model()).report.to_json())
+
+
+def test_explain_says_which_ops_are_shifted_and_why() -> None:
+    hard = planted("bert_dynamo23")
+    converted = amp_rewrite.convert(hard.model, data=hard.batch)
+    (region,) = [row for row in converted.report.shifts if row.exponent]
+    maker = next(op for op in converted.view.ops if f"{region.value}_shifted_{region.exponent}" in op.node.output)
+    text = amp_rewrite.explain(converted, maker.name).text()
+    assert (
+        f"shifted: it makes its results times 2^-{region.exponent}, since {region.value!r} goes up to 69939.6" in text
+    )
+    (chain,) = json.loads(amp_rewrite.explain(converted, maker.name).to_json())["chains"]
+    assert chain["shift"] == region.exponent
+    unmoved = next(row.name for row in converted.report.rows if row.op == "MatMul" and row.name != maker.name)
+    assert "shifted" not in amp_rewrite.explain(converted, unmoved).text()
