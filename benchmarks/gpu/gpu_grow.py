@@ -43,8 +43,12 @@ def main() -> None:
     if old:
         print(f"made by other code than this: {', '.join(old)}; their rows measure that code", flush=True)
     with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool:
-        for done in [pool.submit(grow, given.skeletons, given.folder, name) for name in names]:
-            print(done.result(), flush=True)
+        begun = {name: pool.submit(grow, given.skeletons, given.folder, name) for name in names}
+        for name, done in begun.items():
+            fault = done.exception()
+            print(done.result() if fault is None else f"{name}: left out: {fault}", flush=True)
+    if all(done.exception() is not None for done in begun.values()):
+        sys.exit("no model could be grown")
 
 
 if __name__ == "__main__":

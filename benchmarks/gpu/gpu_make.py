@@ -52,13 +52,18 @@ def tree() -> str:
 
 
 def commit() -> str:
-    """Return the commit of this checkout, with "+" behind it if files differ; "unknown" outside of one."""
-    words = ["git", "describe", "--always", "--dirty=+", "--exclude=*", "--abbrev=12"]
+    """Return the last commit of the code that converts models, with "+" behind it if files differ; or "unknown"."""
     try:
-        said = subprocess.run(words, cwd=measure.ROOT, capture_output=True, text=True, check=False)
-    except OSError:
+        done = [
+            subprocess.run(
+                ["git", *words, "--", *SOURCES], cwd=measure.ROOT, capture_output=True, text=True, check=True
+            )
+            for words in (["log", "-1", "--abbrev=12", "--format=%h"], ["status", "--porcelain"])
+        ]
+    except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return said.stdout.strip() or "unknown"
+    last, changed = (said.stdout.strip() for said in done)
+    return (last + "+" * bool(changed)) or "unknown"
 
 
 def split_batch(inputs: Mapping[str, Array]) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -55,6 +55,7 @@ def predicted(folder: Path, roof: Roof) -> Iterator[dict[str, Any]]:
     for name in sorted(skeleton_files.names_in(folder), key=gpu_models.place):
         about = skeleton_files.about(folder, name)
         shared = {"model": name, "tree": about["tree"], "commit": about["commit"], "inputs": about["inputs"]}
+        by = {way: noted["with"] for way, noted in about["ways"].items() if "with" in noted}
         for way, settings in WAYS.items():
             key = {**shared, "way": way}
             if way in about["missing"]:
@@ -69,7 +70,7 @@ def predicted(folder: Path, roof: Roof) -> Iterator[dict[str, Any]]:
             except AmpRewriteError as fault:
                 yield {**key, "fault": " ".join(str(fault).split())}
                 continue
-            yield {**key, **_row(work, way, roof)}
+            yield {**key, **_row(work, way, roof), "with": by.get(made, {})}
 
 
 def _row(work: Sequence[Kernel], way: str, roof: Roof) -> dict[str, Any]:
@@ -101,6 +102,7 @@ def table(rows: Sequence[Mapping[str, Any]], roof: Roof) -> list[str]:
         f"{roof.low / 1e12:g} TFLOP/s in float16 and bfloat16{tf32}, {roof.float32 / 1e12:g} in float32, dense,",
         f"{roof.bandwidth / 1e12:g} TB/s; {1e6 * START:g} µs to start a kernel. Graphs are those of the files: what",
         "the runtime fuses when it opens them is not in these numbers. `starts`: the share of time that starts take.",
+        f"amp-rewrite: commit {', '.join(sorted({row['commit'] for row in rows}))}.{_versions(rows)}",
         "",
         *measure.markdown((*head, "starts"), cells),
     ]
@@ -108,6 +110,12 @@ def table(rows: Sequence[Mapping[str, Any]], roof: Roof) -> list[str]:
     lines += ["", "Batches: " + "; ".join(f"{model}: {_shapes(inputs)}" for model, inputs in shapes.items()) + "."]
     faults = [f"- {row['model']}, {WAYS[row['way']].name}: {row['fault']}" for row in rows if "fault" in row]
     return [*lines, "", "Not predicted:", "", *faults] if faults else lines
+
+
+def _versions(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the packages that made the other models, with their versions."""
+    found = sorted({f"{name} {version}" for row in rows for name, version in row.get("with", {}).items()})
+    return f" Other models: {', '.join(found)}." if found else ""
 
 
 def _shapes(inputs: Mapping[str, Sequence[int]]) -> str:

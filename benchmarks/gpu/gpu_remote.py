@@ -165,11 +165,11 @@ class Remote:
             done.touch()
         return True
 
-    def gpu(self, minutes: float, words: Sequence[str]) -> bool:
-        """Measure, and copy rows and tables to where they come back, also if the time was up."""
+    def gpu(self, end: float, words: Sequence[str]) -> bool:
+        """Measure until the monotonic clock says `end`; copy rows and tables to where they come back."""
         if not self.grow():
             return False
-        rows = self.dest / "rows"
+        rows, minutes = self.dest / "rows", max(end - time.monotonic(), 0) / 60
         fixed = ["--models", str(self.models), "--out", str(rows), "--minutes", str(minutes)]
         code = self.ran([RUN, "gpu", *fixed, *words], 60 * minutes + 60)
         for name in ("gpu.json", "gpu.md"):
@@ -235,12 +235,13 @@ def main() -> None:
     parser.add_argument("--dest", type=Path, default=Path.home() / "amp-rewrite-gpu")
     parser.add_argument("--models", type=Path, help="for the grown models (default: a folder in memory)")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/gpu")))
-    parser.add_argument("--minutes", type=float, default=8.0, help="for the step gpu (default 8)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for all steps together (default 8)")
     parser.add_argument("--seconds-of-tests", type=float, default=120.0)
     parser.add_argument("--libraries", default="", help="more folders with CUDA libraries, before all others")
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
     given, more = parser.parse_args(words[:at]), words[at + 1 :]
+    end = time.monotonic() + 60 * given.minutes
     given.out.mkdir(parents=True, exist_ok=True)
     memory = MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM else given.dest
     models = given.models or memory / "amp-rewrite-models"
@@ -249,7 +250,7 @@ def main() -> None:
     calls = {
         "smoke": remote.smoke,
         "grow": remote.grow,
-        "gpu": lambda: remote.gpu(given.minutes, more),
+        "gpu": lambda: remote.gpu(end - (given.seconds_of_tests if "tests" in given.steps else 0), more),
         "tests": lambda: remote.tests(given.seconds_of_tests),
     }
     whole = remote.setup()

@@ -62,6 +62,9 @@ WAYS: Mapping[str, Way] = {
     "ort_half": Way("onnxruntime's float16", tool="onnxruntime_float16", python="peers", packages=("onnxruntime",)),
     "occ": Way("onnxconverter-common", tool="onnxconverter_common", python="peers", packages=("onnxconverter-common",)),
     "autocast": Way("AutoCast", tool="modelopt_autocast", python="autocast", packages=("nvidia-modelopt",)),
+    "autocast_all": Way(
+        "AutoCast, every op", tool="modelopt_float16", python="autocast", packages=("nvidia-modelopt",)
+    ),
 }
 """What matters most comes first: ways are opened in this order, and float32 is what others are compared with."""
 

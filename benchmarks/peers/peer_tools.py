@@ -68,6 +68,13 @@ def modelopt_autocast(source: str, target: str, data: str | None = None) -> None
     _save(convert_to_mixed_precision(source, **options), target)
 
 
+def modelopt_float16(source: str, target: str) -> None:
+    """AutoCast without its classifier of nodes: it computes nothing, and every op becomes float16."""
+    from modelopt.onnx.autocast.convert import convert_to_f16
+
+    _save(convert_to_f16(_load(source), keep_io_types=True), target)
+
+
 def _large(source: str) -> bool:
     """Whether the model has more bytes than protobuf reads and writes."""
     beside = Path(source + ".data")
@@ -89,7 +96,8 @@ def _save(model: Any, target: str) -> None:
 
 TOOLS = (
     *(onnxconverter_common, onnxconverter_common_auto),
-    *(onnxruntime_float16, onnxruntime_onnxmodel, onnxruntime_optimizer, modelopt_autocast),
+    *(onnxruntime_float16, onnxruntime_onnxmodel, onnxruntime_optimizer),
+    *(modelopt_autocast, modelopt_float16),
 )
 
 if __name__ == "__main__":

@@ -120,6 +120,7 @@ def test_a_prediction_has_a_row_for_each_way_and_says_what_is_missing(skeletons:
     assert (found["float32"]["low"], found["float32"]["kernels"]) == (0, 8)
     assert found["tf32"]["seconds"] <= found["float32"]["seconds"]
     said = ran("gpu_predicted", skeletons)
+    assert f"amp-rewrite: commit {rows[0]['commit']}." in said
     assert "**Predicted, not measured: no GPU was lent.**" in said
     assert f"- {SMALL}, AutoCast: not made: no interpreter for it was named; add --autocast PYTHON" in said
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from onnx.numpy_helper import from_array
 import amp_rewrite
 from benchmarks.gpu import gpu_make, gpu_models, skeleton, skeleton_files
 from benchmarks.gpu.gpu_ways import WAYS, by_peer
-from suites.gpu.conftest import SMALL, ran
+from suites.gpu.conftest import RUN, SMALL, ran
 
 Array = np.ndarray[Any, Any]
 SHAPES = {"dense": (96, 64), "other": (96, 64), "square": (64, 64), "kernel": (48, 16, 3, 3)}
@@ -156,7 +158,7 @@ def test_a_grown_model_is_what_a_conversion_here_makes(way: str, grown: Path, tm
 
 def test_skeletons_are_small_and_say_what_could_not_be_made(skeletons: Path, grown: Path) -> None:
     about = skeleton_files.about(skeletons, SMALL)
-    assert set(about["missing"]) == {"torch_half", "ort_opt", "ort_half", "occ", "autocast"}
+    assert set(about["missing"]) == {"torch_half", "ort_opt", "ort_half", "occ", "autocast", "autocast_all"}
     assert about["missing"]["occ"] == "no interpreter for it was named; add --peers PYTHON"
     assert about["flops"] == 2 * 8 * (32 * 64 + 64 * 64 + 64 * 10)
     assert (skeletons / f"{SMALL}.amp.skeleton").stat().st_size < 4096 < (grown / f"{SMALL}.weights").stat().st_size
@@ -206,6 +208,27 @@ def test_kept_skeletons_give_the_conversions_that_the_model_itself_gives(
     )
 
 
+def test_the_checkout_holds_skeletons_of_every_model(tmp_path: Path) -> None:
+    archives = {name: gpu_make.kept(name) for name in gpu_models.REAL}
+    assert sum(path.stat().st_size for path in archives.values()) < 2_500_000
+    kept = set(WAYS) - set(gpu_make.own_ways()) - {"tf32"}
+    for name, path in archives.items():
+        skeleton_files.unpack(path, tmp_path)
+        about = skeleton_files.about(tmp_path, name)
+        assert about["ways"].keys() | about["missing"].keys() == kept
+        assert all(about["ways"][way]["with"] for way in about["ways"])
+        assert not any("/" in reason for reason in about["missing"].values()), about["missing"]
+
+
+def test_a_kept_skeleton_grows_to_the_model_that_is_written(tmp_path: Path) -> None:
+    skeleton_files.unpack(gpu_make.kept("dense"), tmp_path)
+    gpu_models.source("dense").write(tmp_path / "dense.onnx")
+    made, wanted = skeleton_files.stripped(tmp_path, "dense", "float32"), onnx.load(tmp_path / "dense.onnx")
+    noted = skeleton_files.recipes(tmp_path, "dense")
+    skeleton.fill(made, noted["ways"]["float32"], skeleton.Sources(noted["sources"]))
+    assert made.SerializeToString(deterministic=True) == wanted.SerializeToString(deterministic=True)
+
+
 def test_scales_of_ways_that_are_not_kept_are_dropped(tmp_path: Path) -> None:
     def recipe(number: int) -> dict[str, Any]:
         return {"key": "dense", "scale": number}
@@ -234,6 +257,19 @@ def test_a_weight_with_other_bits_than_it_had_is_refused() -> None:
     sources.arrays["dense"] = sources.arrays["dense"] + 1
     with pytest.raises(ValueError, match="a weight made of dense has other bits than where its skeleton was made"):
         skeleton.grown(recipe, sources.arrays, sources.scales)
+
+
+def test_a_model_whose_weights_cannot_be_drawn_again_is_left_out(skeletons: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "skeletons"
+    shutil.copytree(skeletons, folder)
+    recipes = skeleton_files.recipes(folder, SMALL)
+    next(iter(recipes["ways"]["float32"].values()))["crc"] += 1
+    skeleton_files.note(folder, SMALL, skeleton_files.about(folder, SMALL), recipes)
+    command = [sys.executable, RUN, "gpu_grow", str(folder), str(tmp_path / "grown"), "--workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (1, "no model could be grown")
+    assert done.stdout.startswith(f"{SMALL}: left out: a weight made of w1 has other bits than")
+    assert not (tmp_path / "grown" / f"{SMALL}.json").exists()
 
 
 def test_a_model_of_the_same_code_is_not_made_again(skeletons: Path) -> None:

@@ -50,6 +50,7 @@ def test_the_whole_road_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown: 
         "ort_half",
         "occ",
         "autocast",
+        "autocast_all",
         "amp_bf16",
         "amp_bf16_opset",
     }
