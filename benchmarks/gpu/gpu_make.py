@@ -85,7 +85,8 @@ class Making:
         self.work = out / "work"
         self.work.mkdir(parents=True, exist_ok=True)
         self.source = self.work / f"{name}.float32.onnx"
-        if not is_there(out, name):
+        new = not is_there(out, name)
+        if new:
             if given["anew"] or not kept(name).exists():
                 self._begin()
             else:
@@ -93,7 +94,7 @@ class Making:
         self.about, self.recipes = skeleton_files.about(out, name), skeleton_files.recipes(out, name)
         self.sources = skeleton.Sources(self.recipes["sources"])
         self.sources.recall(self.recipes)
-        if self.about["tree"] != tree():
+        if new or self.about["tree"] != tree():
             self._forget_own()
 
     @functools.cached_property
