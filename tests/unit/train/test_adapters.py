@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from onnx import ModelProto
 from onnx.numpy_helper import from_array
 
+from amp_rewrite.cli import program
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.step_file import load_step, save_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.optimizers import SGD
+from amp_rewrite.train.update.optimizers import SGD, Adafactor
+from amp_rewrite.train.update.schedules import CosineDecay
 from benchmarks.training.encoder import encoder
 from support.train.nets import F32, PLACE
 
@@ -150,3 +153,15 @@ def test_a_weight_that_is_read_otherwise_says_so() -> None:
         TrainingError, match=r"^an adapter of 'head.weight' needs products x W, but node 'lookup' \(Gather\)"
     ):
         training_step(model, loss=LOSS, adapters="head:r=2")
+
+
+def test_the_command_takes_adapters_regions_and_schedules(tmp_path: Path) -> None:
+    onnx.save(net(), tmp_path / "net.onnx")
+    words = ["train-step", tmp_path / "net.onnx", "--loss", LOSS, "--adapters", "q_proj:r=2", "--recompute", 2]
+    words += ["--optimizer", "adafactor,lr=cosine(0.01, 100)", "-o", tmp_path / "s.onnx"]
+    done = CliRunner().invoke(program, [str(word) for word in words])
+    step = load_step(tmp_path / "s.onnx", forward=net())
+
+    assert done.exit_code == 0
+    assert step.adapters == "q_proj:r=2" and step.optimizer == Adafactor(CosineDecay(0.01, 100))
+    assert any(node.name.startswith("amp.recompute/") for node in step.model.proto.graph.node)
