@@ -7,33 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_rewrite.decide.reasons import LONG_SUM
-from amp_rewrite.deploy.doctor.advice import (
-    ALIGNED,
-    LARGEST,
-    better_size,
-    bound,
-    free_dimensions,
-    misaligned,
-    on_cpu,
-    with_dimensions,
-)
 from amp_rewrite.deploy.doctor.isolated import Asked, asked, machine_asked, opened, runtimes, webgpu_asked
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError, PolicyError, spelled
+from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.ir.view import View
-from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.reports.render import blocks, count, shortened, size
+from amp_rewrite.reports.render import blocks, count, size
 from amp_rewrite.reports.result import Result
-from amp_rewrite.reports.rows import Totals
 from amp_rewrite.runtime.features import ONNX, ONNXRUNTIME, Feature, lacking
 from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
 from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
@@ -46,9 +31,8 @@ from amp_rewrite.runtime.installation import (
     installation_faults,
     uninstall,
 )
-from amp_rewrite.runtime.kernels import Kernels, load_kernels, load_webgpu_kernels, release_number
-from amp_rewrite.runtime.releases import known_release
-from amp_rewrite.runtime.roofline import COMMON, ROOFS, Roof, roof_of
+from amp_rewrite.runtime.kernels import Kernels, load_webgpu_kernels, release_number
+from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.runtime.webgpu import REQUIREMENT
 from amp_rewrite.settings.choices import Target, TargetName
 from amp_rewrite.settings.policy import LowType, low_type
@@ -56,19 +40,8 @@ from amp_rewrite.settings.policy import LowType, low_type
 if TYPE_CHECKING:
     from amp_rewrite.reports.page.figure import Figure
 
-OK, FINDING, ADVICE, UNKNOWN = "ok", "finding", "advice", "unknown"
-
-_ENOUGH = 0.8  # share of a model's ops with known shapes that a bound requires
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One check: its state ("ok", "finding", "advice", "unknown"), the fact, and the remedy."""
-
-    topic: str
-    state: str
-    fact: str
-    remedy: str = ""
+from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, UNKNOWN, Check
+from amp_rewrite.deploy.doctor.model_checks import installed_kernels, model_checks, roofs_of, webgpu_model_checks
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -163,15 +136,15 @@ def doctor(
     if gpu is not None and gpu not in ROOFS:
         raise PolicyError(f"no data sheet of a GPU {gpu!r} is known here; use one of {', '.join(ROOFS)}")
     if target is not None and Target.parse(target) is Target.WEBGPU:
-        own = _on_webgpu(Model.load(model), low) if model is not None else ()
+        own = webgpu_model_checks(Model.load(model), low) if model is not None else ()
         return Checkup((*_webgpu((ask or webgpu_asked)()), *own))
     machine = machine_asked() if load is None else hardware(load)
     checks = list(_machine(machine, low, load or ctypes.CDLL, (ask or asked)(), installed))
     if model is not None and not machine.gpus:  # the model is for another machine
         checks = [replace(check, state=ADVICE) if check.state == FINDING else check for check in checks]
     if model is not None:
-        roofs = _roofs(gpu, machine, low)
-        checks += _model(Model.load(model), low, roofs, dict(dimensions or {}))
+        roofs = roofs_of(gpu, machine, low)
+        checks += model_checks(Model.load(model), low, roofs, dict(dimensions or {}))
     return Checkup(tuple(checks))
 
 
@@ -218,7 +191,7 @@ def _machine(
     else:
         yield Check("provider", FINDING, "CUDAExecutionProvider does not open: models run on the CPU")
     yield from _plugins(told)
-    yield _table(packages, _kernels(packages))
+    yield _table(packages, installed_kernels(packages))
 
 
 def _webgpu(told: Asked) -> Iterator[Check]:
@@ -239,17 +212,6 @@ def _webgpu(told: Asked) -> Iterator[Check]:
     else:
         fact = f"the kernel table is that of {kernels.runtime}, and {installed} is installed: its kernels may differ"
         yield Check("kernels", FINDING, fact, f"python -m pip install '{kernels.runtime.replace(' ', '==')}'")
-
-
-def _on_webgpu(source: Model, low: DType) -> Iterator[Check]:
-    """Check a model as it is converted for WebGPU: ops in the low type, long sums, ops on the CPU."""
-    converted = convert(source, to=low, target=Target.WEBGPU)
-    yield _lowered(converted.report.totals, low)
-    long = [row.name for row in converted.report.rows if row.rule == LONG_SUM]
-    if long:
-        fact = f"{count(len(long), 'op')} in float32, since the device adds up in float16 ({shortened(long)})"
-        yield Check("sums", ADVICE, fact, "`--lower PATTERN` lowers them all the same; verify the result on the device")
-    yield from _fallen(View.of(converted.result), load_webgpu_kernels())
 
 
 def _gpus(machine: Hardware, low: DType) -> Iterator[Check]:
@@ -347,16 +309,6 @@ def _plugins(told: Asked) -> Iterator[Check]:
             yield Check("plugin", OK, f"{named} offers {offered}")
 
 
-def _kernels(packages: Sequence[Package]) -> Kernels:
-    """Return the kernel table that serves the installed onnxruntime; the newest where none does."""
-    for package in packages:
-        try:
-            return load_kernels(known_release(package.version))
-        except PolicyError:
-            continue
-    return load_kernels()
-
-
 def _table(packages: Sequence[Package], kernels: Kernels) -> Check:
     here = [str(package) for package in packages]
     own = kernels.runtime.rpartition(" ")[2]
@@ -368,97 +320,4 @@ def _table(packages: Sequence[Package], kernels: Kernels) -> Check:
         f"the kernel table is that of {kernels.runtime}, and {' and '.join(here)} is installed: its kernels may differ",
         f"python -m pip install '{kernels.runtime.replace(' ', '==')}', or read its own registry with"
         " `amp-rewrite doctor --dump-kernels FILE`",
-    )
-
-
-def _model(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str, int]) -> Iterator[Check]:
-    free = free_dimensions(source)
-    for name, number in sizes.items():
-        if name not in free:
-            known = f"it has {', '.join(free)}" if free else "it has none"
-            raise PolicyError(f"the model has no free dimension {name!r}; {known}")
-        if not 0 < number <= LARGEST:
-            raise PolicyError(f"dimension {name!r} cannot be {number}; give a number from 1 to {LARGEST}")
-    converted = convert(source, to=low)
-    view = View.of(converted.result)
-    yield _lowered(converted.report.totals, low)
-    yield from _fallen(view, _kernels(runtimes()))
-    if kinds := Counter(op.kind for op in view.ops if op.signature is None):
-        described = f"{count(kinds.total(), 'op')} that no schema here describes ({shortened(list(kinds))})"
-        remedy = "a runtime without that op does not open the model"
-        yield Check("placement", UNKNOWN, f"{described}: where it runs is not known", remedy)
-    yield from _unaligned(view, low)
-    yield _estimate(converted.result, low, roofs, sizes, free)
-
-
-def _lowered(totals: Totals, low: DType) -> Check:
-    if not totals.compute_ops:
-        return Check("model", ADVICE, "no op in it gains from a low type")
-    fact = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')} in {low.spelling}"
-    state = OK if totals.compute_lowered == totals.compute_ops else ADVICE
-    return Check("model", state, fact, "" if state == OK else "`amp-rewrite convert` says why for each")
-
-
-def _fallen(view: View, kernels: Kernels) -> Iterator[Check]:
-    """Return one finding per reason."""
-    by_reason = on_cpu(view, kernels)
-    for (why, opset), names in by_reason.items():
-        fact = f"{why}: {count(len(names), 'op')} would run on the CPU ({shortened(names)})"
-        way = f"at opset {opset} there is one" if opset else "it has none at any opset: spell it out in other ops"
-        yield Check("placement", FINDING, fact, way)
-    if not by_reason:
-        yield Check("placement", OK, "no float op falls to the CPU, as far as the kernel table tells")
-
-
-def _unaligned(view: View, low: DType) -> Iterator[Check]:
-    """Return one piece of advice per kind of op, dimension and size."""
-    groups = misaligned(view, low)
-    for (kind, dimension, wide), ops in groups.items():
-        yield Check(
-            "alignment",
-            ADVICE,
-            f"{count(len(ops), kind)} with {dimension} = {wide}, no multiple of 8 ({shortened(ops)})",
-            f"tensor cores run best on multiples of 8: pad {dimension} to {_padded(wide)}",
-        )
-    if not groups:
-        yield Check("alignment", OK, "all fixed dimensions of low-precision products are multiples of 8")
-
-
-def _padded(size: int) -> str:
-    """Spell the next multiple of 8, and the size that is better still."""
-    aligned, better = -(-size // ALIGNED) * ALIGNED, better_size(size)
-    return f"{aligned}" if aligned == better else f"{aligned}, or to {better}: below 256 powers of two run best"
-
-
-def _roofs(gpu: str | None, machine: Hardware, low: DType) -> Sequence[Roof]:
-    """Return the named GPU, else the first one here, else all known GPUs; none if the one here is unknown."""
-    known = [roof for roof in ROOFS.values() if low is DType.FLOAT16 or roof.bfloat16]
-    if gpu is not None:
-        return [roof for roof in known if roof.gpu == gpu]
-    if not machine.gpus:
-        return [roof for roof in known if roof.gpu in COMMON]
-    own = roof_of(machine.gpus[0].name)
-    return [own] if own in known and own is not None else []
-
-
-def _estimate(model: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str, int], free: Sequence[str]) -> Check:
-    """Return the speed-up by the roofline, with its assumptions."""
-    if not roofs:
-        fact = f"no data sheet with {low.spelling} of this GPU is known here"
-        return Check("speed", UNKNOWN, fact, f"{spelled('gpu')} names another: {', '.join(ROOFS)}")
-    view = View.of(with_dimensions(model, sizes, 1))
-    bounds = [b for b in (bound(view, roof, low) for roof in roofs) if b is not None]
-    if not bounds or bounds[0].counted < _ENOUGH * bounds[0].ops:
-        known = f"the shapes of {bounds[0].counted} of {bounds[0].ops} ops" if bounds else "no shapes"
-        return Check("speed", UNKNOWN, f"{known} are known", "export the model with known shapes")
-    ratios = ", ".join(f"{b.ratio:.1f}x on {b.gpu}" for b in bounds)
-    shape = "".join(f"{name}={sizes.get(name, 1)}, " for name in free)
-    measured = "peaks that large products reach" + ("" if all(roof.reached for roof in roofs) else ", where measured")
-    peaks = measured if any(roof.reached for roof in roofs) else "data sheet peaks"
-    ops = "all" if bounds[0].counted == bounds[0].ops else f"{bounds[0].counted} of {bounds[0].ops}"
-    return Check(
-        "speed",
-        OK,
-        f"roofline estimate: about {ratios}, against float32 without TF32",
-        f"assumes {shape}{peaks}, no fusion, nothing in caches, no time to start kernels; {ops} ops counted",
     )

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from amp_rewrite import Checkup, MachineError, Model, PolicyError, doctor
 from amp_rewrite.cli import program
 from amp_rewrite.deploy.doctor import isolated as apart
-from amp_rewrite.deploy.doctor.checkup import Check
+from amp_rewrite.deploy.doctor.check import Check
 from amp_rewrite.deploy.doctor.isolated import asked, machine_asked, write_kernels
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.kernels import load_kernels

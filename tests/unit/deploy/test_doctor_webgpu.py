@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from amp_rewrite import convert, doctor
 from amp_rewrite.cli import program
-from amp_rewrite.deploy.doctor.checkup import ADVICE, FINDING, OK, Check
+from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, Check
 from amp_rewrite.runtime.kernels import load_webgpu_kernels
 from support.paths import TESTS
 

@@ -16,7 +16,8 @@ from onnx import ModelProto, numpy_helper
 
 import amp_rewrite
 from amp_rewrite.cli import program
-from amp_rewrite.deploy.doctor.checkup import FINDING, OK, opening
+from amp_rewrite.deploy.doctor.check import FINDING, OK
+from amp_rewrite.deploy.doctor.checkup import opening
 from amp_rewrite.deploy.doctor.isolated import opened
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
