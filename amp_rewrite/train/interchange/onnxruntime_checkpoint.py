@@ -77,7 +77,7 @@ class OnnxRuntimeCheckpoint:
 
     @classmethod
     def read(cls, path: str | Path) -> OnnxRuntimeCheckpoint:
-        """Read a checkpoint.
+        """Return the checkpoint that a file holds.
 
         Args:
             path: the file that onnxruntime-training wrote.

@@ -42,7 +42,7 @@ def test_no_command_is_shown_in_a_block_that_nothing_runs() -> None:
     command = re.compile(r"^\s*(\$ |amp-rewrite |python -m |pip |make )", re.MULTILINE)
     shown = [(page.name, *block) for page in pages.pages() for block in fence.findall(page.read_text("utf-8"))]
     assert [page for page, language, text in shown if language != "console" and command.search(text)] == []
-    assert {language for _, language, _ in shown} <= {"", "console", "python", "toml", "yaml", "js"}
+    assert {language for _, language, _ in shown} <= {"", "console", "python", "toml", "yaml", "js", "json"}
 
 
 def test_a_mark_is_that_of_the_next_block_alone() -> None:
