@@ -54,7 +54,7 @@ class FeedError(AmpRewriteError):
 
 
 class EvidenceError(AmpRewriteError):
-    """Measured ranges cannot be read, or are those of another model or type."""
+    """Measured ranges or verdicts cannot be read, or are those of another model or type."""
 
 
 class ReportError(AmpRewriteError):

@@ -106,21 +106,21 @@ class Bound:
     limit: float
 
     def __str__(self) -> str:
-        if self.measure is MEASURES["scaled"]:
+        if self.measure == MEASURES["scaled"]:
             return f"error ≤ {self.limit:g} of the output's largest value"
         return f"{self.measure.name} at {'least' if self.higher else 'most'} {self.limit:g}"
 
     @property
     def measured(self) -> str:
         """Name of the score."""
-        return "error relative to the largest value" if self.measure is MEASURES["scaled"] else self.measure.name
+        return "error relative to the largest value" if self.measure == MEASURES["scaled"] else self.measure.name
 
     def judged(self, score: float) -> str:
         """Return a score beside the limit, in as many digits as tell on which side of it the score is."""
         first = 6 if math.isfinite(self.measure.span[1]) else 3
         texts = (f"{score:.{digits}g}" for digits in range(first, 18))
         text = next((text for text in texts if self.passes(float(text)) == self.passes(score)), str(score))
-        if self.measure is MEASURES["scaled"]:
+        if self.measure == MEASURES["scaled"]:
             return f"error {text} of the largest value, allowed {self.limit:g}"
         return f"{self.measure.name} {text}, required at {'least' if self.higher else 'most'} {self.limit:g}"
 

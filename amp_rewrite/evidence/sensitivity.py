@@ -11,6 +11,11 @@ from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.evidence.metric import Criterion, compare
 from amp_rewrite.runtime.runner import Given
 
+SAME_OUTPUTS = (
+    "the reference gives the same outputs for all inputs, as far as this criterion can tell, so a model that ignores"
+    " its inputs passes, too; check the reference, feed inputs that differ more, or ask for a smaller error"
+)
+
 
 class Sensitivity:
     """Watches a reference batch by batch, until its outputs for two inputs differ by more than the criterion accepts.
@@ -39,11 +44,7 @@ class Sensitivity:
     def notes(self) -> Iterator[str]:
         """Yield a note if all inputs give the same outputs, as the criterion sees them."""
         if self._compared and not self._differs:
-            yield (
-                "the reference gives the same outputs for all inputs, as far as this criterion can tell, so a model"
-                " that ignores its inputs passes, too; check the reference, feed inputs that differ more, or ask for"
-                " a smaller error"
-            )
+            yield SAME_OUTPUTS
 
     def _pairs(self, batch: Batch, outputs: Sequence[Given]) -> Iterator[tuple[Sequence[Given], Sequence[Given]]]:
         """Yield outputs for one input and for another one."""

@@ -107,7 +107,7 @@ def _with_depth(verdict: Verdict, a: Model, b: Model, feed: Feed, conditions: Co
 
     names = (verdict.reference.model, verdict.candidate.model)
     by = verdict.criterion
-    relative = isinstance(by, Bound) and by.measure is MEASURES["scaled"]
+    relative = isinstance(by, Bound) and by.measure == MEASURES["scaled"]
     tolerance = by.limit if relative else None  # other criteria do not bound the error of an op
     try:
         found = located(a, b, feed, replace(conditions, names=names), tolerance)

@@ -1,37 +1,42 @@
-"""Calibration over shards of data, each measured by another process or machine; the ranges merge exactly."""
+"""Calibration and verification over shards of data, each in another process or machine; results merge exactly."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from amp_rewrite.errors import FeedError, ModelError
+from amp_rewrite.errors import FeedError, ModelError, PolicyError, spelled
 from amp_rewrite.evidence.calibrate import calibrate
+from amp_rewrite.evidence.metric import criterion as check_criterion
 from amp_rewrite.evidence.ranges import Ranges
+from amp_rewrite.evidence.subjects import name_of
+from amp_rewrite.evidence.verdict import Verdict
+from amp_rewrite.evidence.verify import verify
 from amp_rewrite.fleet.flow import Inline, Lost, Processes, cores, through
-from amp_rewrite.settings.keywords import checked
+from amp_rewrite.settings.keywords import CRITERION, checked
 from amp_rewrite.settings.policy import LowType
+
+M = TypeVar("M", Ranges, Verdict)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shard:
-    """Data to measure a model on, by number; files alone, so that it can go to another machine."""
+class _Shard(Generic[M]):
+    """Data by number, and what to measure on it; files alone, so that it can go to another machine."""
 
     number: int
-    model: str
     data: str
-    keywords: dict[str, Any]
+    measure: Callable[[str], M]
 
 
-def _measure(shard: _Shard) -> tuple[int, Ranges | str]:
-    """Return the ranges of a shard; of one that cannot be measured, the reason."""
+def _measured(shard: _Shard[M]) -> tuple[int, M | str]:
+    """Return the result of a shard; of one that cannot be measured, the reason."""
     try:
-        return shard.number, calibrate(shard.model, shard.data, **shard.keywords)
+        return shard.number, shard.measure(shard.data)
     except (ModelError, FeedError) as error:
         return shard.number, f"{shard.data}: {error}"
 
@@ -75,23 +80,77 @@ def calibrate_many(
         >>> ranges == amp_rewrite.calibrate("model.onnx", "batches.npz")
         True
     """
+    keywords: dict[str, Any] = {"to": to, "allow_nonfinite": allow_nonfinite, "chunk": chunk, "threads": threads}
+    measure = partial(calibrate, str(Path(model).resolve()), **keywords)
+    return reduce(Ranges.merge, _each(shards, measure, jobs, executor))
+
+
+@checked
+def verify_many(
+    a: str | Path,
+    b: str | Path,
+    shards: Iterable[str | os.PathLike[str]],
+    *,
+    jobs: int | None = None,
+    executor: Executor | None = None,
+    **criterion: Any,
+) -> Verdict:
+    """Return the verdict on two models over shards of data, which are compared at the same time.
+
+    Rows are those of one run over all data: batches are compared one by one, and counted through. The note that all
+    inputs give the same outputs is made within shards, not between them.
+
+    Args:
+        a: the path of the reference; each worker reads it.
+        b: the path of the candidate.
+        shards: paths of data, as `verify` takes them: files, or folders of files.
+        jobs: shards at a time; by default 1, and with an `executor` one per core of this machine.
+        executor: any executor of `concurrent.futures`, or Dask's, in place of our own processes.
+        **criterion: the other keywords of `verify`, but for `depth` and `progress`.
+
+    Returns:
+        The verdict over all batches, in the order of the shards.
+
+    Raises:
+        FeedError: no shard is given, or one cannot be read, or does not fit the models.
+        ModelError: a path is not a model, or a model does not run.
+        PolicyError: the criterion is missing or invalid.
+
+    Example:
+        >>> import amp_rewrite
+        >>> amp_rewrite.convert("model.onnx").save("low.onnx")
+        >>> amp_rewrite.verify_many("model.onnx", "low.onnx", ["batches.npz"], tolerance=1e-2).ok
+        True
+    """
+    for word in ("depth", "progress"):
+        if word in criterion:
+            raise PolicyError(f"{spelled(word)} does not go over shards; leave it out, or use verify")
+    check_criterion(**{word: criterion.get(word) for word in CRITERION})
+    names = {"names": (name_of(a, str(a)), name_of(b, str(b)))}
+    measure = partial(verify, *(str(Path(model).resolve()) for model in (a, b)), **names | criterion)
+    return reduce(Verdict.merge, _each(shards, measure, jobs, executor))
+
+
+def _each(
+    shards: Iterable[str | os.PathLike[str]], measure: Callable[[str], M], jobs: int | None, executor: Executor | None
+) -> list[M]:
+    """Return the results of all shards, in their order."""
     paths = [Path(shard).resolve() for shard in shards]
     if not paths:
         raise FeedError("no shard of data is given; give one path or more")
     count = jobs or (cores() if executor is not None else 1)
-    keywords = {"to": to, "allow_nonfinite": allow_nonfinite, "chunk": chunk, "threads": threads}
-    tasks = (_Shard(i, str(Path(model).resolve()), str(path), keywords) for i, path in enumerate(paths))
+    tasks = (_Shard(i, str(path), measure) for i, path in enumerate(paths))
     local: Executor | Processes = Inline() if count == 1 else Processes(min(count, len(paths)))
-    measured = dict(_results(through(tasks, _measure, executor or local, count)))
-    return reduce(Ranges.merge, (measured[number] for number in range(len(paths))))
+    measured = dict(_results(through(tasks, _measured, executor or local, count)))
+    return [measured[number] for number in range(len(paths))]
 
 
-def _results(results: Iterable[tuple[int, Ranges | str] | Lost[_Shard]]) -> Iterator[tuple[int, Ranges]]:
-    """Yield numbers and ranges. FeedError for a shard without ranges: those of the others would not be those of all."""
+def _results(results: Iterable[tuple[int, M | str] | Lost[_Shard[M]]]) -> Iterator[tuple[int, M]]:
+    """Yield numbers and results. FeedError for a shard without one: those of the others would not be those of all."""
     for result in results:
         if isinstance(result, Lost):
             raise FeedError(f"{result.job.data} was not measured: {result.reason}")
-        number, ranges = result
-        if isinstance(ranges, str):
-            raise FeedError(ranges)
-        yield number, ranges
+        number, measured = result
+        if isinstance(measured, str):
+            raise FeedError(measured)
+        yield number, measured

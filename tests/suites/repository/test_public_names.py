@@ -21,7 +21,7 @@ NAMES = {
         check_weights convert convert_many diff disable_mixed_precision_graph_rewrite doctor emulate
         enable_mixed_precision_graph_rewrite explain global_policy gradients load_lists locate paint
         pareto plan policy_scope progress_bar repair report_of scale_gradients set_policy train
-        training_step verify""",
+        training_step verify verify_many""",
     "amp_rewrite.train": """
         AUC Accuracy Adafactor Adagrad Adam AdamW BestCheckpoint CSVLog Callback CosineDecay
         DataParallelTrainer DynamicLossScale EarlyStopping ExponentialDecay F1Score FixedLossScale

@@ -1,0 +1,95 @@
+"""Verification over shards of data: the rows of one run over all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from amp_rewrite import EvidenceError, FeedError, ModelError, PolicyError, Verdict, convert, verify, verify_many
+from support.repositories import net
+from unit.cli.test_cli import run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model, its float16 form, and a folder of three shards of several batches; one has an error of its own."""
+    monkeypatch.chdir(tmp_path)
+    net(tmp_path / "net.onnx")
+    convert("net.onnx").save("low.onnx")
+    Path("shards").mkdir()
+    draw = np.random.default_rng(5)
+    for number in range(3):
+        batches = {f"{i}/x": draw.standard_normal((2, 128), np.float32) * 100.0**number for i in range(number + 1)}
+        np.savez(f"shards/{number}.npz", **batches)
+    return tmp_path
+
+
+def shards() -> list[Path]:
+    return sorted(Path("shards").iterdir())
+
+
+@pytest.mark.parametrize("jobs", [None, 2])
+@pytest.mark.parametrize("limit", [{"tolerance": 1e-2}, {"rtol": 1e-6}, {"metric": "cosine", "at_least": 0.9}])
+def test_the_rows_are_those_of_one_run(folder: Path, jobs: int | None, limit: dict[str, object]) -> None:
+    apart = verify_many("net.onnx", "low.onnx", shards(), jobs=jobs, **limit)
+    whole = verify("net.onnx", "low.onnx", "shards", **limit)
+
+    assert apart.rows == whole.rows and len({row.batch for row in apart.rows}) == 6
+    assert (apart.ok, apart.because, apart.notes) == (whole.ok, whole.because, whole.notes)
+    assert (apart.reference, apart.candidate, apart.fed.batches) == (whole.reference, whole.candidate, 6)
+
+
+def test_inputs_that_make_no_difference_are_noted_if_each_shard_says_so(folder: Path) -> None:
+    parts = [verify("net.onnx", "low.onnx", {"x": np.ones((2, 128), np.float32) * i}, atol=1e9) for i in (1, 2)]
+    same = verify("net.onnx", "low.onnx", "shards", atol=1e9)
+
+    assert any("same outputs for all inputs" in note for note in same.notes)
+    assert not any("same outputs for all inputs" in note for note in parts[0].merge(same).notes)
+    assert same.merge(same).notes == same.notes
+
+
+def test_verdicts_of_other_models_or_criteria_do_not_merge(folder: Path) -> None:
+    low, other = (verify("net.onnx", "low.onnx", shards()[0], tolerance=limit) for limit in (1e-2, 1e-3))
+    with pytest.raises(EvidenceError, match="verdicts of different criteria do not merge"):
+        low.merge(other)
+    with pytest.raises(EvidenceError, match="verdicts of different candidates do not merge"):
+        low.merge(verify("net.onnx", "net.onnx", shards()[0], tolerance=1e-2))
+
+
+def test_a_shard_that_cannot_be_compared_is_named(folder: Path) -> None:
+    np.savez("shards/9.npz", x=np.ones((2, 7), np.float32))
+    with pytest.raises((FeedError, ModelError), match=r"9\.npz"):
+        verify_many("net.onnx", "low.onnx", shards(), jobs=2, tolerance=1e-2)
+    with pytest.raises(FeedError, match="no shard of data is given"):
+        verify_many("net.onnx", "low.onnx", [], tolerance=1e-2)
+    with pytest.raises(PolicyError, match="no criterion given"):
+        verify_many("net.onnx", "low.onnx", shards())
+    with pytest.raises(PolicyError, match="does not go over shards"):
+        verify_many("net.onnx", "low.onnx", shards(), tolerance=1e-2, depth=True)
+
+
+def test_the_command_line_compares_shards_at_the_same_time(folder: Path) -> None:
+    words = ("verify", "net.onnx", "low.onnx", "--data", "shards", "--json")
+    for limit, code in (("1e-2", 0), ("1e-9", 1)):
+        apart, whole = (run(*words, "--tolerance", limit, *more) for more in (("-j", "2"), ()))
+        assert (apart.exit_code, apart.stdout) == (whole.exit_code, whole.stdout) and apart.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--random", "-j", "2"), "add --data FOLDER"),
+        (("--data", "shards", "-j", "2", "--depth"), "--depth follows one run"),
+        (("--data", "shards", "-j", "0"), "0 is not a number of jobs"),
+    ],
+)
+def test_what_does_not_go_together_is_a_usage_error(folder: Path, more: tuple[str, ...], said: str) -> None:
+    done = run("verify", "net.onnx", "low.onnx", "--tolerance", "1e-2", *more)
+    assert done.exit_code == 2 and said in done.stderr
+
+
+def test_merging_is_associative(folder: Path) -> None:
+    a, b, c = (verify("net.onnx", "low.onnx", shard, tolerance=1e-2) for shard in shards())
+    assert isinstance(a, Verdict) and a.merge(b).merge(c) == a.merge(b.merge(c))
