@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_rewrite import calibrate, calibrate_many, convert_many
+from amp_rewrite import calibrate, calibrate_many, convert, convert_many, verify, verify_many
 from support.repositories import net, repository, tree
 
 distributed = pytest.importorskip("distributed")
@@ -88,7 +88,7 @@ def test_models_are_verified_where_they_are_converted(client: Any, src: Path, tm
     assert [outcome.evidence["level"] for outcome in outcomes] == ["verified"]
 
 
-def test_ranges_over_shards_are_those_of_one_run(client: Any, tmp_path: Path) -> None:
+def test_ranges_and_verdicts_over_shards_are_those_of_one_run(client: Any, tmp_path: Path) -> None:
     model = net(tmp_path / "model.onnx")
     draw = np.random.default_rng(0)
     (tmp_path / "data").mkdir()
@@ -98,6 +98,11 @@ def test_ranges_over_shards_are_those_of_one_run(client: Any, tmp_path: Path) ->
     together = calibrate(model, tmp_path / "data")
     apart = calibrate_many(model, shards, executor=client.get_executor(pure=False))
     assert (apart.values, apart.batches, apart.graph) == (together.values, together.batches, together.graph)
+
+    convert(model).save(tmp_path / "low.onnx")
+    whole = verify(model, tmp_path / "low.onnx", tmp_path / "data", tolerance=1e-2)
+    parts = verify_many(model, tmp_path / "low.onnx", shards, executor=client.get_executor(pure=False), tolerance=1e-2)
+    assert (parts.rows, parts.ok, parts.notes) == (whole.rows, whole.ok, whole.notes)
 
 
 def test_the_command_line_starts_a_cluster_or_finds_one(client: Any, src: Path, tmp_path: Path) -> None:
