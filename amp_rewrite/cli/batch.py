@@ -5,15 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.data import Measuring
+from amp_rewrite.cli.data import Feeding, Measuring
 from amp_rewrite.cli.files import as_folder, ended_by_signals, is_stdout
 from amp_rewrite.errors import count
 from amp_rewrite.fleet.urls import local, name_of, url_of
@@ -31,6 +31,8 @@ _REPORTS = {
     "html": "--html draws one model; draw the one of interest by itself",
     "check_weights": "--check-weights prints a table for one model",
 }
+R = TypeVar("R")
+
 _SHOWN = 3  # findings of a model, with -v
 
 
@@ -97,6 +99,23 @@ def executor_for(scheduler: str | None, jobs: int | None) -> Iterator[tuple[Exec
 
     with executor_of(scheduler, jobs or 1) as (executor, threads):
         yield executor, jobs or threads
+
+
+def over_shards(
+    many: Callable[..., R], feeding: Feeding, scheduler: str | None, jobs: int | None, verb: str
+) -> tuple[R, str]:
+    """Return the result of `many` over the files of a data folder, done at the same time, and the name of the folder.
+
+    UsageError without a folder; `verb` says what is done with its files.
+    """
+    if feeding.data is None:
+        raise click.UsageError(f"-j and --scheduler {verb} the files of a folder at the same time; add --data FOLDER")
+    from amp_rewrite.evidence.data.sources import shards_of
+
+    data = Path(feeding.data)
+    with ended_by_signals(), executor_for(scheduler, jobs) as (executor, count):
+        result = many(shards_of(data), executor=executor, jobs=count, allow_nonfinite=feeding.allow_nonfinite)
+    return result, data.name or str(data)
 
 
 def check_parallel(scheduler: str | None, jobs: int | None) -> None:

@@ -261,6 +261,10 @@ def file_output(default: str) -> Callable[[F], F]:
     )
 
 
+text_output = option("-o --output", "FILE", "The file to write, replaced if it exists.", OUTPUT, type=FILE_OUT)
+"""The option for the file of a command that prints by default."""
+
+
 def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
     """Return the option that silences a command, `but` for some output."""
     return flag("-q --quiet", f"Print only {but}.", OUTPUT)

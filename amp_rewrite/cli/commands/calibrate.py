@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import Any
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.batch import check_parallel, executor_for
+from amp_rewrite.cli.batch import check_parallel, over_shards
 from amp_rewrite.cli.commands.ranges import WRITING, check_writable, write
 from amp_rewrite.cli.data import Feeding
-from amp_rewrite.cli.files import beside, ended_by_signals
+from amp_rewrite.cli.files import beside
 from amp_rewrite.cli.page import check_page, write_page
 from amp_rewrite.settings.options import PRECISION
-
-if TYPE_CHECKING:
-    from amp_rewrite.evidence.ranges import Ranges
 
 _RUNNING = (
     parameters.option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]", PRECISION),
@@ -55,8 +51,11 @@ def calibrate(
     check_writable(output, overwrite)
     check_page(html, overwrite=overwrite, read=(model,))
     if scheduler or (jobs or 1) > 1:
-        words = {"to": settings.to, "allow_nonfinite": feeding.allow_nonfinite, **given}
-        ranges = _in_parallel(model, feeding, scheduler, jobs, words)
+        from amp_rewrite.fleet.shards import calibrate_many
+
+        many = partial(calibrate_many, model, to=settings.to, **given)
+        ranges, origin = over_shards(many, feeding, scheduler, jobs, "measure")
+        ranges = replace(ranges, origin=origin)
         write(ranges, output, overwrite, quiet)
         write_page(ranges, html, quiet=quiet)
         return
@@ -72,18 +71,3 @@ def calibrate(
         )
     write(ranges, output, overwrite, quiet)
     write_page(ranges, html, quiet=quiet)
-
-
-def _in_parallel(
-    model: Path, feeding: Feeding, scheduler: str | None, jobs: int | None, words: dict[str, Any]
-) -> Ranges:
-    """Return the ranges over the files of a data folder, measured at the same time."""
-    if feeding.data is None:
-        raise click.UsageError("-j and --scheduler measure the files of a folder at the same time; add --data FOLDER")
-    from amp_rewrite.evidence.data.sources import shards_of
-    from amp_rewrite.fleet.shards import calibrate_many
-
-    data = Path(feeding.data)
-    with ended_by_signals(), executor_for(scheduler, jobs) as (executor, count):
-        ranges = calibrate_many(model, shards_of(data), executor=executor, jobs=count, **words)
-    return replace(ranges, origin=data.name or str(data))

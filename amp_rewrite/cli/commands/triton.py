@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.page import write_file
-from amp_rewrite.settings.options import OUTPUT
+from amp_rewrite.cli import parameters
+from amp_rewrite.cli.page import show_or_write
 
 
 @parameters.command(
@@ -20,9 +19,7 @@ from amp_rewrite.settings.options import OUTPUT
         "The largest batch; 0 for none.  [default: 4 if the model can be batched, else 0]",
         type=click.IntRange(min=0),
     ),
-    parameters.option(
-        "-o --output", "FILE", "The file to write, replaced if it exists.", OUTPUT, type=parameters.FILE_OUT
-    ),
+    parameters.text_output,
 )
 def triton(model: Path, name: str | None, max_batch_size: int | None, output: Path | None) -> None:
     """Print the config.pbtxt of MODEL for the Triton Inference Server.
@@ -33,7 +30,4 @@ def triton(model: Path, name: str | None, max_batch_size: int | None, output: Pa
     from amp_rewrite.integrations.triton import triton_config
 
     text = triton_config(model, name=name, max_batch_size=max_batch_size)
-    if output is None:
-        terminal.show(text)
-    else:
-        write_file(output, text, "the model was read")
+    show_or_write(text, output, "the model was read")

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.batch import check_parallel, executor_for
+from amp_rewrite.cli.batch import check_parallel, over_shards
 from amp_rewrite.cli.data import Feeding
-from amp_rewrite.cli.files import ended_by_signals
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.page import check_page, encoded, write_page
 from amp_rewrite.settings.keywords import CRITERION
 from amp_rewrite.settings.options import DATA, OUTPUT
-
-if TYPE_CHECKING:
-    from amp_rewrite.evidence.verdict import Verdict
 
 _EMULATION = "Round as half precision does, in float32.  [default: where no CUDA provider opens]"
 _RUNNING = (
@@ -63,7 +60,13 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, html: Pa
 
     given["outputs"] = given.pop("only")
     if scheduler or (jobs or 1) > 1:
-        verdict = _in_parallel(a, b, feeding, scheduler, jobs, given)
+        if given.pop("depth"):
+            raise click.UsageError("--depth follows one run; leave it out, or -j and --scheduler")
+        from amp_rewrite.fleet.shards import verify_many
+
+        many = partial(verify_many, a, b, names=(str(a), str(b)), **given)
+        verdict, origin = over_shards(many, feeding, scheduler, jobs, "compare")
+        verdict = replace(verdict, fed=replace(verdict.fed, origin=origin))
     else:
         verdict = feeding.compared(verify, a, b, quiet=quiet, **given)
     page = verdict.page() if html else None
@@ -71,21 +74,3 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, html: Pa
         terminal.show(encoded(verdict.to_json(), page) if as_json else verdict.text(verbose=verbose))
     write_page(page, html, quiet=quiet)
     return 0 if verdict.ok else FINDING
-
-
-def _in_parallel(
-    a: Path, b: Path, feeding: Feeding, scheduler: str | None, jobs: int | None, words: dict[str, Any]
-) -> Verdict:
-    """Return the verdict over the files of a data folder, compared at the same time."""
-    if feeding.data is None:
-        raise click.UsageError("-j and --scheduler compare the files of a folder at the same time; add --data FOLDER")
-    if words.pop("depth"):
-        raise click.UsageError("--depth follows one run; leave it out, or -j and --scheduler")
-    from amp_rewrite.evidence.data.sources import shards_of
-    from amp_rewrite.fleet.shards import verify_many
-
-    data = Path(feeding.data)
-    words |= {"allow_nonfinite": feeding.allow_nonfinite, "names": (str(a), str(b))}
-    with ended_by_signals(), executor_for(scheduler, jobs) as (executor, count):
-        verdict = verify_many(a, b, shards_of(data), executor=executor, jobs=count, **words)
-    return replace(verdict, fed=replace(verdict.fed, origin=data.name or str(data)))
