@@ -151,7 +151,8 @@ class Verdict(Result):
         for part, plural in (("reference", "references"), ("candidate", "candidates"), ("criterion", "criteria")):
             mine, theirs = (_subject(getattr(verdict, part)) for verdict in (self, other))
             if mine != theirs:
-                raise EvidenceError(f"verdicts of different {plural} do not merge: {mine}, and {theirs}")
+                fact = f"verdicts of different {plural} do not merge: {mine}, and {theirs}"
+                raise EvidenceError(f"{fact}; verify all shards alike")
         rows = (*self.rows, *(replace(row, batch=row.batch + self.fed.batches) for row in other.rows))
         told = dict.fromkeys((*self.notes, *other.notes))
         return replace(
