@@ -89,29 +89,18 @@ WEIGHT_FOLLOWS = _reason("weight_follows", "dequantizes a weight in the type of 
 SHAPE_FOLLOWS = _reason("shape_follows", "reads no elements, so it accepts its input in any type", Strength.GROUP)
 NORM_TAIL = _reason("norm_tail", "scale or bias of a normalization, in the type of its input", Strength.GROUP)
 CLUSTER = _reason("cluster", "part of one computation, lowered as a whole or not at all", Strength.SAFETY)
-SHAPE_TAINT = _reason("shape_taint", "computes a shape, size, axis or scale", Strength.SAFETY)
-INDEX_TAINT = _reason("index_taint", "holds integers in floats, which the low type would round", Strength.SAFETY)
-ANGLE = _reason("angle", "computes the argument of a Sin or Cos", Strength.SAFETY)
+COUNTS = _reason("counts", "counts, points or states a shape, which the low type would round", Strength.SAFETY)
+POSITION = _reason("position", "computes positions or angles, which need the digits of float32", Strength.SAFETY)
+FILL = _reason("fill", "adds a mask that would overflow", Strength.SAFETY)
 CONSTANT_RANGE = _reason("constant_range", "one of its constants does not fit the type", Strength.SAFETY)
-EPSILON = _reason("epsilon", "guards a division with a number below the type's normal range", Strength.SAFETY)
+MAGNIFIED = _reason("magnified", "a small number that a logarithm, root or divisor magnifies", Strength.SAFETY)
 FOLDED = _reason("folded", "computed from constants alone, once, at load time", Strength.SAFETY)
-DISTANCE = _reason("distance", "a distance: a small difference of large squares and products", Strength.SAFETY)
-PLACES = _reason("places", "computes positions on a grid, which need the digits of float32", Strength.SAFETY)
-POSITION_BIAS = _reason("position_bias", "adds to attention scores a bias that grows with position", Strength.SAFETY)
-DISGUISE = _reason("disguise", "a running sum or mean, written as a product", Strength.SAFETY)
-CANCELLATION = _reason("cancellation", "a variance: a small difference of large means", Strength.SAFETY)
-LOGARITHM = _reason("logarithm", "computes the argument of a logarithm from a softmax or sigmoid", Strength.SAFETY)
-QUANTIZER = _reason("quantizer", "quantized values times their scale exceed the type", Strength.SAFETY)
-RAW = _reason("raw", "moves values that no product computes to an op in float32", Strength.SAFETY)
-SMALL_STEP = _reason("small_step", "adds one of many small steps to a state", Strength.SAFETY)
-LAST_PRODUCT = _reason("last_product", "after the last lowered product", Strength.SAFETY)
-TINY_PRODUCT = _reason("tiny_product", "in a part of the model whose products sum few terms each", Strength.SAFETY)
+CANCELLATION = _reason("cancellation", "a small difference of large squares and products", Strength.SAFETY)
 QUANTIZED = _reason("quantized", "runs on integers, between DequantizeLinear and QuantizeLinear", Strength.SAFETY)
-PRODUCT = _reason("product", "a product over an axis, which easily exceeds the type", Strength.SAFETY)
-PROVED_OVERFLOW = _reason("proved_overflow", "its values are proved to exceed the type", Strength.SAFETY)
+PROVED_OVERFLOW = _reason("proved_overflow", "its values are bound to exceed the type", Strength.SAFETY)
+RUNNING_SUM = _reason("running_sum", "adds up many terms, each small beside the sum", Strength.SAFETY)
+NO_GAIN = _reason("no_gain", "no lowered product gains from it being low", Strength.SAFETY)
 LONG_SUM = _reason("long_sum", "one of the longest sums, which the target would round at each term", Strength.SAFETY)
-STATISTICS = _reason("statistics", "its statistics do not fit the type", Strength.SAFETY)
-ADDITIVE_MASK = _reason("additive_mask", "adds a mask that would overflow", Strength.SAFETY)
 OVERFLOW = _reason("overflow", "data showed values that the type cannot hold", Strength.PIN)
 UNDERFLOW = _reason("underflow", "data showed values that underflow in the type", Strength.PIN)
 NONFINITE = _reason("nonfinite", "its float32 result is already infinite on the data", Strength.PIN)
@@ -124,14 +113,29 @@ MIN_CUT = _reason("min_cut", "the border between float32 and the low type costs 
 JOIN = _reason("join", "lowered values meet here: one Cast after it replaces several before it", Strength.SPREAD)
 
 
-RETIRED = {"growth": PROVED_OVERFLOW}
+RETIRED = {
+    **dict.fromkeys(("shape_taint", "index_taint"), COUNTS),
+    **dict.fromkeys(("angle", "places", "position_bias"), POSITION),
+    **dict.fromkeys(("statistics", "quantizer"), CONSTANT_RANGE),
+    **dict.fromkeys(("epsilon", "logarithm"), MAGNIFIED),
+    **dict.fromkeys(("growth", "product"), PROVED_OVERFLOW),
+    **dict.fromkeys(("small_step", "disguise"), RUNNING_SUM),
+    **dict.fromkeys(("tiny_product", "raw", "last_product"), NO_GAIN),
+    "additive_mask": FILL,
+    "distance": CANCELLATION,
+}
 """Ids that older reports carry, each with the one that took its place."""
+
+
+def reason_of(rule: str | None) -> Reason | None:
+    """Return the reason with an id, or the one that took its place; None for an id of another version."""
+    return REASONS.get(RETIRED.get(rule, rule)) if rule is not None else None
 
 
 def words(rule: str) -> str:
     """Return the words of a rule id; an id of another version of this package stands for itself."""
-    rule = RETIRED.get(rule, rule)
-    return REASONS[rule].words if rule in REASONS else rule
+    reason = reason_of(rule)
+    return reason.words if reason is not None else rule
 
 
 KINDS = {

@@ -186,8 +186,9 @@ def _step(row: Row, *, first: bool) -> list[str]:
     if row.rule is None:
         return [f"{head} in the model already" if row.dtype in _LOW else f"{head}: it computes no float32"]
     lines = [f"{head}: {row.rule}", f"    {reasons.words(row.rule)}{': ' + plain(row.note) if row.note else ''}"]
-    if row.rule in reasons.REASONS and reasons.REASONS[row.rule].has_page:
-        lines.append(f"    more: amp-rewrite rule {row.rule}, or {reasons.REASONS[row.rule].docs}")
+    reason = reasons.reason_of(row.rule)
+    if reason is not None and reason.has_page:
+        lines.append(f"    more: amp-rewrite rule {row.rule}, or {reason.docs}")
     if row.color:
         lines.append(f"    {row.color}: {plain(row.source)}{': ' + plain(row.reason) if row.reason else ''}")
     return lines

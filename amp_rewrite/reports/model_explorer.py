@@ -191,7 +191,7 @@ def _type_color(dtype: str) -> str:
 
 
 def _rule(rule: str) -> Result:
-    known = reasons.REASONS.get(rule)
+    known = reasons.reason_of(rule)
     color = STRENGTHS[known.strength] if known else _CAST if rule == INSERTED else _SEVERAL
     words = reasons.words(rule)
     return {"value": rule if words == rule else f"{rule}: {words}", "bgColor": color}

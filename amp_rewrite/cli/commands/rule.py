@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 from amp_rewrite.cli import parameters, terminal
@@ -12,6 +13,7 @@ from amp_rewrite.errors import PatternError, advice
 
 _HEAD = ("rule", "tier", "says")
 _WIDTH = 110
+_HEADINGS = {"hit": "Smallest model that needs it", "near": "Nearest model that it leaves alone"}
 
 
 @parameters.command(parameters.argument("name", required=False, choices=lambda _ctx: _names()), parameters.as_json)
@@ -45,6 +47,8 @@ def described(name: str) -> dict[str, Any]:
         raise PatternError(f"no rule or reason {name!r}; {advice(name, sorted(names), '`amp-rewrite rule` lists all')}")
     record = known.get(name)
     spoken = record.reason if record is not None else name
+    held = record.held if record is not None else ()
+    cases = {case: {end: known[name].model(end, case) for end in _HEADINGS} for case in held}
     reason = REASONS.get(spoken)
     return {
         "name": record.name if record is not None else name,
@@ -55,8 +59,17 @@ def described(name: str) -> dict[str, Any]:
         "promise": record.promise if record is not None else None,
         "docs": record.docs if record is not None else reason.docs if reason is not None else f"{FINDINGS}#{name}",
         "sections": dict(record.sections) if record is not None else {},
-        "models": {end: record.model(end) for end in ("hit", "near")} if record is not None else {},
+        "models": next(iter(cases.values()), {}),
+        "cases": cases,
     }
+
+
+def models_of(fact: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each model of a rule with a heading."""
+    for case, models in fact["cases"].items():
+        which = f": {case}" if len(fact["cases"]) > 1 else ""
+        for end, head in _HEADINGS.items():
+            yield f"{head}{which}", models[end]
 
 
 def _names() -> list[str]:
@@ -90,7 +103,6 @@ def _page(fact: dict[str, Any]) -> str:
         lines.append(f"  docs        {fact['docs']}")
     for head, text in fact["sections"].items():
         lines += ["", head, *textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")]
-    for end, head in (("hit", "Smallest model that needs it"), ("near", "Nearest model that it leaves alone")):
-        if end in fact["models"]:
-            lines += ["", head, textwrap.indent(fact["models"][end].rstrip(), "  ")]
+    for head, text in models_of(fact):
+        lines += ["", head, textwrap.indent(text.rstrip(), "  ")]
     return "\n".join(lines)

@@ -87,25 +87,16 @@ def _leaves_floats(state: State, op: Op) -> bool:
     return dtype is not None and not dtype.floating
 
 
-def _to_float32(state: State, v: int, reason: str, note: str) -> None:
+def _to_float32(state: State, v: int, note: str) -> None:
     del state.low[v]
-    state.denied[v] = state.high(reason, None, note)
+    state.denied[v] = state.high(reasons.NO_GAIN, None, note)
 
 
 # -- tiny products -----------------------------------------------------------------------------------------------------
 
 
-@rule(reasons.TINY_PRODUCT, "A part of a model whose products all sum only a few terms stays float32.")
 def tiny_products(state: State) -> None:
-    """Keep connected low ops in float32 if all their products sum fewer than 8 terms. O(nodes + uses).
-
-    What it protects: Boxes and points times a matrix of 3 or 4 columns, rigid frames, Markov chains of a few states.
-        Attention is left alone, and so is a tiny product next to a larger one.
-    Why: Tensor cores multiply in steps of 8, so such a product gains nothing. In float32 all Casts around it vanish.
-    Example: Pixels = points · homography, where float16 is off by half a pixel at 1000.
-    How to override: `--lower 'op=MatMul'` or the name of the product.
-    Source: NVIDIA, "Deep Learning Performance Documentation", requirements to use tensor cores.
-    """
+    """Keep connected low ops in float32 if all their products sum fewer than 8 terms."""
     products = [v for v in state.low if state.op(v).kind in HEAVY]
     large = [v for v in products if not _is_tiny(state, state.op(v))]
     if len(large) == len(products):
@@ -121,7 +112,7 @@ def tiny_products(state: State) -> None:
     for v in _movable(state) if tiny else ():
         if sets.root(v) in tiny:
             note = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spares the Casts"
-            _to_float32(state, v, reasons.TINY_PRODUCT, note)
+            _to_float32(state, v, note)
 
 
 def _is_tiny(state: State, op: Op) -> bool:
@@ -139,18 +130,8 @@ def _is_tiny(state: State, op: Op) -> bool:
 # -- values that no product made ---------------------------------------------------------------------------------------
 
 
-@rule(reasons.RAW, "A raw value is rounded only for readers in the low type.")
 def raw_values(state: State) -> None:
-    """Keep clear ops, sums and products of raw values in float32 where a reader needs float32. O(nodes + uses).
-
-    What it protects: Columns of ids, timestamps and prices beside features, and caches with a float32 output. A value
-        is raw if it comes from inputs alone, through ops on the clear list, Add, Sub and Mul.
-    Why: An op that only moves such values costs the same in either type, so the Cast can stand behind it. In front of
-        it, the Cast rounds 100003 to 99968 for a reader of the exact number, too.
-    Example: Split of a row into features for a layer and an id that is cast to int64.
-    How to override: `--io 'NAME=float16'` for an input and output that shall be low.
-    Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
-    """
+    """Keep clear ops, sums and products of raw values in float32 where a reader needs float32."""
     raw, computed = set[int](), _behind_products(state)
     for v in _movable(state):
         sources, op = state.vertices.sources[v], state.op(v)
@@ -164,7 +145,7 @@ def raw_values(state: State) -> None:
             raw.add(v)
     for v in sorted(raw, reverse=True):
         if _leaves_floats(state, state.op(v)) or any(_needed_in_float32(state, made) for made in _ports(state, v)[1]):
-            _to_float32(state, v, reasons.RAW, "no product made what it reads, and not all its readers are low")
+            _to_float32(state, v, "no product made what it reads, and not all its readers are low")
 
 
 def _behind_products(state: State) -> set[ValueId]:
@@ -181,19 +162,8 @@ def _behind_products(state: State) -> set[ValueId]:
 # -- behind the last product -------------------------------------------------------------------------------------------
 
 
-@rule(reasons.LAST_PRODUCT, "Behind the last lowered product at most one op rounds in the low type.")
 def last_product(state: State) -> None:
-    """Keep ops behind the last lowered product in float32, unless they are exact or spare a Cast. O(nodes + uses).
-
-    What it protects: Ends of models: scores that are summed up over many steps, differences of large heads, heads that
-        undo a normalization. Exact ops, such as Relu and Reshape, stay low. So does a single op that joins two low
-        values or reduces one, the norm behind it, and a quantizer: float32 would cost more Casts, or larger ones. So
-        does what leads to an op or output that the user lowers.
-    Why: Low types make products faster. Behind the last product nothing is left to gain, and each op rounds again.
-    Example: Viterbi scores of a tagger: hundreds of Adds, after which the float16 spacing is as large as a score.
-    How to override: `--io low` for outputs that shall be low.
-    Source: PyTorch's autocast, which rounds the results of products and leaves sums in the wider type.
-    """
+    """Keep ops behind the last lowered product in float32, unless they are exact or spare a Cast."""
     before, rounded = _before_products(state), dict[int, int]()
     groups = {op: cluster for cluster in state.hazards.clusters for op in cluster.ops}
     for v in _movable(state):
@@ -213,7 +183,7 @@ def last_product(state: State) -> None:
         elif low and _spares_casts(state, op, group, len(low), steps):
             rounded[v] = steps + 1
         else:
-            _to_float32(state, v, reasons.LAST_PRODUCT, "no lowered product reads what it computes")
+            _to_float32(state, v, "no lowered product reads what it computes")
 
 
 def _before_products(state: State) -> set[OpId]:
@@ -266,12 +236,41 @@ def _spares_casts(state: State, op: Op, group: Cluster | None, operands: int, st
     return norm and steps == 1 and summed is not None and summed.kind in SUMS
 
 
-RULES: tuple[Rule[[State], None], ...] = (tiny_products, raw_values, last_product)
-"""The rules in the order in which they run."""
+@rule(
+    reasons.NO_GAIN,
+    "An op rounds in the low type only for a product that gains from it.",
+    cases=("last_product", "tiny_product", "raw"),
+)
+def no_gain(state: State) -> None:
+    """Keep low ops in float32 that no lowered product needs in the low type. O(nodes + uses).
+
+    What it protects: Parts of a model whose products all sum fewer than 8 terms, as boxes and points times a matrix of
+        3 or 4 columns; attention is left alone, and so is a tiny product next to a larger one. Raw values, which come
+        from inputs through ops on the clear list, Add, Sub and Mul, where a reader needs float32, and caches with a
+        float32 output. All behind the last lowered product but exact ops, such as Relu and Reshape, and a single op
+        that joins two low values or reduces one, the norm behind it, and a quantizer: float32 would cost more Casts, or
+        larger ones. What leads to an op or output that the user lowers is left alone, too.
+    Why: Low types make products faster: tensor cores multiply in steps of 8. Where no such product follows, nothing is
+        left to gain, and each op rounds again. An op that only moves raw values costs the same in either type; a Cast
+        in front of it rounds 100003 to 99968 for a reader of the exact number, too.
+    Example: Viterbi scores of a tagger: hundreds of Adds, after which the float16 spacing is as large as a score.
+        Pixels = points · homography. Split of a row into features for a layer and an id that is cast to int64.
+    How to override: `--io low` or `--io 'NAME=float16'` for inputs and outputs that shall be low; `--lower` with the
+        name of a product.
+    Source: PyTorch's autocast, which rounds the results of products and leaves sums in the wider type; NVIDIA, "Deep
+        Learning Performance Documentation", requirements to use tensor cores; IEEE 754 binary16 has 11 significant
+        bits, bfloat16 has 8.
+    """
+    tiny_products(state)
+    raw_values(state)
+    last_product(state)
+
+
+RULES: tuple[Rule[[State], None], ...] = (no_gain,)
+"""The rules on the border."""
 
 
 def hold_borders(state: State) -> None:
     """Run the rules where safety rules are on, unless the level lowers ops wherever it can."""
     if state.hazards.guarded and state.options.level not in _SPREAD_LEVELS:
-        for rule in RULES:
-            rule.function(state)
+        no_gain(state)

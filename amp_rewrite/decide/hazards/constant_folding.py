@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import computes_float32
-from amp_rewrite.ir.op_classes import COPIES, QUANTIZERS, RANDOM
+from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, QUANTIZERS, RANDOM
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 # Folded in any type. A quantized weight is not folded: its op is fused with the product that reads it.
@@ -18,8 +16,8 @@ _NEVER_FOLDED = RANDOM | {kind for kind in QUANTIZERS if "::" not in kind}
 
 
 @rule(reasons.FOLDED, "Arithmetic on constants alone stays foldable at load time.")
-def folded(view: View, to: DType) -> Iterator[Pin]:
-    """Pin arithmetic whose inputs are constants or computed from constants. O(nodes + uses).
+def folded(view: View, to: DType) -> Iterator[Held]:
+    """Hold arithmetic whose inputs are constants or computed from constants. O(nodes + uses).
 
     What it protects: Constant folding in the runtime, and the precision of the folded values.
     Why: onnxruntime folds constants with its CPU kernels. Those support half precision for ops that move data, but not
@@ -29,9 +27,17 @@ def folded(view: View, to: DType) -> Iterator[Pin]:
     Source: onnxruntime, graph optimizations, "Constant Folding".
     """
     for op in constant_ops(view, _NEVER_FOLDED):
-        if op.kind not in _MOVES and computes_float32(view, op):
-            note = "reads constants alone: computed once, in float32, when a model is loaded"
-            yield Pin(op.id, reasons.FOLDED, None, note)
+        if op.kind not in _MOVES:
+            yield Held(op.id, None, "reads constants alone: computed once, in float32, when a model is loaded")
+
+
+def numbers(view: View) -> frozenset[OpId]:
+    """Return the ops whose results depend on shapes and constants alone, not on data. O(nodes + uses).
+
+    An example is an attention scale computed as `Pow(head size, -0.5)`. Pow is on the deny list, but this one is not a
+    reason to keep the attention behind it in float32.
+    """
+    return frozenset(op.id for op in constant_ops(view, RANDOM, ELEMENTLESS))
 
 
 def constant_ops(view: View, never: Container[str], sources: Container[str] = ()) -> Iterator[Op]:
@@ -46,9 +52,7 @@ def constant_ops(view: View, never: Container[str], sources: Container[str] = ()
         return (op is not None and (op.id in known or op.kind in sources)) or view.constant(value) is not None
 
     for op in view.ops:
-        if op.bodies or op.signature is None or op.kind in never:
-            continue
-        read = op.operands
-        if read and all(map(constant, read)):
+        plain = not op.bodies and op.signature is not None and op.kind not in never
+        if plain and (read := op.operands) and all(map(constant, read)):
             known.add(op.id)
             yield op

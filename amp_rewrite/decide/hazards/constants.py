@@ -1,20 +1,31 @@
-"""Constants that underflow in the low type, and statistics and epsilons out of its range; `mask.py` has overflow."""
+"""Constants that overflow or underflow in the low type, or lose digits in it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import float32_constant
-from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.hazards.fills import CARRIES, Fill, additive, carried, fills, reads_low, unfit_readers
+from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.steps import described, float32_constant
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, makers, origin
-from amp_rewrite.ir.op_classes import COPIES, LAYERS, MAGNIFIES, PRODUCTS, SCALINGS, Slots
-from amp_rewrite.ir.schema import KEPT_VARIABLES, float_attribute
+from amp_rewrite.ir.op_classes import (
+    COMPARISONS,
+    COPIES,
+    DEQUANTIZES,
+    KEEP_SCALE,
+    LAYERS,
+    PRODUCTS,
+    QUANTIZERS,
+    QUANTIZES,
+    SCALINGS,
+    Slots,
+)
+from amp_rewrite.ir.schema import float_attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
 _FACTOR_SLOTS: Slots = {
@@ -24,31 +35,69 @@ _FACTOR_SLOTS: Slots = {
 _OUTWEIGHS = 2.0**11
 _LOSS = 2.0**-8
 """Largest part of a constant's norm that may be lost."""
-_GUARD_SLOTS = {"Add": (0, 1), "Max": (0, 1), "Clip": (1,), "Where": (1, 2)}
+_FLOATS = (DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ)  # zero points are 0
+_INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
+"""Types that matter: four bits are too small, and no bias fills its int32."""
 
 
-def reads_low(view: View, use: Use, to: DType) -> bool:
-    """True if a lowered reader takes this input in the low type.
+@rule(
+    reasons.CONSTANT_RANGE,
+    "An op that computes with a constant runs in a low type only if the constant fits.",
+    cases=("constant_range", "statistics", "quantizer"),
+)
+def constant_range(view: View, to: DType) -> Iterator[Held]:
+    """Hold readers of constants that overflow or underflow, and the copies between. O(nodes + uses).
 
-    False at ports of a fixed type (the scales of Resize), at those that stay float32 by choice, and where the schema
-    does not admit the low type.
+    What it protects: Arithmetic with constants beyond the type's range, and quantizers whose integers or 8-bit floats,
+        times their scale, leave it, with what feeds or reads them. BatchNormalization in inference, whose variance +
+        epsilon is a divisor. A fill that only selects (a branch of Where, a bound of Clip, Max or Min, an attention
+        mask) saturates instead; infinities are the same in every type. Tiny weights before a large scale, or a tiny
+        scale before large weights, are balanced by a power of two beforehand.
+    Why: float16 overflows to infinity beyond 65504, and rounds to 0 below 3e-8, which erases a product and breaks a
+        quotient. A variance of 0 with epsilon 1e-5 is below its smallest normal number, 6.1e-5. The scale of a
+        quantizer records how large the values were at calibration; FLOAT8E5M2 reaches 57344 without a scale, and a
+        scale computed at run time is not known to be small.
+    Example: x · 1e6, x / 1e-9, a scale of 1e-6 in DequantizeLinear, int8 codes with a scale of 1000; a channel without
+        variance after pruning, or with dead inputs.
+    How to override: `--lower 'op=BatchNormalization'`, `--lower 'op=DequantizeLinear'`.
+    Source: IEEE 754 binary16; ONNX operators BatchNormalization, QuantizeLinear and DequantizeLinear, "Float stored in
+        8 bits".
     """
-    op = view.ops[use.op]
-    variable = op.signature.input_variable(use.slot) if op.signature and not op.bodies else None
-    if op.signature is None or variable is None or variable in KEPT_VARIABLES.get((op.domain, op.op_type), ()):
-        return False
-    return op.signature.admits(variable, to)
+    yield from statistics(view, to)
+    yield from overflow(view, to)
+    yield from underflow(view, to)
+    yield from large_biases(view, to)
+    yield from quantizers(view, to)
 
 
-def constants(view: View) -> Iterator[ValueId]:
-    """Yield the float32 constants that some op reads."""
-    for value in view.values:
-        if view.constant(value.id) is not None and view.uses[value.id] and view.dtype(value.id) is DType.FLOAT:
-            yield value.id
+def overflow(view: View, to: DType) -> Iterator[Held]:
+    """Hold the ops that would compute with an overflowing constant, and the copies between."""
+    extreme = fills(view, to)
+    overflowing = {value: fill for value, fill in extreme.items() if fill.overflows}
+    masks = additive(view, extreme) if overflowing else {}
+    for value, fill in overflowing.items():
+        readers, between = unfit_readers(view, to, value, fill)
+        note = f"constant {view.value_name(value)!r} goes to {fill.absmax:g}, beyond {to.max:g}"
+        for op_id in {*readers, *between} - masks.keys():
+            yield Held(op_id, view.values[value].producer, note)
+    for op_id, comparison in _compared(view, overflowing).items():
+        note = f"saturated, a fill would meet another number in {described(view, comparison)}"
+        yield Held(op_id, comparison, note)
 
 
-def underflow(view: View, to: DType) -> Iterator[Pin]:
-    """Pin ops whose weights or only factor lose digits, or whose divisor or scale is below the normal numbers."""
+def _compared(view: View, overflowing: Mapping[ValueId, Fill]) -> dict[OpId, OpId]:
+    """Return the ops that carry a fill to a comparison with a constant beyond the range, each with the comparison."""
+    comparisons = [op for op in view.ops if op.kind in COMPARISONS and not overflowing.keys().isdisjoint(op.inputs)]
+    if not comparisons:
+        return {}
+    carries = Flow.of(view, CARRIES)
+    masked = carried(carries, overflowing).keys() - overflowing.keys()
+    read = {v: op.id for op in comparisons for v in op.operands if v in masked}
+    return {**carries.path(read, masked.__contains__), **{op_id: op_id for op_id in read.values()}}
+
+
+def underflow(view: View, to: DType) -> Iterator[Held]:
+    """Hold ops whose weights or only factor lose digits, or whose divisor or scale is below the normal numbers."""
     for op in view.ops:
         for slot in _FACTOR_SLOTS.get(op.kind, ()):
             value = float32_constant(view, op, slot)
@@ -60,7 +109,7 @@ def underflow(view: View, to: DType) -> Iterator[Pin]:
             lost = (fit.count == 1 or product) and loses_digits(view, value, to)
             if lost or (divides and (fit.flushed or fit.subnormal)):
                 note = f"constant {view.value_name(value)!r} goes down to {fit.absmin:g}, below {to.tiny:g}"
-                yield Pin(op.id, reasons.CONSTANT_RANGE, None, note)
+                yield Held(op.id, None, note)
                 break
 
 
@@ -84,8 +133,8 @@ def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
     return math.sqrt(squares)
 
 
-def large_biases(view: View, to: DType) -> Iterator[Pin]:
-    """Pin sums of a product and a constant that outweighs it, copies of these sums, and norms that read them."""
+def large_biases(view: View, to: DType) -> Iterator[Held]:
+    """Hold sums of a product and a constant that outweighs it, copies of these sums, and norms that read them."""
     copies = first_input_of(COPIES)
     sums: dict[ValueId, OpId] = {}
     for op in view.ops:
@@ -98,8 +147,8 @@ def large_biases(view: View, to: DType) -> Iterator[Pin]:
     pins = makers(view, moved)
     for value, cause in moved.items():
         pins.update((r.id, cause) for r in view.readers(value) if r.kind.endswith("Normalization"))
-    for op_id, cause in sorted(pins.items()):
-        yield Pin(op_id, reasons.CONSTANT_RANGE, cause, "a bias that outweighs the product it is added to")
+    for op_id, cause in pins.items():
+        yield Held(op_id, cause, "a bias that outweighs the product it is added to")
 
 
 def loses_digits(view: View, value: ValueId, to: DType) -> bool:
@@ -112,22 +161,12 @@ def loses_digits(view: View, value: ValueId, to: DType) -> bool:
     return _norm(view, value, to) > _LOSS * _norm(view, value)
 
 
-@rule(reasons.STATISTICS, "A BatchNormalization runs in a low type only if its statistics fit.")
-def statistics(view: View, to: DType) -> Iterator[Pin]:
-    """Pin a BatchNormalization whose scale, bias or mean overflow, or whose variance + epsilon leaves [tiny, max].
-
-    What it protects: BatchNormalization in inference.
-    Why: It divides by the square root of variance + epsilon. A variance of 0 with epsilon 1e-5 is below float16's
-        smallest normal number, 6.1e-5; a variance of 1e-12 with epsilon 1e-3 is safe.
-    Example: A channel without variance after pruning, or with dead inputs.
-    How to override: `--lower 'op=BatchNormalization'`.
-    Source: ONNX operator BatchNormalization; IEEE 754 binary16.
-    """
+def statistics(view: View, to: DType) -> Iterator[Held]:
+    """Hold a BatchNormalization whose scale, bias or mean overflow, or whose variance + epsilon leaves [tiny, max]."""
     for op in view.ops:
-        if op.kind == "BatchNormalization" and computes_float32(view, op):
-            notes = (_misfit(view, op, slot, to) for slot in range(1, 5))
-            if (note := next(filter(None, notes), None)) is not None:
-                yield Pin(op.id, reasons.STATISTICS, None, note)
+        notes = (_misfit(view, op, slot, to) for slot in range(1, 5)) if op.kind == "BatchNormalization" else ()
+        if (note := next(filter(None, notes), None)) is not None:
+            yield Held(op.id, None, note)
 
 
 def _misfit(view: View, op: Op, slot: int, to: DType) -> str | None:
@@ -145,69 +184,57 @@ def _misfit(view: View, op: Op, slot: int, to: DType) -> str | None:
     return f"{statistic} goes down to {least:g}: with epsilon {epsilon:g}, below {to.tiny:g}"
 
 
-@rule(reasons.EPSILON, "A division by x + epsilon runs in a low type only if epsilon fits.")
-def epsilon(view: View, to: DType) -> Iterator[Pin]:
-    """Pin a division, root or logarithm that a constant below the smallest normal number keeps from zero.
+def quantizers(view: View, to: DType) -> Iterator[Held]:
+    """Hold ops that quantize or dequantize beyond the low type; with a constant scale also their neighbours."""
+    notes = ((op, _beyond(view, op, to)) for op in view.ops if op.kind in QUANTIZERS and computes_float32(view, op))
+    beyond = {op.id: note for op, note in notes if note is not None}
+    yield from (Held(op_id, None, note) for op_id, note in beyond.items())
+    sure = [view.ops[op_id] for op_id in beyond if view.constant(view.ops[op_id].inputs[1]) is not None]
+    yield from (Held(op_id, cause, beyond[cause]) for op_id, cause in _neighbours(view, sure).items())
 
-    The constant is a summand, or the lower bound of a Max, Clip or Where. The pins cover that op, the ops between, the
-    root, power, reciprocal, logarithm or division, and a product with such a reciprocal.
 
-    What it protects: Divisors and arguments that an epsilon keeps away from zero.
-    Why: float16 loses precision below 6.1e-5 and rounds to 0 below 3e-8; GPUs may flush the range between to 0. The
-        division then gives infinity, and 0 · inf is NaN.
-    Example: x / sqrt(mean(x²) + 1e-6), x / max(‖x‖, 1e-12).
-    How to override: An epsilon of 1e-4 or more.
-    Source: IEEE 754 binary16: smallest normal number 2⁻¹⁴, smallest subnormal 2⁻²⁴.
+def _beyond(view: View, op: Op, to: DType) -> str | None:
+    """Return a note if an op's integers or 8-bit floats, scaled, exceed the low type."""
+    value, scale = op.outputs[0] if op.kind in QUANTIZES else op.inputs[0], op.inputs[1]
+    kind = view.dtype(value)
+    most = _farthest(view, op, kind) if kind is not None else None
+    if kind is None or scale is None or most is None:
+        return None
+    if view.constant(scale) is None:
+        unsure = kind in _FLOATS and most > to.max / 2
+        return f"{kind.spelling} goes to {most:g}, and its scale is not known to be small" if unsure else None
+    times = view.fit(scale, to).absmax if float32_constant(view, op, 1) is not None else 0.0
+    return f"{most:g} of {kind.spelling} times {times:g} is beyond {to.max:g}" if most * times > to.max else None
+
+
+def _farthest(view: View, op: Op, kind: DType) -> float | None:
+    """Return the largest distance of a type's numbers from the op's zero point; None for other types."""
+    if kind in _FLOATS:
+        import ml_dtypes
+
+        return float(ml_dtypes.finfo(kind.numpy).max)
+    if kind not in _INTEGERS:
+        return None
+    limits, zero = np.iinfo(kind.numpy), op.inputs[2] if len(op.inputs) > 2 else None
+    if zero is None:
+        return float(max(limits.max, -limits.min))
+    zeros = view.array(zero)
+    if zeros is None:
+        return float(limits.max)
+    zeros = zeros.astype(np.int64)
+    return float(max(limits.max - zeros.min(initial=limits.max), zeros.max(initial=limits.min) - limits.min))
+
+
+def _neighbours(view: View, sure: Sequence[Op]) -> dict[OpId, OpId]:
+    """Return the float32 ops that make quantized values or read dequantized ones, through copies too; each with its op.
+
+    Ops of a maximum or selection count as copies: their results are as large as what they read.
     """
-    guards = {op.id: value for op in view.ops if (value := _guard(view, op, to)) is not None}
-    if not guards:
-        return
-    flow = Flow.of(view, {**COPIES, "Sqrt": (0,), "Pow": (0,)})
-    starts = {v: op_id for op_id in guards for v in view.ops[op_id].results}
-    small = flow.forth(starts, float32(view))
-    ends: dict[ValueId, OpId] = {}
-    pins: dict[OpId, OpId] = {}
-    for value, guard in small.items():
-        for use in view.uses[value]:
-            op = view.ops[use.op]
-            if _magnifies(view, op, use.slot):
-                ends.setdefault(value, op.id)
-                for op_id in (op.id, *_products_of_inverse(view, op)):
-                    pins.setdefault(op_id, guard)
-    pins = {**makers(view, flow.back(ends, small.__contains__)), **pins}
-    for op_id, cause in sorted(pins.items()):
-        note = f"relies on an epsilon below {to.tiny:g}"
-        if (value := guards.get(op_id)) is not None:
-            note = f"epsilon {view.value_name(value)!r} is {view.fit(value, to).absmax:g}, below {to.tiny:g}"
-        yield Pin(op_id, reasons.EPSILON, cause, note)
-
-
-def _guard(view: View, op: Op, to: DType) -> ValueId | None:
-    """Return the epsilon of an op: a positive constant below the smallest normal number."""
-    for slot in _GUARD_SLOTS.get(op.kind, ()):
-        value = float32_constant(view, op, slot)
-        if value is None or view.fit(value, to).nonfinite or not 0 < view.fit(value, to).absmax < to.tiny:
-            continue
-        numbers = view.array(value)
-        if numbers is not None and (numbers > 0).all():
-            return value
-    return None
-
-
-def _magnifies(view: View, op: Op, slot: int) -> bool:
-    """True if small values of an input matter as much as large ones.
-
-    A Pow counts if its exponent is below 1, or not a constant.
-    """
-    if op.kind != "Pow":
-        return slot in MAGNIFIES.get(op.kind, ())
-    exponent = view.array(op.inputs[1])
-    return slot == 0 and (exponent is None or bool((exponent < 1).any()))
-
-
-def _products_of_inverse(view: View, op: Op) -> Iterator[OpId]:
-    """Yield the products with a reciprocal: 1e12 overflows where a float16 Mul reads it, and 0 · inf is NaN."""
-    inverse = op.kind in ("Reciprocal", "Pow") or (op.kind == "Div" and view.constant(op.inputs[0]) is not None)
-    for value in op.outputs if inverse else ():
-        if value is not None:
-            yield from (reader.id for reader in view.readers(value) if reader.kind == "Mul")
+    flow = Flow.of(view, KEEP_SCALE)
+    read = {v: op.id for op in sure if op.kind in QUANTIZES and (v := op.inputs[0]) is not None}
+    written = {v: op.id for op in sure if op.kind in DEQUANTIZES and (v := op.outputs[0]) is not None}
+    causes = flow.path(read, float32(view))
+    for value, cause in flow.forth(written, float32(view)).items():
+        for reader in view.readers(value):
+            causes.setdefault(reader.id, cause)
+    return causes

@@ -128,6 +128,4 @@ def _squares(view: View, op: Op) -> bool:
 
 def _readers(copies: Flow, op: Op) -> Sequence[Op]:
     """Return the ops that read a result or its copies, without the copies."""
-    view = copies.view
-    reached = copies.forth(dict.fromkeys(op.results[:1]), float32(view))
-    return [op for value in reached for op in view.readers(value) if not copies.through(op)]
+    return copies.readers(copies.forth(dict.fromkeys(op.results[:1]), float32(copies.view)))

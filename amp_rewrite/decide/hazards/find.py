@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.cancellation import cancellation
-from amp_rewrite.decide.hazards.constant_folding import folded
-from amp_rewrite.decide.hazards.constants import epsilon, statistics
-from amp_rewrite.decide.hazards.coordinates import places
-from amp_rewrite.decide.hazards.disguises import disguises
-from amp_rewrite.decide.hazards.distance import distance
+from amp_rewrite.decide.hazards.constant_folding import folded, numbers
+from amp_rewrite.decide.hazards.constants import constant_range
+from amp_rewrite.decide.hazards.counts import counts
+from amp_rewrite.decide.hazards.differences import cancellation
 from amp_rewrite.decide.hazards.exemptions import benign
-from amp_rewrite.decide.hazards.integers import accumulators, element_counts, index_taint, shape_taint
-from amp_rewrite.decide.hazards.logarithm import logarithm
+from amp_rewrite.decide.hazards.fills import fill, saturated
 from amp_rewrite.decide.hazards.long_sums import long_sums
-from amp_rewrite.decide.hazards.mask import additive_mask, constant_range, saturated
-from amp_rewrite.decide.hazards.position_biases import position_bias
-from amp_rewrite.decide.hazards.products import products
+from amp_rewrite.decide.hazards.magnified import magnified
+from amp_rewrite.decide.hazards.positions import positions
 from amp_rewrite.decide.hazards.proved_overflow import proved_overflow
 from amp_rewrite.decide.hazards.quantized import quantized
-from amp_rewrite.decide.hazards.quantizers import quantizers
-from amp_rewrite.decide.hazards.rule import Rule, rule
-from amp_rewrite.decide.hazards.shape_math import numbers
-from amp_rewrite.decide.hazards.small_steps import small_steps
-from amp_rewrite.decide.hazards.trig_arguments import angle
+from amp_rewrite.decide.hazards.rule import PinningRule, Rule, pinned, rule
+from amp_rewrite.decide.hazards.sums import running_sums
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -47,34 +40,22 @@ def cluster(view: View, to: DType) -> tuple[Cluster, ...]:
     return clusters(view)
 
 
-PINNING: tuple[Rule[[View, DType], Iterator[Pin]], ...] = (
-    shape_taint,
-    index_taint,
-    accumulators,
-    element_counts,
-    angle,
-    statistics,
-    additive_mask,
+PINNING: tuple[PinningRule, ...] = (
+    counts,
+    positions,
+    fill,
     constant_range,
-    epsilon,
+    magnified,
     folded,
-    places,
-    distance,
     cancellation,
-    logarithm,
-    quantizers,
     quantized,
-    products,
     proved_overflow,
-    small_steps,
-    disguises,
-    position_bias,
+    running_sums,
+    long_sums,
 )
 """The rules that pin ops to float32. If several pin one op, the first gives the reason."""
-ON_TARGET: tuple[Rule[[View, DType], Iterator[Pin]], ...] = (long_sums,)
-"""The rules that pin ops for one target alone, after the others."""
-RULES: tuple[Rule[..., Any], ...] = (*PINNING, *ON_TARGET, cluster, saturated)
-"""The rules that read the model alone, by reason or by finding."""
+RULES: tuple[Rule[..., Any], ...] = (*PINNING, cluster)
+"""The rules that read the model alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +84,11 @@ def find_hazards(view: View, to: DType, *, but: Collection[str] = (), target: st
     `target`: the name of the runtime, for rules that hold for one alone.
     """
     pins: dict[OpId, Pin] = {}
-    own = (pinning for pinning in ON_TARGET if pinning.target == target)
-    for pinning in (*(pinning for pinning in PINNING if pinning.name not in but), *own):
-        for pin in pinning(view, to):
-            pins.setdefault(pin.op, pin)
+    for pinning in PINNING:
+        if pinning.target in ("", target) and pinning.name not in but:
+            for pin in pinned(pinning.reason, pinning(view, to), view):
+                pins.setdefault(pin.op, pin)
     saturate, findings = saturated(view, to)
     groups = cluster(view, to)
-    pinned = tuple(pins[op] for op in sorted(pins))
-    return Hazards(pinned, groups, findings, saturate, numbers(view), benign(view, groups, to), guarded=True)
+    pins_in_order = tuple(pins[op] for op in sorted(pins))
+    return Hazards(pins_in_order, groups, findings, saturate, numbers(view), benign(view, groups, to), guarded=True)

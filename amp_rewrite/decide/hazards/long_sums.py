@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 from math import prod
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.steps import equation, summed_length
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import computes_float32
-from amp_rewrite.ir.schema import attribute, int_attribute
+from amp_rewrite.ir.op_classes import LAYERS
+from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, shape_at, shapes_of
 from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.settings.choices import Target
@@ -19,11 +21,14 @@ MOST_TERMS = 128
 """Terms of all sums of a model that stay in float16, together: they add at most 3.5e-3 to the error of outputs."""
 FREE = 128
 """The size that stands for a free dimension, as in the cost model."""
+_AXES = {"Conv": (1, slice(1, None)), "ConvTranspose": (1, slice(1)), "GlobalAveragePool": (0, slice(2, None))}
+"""The input whose axes an op sums up, and these axes."""
+_SUMMING = LAYERS | {"Einsum", "GlobalAveragePool"}
 
 
 @rule(reasons.LONG_SUM, "The longest sums of products are computed in float32.", target=Target.WEBGPU.value)
-def long_sums(view: View, to: DType) -> Iterator[Pin]:
-    """Pin products and pools, the longest first, until the others add up 128 terms in all. O(nodes log nodes).
+def long_sums(view: View, to: DType) -> Iterator[Held]:
+    """Hold products and pools, the longest first, until the others add up 128 terms in all. O(nodes log nodes).
 
     What it protects: MatMul, Gemm, Conv, ConvTranspose and Einsum, whose shaders on WebGPU add one product after
         another in float16, and pools over a whole image, whose sum overflows where the mean does not.
@@ -42,67 +47,30 @@ def long_sums(view: View, to: DType) -> Iterator[Pin]:
             return
         left -= terms[op]
         note = f"adds up {terms[op]} terms; in float16, all such sums of a model may have {MOST_TERMS} on this target"
-        yield Pin(op, reasons.LONG_SUM, None, note)
+        yield Held(op, None, note)
 
 
 def terms_of(view: View) -> Mapping[OpId, int]:
     """Return the number of terms that each result of a float32 product or global pool adds up. O(nodes)."""
-    sums = [op for op in view.ops if op.kind in _TERMS and computes_float32(view, op)]
+    sums = [op for op in view.ops if op.kind in _SUMMING and computes_float32(view, op)]
     shapes = shapes_of(view) if sums else {}
-    return {op.id: _TERMS[op.kind](op, [shape_at(shapes, view, value) for value in op.inputs]) for op in sums}
+    return {op.id: _terms(op, [shape_at(shapes, view, value) for value in op.inputs]) for op in sums}
 
 
-def _size(shape: Shape | None, axis: int) -> int:
-    if shape is None or not -len(shape) <= axis < len(shape):
-        return FREE
-    size = shape[axis]
-    return FREE if size is None else size
-
-
-def _matmul(op: Op, shapes: list[Shape | None]) -> int:
-    left, right = (*shapes, None, None)[:2]
-    inner = [s[axis] for s, axis in ((left, -1), (right, -2)) if s is not None and len(s) >= -axis]
-    return next((size for size in inner if size is not None), FREE)
-
-
-def _gemm(op: Op, shapes: list[Shape | None]) -> int:
-    return _size(shapes[0], -2 if int_attribute(op.node, "transA", 0) else -1)
-
-
-def _conv(op: Op, shapes: list[Shape | None]) -> int:
-    weight = shapes[1]
-    return FREE if weight is None else prod(_size(weight, axis) for axis in range(1, len(weight)))
-
-
-def _conv_transpose(op: Op, shapes: list[Shape | None]) -> int:
-    groups = int_attribute(op.node, "group", 1)
-    return max(1, _size(shapes[1], 0) // max(1, groups))
-
-
-def _einsum(op: Op, shapes: list[Shape | None]) -> int:
-    stated = attribute(op.node, "equation")
-    left, arrow, result = (stated.s.decode() if stated is not None else "").replace(" ", "").partition("->")
-    operands = left.split(",")
-    if not arrow or "." in left:
-        return FREE
-    sizes = {
-        label: _size(shape, axis)
-        for labels, shape in zip(operands, shapes, strict=False)
-        for axis, label in enumerate(labels)
-    }
-    return prod(size for label, size in sizes.items() if label not in result)
-
-
-def _pool(op: Op, shapes: list[Shape | None]) -> int:
-    shape = shapes[0]
-    return FREE if shape is None else prod(_size(shape, axis) for axis in range(2, len(shape)))
-
-
-_TERMS = {
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "Einsum": _einsum,
-    "Gemm": _gemm,
-    "GlobalAveragePool": _pool,
-    "MatMul": _matmul,
-}
+def _terms(op: Op, shapes: list[Shape | None]) -> int:
+    lengths: Sequence[int | None] = [None]
+    if op.kind == "Einsum":
+        operands, result = equation(op)
+        terms = zip(operands, shapes, strict=False)
+        sizes = {at: n for word, shape in terms for at, n in zip(word, shape or repeat(None), strict=False)}
+        stated = bool(operands) and "." not in sizes
+        lengths = [length for label, length in sizes.items() if label not in result] if stated else [None]
+    elif op.kind in _AXES:
+        slot, axes = _AXES[op.kind]
+        shape = shapes[slot]
+        lengths = shape[axes] if shape is not None else [None]
+    else:
+        known = (summed_length(op, slot, shape) for slot, shape in enumerate(shapes[:2]) if shape)
+        lengths = [next((length for length in known if length is not None), None)]
+    groups = int_attribute(op.node, "group", 1) if op.kind == "ConvTranspose" else 1
+    return max(1, prod(FREE if length is None else length for length in lengths) // max(1, groups))

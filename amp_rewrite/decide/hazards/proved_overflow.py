@@ -1,4 +1,4 @@
-"""Values that an input of ones drives out of the range, through layers whose weights are one number throughout."""
+"""Values that are bound to leave the range: products over an axis, and what placeholder weights make of ones."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.bounds.throughout import number_throughout
-from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import computes_float32
 from amp_rewrite.ir.op_classes import LAYERS
@@ -16,33 +15,42 @@ from amp_rewrite.ir.view import OpId, ValueId, View
 
 @rule(
     reasons.PROVED_OVERFLOW,
-    "Placeholder weights do not drive values out of the type's range.",
+    "Values that are bound to leave the type's range are computed in float32.",
+    cases=("proved_overflow", "product"),
     aliases=("growth", "placeholders"),
 )
-def proved_overflow(view: View, to: DType) -> Iterator[Pin]:
-    """Pin ops behind placeholder layers whose values are proved to exceed the low type. O(ops + uses + weights).
+def proved_overflow(view: View, to: DType) -> Iterator[Held]:
+    """Hold products over an axis, and ops behind placeholder layers whose values are proved to exceed the low type.
 
-    What it protects: Models without their trained weights, where every weight is one number throughout.
-    Why: Trained weights differ in sign, so most of a sum cancels and the next layer reads values of the same size.
-        Placeholders do not cancel, and values grow from layer to layer. The values for an input of ones are bounded
-        from below by weights and shapes; an unknown op ends the proof. Without a layer of placeholders nothing is
-        computed: whether other inputs are as large as 1 is not known.
-    Example: The "light" models of the ONNX test suite, whose weights are ConstantOfShape.
-    How to override: Calibration with `--data`.
-    Source: ONNX backend test data, "light" models; docs/concepts/bounds.md.
+    O(ops + uses + weights).
+
+    What it protects: ReduceProd, unless the low type has the range of float32; models without their trained weights,
+        where every weight is one number throughout.
+    Why: A sum grows linearly with the number of terms, a product exponentially: twelve factors can make 479001600 or
+        1e-12, beyond float16 at either end. Trained weights differ in sign, so most of a sum cancels; placeholders do
+        not cancel, and values grow from layer to layer. The values for an input of ones are bounded from below by
+        weights and shapes; an unknown op ends the proof. Without a layer of placeholders nothing is computed: whether
+        other inputs are as large as 1 is not known.
+    Example: The joint probability of independent events; the "light" models of the ONNX test suite, whose weights are
+        ConstantOfShape.
+    How to override: `--lower 'op=ReduceProd'`; calibration with `--data`.
+    Source: IEEE 754 binary16: range 6e-8 to 65504; ONNX backend test data, "light" models; docs/concepts/bounds.md.
     """
+    for op in view.ops if to.tiny > DType.FLOAT.tiny else ():
+        if op.kind == "ReduceProd":
+            note = f"a product of many numbers goes beyond {to.max:g}, or below {to.tiny:.0e}, by nature"
+            yield Held(op.id, None, note)
     layers = placeholders(view, to)
     if not layers:
         return
     from amp_rewrite.decide.bounds.analysis import magnitudes_of_ones  # late: only such models pay for it
 
-    least = magnitudes_of_ones(view)
-    behind = _behind(view, layers)
+    least, behind = magnitudes_of_ones(view), _behind(view, layers)
     for op in view.ops:
         grown = max((v for v in op.ports if v in behind), key=lambda v: least.get(v, 0.0), default=None)
-        if grown is not None and least.get(grown, 0.0) > to.max and computes_float32(view, op):
+        if grown is not None and least.get(grown, 0.0) > to.max:
             note = f"weights that are one number throughout let values grow to {least[grown]:.0e}, beyond {to.max:g}"
-            yield Pin(op.id, reasons.PROVED_OVERFLOW, behind[grown], note)
+            yield Held(op.id, behind[grown], note)
 
 
 def placeholders(view: View, to: DType) -> frozenset[OpId]:

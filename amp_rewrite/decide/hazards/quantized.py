@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import described, in_float32
-from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.steps import described
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed, reach
 from amp_rewrite.ir.op_classes import DEQUANTIZES, KEEP_SCALE, LAYERS, PRODUCTS, QUANTIZERS, QUANTIZES
@@ -18,8 +17,8 @@ _WEIGHTED = LAYERS | PRODUCTS
 
 
 @rule(reasons.QUANTIZED, "An op between DequantizeLinear and QuantizeLinear stays as it is.")
-def quantized(view: View, to: DType) -> Iterator[Pin]:
-    """Pin the ops that runtimes run on integers, and the copies between them and their quantizers. O(nodes + uses).
+def quantized(view: View, to: DType) -> Iterator[Held]:
+    """Hold the ops that runtimes run on integers, and the copies between them and their quantizers. O(nodes + uses).
 
     What it protects: Ops that read their activations from DequantizeLinear and hand their results to QuantizeLinear;
         products and convolutions of dequantized activations and weights, whoever reads them.
@@ -29,11 +28,9 @@ def quantized(view: View, to: DType) -> Iterator[Pin]:
     How to override: `--quantized rescale` gives the quantizers scales of the low type instead.
     Source: onnxruntime, "Quantize ONNX models", section "QDQ"; TensorRT, "Working with quantized types".
     """
-    causes = integer_ops(view)
-    for op_id, cause in in_float32(view, causes).items():
-        because = cause if cause != op_id else None
-        note = f"on the way of {described(view, cause)}, which runs on integers" if cause != op_id else ""
-        yield Pin(op_id, reasons.QUANTIZED, because, note)
+    for op_id, cause in integer_ops(view).items():
+        passed = f"on the way of {described(view, cause)}, which runs on integers"
+        yield Held(op_id, None, "") if cause == op_id else Held(op_id, cause, passed)
 
 
 def integer_ops(view: View) -> Mapping[OpId, OpId]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import ClassVar, Generic, ParamSpec, TypeVar
+from typing import ClassVar, Generic, NamedTuple, ParamSpec, TypeVar
 
+from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.reasons import DOCS
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import computes_float32
+from amp_rewrite.ir.view import OpId, View
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,26 +41,44 @@ class Record:
         """Return the page of the record."""
         return f"{DOCS}/{self.name}.md"
 
-    def model(self, end: str) -> str:
-        """Return the ONNX text of one of the `MODELS`."""
-        file = resources.files("amp_rewrite").joinpath(self.folder, f"{self.name}.{end}.onnxtxt")
-        return file.read_text("utf-8")
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Return the names of the pairs of models."""
+        return (self.name,)
+
+    def model(self, end: str, case: str = "") -> str:
+        """Return the ONNX text of one of the `MODELS`; `case`: another pair than the first."""
+        file = f"{case or self.held[0]}.{end}.onnxtxt"
+        return resources.files("amp_rewrite").joinpath(self.folder, file).read_text("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule(Record, Generic[P, R]):
     """A safety rule, documented by the docstring of its function.
 
-    `reason`: the id of its pins in `decide/reasons.py`, or the kind of its findings. `aliases`: earlier names of the
-    rule, and names of rules that it subsumes. `target`: the only target for which it runs; "" for all.
+    `reason`: the id of its pins in `decide/reasons.py`. `cases`: what the rule covers, each with a pair of models; also
+    earlier rules that became one, whose names lead to it. `former`: other earlier names. `findings`: the kinds of its
+    findings. `target`: the only target for which it runs; "" for all.
     """
 
     folder = "decide/hazards/models"
     reason: str
     promise: str
     function: Callable[P, R]
-    aliases: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    former: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
     target: str = ""
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Return earlier names of the rule, and of rules that it subsumes."""
+        return tuple(name for name in (*self.cases, *self.former) if name != self.name)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Return the names of the pairs of models."""
+        return self.cases or (self.name,)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the rule."""
@@ -71,8 +93,30 @@ class Rule(Record, Generic[P, R]):
         return {head: texts[head] for head in HEADINGS if head in texts}
 
 
+class Held(NamedTuple):
+    """An op that a rule holds in float32, the op that is the cause, and a one-line note for reports."""
+
+    op: OpId
+    because: OpId | None
+    note: str
+
+
+PinningRule = Rule[[View, DType], Iterator[Held]]
+
+
+def pinned(reason: str, held: Iterable[Held], view: View) -> Iterator[Pin]:
+    """Pin what a rule holds, where the op computes in float32: a pin on another op has no effect."""
+    return (Pin(op, reason, because, note) for op, because, note in held if computes_float32(view, view.ops[op]))
+
+
 def rule(
-    reason: str, promise: str, *, name: str = "", aliases: tuple[str, ...] = (), target: str = ""
+    reason: str,
+    promise: str,
+    *,
+    cases: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
+    findings: tuple[str, ...] = (),
+    target: str = "",
 ) -> Callable[[Callable[P, R]], Rule[P, R]]:
-    """Make a function a rule; its name is its reason, unless another rule with this reason has that name."""
-    return lambda function: Rule(name or reason, reason, promise, function, aliases, target)
+    """Make a function the rule that has the name of its reason."""
+    return lambda function: Rule(reason, reason, promise, function, cases, aliases, findings, target)

@@ -1,17 +1,13 @@
-"""Steps that safety rules share: the starts of walks, constants at inputs, and the ops that a pin affects."""
+"""Steps that safety rules share: the starts of walks, constants at inputs, and the axis that a product sums."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from typing import TypeVar
+from collections.abc import Container, Sequence
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import computes_float32
-from amp_rewrite.ir.schema import int_attribute
+from amp_rewrite.ir.schema import attribute, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-
-Cause = TypeVar("Cause")
 
 
 def results_of(view: View, kinds: Container[str]) -> dict[ValueId, OpId]:
@@ -32,17 +28,20 @@ def float32_constant(view: View, op: Op, slot: int) -> ValueId | None:
     return value if constant else None
 
 
-def in_float32(view: View, causes: Mapping[OpId, Cause]) -> dict[OpId, Cause]:
-    """Return the ops that compute in float32, in their order: a pin on another op has no effect."""
-    return {op_id: causes[op_id] for op_id in sorted(causes) if computes_float32(view, view.ops[op_id])}
-
-
 def summed_length(op: Op, slot: int, shape: Shape) -> int | None:
     """Return the length of the axis that a MatMul or Gemm sums, by the shape of one operand; None for a scalar."""
     if not shape:
         return None
     last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
     return shape[-1] if last or len(shape) == 1 else shape[-2]
+
+
+def equation(op: Op) -> tuple[Sequence[str], str]:
+    """Return the labels of each operand of an Einsum, and those of the result; empty ones if it states no result."""
+    stated = attribute(op.node, "equation")
+    spelled = stated.s.decode("utf-8", "replace").replace(" ", "") if stated is not None else ""
+    operands, arrow, result = spelled.partition("->")
+    return (operands.split(","), result) if arrow else ((), "")
 
 
 def described(view: View, op_id: OpId) -> str:

@@ -375,5 +375,5 @@ def _passes(row: Row) -> bool:
 
 def _rule(rule: str) -> dict[str, object]:
     """Return the words of a rule, and whether it has a page."""
-    known = reasons.REASONS.get(rule)
+    known = reasons.reason_of(rule)
     return {"words": plain(reasons.words(rule)), "page": known is not None and known.has_page}

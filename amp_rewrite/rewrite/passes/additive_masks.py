@@ -15,7 +15,7 @@ from functools import cache, partial
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from amp_rewrite.decide.hazards.mask import fills
+from amp_rewrite.decide.hazards.fills import fills
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.arrays import from_array

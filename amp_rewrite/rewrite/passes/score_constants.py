@@ -14,13 +14,13 @@ from functools import cache, partial
 import numpy as np
 from onnx import TensorProto
 
-from amp_rewrite.decide.hazards.position_biases import FILL, ScoredRow, Term, counts_far, scored_rows
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.patterns.scores import FILL, ScoredRow, Term, counts_far, scored_rows
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH

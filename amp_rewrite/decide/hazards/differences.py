@@ -1,4 +1,4 @@
-"""Variances and covariances written as E[x·y] − E[x]·E[y]."""
+"""Small differences of large numbers: variances and distances."""
 
 from __future__ import annotations
 
@@ -6,40 +6,79 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import in_float32
-from amp_rewrite.decide.pin import Pin
-from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import axes_of, multiples, trail
-from amp_rewrite.ir.op_classes import PAIR_SUMS, PRODUCTS, SQUARES
+from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.dtypes import LOW_TYPES, DType
+from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, makers, multiples, origin, sums_squares, trail
+from amp_rewrite.ir.op_classes import AFFINE, COPIES, PAIR_SUMS, PRODUCTS, SQUARES, Slots
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare")
 _WINDOWS = ("AveragePool", "Conv", "GlobalAveragePool", "MatMul")
 _FAR = 32  # copies and constant factors in a row
+_FACTORS = PRODUCTS - {"Einsum"}
+_SUMS: Slots = {**COPIES, **dict.fromkeys(AFFINE - {"Sum"}, (0, 1)), "Gemm": (2,)}
+_MEETING = PAIR_SUMS | {"Gemm"}
 
 
-@rule(reasons.CANCELLATION, "A variance written as E[x²] − E[x]² is computed in float32.")
-def cancellation(view: View, to: DType) -> Iterator[Pin]:
-    """Pin the difference and the ops that compute it from x and y. O(nodes).
+@rule(
+    reasons.CANCELLATION,
+    "A small difference of large squares and products is computed in float32.",
+    cases=("cancellation", "distance"),
+)
+def cancellation(view: View, to: DType) -> Iterator[Held]:
+    """Hold the difference and the ops that compute it from its operands. O(nodes + uses).
 
-    What it protects: Variances and covariances written as E[x·y] − E[x]·E[y], by means, convolutions or products.
-    Why: The result is small compared with both terms. For x = 10 ± 0.1 the variance 0.01 is the difference of two
-        numbers near 100, where the float16 spacing is 0.06.
-    Example: Norms written this way, structural similarity (SSIM), guided filters.
-    How to override: `--lower 'op=Sub'` or a narrower pattern.
+    What it protects: Variances and covariances written as E[x·y] − E[x]·E[y], by means, convolutions or products;
+        distances written as |x|² − 2x·c + |c|².
+    Why: The result is small compared with its terms. For x = 10 ± 0.1 the variance 0.01 is the difference of two
+        numbers near 100, where the float16 spacing is 0.06. A point far from the origin is assigned to the wrong
+        centre, or has a negative squared distance.
+    Example: Norms written this way, structural similarity (SSIM), guided filters; codebook lookup of codecs, k-means,
+        kernels over neighbours.
+    How to override: `--lower 'op=Sub'`, `--lower 'op=MatMul,feeds=Sub'` or a narrower pattern.
     Source: Catastrophic cancellation, Goldberg 1991, "What every computer scientist should know about floating-point
         arithmetic".
     """
-    pins: dict[OpId, OpId] = {}
+    yield from distances(view)
     for op in view.ops:
         for minuend, subtrahend in _differences(view, op):
-            parts = _variance(view, minuend, subtrahend)
-            for op_id in (*parts, op.id) if parts else ():
-                pins.setdefault(op_id, op.id)
-    for op_id, cause in in_float32(view, pins).items():
-        note = "a variance as a difference of means, which is small beside them"
-        yield Pin(op_id, reasons.CANCELLATION, cause, note)
+            if parts := _variance(view, minuend, subtrahend):
+                for op_id in (*parts, op.id):
+                    yield Held(op_id, op.id, "a variance as a difference of means, which is small beside them")
+
+
+def distances(view: View) -> Iterator[Held]:
+    """Hold products added to sums of squares of their own operands, and those sums."""
+    roots = multiples(view, signs=True)
+    squares: dict[ValueId, dict[ValueId, OpId]] = {}
+    for op in view.ops:
+        source = op.inputs[0] if op.kind == "ReduceSumSquare" else None
+        source = sums_squares(view, op, cast=True) if op.kind == "ReduceSum" else source
+        if source is not None and op.outputs[0] is not None:
+            squares.setdefault(origin(view, source, roots), {})[op.outputs[0]] = op.id
+    flow = Flow.of(view, _SUMS)
+    for product in view.ops if squares else ():
+        if product.kind not in _FACTORS or not computes_float32(view, product):
+            continue
+        for root in {origin(view, v, roots) for v in product.inputs[:2] if v is not None} & squares.keys():
+            cause = next(iter(squares[root].values()))
+            for op_id in _met(flow, product, squares[root]):
+                yield Held(op_id, cause, "a difference of squares and products, small beside them")
+
+
+def _met(flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> Collection[OpId]:
+    """Return the product, the sums in which it meets the squares, and the ops between; none if they do not meet."""
+    view = flow.view
+
+    def floating(value: ValueId) -> bool:  # squares may be low in a model that is converted already
+        return view.dtype(value) in (DType.FLOAT, *LOW_TYPES)
+
+    lengths = flow.forth(squares, floating)
+    scores = flow.forth(dict.fromkeys(product.results, product.id), floating)
+    both = {v: product.id for v in scores if v in lengths}
+    if not any(view.ops[op_id].kind in _MEETING for op_id in makers(view, both)):
+        return ()
+    return flow.path(both, scores.__contains__)
 
 
 def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId | None]]:

@@ -1,4 +1,4 @@
-"""Constants beyond the low type's range: fills that select, fills that are added, and overflow.
+"""Fills: constants beyond the low type's range that select, or are added to scores.
 
 A fill is a constant with a single extreme value, such as the −3.4e38 of an attention mask.
 """
@@ -12,17 +12,15 @@ import numpy as np
 from onnx import AttributeProto, TensorProto
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.constants import constants, large_biases, reads_low, underflow
-from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import described, first_inputs, in_float32
-from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.steps import described, first_inputs
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.rounding import Fit
-from amp_rewrite.ir.dataflow import Flow, float32, makers
-from amp_rewrite.ir.op_classes import AFFINE, ALL, CLAMPS, COMPARISONS, COPIES, FILLS, SELECTIONS, SOFTMAXES, SUMS
-from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
+from amp_rewrite.ir.op_classes import AFFINE, ALL, CLAMPS, COPIES, FILLS, SELECTIONS, SOFTMAXES, SUMS
+from amp_rewrite.ir.schema import KEPT_VARIABLES, attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
 _PURE_COPIES = {**COPIES, **dict.fromkeys(FILLS, (0,))}
@@ -43,6 +41,26 @@ _STATES = {
     "ai.onnx.ml::LabelEncoder": ("values_floats", "default_float", "values_tensor", "default_tensor"),
 }
 """Ops whose results are numbers that their attributes state."""
+
+
+def reads_low(view: View, use: Use, to: DType) -> bool:
+    """True if a lowered reader takes this input in the low type.
+
+    False at ports of a fixed type (the scales of Resize), at those that stay float32 by choice, and where the schema
+    does not admit the low type.
+    """
+    op = view.ops[use.op]
+    variable = op.signature.input_variable(use.slot) if op.signature and not op.bodies else None
+    if op.signature is None or variable is None or variable in KEPT_VARIABLES.get((op.domain, op.op_type), ()):
+        return False
+    return op.signature.admits(variable, to)
+
+
+def constants(view: View) -> Iterator[ValueId]:
+    """Yield the float32 constants that some op reads."""
+    for value in view.values:
+        if view.constant(value.id) is not None and view.uses[value.id] and view.dtype(value.id) is DType.FLOAT:
+            yield value.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,93 +109,47 @@ def _tensor(numbers: AttributeProto) -> TensorProto:
     return from_array(np.array(numbers.floats or [numbers.f], np.float32))
 
 
-@rule(reasons.ADDITIVE_MASK, "A mask that is added to scores stays finite up to the softmax.")
-def additive_mask(view: View, to: DType) -> Iterator[Pin]:
-    """Pin the ops from a fill through its sums to the softmax, which is pinned too. O(nodes + uses).
+@rule(
+    reasons.FILL,
+    "A mask's fill wins or loses comparisons, and does not become infinite.",
+    cases=("additive_mask", "saturated"),
+    findings=("saturated",),
+)
+def fill(view: View, to: DType) -> Iterator[Held]:
+    """Hold the ops from a fill through its sums to the softmax, which is held too. O(nodes + uses).
+
+    A fill that only selects, and the values that it reaches through copies, selections and products, become the largest
+    finite number when they are lowered.
 
     What it protects: Masks with a fill such as −3.4e38 that are added to scores. A mask that selects is rewritten as
-        Where beforehand and needs no pin. The only fill of a constant mask that shows a key in every row becomes −32752
-        beforehand and is still added, which runtimes fuse with the softmax.
-    Why: A fill saturated at −65504 overflows to −inf when it is added, and a softmax over a fully masked row gives NaN.
-    Example: scores + (1 − mask) · −3.4e38 in an encoder exported from transformers.
+        Where beforehand. The only fill of a constant mask that shows a key in every row becomes −32752 beforehand and
+        is still added, which runtimes fuse with the softmax.
+    Why: A fill saturated at −65504 overflows to −inf when it is added; a softmax over a fully masked row gives NaN.
+        Where it only selects, the last finite number wins or loses every comparison just as well, and 0 times it is 0.
+    Example: scores + (1 − mask) · −3.4e38 in an encoder exported from transformers; Where(mask, scores, −3.4e38).
     How to override: A fill of −1e4 in the model.
     Source: masked_rows among the hard models of this project.
     """
-    for op_id, (softmax, note) in sorted(_additive(view, fills(view, to)).items()):
-        yield Pin(op_id, reasons.ADDITIVE_MASK, softmax, note)
+    for op_id, (softmax, note) in additive(view, fills(view, to)).items():
+        yield Held(op_id, softmax, note)
 
 
-@rule(reasons.CONSTANT_RANGE, "An op that computes with a constant runs in a low type only if the constant fits.")
-def constant_range(view: View, to: DType) -> Iterator[Pin]:
-    """Pin readers of constants that overflow or underflow, and the copies between. O(nodes + uses).
-
-    What it protects: Arithmetic with constants beyond the type's range. A fill that only selects (a branch of Where, a
-        bound of Clip, Max or Min, an attention mask) saturates instead; infinities are the same in every type. Tiny
-        weights before a large scale, or a tiny scale before large weights, are balanced by a power of two beforehand.
-    Why: float16 overflows to infinity beyond 65504, and rounds to 0 below 3e-8, which erases a product and breaks a
-        quotient.
-    Example: x · 1e6, x / 1e-9, a scale of 1e-6 in DequantizeLinear.
-    Source: IEEE 754 binary16.
-    """
-    yield from overflow(view, to)
-    yield from underflow(view, to)
-    yield from large_biases(view, to)
-
-
-def overflow(view: View, to: DType) -> Iterator[Pin]:
-    """Pin the ops that would compute with an overflowing constant, and the copies between."""
-    extreme = fills(view, to)
-    overflowing = {value: fill for value, fill in extreme.items() if fill.overflows}
-    additive = _additive(view, extreme) if overflowing else {}
-    for value, fill in overflowing.items():
-        readers, between = _unfit_readers(view, to, value, fill)
-        note = f"constant {view.value_name(value)!r} goes to {fill.absmax:g}, beyond {to.max:g}"
-        for op_id in sorted({*readers, *between} - additive.keys()):
-            yield Pin(op_id, reasons.CONSTANT_RANGE, view.values[value].producer, note)
-    for op_id, comparison in _compared(view, overflowing).items():
-        note = f"saturated, a fill would meet another number in {described(view, comparison)}"
-        yield Pin(op_id, reasons.CONSTANT_RANGE, comparison, note)
-
-
-def _compared(view: View, overflowing: Mapping[ValueId, Fill]) -> dict[OpId, OpId]:
-    """Return the ops that carry a fill to a comparison with a constant beyond the range, each with the comparison."""
-    comparisons = [op for op in view.ops if op.kind in COMPARISONS and not overflowing.keys().isdisjoint(op.inputs)]
-    if not comparisons:
-        return {}
-    carries = Flow.of(view, CARRIES)
-    masked = _masked(carries, overflowing)
-    read = {v: op.id for op in comparisons for v in op.inputs if v in masked and v not in overflowing and v is not None}
-    path = makers(view, carries.back(read, lambda v: v in masked and v not in overflowing))
-    return in_float32(view, {**path, **{op_id: op_id for op_id in read.values()}})
-
-
-@rule("saturated", "A fill that only selects becomes the largest finite number, not infinity.")
 def saturated(view: View, to: DType) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
-    """Return the values to clamp when they are lowered, and a finding for each that is a constant.
-
-    What it protects: Fills that only select (of a ConstantOfShape, its result), and the values that a fill reaches
-        through copies, selections and products.
-    Why: In the low type the fill would be −inf, and 0 · −inf is NaN. The last finite number wins or loses every
-        comparison just as well.
-    Example: Where(mask, scores, −3.4e38).
-    How to override: A smaller fill in the model.
-    Source: masked_rows among the hard models of this project.
-    """
+    """Return the values to clamp when they are lowered, and a finding for each that is a constant."""
     overflowing = {value: fill for value, fill in fills(view, to).items() if fill.overflows}
-    pinned = _additive(view, overflowing).keys()
-    findings = []
+    pinned, findings = additive(view, overflowing).keys(), []
     for value, fill in overflowing.items():
         free = any(use.op not in pinned for use in view.uses[value])
-        if free and not _unfit_readers(view, to, value, fill)[0] - pinned:
+        if free and not unfit_readers(view, to, value, fill)[0] - pinned:
             level = fill.absmax if fill.level is None else fill.level
             stored = to.max if level > 0 else -to.max
             note = f"the fill value {level:g} becomes {stored:g} · {reasons.HARMLESS}: it only selects"
             findings.append(Finding("saturated", view.value_name(value), note))
     flow = Flow.of(view, {**COPIES, **SELECTIONS, "Mul": ALL, "Neg": (0,)})
-    return frozenset({*_masked(flow, overflowing), *overflowing}), tuple(findings)
+    return frozenset({*carried(flow, overflowing), *overflowing}), tuple(findings)
 
 
-def _masked(flow: Flow, extreme: Mapping[ValueId, Fill]) -> dict[ValueId, ValueId]:
+def carried(flow: Flow, extreme: Mapping[ValueId, Fill]) -> dict[ValueId, ValueId]:
     """Return the float32 values that carry a fill, each with the fill.
 
     A clamp whose bound is the fill does not carry it on.
@@ -185,18 +157,18 @@ def _masked(flow: Flow, extreme: Mapping[ValueId, Fill]) -> dict[ValueId, ValueI
     view = flow.view
     sources = {value: value for value, fill in extreme.items() if fill.level is not None}
 
-    def carried(value: ValueId) -> bool:
+    def unclamped(value: ValueId) -> bool:
         op = view.producer(value, *CLAMPS)
         clamped = op is not None and not sources.keys().isdisjoint(op.inputs)
         return view.dtype(value) is DType.FLOAT and not clamped
 
-    return flow.forth(sources, carried)
+    return flow.forth(sources, unclamped)
 
 
-def _additive(view: View, extreme: Mapping[ValueId, Fill]) -> dict[OpId, tuple[OpId, str]]:
+def additive(view: View, extreme: Mapping[ValueId, Fill]) -> dict[OpId, tuple[OpId, str]]:
     """Return the ops of additive masks, each with the softmax that it feeds and a note."""
     carries = Flow.of(view, CARRIES)
-    return to_softmax(carries, _masked(carries, extreme), "an additive mask")
+    return to_softmax(carries, carried(carries, extreme), "an additive mask")
 
 
 def to_softmax(carries: Flow, masked: Collection[ValueId], name: str) -> dict[OpId, tuple[OpId, str]]:
@@ -211,15 +183,12 @@ def to_softmax(carries: Flow, masked: Collection[ValueId], name: str) -> dict[Op
     sums = {result: op_id for op_id in summands if (result := view.ops[op_id].outputs[0]) is not None}
     downstream = flow.forth(sums, ahead.__contains__)
     pins: dict[OpId, tuple[OpId, str]] = {}
-    for op_id in in_float32(view, makers(view, {**upstream, **downstream})):
+    for op_id in makers(view, {**upstream, **downstream}):
         softmax = next((ahead[v] for v in view.ops[op_id].outputs if v in ahead), None)
-        if softmax is not None and view.ops[op_id].op_type != "Constant":
+        if softmax is not None and computes_float32(view, view.ops[op_id]) and view.ops[op_id].op_type != "Constant":
             pins[op_id] = (softmax, f"carries {name} to {described(view, softmax)}")
-    for value in downstream:
-        for reader in view.readers(value):
-            if reader.kind in _SOFTMAX:
-                pins[reader.id] = (reader.id, f"its scores carry {name}")
-    return pins
+    readers = (reader for value in downstream for reader in view.readers(value) if reader.kind in _SOFTMAX)
+    return {**pins, **{reader.id: (reader.id, f"its scores carry {name}") for reader in readers}}
 
 
 def _summands(view: View, op: Op, masked: Container[ValueId]) -> list[ValueId]:
@@ -232,7 +201,7 @@ def _summands(view: View, op: Op, masked: Container[ValueId]) -> list[ValueId]:
     return [value for value in op.operands if value in masked]
 
 
-def _unfit_readers(view: View, to: DType, value: ValueId, fill: Fill) -> tuple[set[OpId], Collection[OpId]]:
+def unfit_readers(view: View, to: DType, value: ValueId, fill: Fill) -> tuple[set[OpId], Collection[OpId]]:
     """Return the ops that would compute with an overflowed constant, and the copies that they read."""
     copies = Flow.of(view, _PURE_COPIES)
     reached = copies.forth({value: value}, float32(view))
@@ -245,8 +214,8 @@ def _unfit_readers(view: View, to: DType, value: ValueId, fill: Fill) -> tuple[s
         and not _selects(view.ops[use.op], use, fill)
     }
     ends = {copy: None for copy in reached if any(use.op in readers for use in view.uses[copy])}
-    between = makers(view, copies.back(ends, lambda v: v in reached and v != value))
-    return readers, in_float32(view, between).keys()
+    between = copies.path(ends, lambda v: v in reached and v != value)
+    return readers, between.keys()
 
 
 def _selects(op: Op, use: Use, fill: Fill) -> bool:

@@ -1,4 +1,4 @@
-"""Biases that grow with the position (ALiBi), and the rows of scores that they are added to.
+"""Rows of scores before a softmax, and what is added to them.
 
 A softmax does not see a number that is subtracted from its whole row. A bias that is near 0 at the best key that each
 row shows is therefore as safe as a mask, however far it falls off: what is far down has no weight. Whether it is so is
@@ -10,26 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
 
 import numpy as np
 
-from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.coordinates import LEARNED, LEAST, MOST, even
-from amp_rewrite.decide.hazards.integers import counted
-from amp_rewrite.decide.hazards.mask import CARRIES, to_softmax
-from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import results_of
-from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.dataflow import Flow, alone, computes_float32, float32, multiples, number, trail
-from amp_rewrite.ir.op_classes import CASTS, MOVES, PAIR_SUMS, PRODUCTS, SCALINGS
+from amp_rewrite.ir.dataflow import alone, multiples, number, trail
+from amp_rewrite.ir.op_classes import CASTS, MOVES, PRODUCTS, SCALINGS
+from amp_rewrite.ir.patterns.grids import LEAST, MOST, even
 from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, ValueId, View
 
-_FAR = {DType.FLOAT16: 64.0, DType.BFLOAT16: 8.0}
+FAR = {DType.FLOAT16: 64.0, DType.BFLOAT16: 8.0}
 """Magnitude from which a bias costs scores more than 2⁻⁵ in precision."""
 FILL = 1e4
 """A number at or below its negative is a fill: a key to which it is added has no weight beside one that is shown."""
@@ -37,56 +30,12 @@ Numbers = Callable[[ValueId], Array | None]
 """Return the numbers of a value, if they are known."""
 
 
-@rule(reasons.POSITION_BIAS, "Scores with a bias that grows with the position are float32 up to the softmax.")
-def position_bias(view: View, to: DType) -> Iterator[Pin]:
-    """Pin the ops from a bias that counts positions through its sum with scores to the softmax. O(nodes + uses).
-
-    What it protects: Attention with linear biases whose constant or counted grid reaches beyond ±64 in float16, ±8 in
-        bfloat16; a counted one of unknown length does. Left alone are learned and bucketed biases, and a constant that
-        is within this reach at the best key of every row, where constants say which keys a row shows. Another constant
-        is moved there beforehand: a softmax does not see what is subtracted from a whole row.
-    Why: The differences between scores decide, and the bias is large beside them. At 1000 the float16 spacing is 0.5.
-    Example: scores + slope · position, as in BLOOM and MPT.
-    How to override: Biases relative to the query in the model, so that near positions have small ones.
-    Source: Press et al. 2022, "Train Short, Test Long".
-    """
-    sums = [op for op in view.ops if op.kind in PAIR_SUMS and computes_float32(view, op)]
-    far = {v for op in sums for v in op.inputs if v is not None and _counts_far(view, v, to)}
-    ranges = results_of(view, ("CumSum", "Range"))
-    if not far and not ranges:
-        return
-    near = (
-        {term.op.id for row in scored_rows(view, cache(partial(_stored, view))) if row.near(to) for term in row.terms}
-        if far
-        else ()
-    )
-    biases = {v for op in sums if op.id not in near for v in op.inputs if v in far}
-    carries = Flow.of(view, CARRIES)
-    if ranges:
-        learned = Flow.of(view).forth(results_of(view, LEARNED), float32(view))
-        counting = {**{v: None for v in ranges if view.dtype(v) is DType.FLOAT}, **dict.fromkeys(counted(view))}
-        biases.update(v for v in carries.forth(counting, float32(view)) if v not in learned)
-    for op_id, (softmax, note) in sorted(to_softmax(carries, biases, "a bias that grows with the position").items()):
-        yield Pin(op_id, reasons.POSITION_BIAS, softmax, note)
-
-
-def _counts_far(view: View, value: ValueId, to: DType) -> bool:
-    """True for a constant whose rows count in equal steps and reach far beyond the scores."""
-    tensor = view.constant(value)
-    if tensor is None or not tensor.dims or not LEAST <= tensor.dims[-1] <= math.prod(tensor.dims) <= MOST:
-        return False
-    return view.fit(value, to).absmax > _FAR[to] and counts_far(view.model.array(tensor), to)
-
-
 def counts_far(numbers: Array, to: DType) -> bool:
     """True for numbers whose rows count in equal steps and reach far beyond the scores."""
-    if numbers.ndim == 0 or numbers.shape[-1] < LEAST or not bool((abs(numbers) > _FAR[to]).any()):
+    if numbers.ndim == 0 or numbers.shape[-1] < LEAST or not bool((abs(numbers) > FAR[to]).any()):
         return False
     rows = numbers.reshape(-1, numbers.shape[-1])
     return any(even(row[abs(row) < FILL], least=LEAST) for row in (rows[0], rows[-1]))
-
-
-# -- rows of scores ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +76,7 @@ class ScoredRow:
     def near(self, to: DType) -> bool:
         """True if what is added is small at the best key that each row shows."""
         peaks = self.peaks()
-        return peaks is not None and float(abs(peaks).max()) <= _FAR[to]
+        return peaks is not None and float(abs(peaks).max()) <= FAR[to]
 
 
 def scored_rows(view: View, numbers: Numbers) -> Iterator[ScoredRow]:
@@ -185,7 +134,7 @@ def _selected(view: View, op: Op, numbers: Numbers) -> tuple[Array, ValueId] | N
     return None
 
 
-def _stored(view: View, value: ValueId) -> Array | None:
+def stored(view: View, value: ValueId) -> Array | None:
     """Return the numbers of a constant that is not as large as a weight."""
     tensor = view.constant(value)
     return view.model.array(tensor) if tensor is not None and math.prod(tensor.dims) <= MOST else None

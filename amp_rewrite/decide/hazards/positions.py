@@ -1,0 +1,178 @@
+"""Positions: in angles, on grids, in biases of attention scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache, partial
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.hazards.counts import counted
+from amp_rewrite.decide.hazards.fills import CARRIES, to_softmax
+from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.snake import snakes
+from amp_rewrite.decide.hazards.steps import described, equation, first_inputs, results_of, summed_length
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
+from amp_rewrite.ir.op_classes import (
+    COPIES,
+    ELEMENTLESS,
+    LAYERS,
+    PAIR_SUMS,
+    PERIODIC,
+    PRODUCTS,
+    RECURRENT,
+    SCALINGS,
+    SELECTIONS,
+    SOFTMAXES,
+    TENSOR_CORE_STEP,
+)
+from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
+from amp_rewrite.ir.patterns.scores import FAR, counts_far, scored_rows, stored
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, fixed
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
+
+_SOURCES = ELEMENTLESS | {"Constant", "ConstantOfShape", "Range", "EyeLike"}
+_LEARNED = LAYERS | RECURRENT - {"RNN"} | {"Einsum"}
+_ELEMENTWISE = {**COPIES, **SELECTIONS, **dict.fromkeys(PAIR_SUMS | SCALINGS, range(2))}
+_SAMPLES = {
+    "GridSample": 1,
+    "NonMaxSuppression": 0,
+    "RoiAlign": 1,
+    "com.microsoft::CropAndResize": 1,
+    "com.microsoft::GridSample": 1,
+}
+"""Ops that read positions in this input."""
+
+
+@rule(
+    reasons.POSITION,
+    "Positions, and what is computed from them, keep the digits of float32.",
+    cases=("angle", "places", "position_bias"),
+)
+def positions(view: View, to: DType) -> Iterator[Held]:
+    """Hold the ops from positions to the sine, sampler or softmax that reads them. O(nodes + uses).
+
+    Angles are followed up through copies, arithmetic, and products of positions and frequencies. Unlike a layer, such a
+    product sums fewer than 8 terms (tensor cores multiply in steps of 8), is an outer product, or has an operand
+    computed from integers. Results of layers are held only if they feed a single op, or sines alone.
+
+    What it protects: Rotary and sinusoidal positions; the sine of a snake activation is left alone. Positions in pixels
+        that a network predicts relative to a grid, which is a constant or counted by Range, and what GridSample,
+        RoiAlign or NonMaxSuppression read. Attention with linear biases whose constant or counted grid reaches beyond
+        ±64 in float16, ±8 in bfloat16, or has an unknown length; learned and bucketed biases are left alone, and so is
+        a constant that is within this reach at the best key of every row. Another constant is moved there beforehand: a
+        softmax does not see what is subtracted from a whole row.
+    Why: Above 2048 the float16 spacing is 2, a third of a turn: the phase is lost. At 640 it is half a pixel, that of
+        bfloat16 four pixels. At 1000 it is 0.5, which the differences between scores do not survive.
+    Example: sin(position · frequency) in a rotary embedding at position 8191; anchor boxes of detectors, keypoints,
+        optical flow; scores + slope · position, as in BLOOM and MPT.
+    How to override: Biases relative to the query in the model, so that near positions have small ones.
+    Source: Su et al. 2021, "RoFormer"; Vaswani et al. 2017; Press et al. 2022, "Train Short, Test Long"; far_rotary
+        among the hard models of this project; IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
+    """
+    yield from angles(view)
+    yield from places(view)
+    yield from biases(view, to)
+
+
+def angles(view: View) -> Iterator[Held]:
+    """Hold the ops that compute the argument of Sin and Cos."""
+    starts = first_inputs(view, PERIODIC, but=snakes(view))
+    if not starts:
+        return
+    flow, lengths = Flow.of(view), _input_shapes(view)
+    counting = flow.forth({**counted(view), **results_of(view, ("Range", "CumSum"))}, float32(view))
+    products = {op.id for op in view.ops if op.kind in PRODUCTS and _angular(view, op, counting, lengths)}
+    passed = [op.id in products or op.kind in PERIODIC | _SOURCES or op.bodies or flow.through(op) for op in view.ops]
+    layers = (v for op in view.ops if not passed[op.id] for v in op.results)
+    learned = flow.forth(dict.fromkeys(layers), float32(view))
+    marked: dict[ValueId, OpId] = {}
+
+    def enter(value: ValueId) -> bool:
+        new = value not in marked and view.dtype(value) is DType.FLOAT
+        return new and (value not in learned or _private(view, value))
+
+    while starts:  # a product is crossed as a whole; the walk resumes above it
+        reached = flow.back(starts, enter)
+        marked.update(reached)
+        crossed = ((view.ops[op_id], cause) for op_id, cause in makers(view, reached).items() if op_id in products)
+        starts = {v: cause for op, cause in crossed for v in op.operands}
+    for op_id, cause in makers(view, marked).items():
+        if op_id in products or flow.through(view.ops[op_id]):
+            yield Held(op_id, cause, f"computes the angle of {described(view, cause)}")
+
+
+def _private(view: View, value: ValueId) -> bool:
+    """True if only sines, or only one op, read a value."""
+    readers = {op.id: op.kind in PERIODIC for op in view.readers(value)}
+    return value not in view.yielded and (all(readers.values()) or len(readers) == 1)
+
+
+def _angular(view: View, op: Op, counting: Collection[ValueId], lengths: Mapping[ValueId, Shape]) -> bool:
+    """True for a product of positions and frequencies, by the marks that `positions` describes."""
+    read = [v for v in op.inputs[:2] if v is not None]
+    if any(v in counting for v in read):
+        return True
+    if op.kind == "Einsum":
+        operands, result = equation(op)
+        return len(operands) > 1 and set("".join(operands)) - {"."} <= set(result)
+    shapes = (tuple(t.dims) if (t := view.constant(v)) is not None else lengths.get(v, ()) for v in read)
+    terms = (summed_length(op, slot, shape) for slot, shape in enumerate(shapes))
+    return next((length < TENSOR_CORE_STEP for length in terms if length is not None), False)
+
+
+def _input_shapes(view: View) -> dict[ValueId, Shape]:
+    """Return the shapes of formal inputs; None stands for a length that is not fixed."""
+    shapes: dict[ValueId, Shape] = {}
+    for scope in view.scopes:
+        stated = {formal.name: dims for formal in scope.graph.input if (dims := declared_dims(formal)) is not None}
+        shapes.update((v, fixed(stated[name])) for v in scope.inputs if (name := view.value_name(v)) in stated)
+    return shapes
+
+
+def places(view: View) -> Iterator[Held]:
+    """Hold what samplers read, up to the last layer, and sums of layer outputs and a grid that no softmax reads."""
+    flow = Flow.of(view, _ELEMENTWISE)
+    sampled = {v: op.id for op in view.ops if op.kind in _SAMPLES and (v := op.inputs[_SAMPLES[op.kind]]) is not None}
+    for op_id, sampler in flow.path(sampled, float32(view)).items():
+        if flow.through(view.ops[op_id]):
+            yield Held(op_id, sampler, f"computes the places that {described(view, sampler)} reads")
+    sums = [op for op in view.ops if op.kind in PAIR_SUMS and computes_float32(view, op)]
+    grids = {op.id: grid for op in sums if (grid := next((v for v in op.inputs if is_grid(view, v)), None)) is not None}
+    ranges = results_of(view, ("Range",))
+    if not grids and not ranges:
+        return
+    learned, counting = (Flow.of(view).forth(starts, float32(view)) for starts in (results_of(view, _LEARNED), ranges))
+    for op in sums:
+        counts = (v for v in op.operands if v in counting and v not in learned)
+        grid = grids.get(op.id, next(counts, None))
+        if grid is None or not any(v in learned for v in op.operands if v != grid):
+            continue
+        reached = flow.forth(dict.fromkeys(op.results), float32(view))
+        if not any(reader.kind in SOFTMAXES for reader in flow.readers(reached)):
+            yield Held(op.id, counting.get(grid), f"counts from places on the grid {view.value_name(grid)!r}")
+
+
+def biases(view: View, to: DType) -> Iterator[Held]:
+    """Hold the ops from a bias that counts positions through its sum with scores to the softmax."""
+    sums = [op for op in view.ops if op.kind in PAIR_SUMS and computes_float32(view, op)]
+    far = {v for op in sums for v in op.inputs if v is not None and _counts_far(view, v, to)}
+    rows = scored_rows(view, cache(partial(stored, view))) if far else ()
+    near = {term.op.id for row in rows if row.near(to) for term in row.terms}
+    counting = {v for op in sums if op.id not in near for v in op.inputs if v in far}
+    carries = Flow.of(view, CARRIES)
+    if ranges := results_of(view, ("CumSum", "Range")):
+        learned = Flow.of(view).forth(results_of(view, _LEARNED), float32(view))
+        reached = carries.forth(dict.fromkeys((*ranges, *counted(view))), float32(view))
+        counting.update(v for v in reached if v not in learned)
+    for op_id, (softmax, note) in to_softmax(carries, counting, "a bias that grows with the position").items():
+        yield Held(op_id, softmax, note)
+
+
+def _counts_far(view: View, value: ValueId, to: DType) -> bool:
+    """True for a constant whose rows count in equal steps and reach far beyond the scores."""
+    tensor = view.constant(value)
+    if tensor is None or not tensor.dims or not LEAST <= tensor.dims[-1] <= math.prod(tensor.dims) <= MOST:
+        return False
+    return view.fit(value, to).absmax > FAR[to] and counts_far(view.model.array(tensor), to)

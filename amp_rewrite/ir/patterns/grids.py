@@ -1,0 +1,44 @@
+"""Grids: constants that count in equal steps."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from onnx import TensorProto
+
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dataflow import first_input_of, origin
+from amp_rewrite.ir.op_classes import COPIES
+from amp_rewrite.ir.view import ValueId, View
+
+LEAST = 16
+"""Different positions in a grid, at least: any type tells fewer apart well enough."""
+MOST = 1 << 22
+"""Elements of a grid, at most: a larger constant is a weight, and is not read."""
+_LOOK = 64
+"""Leading elements of a constant that are checked first: most weights fail there."""
+
+
+def is_grid(view: View, value: ValueId | None) -> bool:
+    """True for a constant, or a copy of one, that counts: its 16 or more values fill most of a row with equal steps."""
+    tensor = view.constant(origin(view, value, first_input_of(COPIES))) if value is not None else None
+    if tensor is None or not LEAST <= math.prod(tensor.dims) <= MOST or tensor.data_type == TensorProto.STRING:
+        return False
+    if not even(next(view.model.chunks(tensor, _LOOK)), least=1):
+        return False
+    numbers = view.model.array(tensor).ravel()
+    changes = np.flatnonzero(numbers[1:] != numbers[:-1])[:_LOOK]  # a table of sines begins with zeros
+    return changes.size >= LEAST - 1 and even(numbers[changes], least=1) and even(numbers, least=LEAST)
+
+
+def even(values: Array, *, least: int) -> bool:
+    """True if at least so many different values fill half or more of a row with equal steps."""
+    known = np.sort(values.astype(np.float64))
+    known = known[np.append(True, known[1:] != known[:-1])]  # np.unique takes 20 ms to import what it does not need
+    if known.size < max(least, 2) or not np.isfinite(known).all():
+        return bool(known.size == least)
+    apart = np.diff(known)
+    step = (known[-1] - known[0]) / np.round(apart / apart.min()).sum()  # float32 rounds each difference
+    steps = (known - known[0]) / step
+    return bool(steps[-1] < 2 * known.size and np.abs(steps - np.round(steps)).max() < 1e-2)
