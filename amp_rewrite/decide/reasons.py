@@ -89,9 +89,11 @@ WEIGHT_FOLLOWS = _reason("weight_follows", "dequantizes a weight in the type of 
 SHAPE_FOLLOWS = _reason("shape_follows", "reads no elements, so it accepts its input in any type", Strength.GROUP)
 NORM_TAIL = _reason("norm_tail", "scale or bias of a normalization, in the type of its input", Strength.GROUP)
 CLUSTER = _reason("cluster", "part of one computation, lowered as a whole or not at all", Strength.SAFETY)
-COUNTS = _reason("counts", "counts, points or states a shape, which the low type would round", Strength.SAFETY)
+WHOLE_NUMBER = _reason(
+    "whole_number", "counts, points or states a shape, which the low type would round", Strength.SAFETY
+)
 POSITION = _reason("position", "computes positions or angles, which need the digits of float32", Strength.SAFETY)
-FILL = _reason("fill", "adds a mask that would overflow", Strength.SAFETY)
+MASK_FILL = _reason("mask_fill", "adds a mask that would overflow", Strength.SAFETY)
 CONSTANT_RANGE = _reason("constant_range", "one of its constants does not fit the type", Strength.SAFETY)
 MAGNIFIED = _reason("magnified", "a small number that a logarithm, root or divisor magnifies", Strength.SAFETY)
 FOLDED = _reason("folded", "computed from constants alone, once, at load time", Strength.SAFETY)
@@ -114,14 +116,14 @@ JOIN = _reason("join", "lowered values meet here: one Cast after it replaces sev
 
 
 RETIRED = {
-    **dict.fromkeys(("shape_taint", "index_taint"), COUNTS),
+    **dict.fromkeys(("shape_taint", "index_taint"), WHOLE_NUMBER),
     **dict.fromkeys(("angle", "places", "position_bias"), POSITION),
     **dict.fromkeys(("statistics", "quantizer"), CONSTANT_RANGE),
     **dict.fromkeys(("epsilon", "logarithm"), MAGNIFIED),
     **dict.fromkeys(("growth", "product"), PROVED_OVERFLOW),
     **dict.fromkeys(("small_step", "disguise"), RUNNING_SUM),
     **dict.fromkeys(("tiny_product", "raw", "last_product"), NO_GAIN),
-    "additive_mask": FILL,
+    "additive_mask": MASK_FILL,
     "distance": CANCELLATION,
 }
 """Ids that older reports carry, each with the one that took its place."""

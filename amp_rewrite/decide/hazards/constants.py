@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.fills import CARRIES, Fill, additive, carried, fills, reads_low, unfit_readers
+from amp_rewrite.decide.hazards.fills import CARRIES, additive, carried, reads_low, unfit_readers
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import described, float32_constant
 from amp_rewrite.dtypes import DType
@@ -25,12 +25,14 @@ from amp_rewrite.ir.op_classes import (
     SCALINGS,
     Slots,
 )
+from amp_rewrite.ir.patterns.fills import Fill, fills
 from amp_rewrite.ir.schema import float_attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
 _FACTOR_SLOTS: Slots = {
     **dict.fromkeys(SCALINGS | PRODUCTS, (0, 1)),
     **dict.fromkeys(("Conv", "ConvTranspose", "DequantizeLinear", "QuantizeLinear"), (1,)),
+    "BatchNormalization": (4,),
 }
 _OUTWEIGHS = 2.0**11
 _LOSS = 2.0**-8
@@ -43,7 +45,7 @@ _INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 @rule(
     reasons.CONSTANT_RANGE,
     "An op that computes with a constant runs in a low type only if the constant fits.",
-    cases=("constant_range", "statistics", "quantizer"),
+    cases=(reasons.CONSTANT_RANGE, "statistics", "quantizer"),
 )
 def constant_range(view: View, to: DType) -> Iterator[Held]:
     """Hold readers of constants that overflow or underflow, and the copies between. O(nodes + uses).
@@ -63,7 +65,6 @@ def constant_range(view: View, to: DType) -> Iterator[Held]:
     Source: IEEE 754 binary16; ONNX operators BatchNormalization, QuantizeLinear and DequantizeLinear, "Float stored in
         8 bits".
     """
-    yield from statistics(view, to)
     yield from overflow(view, to)
     yield from underflow(view, to)
     yield from large_biases(view, to)
@@ -99,18 +100,27 @@ def _compared(view: View, overflowing: Mapping[ValueId, Fill]) -> dict[OpId, OpI
 def underflow(view: View, to: DType) -> Iterator[Held]:
     """Hold ops whose weights or only factor lose digits, or whose divisor or scale is below the normal numbers."""
     for op in view.ops:
-        for slot in _FACTOR_SLOTS.get(op.kind, ()):
-            value = float32_constant(view, op, slot)
-            if value is None or not reads_low(view, Use(op.id, slot), to):
-                continue
-            fit = view.fit(value, to)
-            product = op.kind in LAYERS or op.kind in PRODUCTS
-            divides = slot == 1 and op.kind != "Mul" and not product
-            lost = (fit.count == 1 or product) and loses_digits(view, value, to)
-            if lost or (divides and (fit.flushed or fit.subnormal)):
-                note = f"constant {view.value_name(value)!r} goes down to {fit.absmin:g}, below {to.tiny:g}"
+        read = ((slot, float32_constant(view, op, slot)) for slot in _FACTOR_SLOTS.get(op.kind, ()))
+        for slot, value in read:
+            low = value is not None and reads_low(view, Use(op.id, slot), to)
+            least = _vanishing(view, op, slot, value, to) if value is not None and low else None
+            if least is not None and value is not None:
+                name = view.value_name(value)
+                note = f"constant {name!r} goes down to {least:g}, below {to.tiny:g}"
                 yield Held(op.id, None, note)
-                break
+
+
+def _vanishing(view: View, op: Op, slot: int, value: ValueId, to: DType) -> float | None:
+    """Return the least element of a constant if a product, a quotient or the root of a variance suffers from it."""
+    if op.kind == "BatchNormalization":
+        epsilon = float_attribute(op.node, "epsilon", 1e-5)
+        variances = view.array(value) if epsilon < to.tiny else None
+        least = float(variances.min(initial=to.max)) if variances is not None else to.max
+        return least if least + epsilon < to.tiny else None
+    fit, product = view.fit(value, to), op.kind in LAYERS or op.kind in PRODUCTS
+    divides = slot == 1 and op.kind != "Mul" and not product
+    lost = (fit.count == 1 or product) and loses_digits(view, value, to)
+    return fit.absmin if lost or (divides and (fit.flushed or fit.subnormal)) else None
 
 
 def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DType) -> bool:
@@ -161,36 +171,18 @@ def loses_digits(view: View, value: ValueId, to: DType) -> bool:
     return _norm(view, value, to) > _LOSS * _norm(view, value)
 
 
-def statistics(view: View, to: DType) -> Iterator[Held]:
-    """Hold a BatchNormalization whose scale, bias or mean overflow, or whose variance + epsilon leaves [tiny, max]."""
-    for op in view.ops:
-        notes = (_misfit(view, op, slot, to) for slot in range(1, 5)) if op.kind == "BatchNormalization" else ()
-        if (note := next(filter(None, notes), None)) is not None:
-            yield Held(op.id, None, note)
-
-
-def _misfit(view: View, op: Op, slot: int, to: DType) -> str | None:
-    """Return a note if a statistic of a BatchNormalization does not fit."""
-    value = float32_constant(view, op, slot)
-    if value is None:
-        return None
-    fit, epsilon = view.fit(value, to), float_attribute(op.node, "epsilon", 1e-5)
-    statistic = f"{('scale', 'bias', 'mean', 'variance')[slot - 1]} {view.value_name(value)!r}"
-    if fit.overflow:
-        return f"{statistic} goes up to {fit.absmax:g}, beyond {to.max:g}"
-    variances = view.array(value) if slot == 4 and epsilon < to.tiny else None
-    if variances is None or (least := float(variances.min(initial=to.max))) + epsilon >= to.tiny:
-        return None
-    return f"{statistic} goes down to {least:g}: with epsilon {epsilon:g}, below {to.tiny:g}"
-
-
 def quantizers(view: View, to: DType) -> Iterator[Held]:
     """Hold ops that quantize or dequantize beyond the low type; with a constant scale also their neighbours."""
     notes = ((op, _beyond(view, op, to)) for op in view.ops if op.kind in QUANTIZERS and computes_float32(view, op))
     beyond = {op.id: note for op, note in notes if note is not None}
     yield from (Held(op_id, None, note) for op_id, note in beyond.items())
     sure = [view.ops[op_id] for op_id in beyond if view.constant(view.ops[op_id].inputs[1]) is not None]
-    yield from (Held(op_id, cause, beyond[cause]) for op_id, cause in _neighbours(view, sure).items())
+    flow = Flow.of(view, KEEP_SCALE)  # results of a maximum or selection are as large as what they read
+    read = {v: op.id for op in sure if op.kind in QUANTIZES for v in op.operands[:1]}
+    written = {v: op.id for op in sure if op.kind in DEQUANTIZES for v in op.results}
+    fed = [(reader.id, op) for v, op in flow.forth(written, float32(view)).items() for reader in view.readers(v)]
+    for op_id, cause in (*flow.path(read, float32(view)).items(), *fed):
+        yield Held(op_id, cause, beyond[cause])
 
 
 def _beyond(view: View, op: Op, to: DType) -> str | None:
@@ -215,26 +207,9 @@ def _farthest(view: View, op: Op, kind: DType) -> float | None:
         return float(ml_dtypes.finfo(kind.numpy).max)
     if kind not in _INTEGERS:
         return None
-    limits, zero = np.iinfo(kind.numpy), op.inputs[2] if len(op.inputs) > 2 else None
-    if zero is None:
-        return float(max(limits.max, -limits.min))
-    zeros = view.array(zero)
+    limits, stated = np.iinfo(kind.numpy), len(op.inputs) > 2 and op.inputs[2] is not None
+    zeros = view.array(op.inputs[2]) if stated else np.zeros(1)
     if zeros is None:
         return float(limits.max)
     zeros = zeros.astype(np.int64)
     return float(max(limits.max - zeros.min(initial=limits.max), zeros.max(initial=limits.min) - limits.min))
-
-
-def _neighbours(view: View, sure: Sequence[Op]) -> dict[OpId, OpId]:
-    """Return the float32 ops that make quantized values or read dequantized ones, through copies too; each with its op.
-
-    Ops of a maximum or selection count as copies: their results are as large as what they read.
-    """
-    flow = Flow.of(view, KEEP_SCALE)
-    read = {v: op.id for op in sure if op.kind in QUANTIZES and (v := op.inputs[0]) is not None}
-    written = {v: op.id for op in sure if op.kind in DEQUANTIZES and (v := op.outputs[0]) is not None}
-    causes = flow.path(read, float32(view))
-    for value, cause in flow.forth(written, float32(view)).items():
-        for reader in view.readers(value):
-            causes.setdefault(reader.id, cause)
-    return causes

@@ -42,11 +42,11 @@ _POINTED = COMPARISONS | {"GridSample", "NonMaxSuppression", "RoiAlign"}
 
 
 @rule(
-    reasons.COUNTS,
+    reasons.WHOLE_NUMBER,
     "A number that counts, points or states a shape keeps its value.",
     cases=("shape_taint", "index_taint", "element_counts"),
 )
-def counts(view: View, to: DType) -> Iterator[Held]:
+def whole_numbers(view: View, to: DType) -> Iterator[Held]:
     """Hold the ops from where such a number arises to the op that uses it as one. O(nodes + uses).
 
     Walks pass copies, arithmetic and small reductions only, so that an index computed from a network's products does
@@ -98,11 +98,11 @@ def integers(view: View) -> Iterator[Held]:
         if uses and (read := [v for v in op.operands if v in held]):
             sinks.update((value, op.id) for value in read if value not in sinks)
             yield Held(op.id, held[read[0]], f"reads an integer that {described(view, held[read[0]])} put into floats")
-    for op_id, sink in {**flow.path(sinks, held.__contains__), **_whole_numbers(view)}.items():
+    for op_id, sink in {**flow.path(sinks, held.__contains__), **_computed(view)}.items():
         yield Held(op_id, sink, f"holds an integer that {described(view, sink)} reads as one")
 
 
-def _whole_numbers(view: View) -> dict[OpId, OpId]:
+def _computed(view: View) -> dict[OpId, OpId]:
     """Return the ops that compute whole numbers for an index or a comparison, and these ends, each with an end."""
     whole, births = set[ValueId](), set[OpId]()
     for op in view.ops:

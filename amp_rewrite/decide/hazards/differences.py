@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Sequence
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import Held, rule
@@ -23,7 +22,7 @@ _MEETING = PAIR_SUMS | {"Gemm"}
 @rule(
     reasons.CANCELLATION,
     "A small difference of large squares and products is computed in float32.",
-    cases=("cancellation", "distance"),
+    cases=(reasons.CANCELLATION, "distance"),
 )
 def cancellation(view: View, to: DType) -> Iterator[Held]:
     """Hold the difference and the ops that compute it from its operands. O(nodes + uses).
@@ -95,29 +94,25 @@ def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId |
 
 def _variance(view: View, minuend: ValueId | None, subtrahend: ValueId | None) -> Collection[OpId]:
     """Return the ops of E[x·y] and E[x]·E[y]; none if the values are something else."""
-    mean, product = _source(view, minuend), _source(view, subtrahend)
-    gram = _products(view, mean.op)
-    factors, averaging = _factors(product.op) or _products(view, product.op), _averaging(view, mean.op)
-    if mean.op is None or not (averaging or gram) or not factors:
+    passed, mean = _behind(view, minuend)
+    more, product = _behind(view, subtrahend)
+    gram, averaging = _products(view, mean), _averaging(view, mean)
+    factors = _factors(product) or _products(view, product)
+    if mean is None or not (averaging or gram) or not factors:
         return ()
-    squares = mean.op.kind == "ReduceSumSquare"
-    inner = mean if squares or gram else _source(view, mean.op.inputs[0])
-    terms = mean.op.inputs[:1] * 2 if squares else gram or _factors(inner.op)
-    means = [_source(view, value) for value in factors]
-    known = [(m.op.inputs[0], key) for m in means if m.op is not None and (key := _averaging(view, m.op)) is not None]
+    squares = mean.kind == "ReduceSumSquare"
+    inside, inner = ([], mean) if squares or gram else _behind(view, mean.inputs[0])
+    terms = mean.inputs[:1] * 2 if squares else gram or _factors(inner)
+    means = [_behind(view, value) for value in factors]
+    known = [(m.inputs[0], key) for _, m in means if m is not None and (key := _averaging(view, m)) is not None]
     read = [value for value, key in known if gram or key == averaging]
-    if len(terms) != 2 or len(read) != 2:
+    if len(terms) != 2 or len(read) != 2 or _sources(view, terms) != _sources(view, read):
         return ()
-    if {_source(view, v).value for v in terms} != {_source(view, v).value for v in read}:
-        return ()
-    return {op_id for part in (mean, inner, product, *means) for op_id in part.ops}
+    return [op.id for ops in (passed, inside, more, *(ops for ops, _ in means)) for op in ops]
 
 
 def _averaging(view: View, op: Op | None) -> tuple[object, ...] | None:
-    """Return a key that is equal for ops that average, or sum, the same elements by the same weights.
-
-    None for ops that do neither.
-    """
+    """Return a key that is equal for ops that average, or sum, the same elements by the same weights; else None."""
     if op is not None and op.kind in _REDUCTIONS:
         return ("Reduce", *axes_of(view, op))
     if op is not None and op.kind in _WINDOWS:
@@ -125,29 +120,24 @@ def _averaging(view: View, op: Op | None) -> tuple[object, ...] | None:
     return None
 
 
-class _Source(NamedTuple):
-    """A value behind copies and constant factors, the op that computes it (None for inputs), and all ops passed."""
-
-    ops: tuple[OpId, ...]
-    op: Op | None
-    value: ValueId | None
-
-
-def _source(view: View, value: ValueId | None) -> _Source:
+def _behind(view: View, value: ValueId | None) -> tuple[list[Op], Op | None]:
+    """Return the op that computes a value behind copies and constant factors, None for inputs, and all ops passed."""
     passed, source = trail(view, value, multiples(view), most=_FAR)
     op = view.producer(source)
-    last = [op] if op is not None and len(passed) < _FAR else []
-    return _Source(tuple(step.id for step in (*passed, *last)), op, source)
+    return (passed if op is None or len(passed) == _FAR else [*passed, op]), op
 
 
-def _products(view: View, op: Op | None) -> tuple[ValueId | None, ...]:
+def _sources(view: View, values: Sequence[ValueId | None]) -> set[ValueId | None]:
+    return {trail(view, value, multiples(view), most=_FAR)[1] for value in values}
+
+
+def _products(view: View, op: Op | None) -> Sequence[ValueId | None]:
     """Return the two operands of a product of variables, which sums as well; none for other ops."""
-    if op is None or op.kind not in PRODUCTS or any(view.constant(v) is not None for v in op.inputs[:2]):
-        return ()
-    return op.inputs[:2]
+    plain = op is not None and op.kind in PRODUCTS and all(view.constant(v) is None for v in op.inputs[:2])
+    return op.inputs[:2] if op is not None and plain else ()
 
 
-def _factors(op: Op | None) -> tuple[ValueId | None, ...]:
+def _factors(op: Op | None) -> Sequence[ValueId | None]:
     """Return the two factors of a product or square; none for other ops."""
     if op is None or op.kind not in SQUARES:
         return ()

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
-from amp_rewrite.decide.hazards.snake import snakes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, float32, number, sums_squares
 from amp_rewrite.ir.op_classes import COPIES, LAYERS, MAGNIFIES, REDUCTIONS
-from amp_rewrite.ir.patterns.activations import CUBIC
+from amp_rewrite.ir.patterns.activations import CUBIC, snakes
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.patterns.match import Search
 from amp_rewrite.ir.shapes.onnx_shapes import Shapes, elements, shape_at, shapes_of

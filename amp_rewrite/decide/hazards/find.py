@@ -9,17 +9,16 @@ from typing import Any
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.constant_folding import folded, numbers
 from amp_rewrite.decide.hazards.constants import constant_range
-from amp_rewrite.decide.hazards.counts import counts
+from amp_rewrite.decide.hazards.counts import whole_numbers
 from amp_rewrite.decide.hazards.differences import cancellation
 from amp_rewrite.decide.hazards.exemptions import benign
 from amp_rewrite.decide.hazards.fills import fill, saturated
-from amp_rewrite.decide.hazards.long_sums import long_sums
 from amp_rewrite.decide.hazards.magnified import magnified
 from amp_rewrite.decide.hazards.positions import positions
 from amp_rewrite.decide.hazards.proved_overflow import proved_overflow
 from amp_rewrite.decide.hazards.quantized import quantized
 from amp_rewrite.decide.hazards.rule import PinningRule, Rule, pinned, rule
-from amp_rewrite.decide.hazards.sums import running_sums
+from amp_rewrite.decide.hazards.sums import long_sums, running_sums
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -41,7 +40,7 @@ def cluster(view: View, to: DType) -> tuple[Cluster, ...]:
 
 
 PINNING: tuple[PinningRule, ...] = (
-    counts,
+    whole_numbers,
     positions,
     fill,
     constant_range,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import Held, rule
@@ -111,13 +111,21 @@ def _products_of_inverse(view: View, op: Op) -> Iterator[OpId]:
 def squeezed(view: View) -> Iterator[Held]:
     """Hold the ops from a squeeze to a logarithm, and from one through a product to what magnifies its result."""
     ends, products = first_inputs(view, _LOGARITHMS), _products(view)
-    if not ends and not products:
-        return
     flow = Flow.of(view, {kind: slots for kind, slots in CARRIERS.items() if kind not in SQUEEZES})
-    small = flow.forth(results_of(view, SQUEEZES), float32(view)) if ends else {}
+    squeezes = results_of(view, SQUEEZES)
+    small = flow.forth(squeezes, float32(view)) if ends else {}
     marked = flow.back(ends, lambda value: value in small or _shifted(view, value))
-    logarithms = {op_id: op_id for value, op_id in ends.items() if value in marked}
-    for op_id, cause in {**_behind_squeezes(flow, products), **makers(view, marked), **logarithms}.items():
+    pins: dict[OpId, OpId] = {}
+    squares = {v: op.id for op in view.ops if squared(op) is not None for v in op.results} if products else {}
+    sources = flow.forth({**squeezes, **results_of(view, _LENGTHS), **squares}, float32(view)) if products else {}
+    read = {product: [v for v in view.ops[product].operands[:2] if v in sources] for product in products}
+    grouped = {op_id for group in clusters(view) for op_id in group.ops} if any(read.values()) else set[OpId]()
+    for product, (end, passed) in products.items():
+        if read[product] and end not in grouped:
+            path = flow.path(dict.fromkeys(read[product], end), sources.__contains__)
+            pins.update({**path, **dict.fromkeys((product, *passed, end), end)})
+    pins |= {**makers(view, marked), **{op_id: op_id for value, op_id in ends.items() if value in marked}}
+    for op_id, cause in pins.items():
         yield Held(op_id, cause, f"computes the argument of {described(view, cause)}")
 
 
@@ -143,23 +151,6 @@ def _affine(view: View, op: Op) -> ValueId | None:
         return op.inputs[0]
     varying = [v for v in op.operands if view.constant(v) is None] if op.kind in PAIR_SUMS | SCALINGS | CLAMPS else []
     return varying[0] if len(varying) == 1 else None
-
-
-def _behind_squeezes(flow: Flow, products: Mapping[OpId, tuple[OpId, Sequence[OpId]]]) -> dict[OpId, OpId]:
-    """Return the ops from a squeeze, square or length through a product to the op that magnifies its result."""
-    if not products:
-        return {}
-    view = flow.view
-    squares = {v: op.id for op in view.ops if squared(op) is not None and (v := op.outputs[0]) is not None}
-    sources = flow.forth({**results_of(view, (*SQUEEZES, *_LENGTHS)), **squares}, float32(view))
-    reads = {product: [v for v in view.ops[product].operands[:2] if v in sources] for product in products}
-    grouped = {op_id for group in clusters(view) for op_id in group.ops} if any(reads.values()) else set[OpId]()
-    pins: dict[OpId, OpId] = {}
-    for product, (end, passed) in products.items():
-        if reads[product] and end not in grouped:
-            path = flow.path(dict.fromkeys(reads[product], end), sources.__contains__)
-            pins.update({**path, **dict.fromkeys((product, *passed, end), end)})
-    return pins
 
 
 def _shifted(view: View, value: ValueId) -> bool:

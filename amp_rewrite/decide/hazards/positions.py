@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, partial
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.counts import counted
 from amp_rewrite.decide.hazards.fills import CARRIES, to_softmax
 from amp_rewrite.decide.hazards.rule import Held, rule
-from amp_rewrite.decide.hazards.snake import snakes
 from amp_rewrite.decide.hazards.steps import described, equation, first_inputs, results_of, summed_length
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
@@ -27,6 +26,7 @@ from amp_rewrite.ir.op_classes import (
     SOFTMAXES,
     TENSOR_CORE_STEP,
 )
+from amp_rewrite.ir.patterns.activations import snakes
 from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
 from amp_rewrite.ir.patterns.scores import FAR, counts_far, scored_rows, stored
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, fixed
@@ -43,6 +43,8 @@ _SAMPLES = {
     "com.microsoft::GridSample": 1,
 }
 """Ops that read positions in this input."""
+Learned = Callable[[], Collection[ValueId]]
+"""Return the values that are computed from results of layers."""
 
 
 @rule(
@@ -71,9 +73,10 @@ def positions(view: View, to: DType) -> Iterator[Held]:
     Source: Su et al. 2021, "RoFormer"; Vaswani et al. 2017; Press et al. 2022, "Train Short, Test Long"; far_rotary
         among the hard models of this project; IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
+    learned = cache(lambda: Flow.of(view).forth(results_of(view, _LEARNED), float32(view)))
     yield from angles(view)
-    yield from places(view)
-    yield from biases(view, to)
+    yield from places(view, learned)
+    yield from biases(view, to, learned)
 
 
 def angles(view: View) -> Iterator[Held]:
@@ -131,7 +134,7 @@ def _input_shapes(view: View) -> dict[ValueId, Shape]:
     return shapes
 
 
-def places(view: View) -> Iterator[Held]:
+def places(view: View, learned: Learned) -> Iterator[Held]:
     """Hold what samplers read, up to the last layer, and sums of layer outputs and a grid that no softmax reads."""
     flow = Flow.of(view, _ELEMENTWISE)
     sampled = {v: op.id for op in view.ops if op.kind in _SAMPLES and (v := op.inputs[_SAMPLES[op.kind]]) is not None}
@@ -143,18 +146,18 @@ def places(view: View) -> Iterator[Held]:
     ranges = results_of(view, ("Range",))
     if not grids and not ranges:
         return
-    learned, counting = (Flow.of(view).forth(starts, float32(view)) for starts in (results_of(view, _LEARNED), ranges))
+    counting = Flow.of(view).forth(ranges, float32(view))
     for op in sums:
-        counts = (v for v in op.operands if v in counting and v not in learned)
+        counts = (v for v in op.operands if v in counting and v not in learned())
         grid = grids.get(op.id, next(counts, None))
-        if grid is None or not any(v in learned for v in op.operands if v != grid):
+        if grid is None or not any(v in learned() for v in op.operands if v != grid):
             continue
         reached = flow.forth(dict.fromkeys(op.results), float32(view))
         if not any(reader.kind in SOFTMAXES for reader in flow.readers(reached)):
             yield Held(op.id, counting.get(grid), f"counts from places on the grid {view.value_name(grid)!r}")
 
 
-def biases(view: View, to: DType) -> Iterator[Held]:
+def biases(view: View, to: DType, learned: Learned) -> Iterator[Held]:
     """Hold the ops from a bias that counts positions through its sum with scores to the softmax."""
     sums = [op for op in view.ops if op.kind in PAIR_SUMS and computes_float32(view, op)]
     far = {v for op in sums for v in op.inputs if v is not None and _counts_far(view, v, to)}
@@ -163,9 +166,8 @@ def biases(view: View, to: DType) -> Iterator[Held]:
     counting = {v for op in sums if op.id not in near for v in op.inputs if v in far}
     carries = Flow.of(view, CARRIES)
     if ranges := results_of(view, ("CumSum", "Range")):
-        learned = Flow.of(view).forth(results_of(view, _LEARNED), float32(view))
         reached = carries.forth(dict.fromkeys((*ranges, *counted(view))), float32(view))
-        counting.update(v for v in reached if v not in learned)
+        counting.update(v for v in reached if v not in learned())
     for op_id, (softmax, note) in to_softmax(carries, counting, "a bias that grows with the position").items():
         yield Held(op_id, softmax, note)
 

@@ -16,7 +16,7 @@ from amp_rewrite.ir.view import OpId, ValueId, View
 @rule(
     reasons.PROVED_OVERFLOW,
     "Values that are bound to leave the type's range are computed in float32.",
-    cases=("proved_overflow", "product"),
+    cases=(reasons.PROVED_OVERFLOW, "product"),
     aliases=("growth", "placeholders"),
 )
 def proved_overflow(view: View, to: DType) -> Iterator[Held]:

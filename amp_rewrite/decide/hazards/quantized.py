@@ -8,7 +8,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import described
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import exposed, reach
+from amp_rewrite.ir.dataflow import Flow, exposed, makers
 from amp_rewrite.ir.op_classes import DEQUANTIZES, KEEP_SCALE, LAYERS, PRODUCTS, QUANTIZERS, QUANTIZES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -48,20 +48,12 @@ def integer_ops(view: View) -> Mapping[OpId, OpId]:
     for op in reversed(view.ops):
         encoded.update(v for v in op.outputs if v is not None and _encoded(view, v, encoded))
     own = [op for op in view.ops if _on_integers(view, op, decoded, encoded)]
-    causes = {op.id: op.id for op in own}
-
-    def before(op_id: OpId) -> Iterator[OpId]:
-        makers = (view.producer(v, *KEEP_SCALE) for v in view.ops[op_id].operands if v in decoded)
-        yield from (maker.id for maker in makers if maker is not None)
-
-    def behind(op_id: OpId) -> Iterator[OpId]:
-        readers = (reader for v in view.ops[op_id].results if v in encoded for reader in view.readers(v))
-        yield from (reader.id for reader in readers if reader.kind in KEEP_SCALE)
-
-    for op in reversed(own):
-        for near in (before, behind):
-            causes.update(reach(dict.fromkeys(near(op.id), op.id), near, lambda op_id: op_id not in causes))
-    return dict(sorted(causes.items()))
+    flow = Flow.of(view, KEEP_SCALE)
+    before = flow.back({v: op.id for op in own for v in op.operands if v in decoded}, decoded.__contains__)
+    behind = flow.forth({v: op.id for op in own for v in op.results if v in encoded}, encoded.__contains__)
+    passed = {reader.id: cause for v, cause in behind.items() for reader in view.readers(v)} | makers(view, before)
+    copies = {op_id: cause for op_id, cause in passed.items() if flow.through(view.ops[op_id])}
+    return dict(sorted({**copies, **{op.id: op.id for op in own}}.items()))
 
 
 def _decoded(view: View, op: Op, decoded: Collection[ValueId]) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from amp_rewrite.ir.dataflow import computes_float32
 from amp_rewrite.ir.patterns.match import (
     ANCHOR,
     ENTRY,
     Either,
     MadeOf,
+    Match,
     Ops,
+    Search,
     Value,
     X,
     behind_casts,
@@ -17,7 +20,7 @@ from amp_rewrite.ir.patterns.match import (
     varying,
     weight,
 )
-from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.ir.view import OpId, ValueId, View
 
 _WEIGHT = Value(test=weight)
 
@@ -51,3 +54,28 @@ def _two(view: View, value: ValueId) -> bool:
 _SINE = op("Sin", op("Mul", X, Value("slope", constant)), name=ANCHOR)
 _SQUARE = either(op("Mul", _SINE, _SINE, name="square"), op("Pow", _SINE, Value(test=_two), name="square"))
 SNAKE = op("Add", X, op("Mul", _SQUARE, Value("factor", constant)))
+
+_MOST = 16.0
+"""Largest a: for x up to 4094 the argument a·x fits float16."""
+_MOST_GAIN = 4.0
+"""Largest product of a and the factor behind the square: 1 in a snake, but the beta form learns both."""
+_SNAKES = Search.of(SNAKE)
+"""Its sine is not that of a position. The slope of sin² is at most 1, so an argument off by a·x·ε moves sin²/a by x·ε,
+which is the rounding error of the sum with x. With a large a, a·x would overflow before x does."""
+
+
+def snakes(view: View) -> dict[OpId, OpId]:
+    """Return the sines of snakes whose a and factor are constant and moderate, each with the op that squares it."""
+    squares: dict[OpId, OpId] = {}
+    for sine in (each for each in view.ops if each.kind in _SNAKES.after and computes_float32(view, each)):
+        match = _SNAKES.direct(view, sine)
+        square = view.producer(match.values["square"]) if match is not None else None
+        if match is not None and square is not None and _moderate(view, match):
+            squares[sine.id] = square.id
+    return squares
+
+
+def _moderate(view: View, match: Match) -> bool:
+    arrays = (view.array(behind_casts(view, match.values[name])[0]) for name in ("slope", "factor"))
+    a, b = (abs(array) for array in arrays if array is not None)
+    return bool(a.max() <= _MOST and a.size == b.size and (a.ravel() * b.ravel()).max() <= _MOST_GAIN)

@@ -15,7 +15,6 @@ from functools import cache, partial
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from amp_rewrite.decide.hazards.fills import fills
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.arrays import from_array
@@ -25,6 +24,7 @@ from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.dataflow import Flow, number
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
+from amp_rewrite.ir.patterns.fills import fills
 from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, ValueId, View

@@ -9,15 +9,18 @@ import textwrap
 from dataclasses import replace
 from typing import Any
 
+import onnx
+import onnx.parser
 import pytest
 from click.testing import CliRunner, Result
 
+from amp_rewrite import convert, diff
 from amp_rewrite.cli import program
 from amp_rewrite.cli.commands.rule import described, records
-from amp_rewrite.decide import rule_table
-from amp_rewrite.decide.hazards import distance
+from amp_rewrite.decide import reasons, rule_table
+from amp_rewrite.decide.hazards.differences import cancellation
 from amp_rewrite.decide.hazards.rule import MODELS, Rule
-from amp_rewrite.decide.reasons import DISTANCE, DOCS, KINDS, REASONS
+from amp_rewrite.decide.reasons import CANCELLATION, DOCS, KINDS, REASONS
 from amp_rewrite.decide.rule_table import RULES
 from amp_rewrite.errors import PatternError
 from amp_rewrite.reports.explain import explained
@@ -51,7 +54,7 @@ def test_a_rule_is_printed_with_headings_models_and_page(rule: Rule[Any] | Fusio
     text = run(rule.name).stdout
     assert text.startswith(f"{rule.name}: {rule.promise}\n")
     assert all(f"\n\n{head}\n  " in text for head in rule.sections)
-    assert all(textwrap.indent(rule.model(end), "  ") in f"{text}\n" for end in MODELS)
+    assert all(textwrap.indent(rule.model(end, case), "  ") in f"{text}\n" for case in rule.held for end in MODELS)
     assert f"docs        {DOCS}/{rule.name}.md" in text
 
 
@@ -66,7 +69,9 @@ def test_a_reason_without_a_record_is_printed_in_short() -> None:
 
 def test_the_json_has_the_same_facts() -> None:
     fact = json.loads(run("accumulators", "--json").stdout)
-    assert fact["reason"] == "index_taint"
+    assert (fact["name"], fact["reason"]) == ("running_sum", "running_sum")
+    assert set(fact["cases"]) == {"accumulators", "small_step", "disguise"}
+    assert fact["models"] == fact["cases"]["accumulators"]
     assert set(fact["models"]) == {"hit", "near"}
     assert {each["name"] for each in json.loads(run("--json").stdout)} == NAMES
 
@@ -78,11 +83,11 @@ def test_names_and_aliases_are_each_those_of_one_record() -> None:
 
 
 def test_a_rule_answers_to_the_names_that_it_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    heir = Rule("proved_overflow", DISTANCE, "One rule for both.", distance.distance.function, ("distance", "parent"))
+    heir = Rule("proved_overflow", CANCELLATION, "One for both.", cancellation.function, ("distance",), ("parent",))
     monkeypatch.setattr(rule_table, "RULES", (heir,))
     facts = [described(name) for name in ("proved_overflow", "parent", "distance")]
     assert facts[0] == facts[1] == facts[2]
-    assert facts[0]["promise"] == "One rule for both."
+    assert facts[0]["promise"] == "One for both."
 
 
 def test_a_name_like_no_other_is_refused_with_the_way_to_all() -> None:
@@ -110,7 +115,21 @@ def test_every_link_to_a_page_of_rules_leads_somewhere() -> None:
 
 def test_explain_names_the_page_of_a_safety_rule() -> None:
     report = Report.from_json((ROOT / "tests" / "golden" / "report.json").read_bytes(), "report.json")
-    rows = (Row("a", "Sin", "float32", rule="angle"), Row("b", "Exp", "float32", rule="deny"))
+    rows = (Row("a", "Sin", "float32", rule="position"), Row("b", "Exp", "float32", rule="deny"))
     told = replace(report, rows=rows, casts=())
-    assert "    more: amp-rewrite rule angle, or docs/rules/angle.md\n" in str(explained(told, ["a"]))
+    assert "    more: amp-rewrite rule position, or docs/rules/position.md\n" in str(explained(told, ["a"]))
+    older = replace(report, rows=(replace(rows[0], rule="angle"), rows[1]), casts=())
+    words = "computes positions or angles, which need the digits of float32"
+    assert f"    {words}\n    more: amp-rewrite rule angle, or docs/rules/position.md\n" in str(explained(older, ["a"]))
     assert "docs/rules" not in str(explained(told, ["b"]))
+
+
+def test_a_report_with_an_older_id_does_not_differ_from_one_with_the_newer() -> None:
+    rule = next(rule for rule in RULES if rule.name == "position")
+    new = convert(onnx.parser.parse_model(rule.model("hit", "angle"))).report
+    assert (old_row := next(row for row in new.rows if row.rule == "position")) in new.rows
+    old = replace(new, rows=tuple(replace(row, rule="angle") if row.rule == "position" else row for row in new.rows))
+    delta = diff(old, new)
+    assert (delta.changes, delta.casts, bool(delta)) == ((), (), bool(diff(new, new)))
+    assert old.find(old_row.name)[0].rule == "angle"
+    assert f"{reasons.words('angle')}" in old.text(verbose=True)

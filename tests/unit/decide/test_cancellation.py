@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import amp_rewrite
-from amp_rewrite.decide.hazards.cancellation import cancellation
+from amp_rewrite.decide.hazards.differences import cancellation
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from support import cases, objections
+from support.held import pins_of
 
 SHAPES = {"p": (1, 1, 8, 8), "o": (1, 1, 8, 8)}
 CONSTANTS = {
@@ -25,7 +26,7 @@ CONSTANTS = {
 
 def pinned(text: str) -> set[str]:
     view = View.of(Model.load(cases.build(text, ["v"], shapes=SHAPES, constants=CONSTANTS)))
-    return {view.ops[pin.op].node.output[0] for pin in cancellation(view, DType.BFLOAT16)}
+    return {view.ops[pin.op].node.output[0] for pin in pins_of(cancellation(view, DType.BFLOAT16), view)}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
+from support.held import pins_of
 
 WEIGHTS = "<float[2,2] w = {1, 2, 3, 4}, float[2,2] table = {1, 2, 3, 4}, float[2] b = {1, 2}>"
 
@@ -18,7 +19,7 @@ def pinned(body: str, head: str = "g (float[N,2] x) => (float[N,2] y)") -> set[s
     """The first results of the pinned ops."""
     text = f'<ir_version: 8, opset_import: ["": 18]>\n{head} {WEIGHTS} {{ {body} }}'
     view = View.of(Model.load(onnx.parser.parse_model(text)))
-    return {view.ops[pin.op].node.output[0] for pin in folded(view, DType.FLOAT16)}
+    return {view.ops[pin.op].node.output[0] for pin in pins_of(folded(view, DType.FLOAT16), view)}
 
 
 def test_arithmetic_on_constants_is_held_through_copies_and_what_reads_data_is_not() -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import onnx.parser
 import pytest
 
-from amp_rewrite.decide.hazards.constants import epsilon, statistics, underflow
+from amp_rewrite.decide.hazards.constants import constant_range
+from amp_rewrite.decide.hazards.constants import overflow as overflowing
+from amp_rewrite.decide.hazards.constants import underflow as underflowing
+from amp_rewrite.decide.hazards.fills import fill, saturated
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
-from amp_rewrite.decide.hazards.mask import additive_mask, saturated
-from amp_rewrite.decide.hazards.mask import overflow as overflowing
+from amp_rewrite.decide.hazards.magnified import guarded
+from amp_rewrite.decide.hazards.rule import Held
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
+from support.held import pins_of
 
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16
 LOWEST = "-3.4028234663852886e38"
@@ -28,19 +32,20 @@ def view_of(text: str, opset: int = 18) -> View:
     return View.of(Model.load(onnx.parser.parse_model(head + text)))
 
 
-Finder = Callable[[View, DType], Iterable[Pin]]
-
-
-def overflow(view: View, to: DType) -> Iterator[Pin]:
+def overflow(view: View, to: DType) -> list[Pin]:
     """Both rules about constants that are too large, in the order in which they are run."""
-    yield from additive_mask(view, to)
-    yield from overflowing(view, to)
+    return [*pins_of(fill(view, to), view, fill.reason), *pins_of(overflowing(view, to), view, constant_range.reason)]
 
 
-def pinned(rule: Finder, text: str, to: DType = F16) -> dict[str, str]:
+def underflow(view: View, to: DType) -> list[Pin]:
+    return pins_of(underflowing(view, to), view, constant_range.reason)
+
+
+def pinned(rule: Callable[[View, DType], Iterable[Pin | Held]], text: str, to: DType = F16) -> dict[str, str]:
     """Rule by first result of the pinned op."""
     view = view_of(text)
-    return {view.ops[pin.op].node.output[0]: pin.rule for pin in rule(view, to)}
+    pins = [pin if isinstance(pin, Pin) else Pin(pin.op, constant_range.reason, None, "") for pin in rule(view, to)]
+    return {view.ops[pin.op].node.output[0]: pin.rule for pin in pins}
 
 
 # -- overflow ---------------------------------------------------------------------------------------
@@ -156,7 +161,7 @@ def test_an_additive_mask_stays_float32_from_its_constant_to_its_softmax(mask: s
     }}"""
     found = pinned(overflow, text, to)
     assert saturated(view_of(text), to)[1] == ()
-    assert set(found.values()) == {"additive_mask"}
+    assert set(found.values()) == {"mask_fill"}
     assert {"bias", "s", "y"} <= found.keys()
     assert not {"raw", "scaled", "n"} & found.keys()
 
@@ -167,7 +172,7 @@ def test_a_mask_that_is_just_the_lowest_float16_is_additive_too() -> None:
         s = Add (q, bias)
         y = Softmax (s)
     }"""
-    assert pinned(overflow, text) == dict.fromkeys(("bias", "s", "y"), "additive_mask")
+    assert pinned(overflow, text) == dict.fromkeys(("bias", "s", "y"), "mask_fill")
     assert pinned(overflow, text, BF16) == {}
     assert saturated(view_of(text), F16) == (frozenset(), ())
 
@@ -219,7 +224,7 @@ def test_a_fill_made_by_constant_of_shape_saturates() -> None:
     view = view_of(text)
     found = find_hazards(view, F16)
     assert found.pins == ()
-    assert found.findings == (Finding("saturated", "fill", f"{FILL} -65504 · {HARMLESS}"),)
+    assert found.findings == (Finding("saturated", "mask_fill", f"{FILL} -65504 · {HARMLESS}"),)
 
 
 def test_the_bounds_of_a_clip_saturate_and_carry_no_mask() -> None:
@@ -269,8 +274,8 @@ def test_an_epsilon_below_the_normal_range_holds_its_chain(body: str, held: set[
     text = f"""g (float[N] x, float[N] v, bool[N] b, int64[1] n) => (float[N] y)
         <float eps = {{1e-5}}, float large = {{1e-3}}, float minus = {{-1e-5}}, float half = {{-0.5}},
          float two = {{2}}, float one = {{1}}> {{ {body} }}"""
-    assert pinned(epsilon, text).keys() == held
-    assert pinned(epsilon, text, BF16) == {}
+    assert pinned(guarded, text).keys() == held
+    assert pinned(guarded, text, BF16) == {}
 
 
 def test_a_factor_that_vanishes_in_part_is_free() -> None:
@@ -323,7 +328,7 @@ def test_batch_normalization_stays_float32_when_its_statistics_leave_the_range(
     text = f"""g (float[B,2,H,W] x) => (float[B,2,H,W] y) <{constants}> {{
         y = BatchNormalization <epsilon = {eps}> (x, scale, bias, mean, var)
     }}"""
-    assert pinned(statistics, text) == ({"y": "statistics"} if held else {})
+    assert pinned(constant_range, text) == ({"y": "constant_range"} if held else {})
 
 
 def test_a_model_without_hazards_has_none() -> None:

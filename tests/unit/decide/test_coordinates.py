@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import amp_rewrite
-from amp_rewrite.decide.hazards.coordinates import places
+from amp_rewrite.decide.hazards.positions import positions
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from support import cases
+from support.held import pins_of
 
 GRID = np.stack(np.meshgrid(np.arange(80) + 0.5, np.arange(80) + 0.5), -1).reshape(-1, 2)
 SIDES = "s=MatMul(x,w);low=Sub(grid,s);"
@@ -19,7 +20,7 @@ SHAPES = {"x": (6400, 8), "w": (8, 2), "v": (6400, 2)}
 
 def pinned(text: str, constants: dict[str, object], outputs: tuple[str, ...] = ("y",)) -> dict[str, str]:
     view = View.of(Model.load(cases.build(text, outputs, shapes=SHAPES, constants=constants)))
-    return {view.ops[pin.op].node.output[0]: pin.note for pin in places(view, DType.FLOAT16)}
+    return {view.ops[pin.op].node.output[0]: pin.note for pin in pins_of(positions(view, DType.FLOAT16), view)}
 
 
 @pytest.mark.parametrize("step", [1.0, 8.0, 1 / 79])

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_rewrite.decide.hazards.disguises import disguises
+from amp_rewrite.decide.hazards.sums import disguises
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from support import cases
+from support.held import pins_of
 
 EIGHTH = np.full((8, 8), 1 / 8)
 FAINT = np.tri(8)
@@ -20,7 +21,7 @@ FAINT[3, 1] = 0.5
 
 def pinned(text: str, m: Any, outputs: str = "y") -> dict[str, str]:
     view = View.of(Model.load(cases.build(text, outputs.split(), constants={"m": m})))
-    return {view.ops[pin.op].node.output[0]: pin.note for pin in disguises(view, DType.FLOAT16)}
+    return {view.ops[pin.op].node.output[0]: pin.note for pin in pins_of(disguises(view, DType.FLOAT16), view)}
 
 
 @pytest.mark.parametrize("product", ["y=MatMul(x,m)", "y=MatMul(m,x)", "y=Gemm(m,x)"])

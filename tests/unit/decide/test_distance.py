@@ -7,11 +7,11 @@ import onnxruntime
 import pytest
 
 import amp_rewrite
-from amp_rewrite.decide.hazards.distance import distance
-from amp_rewrite.dtypes import DType
+from amp_rewrite.decide.hazards.differences import distances
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from support import cases
+from support.held import pins_of
 
 SHAPES = {"x": (6, 4)}
 CODES = np.random.default_rng(0).normal(size=(4, 5))
@@ -22,7 +22,7 @@ CODEC = "p=Pow(x,two);q=ReduceSum(p,one);d=Mul(x,two);m=MatMul(d,c);a=Sub(q,m);y
 def pinned(text: str, outputs: tuple[str, ...] = ("y",)) -> set[str]:
     proto = cases.build(text, outputs, shapes=SHAPES, constants=CONSTANTS, opset=18)
     view = View.of(Model.load(proto))
-    return {view.ops[pin.op].node.output[0] for pin in distance(view, DType.FLOAT16)}
+    return {view.ops[pin.op].node.output[0] for pin in pins_of(distances(view), view)}
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,17 @@ from collections.abc import Callable, Iterable
 import onnx.parser
 import pytest
 
+from amp_rewrite.decide.hazards.counts import element_counts, whole_numbers
 from amp_rewrite.decide.hazards.find import find_hazards
-from amp_rewrite.decide.hazards.integers import accumulators, element_counts, index_taint, shape_taint
-from amp_rewrite.decide.hazards.trig_arguments import angle
+from amp_rewrite.decide.hazards.positions import positions
+from amp_rewrite.decide.hazards.rule import Held
+from amp_rewrite.decide.hazards.sums import running_sums
 from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.reasons import WHOLE_NUMBER
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
+from support.held import pins_of
 
 
 def view_of(text: str, opset: int = 18) -> View:
@@ -21,10 +25,10 @@ def view_of(text: str, opset: int = 18) -> View:
     return View.of(Model.load(onnx.parser.parse_model(head + text)))
 
 
-def pinned(rule: Callable[[View, DType], Iterable[Pin]], text: str, opset: int = 18) -> list[str]:
+def pinned(rule: Callable[[View, DType], Iterable[Held]], text: str, opset: int = 18) -> list[str]:
     """The first results of the pinned ops, in graph order, each once."""
     view = view_of(text, opset)
-    pins = {pin.op for pin in rule(view, DType.FLOAT16)}
+    pins = {pin.op for pin in pins_of(rule(view, DType.FLOAT16), view)}
     return [view.ops[op].node.output[0] for op in sorted(pins)]
 
 
@@ -43,7 +47,7 @@ def test_a_size_computed_in_floats_stays_float32_up_to_the_integer_it_came_from(
         none = Constant <value = float[0] {}> ()
         y = Resize <mode = "linear"> (x, none, none, sizes)
     }"""
-    assert pinned(shape_taint, text) == ["f", "m", "r", "n"]
+    assert pinned(whole_numbers, text) == ["f", "m", "r", "n"]
 
 
 def test_a_size_that_a_layer_predicts_stays_float32_up_to_the_layer() -> None:
@@ -57,7 +61,7 @@ def test_a_size_that_a_layer_predicts_stays_float32_up_to_the_layer() -> None:
         one = Constant <value_int = 1> ()
         y = Range (zero, n, one)
     }"""
-    assert pinned(shape_taint, text) == ["e", "up", "total", "n"]
+    assert pinned(whole_numbers, text) == ["e", "up", "total", "n"]
 
 
 def test_computed_scales_stay_float32_and_the_image_does_not() -> None:
@@ -66,7 +70,7 @@ def test_computed_scales_stay_float32_and_the_image_does_not() -> None:
         scales = Reciprocal (given)
         y = Resize <mode = "nearest"> (r, , scales)
     }"""
-    assert pinned(shape_taint, text) == ["scales"]
+    assert pinned(whole_numbers, text) == ["scales"]
 
 
 def test_a_float_range_is_held_with_what_says_its_length() -> None:
@@ -74,7 +78,7 @@ def test_a_float_range_is_held_with_what_says_its_length() -> None:
         limit = Mul (a, b)
         y = Range (c, limit, a)
     }"""
-    assert pinned(shape_taint, text) == ["limit", "y"]
+    assert pinned(whole_numbers, text) == ["limit", "y"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +98,7 @@ def test_a_shape_made_of_an_index_leaves_the_scores_alone(index: str) -> None:
         n2 = Reshape (n1, one)
         y = Expand (t, n2)
     }}"""
-    assert pinned(shape_taint, text) == []
+    assert pinned(whole_numbers, text) == []
 
 
 def test_a_shape_from_a_comparison_leaves_the_compared_values_alone() -> None:
@@ -106,7 +110,7 @@ def test_a_shape_from_a_comparison_leaves_the_compared_values_alone() -> None:
         n = ReduceSum <keepdims = 1> (i, one)
         y = ConstantOfShape (n)
     }"""
-    assert pinned(shape_taint, text) == []
+    assert pinned(whole_numbers, text) == []
 
 
 def test_shape_marks_go_into_branches_and_out_of_loops() -> None:
@@ -130,7 +134,7 @@ def test_shape_marks_go_into_branches_and_out_of_loops() -> None:
         shape2 = Reshape (k, one)
         z = Expand (x, shape2)
     }"""
-    assert pinned(shape_taint, text) == ["h", "p", "q", "n", "next", "k"]
+    assert pinned(whole_numbers, text) == ["h", "p", "q", "n", "next", "k"]
 
 
 # -- numbers of elements ----------------------------------------------------------------------------
@@ -187,7 +191,7 @@ def test_integer_division_done_in_floats_stays_float32() -> None:
         j = Cast <to = 7> (r)
         y = Gather (table, j)
     }"""
-    assert pinned(index_taint, text) == ["f", "d", "r", "j"]
+    assert pinned(whole_numbers, text) == ["f", "d", "r", "j"]
 
 
 def test_token_ids_compared_as_floats_stay_float32() -> None:
@@ -195,7 +199,7 @@ def test_token_ids_compared_as_floats_stay_float32() -> None:
         f = Cast <to = 1> (ids)
         y = Equal (f, stop)
     }"""
-    assert pinned(index_taint, text) == ["f", "y"]
+    assert pinned(whole_numbers, text) == ["f", "y"]
 
 
 def test_an_index_pin_names_the_cast_that_it_comes_from_and_the_op_that_it_goes_to() -> None:
@@ -204,9 +208,9 @@ def test_an_index_pin_names_the_cast_that_it_comes_from_and_the_op_that_it_goes_
         [same] y = Equal (f, stop)
     }""")
     source, sink = (op.id for op in view.ops)
-    assert list(index_taint(view, DType.FLOAT16)) == [
-        Pin(sink, "index_taint", source, "reads an integer that 'Cast_0' (Cast) put into floats"),
-        Pin(source, "index_taint", sink, "holds an integer that 'same' (Equal) reads as one"),
+    assert pins_of(whole_numbers(view, DType.FLOAT16), view, WHOLE_NUMBER) == [
+        Pin(sink, WHOLE_NUMBER, source, "reads an integer that 'Cast_0' (Cast) put into floats"),
+        Pin(source, WHOLE_NUMBER, sink, "holds an integer that 'same' (Equal) reads as one"),
     ]
 
 
@@ -218,7 +222,7 @@ def test_an_attention_mask_made_of_integers_is_no_taint() -> None:
         s = Add (q, m)
         y = Softmax (s)
     }"""
-    assert pinned(index_taint, text) == []
+    assert pinned(whole_numbers, text) == []
 
 
 def test_a_mask_of_bools_is_no_taint_even_before_a_floor() -> None:
@@ -227,7 +231,7 @@ def test_a_mask_of_bools_is_no_taint_even_before_a_floor() -> None:
         m = Mul (f, x)
         y = Floor (m)
     }"""
-    assert pinned(index_taint, text) == []
+    assert pinned(whole_numbers, text) == []
 
 
 def test_rounding_what_a_layer_gives_is_no_taint() -> None:
@@ -237,7 +241,7 @@ def test_rounding_what_a_layer_gives_is_no_taint() -> None:
         r = Round (z)
         y = Cast <to = 2> (r)
     }"""
-    assert pinned(index_taint, text) == []
+    assert pinned(whole_numbers, text) == []
 
 
 def test_a_mixture_of_experts_router_is_not_tainted() -> None:
@@ -298,20 +302,20 @@ def loop(body: str) -> str:
 
 def test_a_counter_held_in_a_float_state_is_added_up_in_float32() -> None:
     body = "one = Constant <value_float = 1.0> ()  sum = Add (state, one)  next = Identity (sum)"
-    assert pinned(accumulators, loop(body)) == ["sum"]
+    assert pinned(running_sums, loop(body)) == ["sum"]
 
 
 def test_a_sum_over_the_results_of_a_layer_is_added_up_in_float32() -> None:
     body = "z = MatMul (state, w)  a = Add (state, z)  next = Relu (z)"
-    assert pinned(accumulators, loop(body)) == []
+    assert pinned(running_sums, loop(body)) == []
     body = "z = MatMul (state, w)  next = Add (state, z)"
-    assert pinned(accumulators, loop(body)) == ["next"]
+    assert pinned(running_sums, loop(body)) == ["next"]
 
 
 def test_a_recurrent_or_a_fading_state_is_no_counter() -> None:
-    assert pinned(accumulators, loop("z = MatMul (state, w)  next = Tanh (z)")) == []
+    assert pinned(running_sums, loop("z = MatMul (state, w)  next = Tanh (z)")) == []
     body = "half = Constant <value_float = 0.5> ()  old = Mul (state, half)  next = Add (old, half)"
-    assert pinned(accumulators, loop(body)) == []
+    assert pinned(running_sums, loop(body)) == []
 
 
 # -- angles -----------------------------------------------------------------------------------------
@@ -332,7 +336,7 @@ def test_rotary_angles_stay_float32_and_what_they_turn_does_not() -> None:
         b = Mul (z, s)
         y = Add (a, b)
     }"""
-    assert pinned(angle, text) == ["p", "row", "f", "t", "both"]
+    assert pinned(positions, text) == ["p", "row", "f", "t", "both"]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +351,7 @@ def test_an_outer_product_is_an_angle_whatever_it_is_spelled_with(product: str) 
         turns = {product}
         y = Sin (turns)
     }}"""
-    assert "turns" in pinned(angle, text)
+    assert "turns" in pinned(positions, text)
 
 
 def test_a_sine_as_activation_leaves_the_layer_before_it_alone() -> None:
@@ -362,7 +366,8 @@ def test_a_sine_as_activation_leaves_the_layer_before_it_alone() -> None:
             "float[8] b,", f"float[8] b = {{{', '.join(['1'] * 8)}}},"
         )
     )
-    assert [view.ops[pin.op].node.output[0] for pin in angle(view, DType.FLOAT16)] == ["a", "m"]
+    pins = {pin.op for pin in pins_of(positions(view, DType.FLOAT16), view)}
+    assert [view.ops[op].node.output[0] for op in sorted(pins)] == ["a", "m"]
 
 
 def test_a_sine_beside_a_residual_stream_leaves_the_stream_alone() -> None:
@@ -373,12 +378,12 @@ def test_a_sine_beside_a_residual_stream_leaves_the_stream_alone() -> None:
         s = Sin (m)
         y = Add (r, s)
     }"""
-    assert pinned(angle, text) == ["m"]
+    assert pinned(positions, text) == ["m"]
 
 
 def test_nothing_is_pinned_where_no_sine_is() -> None:
     text = "g (int64[N] i, float[1,4] w) => (float[N,4] y) { f = Cast <to = 1> (i)  y = Mul (f, w) }"
-    assert pinned(angle, text.replace("float[1,4] w", "float[N,4] w")) == []
+    assert pinned(positions, text.replace("float[1,4] w", "float[N,4] w")) == []
 
 
 # -- numbers that count or point ----------------------------------------------------------------------
@@ -392,7 +397,7 @@ def test_a_sum_or_product_of_whole_numbers_is_pinned_up_to_its_index(birth: str)
         h = MatMul (b, powers)
         y = Cast <to = 7> (h)
     }}"""
-    assert "h" in pinned(index_taint, text)
+    assert "h" in pinned(whole_numbers, text)
 
 
 def test_a_count_times_a_real_number_is_no_longer_a_count() -> None:
@@ -401,7 +406,7 @@ def test_a_count_times_a_real_number_is_no_longer_a_count() -> None:
         h = MatMul (b, w)
         y = Cast <to = 7> (h)
     }"""
-    assert "h" not in pinned(index_taint, text)
+    assert "h" not in pinned(whole_numbers, text)
 
 
 def test_a_whole_number_that_nothing_uses_as_one_is_left_alone() -> None:
@@ -410,7 +415,7 @@ def test_a_whole_number_that_nothing_uses_as_one_is_left_alone() -> None:
         s = Mul (b, two)
         y = MatMul (s, w)
     }"""
-    assert pinned(index_taint, text) == []
+    assert pinned(whole_numbers, text) == []
 
 
 def test_a_running_count_that_is_compared_is_pinned() -> None:
@@ -419,7 +424,7 @@ def test_a_running_count_that_is_compared_is_pinned() -> None:
         c = CumSum (f, axis)
         y = Less (c, limit)
     }"""
-    assert "c" in pinned(index_taint, text)
+    assert "c" in pinned(whole_numbers, text)
 
 
 def test_one_hot_rows_times_whole_numbers_are_ids_up_to_the_gather() -> None:
@@ -430,4 +435,4 @@ def test_one_hot_rows_times_whole_numbers_are_ids_up_to_the_gather() -> None:
         at = Cast <to = 7> (i)
         y = Gather (table, at)
     }"""
-    assert "i" in pinned(index_taint, text)
+    assert "i" in pinned(whole_numbers, text)

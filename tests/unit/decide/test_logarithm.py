@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import amp_rewrite
-from amp_rewrite.decide.hazards.logarithm import logarithm
+from amp_rewrite.decide.hazards.magnified import squeezed
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from support import cases, objections
+from support.held import pins_of
 
 SHAPES = {"x": (4, 16), "far": (4, 16)}
 SCORES = np.eye(16) * 16
@@ -22,7 +23,7 @@ LOGIT = "a=MatMul(x,w);s=Sigmoid(a);p=Clip(s,low,high);n=Sub(one,p);o=Div(p,n);l
 
 def pinned(text: str) -> set[str]:
     view = View.of(Model.load(cases.build(text, ("y",), shapes=SHAPES, constants=CONSTANTS, opset=18)))
-    return {view.ops[pin.op].node.output[0] for pin in logarithm(view, DType.FLOAT16)}
+    return {view.ops[pin.op].node.output[0] for pin in pins_of(squeezed(view), view)}
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_rewrite.decide.hazards.constants import large_biases, outweighs, underflow
-from amp_rewrite.decide.hazards.mask import overflow
-from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.hazards.constants import large_biases, outweighs, overflow, underflow
+from amp_rewrite.decide.hazards.rule import Held
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from support import cases
+from support.held import pins_of
 
 WEIGHTS = np.random.default_rng(0).standard_normal((8, 8))
 FEW = np.where(np.arange(64).reshape(8, 8) % 9 == 0, 1e-9, WEIGHTS)
@@ -25,8 +25,8 @@ def view_of(text: str, types: dict[str, str] | None = None, **constants: Any) ->
     return View.of(Model.load(cases.build(text, ["y"], types=types, shapes=shapes, constants=constants)))
 
 
-def pinned(rule: Callable[[View, DType], Iterable[Pin]], view: View, to: DType = DType.FLOAT16) -> str:
-    return " ".join(view.ops[op].node.output[0] for op in sorted({pin.op for pin in rule(view, to)}))
+def pinned(rule: Callable[[View, DType], Iterable[Held]], view: View, to: DType = DType.FLOAT16) -> str:
+    return " ".join(view.ops[op].node.output[0] for op in sorted({pin.op for pin in pins_of(rule(view, to), view)}))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_rewrite.decide.hazards.position_biases import position_bias
+from amp_rewrite.decide.hazards.positions import positions
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from support import cases
+from support.held import pins_of
 
 LINEAR = np.arange(256.0) * -0.5
 SLOPES = np.array([0.5, 0.25]).reshape(2, 1, 1)
@@ -25,7 +26,12 @@ LATE = np.arange(256) >= 200
 def pinned(text: str = SCORES, to: DType = DType.FLOAT16, **constants: Any) -> str:
     model = cases.build(text, ["y"], shapes=SHAPES, types={"length": "int", "seen": "bool"}, constants=constants)
     view = View.of(Model.load(model))
-    return " ".join(view.ops[pin.op].node.output[0] for pin in position_bias(view, to))
+    pins = {
+        pin.op
+        for pin in pins_of(positions(view, to), view)
+        if "a bias that grows" in pin.note or "its scores" in pin.note
+    }
+    return " ".join(view.ops[op].node.output[0] for op in sorted(pins))
 
 
 @pytest.mark.parametrize("bias", [LINEAR, -LINEAR, LINEAR[None], SLOPES * np.arange(256), LINEAR + 300])

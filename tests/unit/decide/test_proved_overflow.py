@@ -18,6 +18,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from support import cases
+from support.held import pins_of
 
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16
 EVEN = np.full((8, 8), 0.5)
@@ -31,7 +32,7 @@ def view_of(text: str, constants: Mapping[str, object], shapes: Mapping[str, tup
 
 def pinned(text: str, constants: Mapping[str, object], to: DType = F16) -> set[str]:
     view = view_of(text, constants)
-    return {view.ops[pin.op].node.output[0] for pin in proved_overflow(view, to)}
+    return {view.ops[pin.op].node.output[0] for pin in pins_of(proved_overflow(view, to), view)}
 
 
 EVEN_FILTERS = {"n": np.full((2, 2, 3, 3), 0.5)}
@@ -77,7 +78,7 @@ def test_a_layer_of_other_weights_carries_the_proof_and_an_unknown_operator_ends
 
 def test_the_note_says_how_far_and_by_which_layer() -> None:
     view = view_of("a=MatMul(x,w);y=Sigmoid(a)", {"w": np.full((8, 8), 1e4)})
-    found = [(pin.rule, pin.because, pin.note) for pin in proved_overflow(view, F16)]
+    found = [(pin.rule, pin.because, pin.note) for pin in pins_of(proved_overflow(view, F16), view, "proved_overflow")]
     note = "weights that are one number throughout let values grow to 8e+04, beyond 65504"
     assert found == [("proved_overflow", 0, note), ("proved_overflow", 0, note)]
 

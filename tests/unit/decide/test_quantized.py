@@ -11,6 +11,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import Converted, convert
+from support.held import pins_of
 
 INPUTS = "int8[8,8] i, int8[8,8] j, float[8,8] x"
 HELD = "float s = {0.1}, int8 z = {0}, float[8,8] w, int8[8,8] c"
@@ -31,7 +32,7 @@ def pinned(text: str, results: str = "int8[8,8] y") -> dict[str, str | None]:
     """The pinned ops by their results, each with the one that it serves."""
     view = View.of(Model.load(model(text, results)))
     names = {op.id: op.node.output[0] for op in view.ops}
-    pins = list(quantized(view, DType.FLOAT16))
+    pins = pins_of(quantized(view, DType.FLOAT16), view)
     assert {pin.op for pin in pins} == set(integer_ops(view))
     return {names[pin.op]: names[pin.because] if pin.because is not None else None for pin in pins}
 

@@ -8,10 +8,11 @@ import onnxruntime
 import pytest
 
 import amp_rewrite
-from amp_rewrite.decide.hazards.quantizers import quantizers
+from amp_rewrite.decide.hazards.constants import quantizers
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
+from support.held import pins_of
 
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16
 
@@ -29,7 +30,7 @@ def quantized(kind: str, scale: float | None, *, zero: int | None = None, to: DT
     stated, read = ("", "x, s, z") if zero is not None else (f"<output_dtype = {number}>", "x, s")
     text = f"y = QuantizeLinear {stated} ({read})"
     view = view_of(text, "float[N] x" + (", float s" if scale is None else ""), ", ".join(constants), f"{kind}[N]")
-    return {view.ops[pin.op].node.output[0] for pin in quantizers(view, to)}
+    return {view.ops[pin.op].node.output[0] for pin in pins_of(quantizers(view, to), view)}
 
 
 @pytest.mark.parametrize(
@@ -76,12 +77,12 @@ def test_with_a_constant_scale_producers_and_readers_of_such_values_are_pinned()
         t = Transpose (d)  e = Sigmoid (t)  y = Neg (e)"""
     held = "float s = {600.0}, int8 z = {0}"
     view = view_of(text, "float[N,M] x", held, "float[N,M]")
-    found = {view.ops[pin.op].node.output[0]: (pin.because, pin.note) for pin in quantizers(view, F16)}
+    found = {view.ops[pin.op].node.output[0]: (pin.because, pin.note) for pin in pins_of(quantizers(view, F16), view)}
     note = "128 of int8 times 600 is beyond 65504"
     causes = {"a": 2, "r": 2, "q": None, "d": None, "t": 3, "e": 3}
     assert found == {name: (cause, note) for name, cause in causes.items()}
     open_scale = view_of(text, "float[N,M] x, float s", "float8e5m2 z = {0}", "float[N,M]")
-    assert {view.ops[pin.op].node.output[0] for pin in quantizers(open_scale, F16)} == {"q", "d"}
+    assert {view.ops[pin.op].node.output[0] for pin in pins_of(quantizers(open_scale, F16), open_scale)} == {"q", "d"}
 
 
 def test_what_float16_does_not_hold_is_quantized_as_in_float32() -> None:

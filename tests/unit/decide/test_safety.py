@@ -29,7 +29,7 @@ def test_the_first_of_several_rules_speaks_for_an_op_and_each_op_has_one_pin() -
         y = Expand (x, i)
         z = Equal (f, seven)
     }"""
-    assert rules(text) == {**dict.fromkeys("fdri", "shape_taint"), "z": "index_taint"}
+    assert rules(text) == {**dict.fromkeys("fdri", "whole_number"), "z": "whole_number"}
 
 
 def test_every_rule_is_run() -> None:
@@ -101,37 +101,37 @@ def test_every_rule_is_run() -> None:
         >
     }"""
     assert rules(text) == {
-        "e": "shape_taint",
-        "i": "shape_taint",
-        "f": "index_taint",
-        "z": "index_taint",
-        "next": "index_taint",
-        "held": "shape_taint",
-        "share": "shape_taint",
-        "turns": "angle",
-        "normal": "statistics",
-        "bias": "additive_mask",
-        "s": "additive_mask",
-        "p": "additive_mask",
+        "e": "whole_number",
+        "i": "whole_number",
+        "f": "whole_number",
+        "z": "whole_number",
+        "next": "running_sum",
+        "held": "whole_number",
+        "share": "whole_number",
+        "turns": "position",
+        "normal": "constant_range",
+        "bias": "mask_fill",
+        "s": "mask_fill",
+        "p": "mask_fill",
         "big": "constant_range",
         "small": "constant_range",
-        "a": "epsilon",
-        "root": "epsilon",
+        "a": "magnified",
+        "root": "magnified",
         "table": "folded",
-        "at": "places",
-        "scores": "distance",
-        "away": "distance",
-        "decoded": "quantizer",
+        "at": "position",
+        "scores": "cancellation",
+        "away": "cancellation",
+        "decoded": "constant_range",
         "squash": "quantized",
         **dict.fromkeys(("power", "mean_power", "mean", "power_mean", "spread"), "cancellation"),
-        **dict.fromkeys(("odds", "surprise"), "logarithm"),
-        "product": "product",
+        **dict.fromkeys(("odds", "surprise"), "magnified"),
+        "product": "proved_overflow",
         "grown": "proved_overflow",
-        "average": "disguise",
-        **dict.fromkeys(("biased", "nearest"), "position_bias"),
-        **dict.fromkeys(("s1", "s2", "s3", "moved"), "small_step"),
+        "average": "running_sum",
+        **dict.fromkeys(("biased", "nearest"), "position"),
+        **dict.fromkeys(("s1", "s2", "s3", "moved"), "running_sum"),
     }
-    assert len(PINNING) == 21
+    assert len(PINNING) == 11
 
 
 def test_pins_come_in_the_order_of_the_ops_and_do_not_change_from_run_to_run() -> None:
