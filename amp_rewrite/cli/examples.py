@@ -33,7 +33,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "ranges merge": ("ranges merge first.json second.json -o both.json",),
     "ranges show": ("ranges show model.ranges.json --top 20",),
     "report": ("report model.onnx --expect 'float16 >= 95%'",),
-    "rule": ("rule additive_mask",),
+    "rule": ("rule mask_fill",),
     "train-step": ("train-step model.onnx --loss 'cross_entropy(logits,labels)'",),
     "triton": ("triton model_fp16.onnx --name bert -o repository/bert/config.pbtxt",),
     "verify": ("verify model.onnx model.float16.onnx --data d.npz --tolerance 1e-2",),

@@ -51,7 +51,7 @@ def described(name: str) -> dict[str, Any]:
     cases = {case: {end: known[name].model(end, case) for end in _HEADINGS} for case in held}
     reason = REASONS.get(spoken)
     return {
-        "name": record.name if record is not None else name,
+        "name": record.name if record is not None and name not in KINDS else name,
         "aliases": list(record.aliases) if record is not None else [],
         "reason": spoken,
         "tier": reason.strength.words if reason is not None else "finding",
@@ -84,8 +84,8 @@ def _names() -> list[str]:
 def _table() -> str:
     from amp_rewrite.reports.render import table
 
-    facts = [described(name) for name in _names()]
-    rows = [(fact["name"], fact["tier"], fact["promise"] or fact["words"]) for fact in facts]
+    facts = {name: described(name) for name in _names()}
+    rows = [(name, fact["tier"], fact["promise"] or fact["words"]) for name, fact in facts.items()]
     return "\n".join(table(rows, head=_HEAD, indent=0))
 
 

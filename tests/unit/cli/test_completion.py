@@ -181,7 +181,7 @@ def test_the_first_word_may_be_a_command_a_model_or_an_option() -> None:
         ("verify a.onnx ", ["*.onnx"]),
         ("train-step m.onnx --loss-scale d", ["dynamic"]),
         ("ranges ", ["merge", "show"]),
-        ("rule additive_m", ["additive_mask"]),
+        ("rule mask_f", ["mask_fill"]),
         ("no-such-command --to fl", ["float16"]),
     ],
 )

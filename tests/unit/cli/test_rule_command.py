@@ -118,7 +118,7 @@ def test_explain_names_the_page_of_a_safety_rule() -> None:
     rows = (Row("a", "Sin", "float32", rule="position"), Row("b", "Exp", "float32", rule="deny"))
     told = replace(report, rows=rows, casts=())
     assert "    more: amp-rewrite rule position, or docs/rules/position.md\n" in str(explained(told, ["a"]))
-    older = replace(report, rows=(replace(rows[0], rule="angle"), rows[1]), casts=())
+    older = replace(report, rows=(rows[0]._replace(rule="angle"), rows[1]), casts=())
     words = "computes positions or angles, which need the digits of float32"
     assert f"    {words}\n    more: amp-rewrite rule angle, or docs/rules/position.md\n" in str(explained(older, ["a"]))
     assert "docs/rules" not in str(explained(told, ["b"]))
@@ -128,7 +128,7 @@ def test_a_report_with_an_older_id_does_not_differ_from_one_with_the_newer() -> 
     rule = next(rule for rule in RULES if rule.name == "position")
     new = convert(onnx.parser.parse_model(rule.model("hit", "angle"))).report
     assert (old_row := next(row for row in new.rows if row.rule == "position")) in new.rows
-    old = replace(new, rows=tuple(replace(row, rule="angle") if row.rule == "position" else row for row in new.rows))
+    old = replace(new, rows=tuple(row._replace(rule="angle") if row.rule == "position" else row for row in new.rows))
     delta = diff(old, new)
     assert (delta.changes, delta.casts, bool(delta)) == ((), (), bool(diff(new, new)))
     assert old.find(old_row.name)[0].rule == "angle"

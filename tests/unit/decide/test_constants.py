@@ -224,7 +224,7 @@ def test_a_fill_made_by_constant_of_shape_saturates() -> None:
     view = view_of(text)
     found = find_hazards(view, F16)
     assert found.pins == ()
-    assert found.findings == (Finding("saturated", "mask_fill", f"{FILL} -65504 · {HARMLESS}"),)
+    assert found.findings == (Finding("saturated", "fill", f"{FILL} -65504 · {HARMLESS}"),)
 
 
 def test_the_bounds_of_a_clip_saturate_and_carry_no_mask() -> None:
