@@ -27,20 +27,20 @@ def integers(*numbers: int, dtype: type = np.int32) -> NDArray[Any]:
 
 
 class Node(NamedTuple):
-    """One op: its inputs in order (arrays that `weights` names are constants), the results that it gives, attributes."""
+    """One op: its inputs in order, what it gives, attributes. `weights`: those inputs that are constants."""
 
     kind: str
-    inputs: Mapping[str, NDArray[Any] | None]
+    inputs: Mapping[str, Any]
     outputs: str = "y"
     attributes: Mapping[str, Any] = {}
     weights: str = ""
 
 
-def qkv(*, key: bool = True, value: bool = True) -> dict[str, NDArray[Any] | None]:
-    return {"q": floats(2, 3, 8), "k": floats(2, 3, 8) if key else None, "v": floats(2, 3, 8) if value else None}
+def qkv() -> dict[str, Any]:
+    return {"q": floats(2, 3, 8), "k": floats(2, 3, 8), "v": floats(2, 3, 8)}
 
 
-def grouped(*, packed: bool = False, **more: NDArray[Any] | None) -> dict[str, NDArray[Any] | None]:
+def grouped(more: Mapping[str, Any] = {}, *, packed: bool = False) -> dict[str, Any]:
     """Queries of four heads, keys and values of two, caches, lengths; `more` are the inputs that follow."""
     q = {"q": floats(1, 1, 64 + 64), "k": None, "v": None} if packed else {"q": floats(1, 1, 64), "k": floats(1, 1, 32)}
     q = q if packed else {**q, "v": floats(1, 1, 32)}
@@ -67,13 +67,13 @@ NODES = {
         CACHED,
         {"num_heads": 2},
     ),
-    "grouped queries": Node("GroupQueryAttention", grouped(**ROTATED), CACHED, {**GROUPED, "do_rotary": 1}),
+    "grouped queries": Node("GroupQueryAttention", grouped(ROTATED), CACHED, {**GROUPED, "do_rotary": 1}),
     "grouped queries, packed": Node(
-        "GroupQueryAttention", grouped(packed=True, **ROTATED), CACHED, {**GROUPED, "do_rotary": 1, "scale": 0.0}
+        "GroupQueryAttention", grouped(ROTATED, packed=True), CACHED, {**GROUPED, "do_rotary": 1, "scale": 0.0}
     ),
     "a softcap and sinks": Node(
         "GroupQueryAttention",
-        grouped(cos=None, sin=None, positions=None, mask=None, sink=floats(4)),
+        grouped({"cos": None, "sin": None, "positions": None, "mask": None, "sink": floats(4)}),
         CACHED,
         {**GROUPED, "softcap": 5.0},
     ),
@@ -203,7 +203,16 @@ ELSEWHERE = {
     "norms of queries and keys": Node(
         "GroupQueryAttention",
         grouped(
-            **ROTATED, positions=None, mask=None, sink=None, k_scale=None, v_scale=None, qn=floats(16), kn=floats(16)
+            {
+                **ROTATED,
+                "positions": None,
+                "mask": None,
+                "sink": None,
+                "ks": None,
+                "vs": None,
+                "qn": floats(16),
+                "kn": floats(16),
+            }
         ),
         CACHED,
         {**GROUPED, "do_rotary": 1, "qk_norm_epsilon": 1e-4},
