@@ -13,12 +13,13 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.errors import GradientError, ModelError
 from amp_rewrite.evidence.data.feed import Batch
-from amp_rewrite.evidence.instrument.switchable import SwitchableModel
-from amp_rewrite.evidence.instrument.vertices import Vertex
+from amp_rewrite.evidence.instrument.switchable import SwitchableModel, switchable_model
+from amp_rewrite.evidence.instrument.vertices import Choice, LowVertices, Vertex
 from amp_rewrite.evidence.metric import Criterion, worse
-from amp_rewrite.ir.view import OpId
+from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.regions import Region, regions_of
+from amp_rewrite.pipeline.regions import Region, painted, regions_of
+from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.roofline import ROOFS, Roof
 from amp_rewrite.runtime.runner import Runner
 
@@ -37,6 +38,45 @@ _CORRECTED, _HALVINGS = 5.0, 8
 
 
 @dataclass(frozen=True)
+class Widened:
+    """The float32 twin of a model that is half already, and the vertices of the model that its own follow, if low."""
+
+    view: View
+    low: Mapping[Vertex, Vertex]
+
+    @classmethod
+    def of(cls, half: View, base: Coloring) -> Widened:
+        """Return the twin of a view. `base`: the coloring in which its low vertices are those that may be low."""
+        view = View.of(emulate(half.model, rounding=False, io="float32"))
+        ops = {op.name: op.id for op in half.ops}
+        pairs = {
+            (op.id, variable.name): (ops[op.name], variable.name)
+            for op in view.ops
+            for variable in view.variables[op.id]
+            if op.name in ops
+        }
+        return cls(view, {mine: theirs for mine, theirs in pairs.items() if is_low(half, base, theirs)})
+
+    def choice(self, coloring: Coloring) -> Choice:
+        """Return the choice of the twin's vertices that acts as a coloring of the half model."""
+        return LowVertices(
+            {mine for mine, theirs in self.low.items() if coloring.dtype(*theirs) in (None, coloring.to)}
+        )
+
+
+def lowered(coloring: Coloring) -> frozenset[Vertex]:
+    """Return the vertices that a coloring lowers."""
+    return frozenset(vertex for vertex, paint in coloring.paints.items() if paint.dtype is coloring.to)
+
+
+def is_low(half: View, coloring: Coloring, vertex: Vertex) -> bool:
+    """True if a type variable is low under a coloring: painted so, or as it is in the model."""
+    dtype = coloring.dtype(*vertex)
+    types = (v.type.dtype for v in half.variables[vertex[0]] if v.name == vertex[1] and v.type is not None)
+    return dtype is coloring.to if dtype is not None else next(types, None) is coloring.to
+
+
+@dataclass(frozen=True)
 class Foreseen:
     """A choice: the regions that stay float32, its coloring, and its predicted squared errors."""
 
@@ -47,13 +87,14 @@ class Foreseen:
 
 @dataclass(frozen=True)
 class Foresight:
-    """A draft, guarded by `pins`, with the prediction of its errors."""
+    """A draft, guarded by `pins`, with the prediction of its errors. `wide`: of a half model, the twin predicted."""
 
     draft: Draft
     pins: tuple[Pin, ...]
     base: Coloring
     prediction: Prediction
     islands: bool = False
+    wide: Widened | None = None
     _seen: dict[frozenset[int], Foreseen] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -61,7 +102,7 @@ class Foresight:
         cls,
         draft: Draft,
         pins: tuple[Pin, ...],
-        may: Collection[Vertex],
+        base: Coloring,
         batches: Sequence[tuple[Batch, Mapping[str, Any]]],
         twin: tuple[SwitchableModel, Runner] | None,
         *,
@@ -69,24 +110,31 @@ class Foresight:
     ) -> Foresight | None:
         """Return the foresight for batches with the reference's outputs; None if nothing can be predicted.
 
-        `twin`: runs the ops alone that no gradient tells of. `islands`: give up low ops for time, too.
+        `base`: the coloring with `pins`. `twin`: runs the ops alone that no gradient tells of; of a half model it is
+        made here. `islands`: give up low ops for time, too.
         """
         from amp_rewrite.evidence.prediction.alone import Alone  # late: gradients take long to import
         from amp_rewrite.evidence.prediction.prediction import Asked, predict
         from amp_rewrite.evidence.prediction.probes import FEW
 
-        asked = Asked(draft.view, may, draft.request.to, draft.hazards.saturate)
+        to, saturate = draft.request.to, draft.hazards.saturate
+        wide = Widened.of(draft.view, base) if draft.view.low_types else None
+        asked = Asked(draft.view, lowered(base), to, saturate) if wide is None else Asked(wide.view, wide.low, to)
         try:
-            alone = Alone(*twin) if twin is not None else None
+            if wide is not None:
+                board = switchable_model(wide.view, wide.low, to)
+                alone = Alone(board) if board is not None else None
+            else:
+                alone = Alone(*twin) if twin is not None else None
             prediction = predict(asked, batches, alone, probes=FEW, blind=False)
         except (GradientError, ModelError):  # an opset before 12, no floating output, a gradient that does not open
             return None
-        return cls(draft, pins, draft.paint(pins), prediction, islands or draft.request.placement.islands)
+        return cls(draft, pins, base, prediction, islands or draft.request.placement.islands, wide)
 
     @cached_property
     def regions(self) -> list[Region]:
         """The regions that may be pinned, those with the largest predicted error first."""
-        names = {op.id: op.name for op in self.draft.view.ops}
+        names = {op.id: op.name for op in self.prediction.view.ops}
         errors = {names[op]: self._effect(op) for op in names}
         found = [*regions_of(self.draft, self.base, errors, foreseen=True)]
         return sorted(found, key=lambda region: (-region.error, region.ops))
@@ -99,9 +147,9 @@ class Foresight:
         """Return the choice that holds these regions in float32."""
         key = frozenset(held)
         if key not in self._seen:
-            pins = (pin for i in sorted(key) for pin in self.regions[i].pins)
-            coloring = self.draft.paint((*self.pins, *pins))
-            self._seen[key] = Foreseen(key, coloring, self.prediction.under(coloring))
+            coloring = painted(self.draft, self.pins, [self.regions[i] for i in sorted(key)])
+            choice = coloring if self.wide is None else self.wide.choice(coloring)
+            self._seen[key] = Foreseen(key, coloring, self.prediction.under(choice))
         return self._seen[key]
 
     def at(self, price: float) -> Foreseen:
@@ -135,9 +183,9 @@ class Foresight:
         """Return a choice of few float32 ops whose predicted error meets a criterion; None if none does.
 
         It is the smaller one of two: that of the least time, and that of the regions with the largest effects for
-        each op; each without what it can spare.
+        each op; each without what it can spare. Of a half model, whose low ops have no time to win, it is the second.
         """
-        chosen = (self.cheapest(by, factor), self._ranked(by, factor))
+        chosen = (None if self.wide is not None else self.cheapest(by, factor), self._ranked(by, factor))
         spared = [self.pruned(seen, by, factor) for seen in chosen if seen is not None]
         return min(spared, key=lambda seen: seen.coloring.float32_ops, default=None)
 

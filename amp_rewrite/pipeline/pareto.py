@@ -23,7 +23,7 @@ from amp_rewrite.evidence.verdict import SCHEMA, plain_json
 from amp_rewrite.files.model import ModelSource
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight
+from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight, lowered
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.runtime.runner import Runner
@@ -190,14 +190,14 @@ def pareto(
     ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite)
     draft, guarded = shifted_and_guarded(draft, ranges, HEADROOM)
     base = draft.paint(guarded.pins)
-    may = frozenset(vertex for vertex, paint in base.paints.items() if paint.dtype is base.to)
+    may = lowered(base)
     saturate = draft.hazards.saturate
     twin = switchable_model(draft.view, may, draft.request.to, io=draft.io, saturate=saturate)
     reference = Runner.open(draft.source)
     batches = [(batch, reference.run(batch)) for batch in islice(feed, MOST_BATCHES)]
     runner = Runner.open(twin.model) if twin is not None else None
     known = (twin, runner) if twin is not None and runner is not None else None
-    foresight = Foresight.of(draft, guarded.pins, may, batches, known, islands=True) if may else None
+    foresight = Foresight.of(draft, guarded.pins, base, batches, known, islands=True) if may else None
     if foresight is None or known is None:
         raise ModelError(
             "the errors of this model cannot be predicted: it lowers nothing, its opset is below 12, or no output"

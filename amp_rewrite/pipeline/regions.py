@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.pin import Pin
-from amp_rewrite.evidence.guard import made_low, read_low
+from amp_rewrite.evidence.guard import carried, made_low, read_low
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import Op, OpId, View
@@ -67,6 +67,13 @@ def regions_of(
         if ops not in regions or regions[ops].error < region.error:
             regions[ops] = region
     return list(regions.values())
+
+
+def painted(draft: Draft, pins: Sequence[Pin], held: Iterable[Region]) -> Coloring:
+    """Return the coloring with regions pinned beside other pins; what only moves their low results follows them."""
+    own = tuple(pin for region in held for pin in region.pins)
+    moved = carried(draft.view, own) if draft.view.low_types else ()
+    return draft.paint((*pins, *own, *moved))
 
 
 def suspicion(region: Region) -> tuple[float, bool, float, tuple[OpId, ...]]:

@@ -17,7 +17,7 @@ from amp_rewrite.errors import Finding, PolicyError
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.data.sources import Data
-from amp_rewrite.evidence.guard import Guarded, carried
+from amp_rewrite.evidence.guard import Guarded
 from amp_rewrite.evidence.instrument.shadow import local_errors
 from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.vertices import Vertex
@@ -30,8 +30,8 @@ from amp_rewrite.evidence.verify import EMULATED, Comparison, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight
-from amp_rewrite.pipeline.regions import Region, regions_of, suspicion
+from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight, lowered
+from amp_rewrite.pipeline.regions import Region, painted, regions_of, suspicion
 from amp_rewrite.pipeline.repaired import Repaired, search_summary
 from amp_rewrite.reports.evidence import FAILED, REPAIRED, SMOKE, VERIFIED, Evidence
 from amp_rewrite.rewrite.emulate import emulate
@@ -221,7 +221,7 @@ class _Repair:
 
     def _foreseen(self, base: Coloring, trials: Trials, reference: Model) -> Repaired | None:
         """Return the repair that the prediction finds and trials confirm; None if it finds none."""
-        foresight = None if self._half else self._foresight(base, trials)
+        foresight = self._foresight(base, trials)
         if foresight is None:
             return None
         regions, by, plain = foresight.regions, self.by, foresight.painted(())
@@ -272,11 +272,10 @@ class _Repair:
 
     def _foresight(self, base: Coloring, trials: Trials) -> Foresight | None:
         trial = trials.trial
-        if trial.board is None:
+        if trial.board is None and not self._half:
             return None
-        may = frozenset(vertex for vertex, paint in base.paints.items() if paint.dtype is base.to)
-        batches = trial.expected(MOST_BATCHES)
-        found = Foresight.of(self.draft, self.guarded.pins, may, batches, (trial.board, trial.twin))
+        twin = (trial.board, trial.twin) if trial.board is not None else None
+        found = Foresight.of(self.draft, self.guarded.pins, base, trial.expected(MOST_BATCHES), twin)
         if self.progress:
             self.progress("predict", 1, 1)
         return found
@@ -290,7 +289,7 @@ class _Repair:
                 self.progress("search", len(trials.trail), self.budget)
             return passes
 
-        trials.paints = lambda held: self._painted([regions[i] for i in sorted(held)])
+        trials.paints = lambda held: painted(self.draft, self.guarded.pins, [regions[i] for i in sorted(held)])
         trials.whole = frozenset(range(len(regions)))
         for attempt in range(_ROUNDS + 1):
             chosen = minimal_set(len(regions), enough)
@@ -307,9 +306,8 @@ class _Repair:
         return bool(self.draft.view.low_types)
 
     def _trial(self, base: Coloring, reference: Runner) -> Trial:
-        may = {vertex for vertex, paint in base.paints.items() if paint.dtype is base.to}
         draft = self.draft
-        vertices = may | set(self._affine())
+        vertices = {*lowered(base), *self._affine()}
         switchable = switchable_model(
             draft.view, vertices, draft.request.to, io=draft.io, saturate=draft.hazards.saturate
         )
@@ -330,11 +328,6 @@ class _Repair:
         errors = local_errors(whole, low, feed, progress=_stage(self.progress, "own errors"))
         return sorted(regions_of(self.draft, base, errors), key=suspicion)
 
-    def _painted(self, chosen: Sequence[Region]) -> Coloring:
-        pins = tuple(pin for region in chosen for pin in region.pins)
-        moved = carried(self.draft.view, pins) if self._half else ()
-        return self.draft.paint((*self.guarded.pins, *pins, *moved))
-
     def _finished(
         self, chosen: Sequence[int] | None, regions: Sequence[Region], trials: Trials, reference: Model
     ) -> Repaired:
@@ -348,7 +341,7 @@ class _Repair:
             summary = search_summary(len(pinned), len(regions), len(trials.trail), minimal)
             findings = (*findings, Finding("repaired", str(self.by), summary))
         words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={len(trials.trail)}")
-        converted = finish(self.draft, self._painted(pinned), findings, words, self.guarded)
+        converted = finish(self.draft, painted(self.draft, self.guarded.pins, pinned), findings, words, self.guarded)
         names = (model_name(self.draft), "the conversion")
         conditions = Conditions(names=names, progress=_stage(self.progress, "verify"))
         verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by), conditions)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
+from dataclasses import dataclass
 from typing import Protocol
 
 from amp_rewrite.ir.dataflow import made_variable, read_variable
@@ -19,6 +20,17 @@ class Choice(Protocol):
     def lowered(self, op: OpId, variable: str | None) -> bool:
         """True if a variable of an op is low."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class LowVertices:
+    """The choice of these vertices."""
+
+    vertices: Collection[Vertex]
+
+    def lowered(self, op: OpId, variable: str | None) -> bool:
+        """True if a variable of an op is low."""
+        return (op, variable) in self.vertices
 
 
 def maker_of(view: View, value: ValueId, may: Container[Vertex]) -> tuple[Vertex | None, bool]:

@@ -11,7 +11,7 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.instrument.pairing import Pairing
 from amp_rewrite.evidence.instrument.switchable import switchable_model
-from amp_rewrite.evidence.instrument.vertices import Vertex
+from amp_rewrite.evidence.instrument.vertices import LowVertices, Vertex
 from amp_rewrite.evidence.prediction.alone import Alone
 from amp_rewrite.evidence.prediction.prediction import Asked, Prediction, predict
 from amp_rewrite.ir.op_classes import CASTS
@@ -72,7 +72,7 @@ def shares_of(pairing: Pairing, feed: Feed, measured: float) -> Shares:
     if pairing.low is DType.FLOAT:
         raise ModelError("the candidate contains no low type; there are no roundings to predict")
     low, lost = _low_vertices(pairing)
-    choice = _Low(low)
+    choice = LowVertices(low)
     twin = switchable_model(reference, low, pairing.low)
     runner = Runner.open(reference.model)
     prediction = predict(
@@ -85,17 +85,6 @@ def shares_of(pairing: Pairing, feed: Feed, measured: float) -> Shares:
     return Shares(
         tuple(rows), math.sqrt(whole), measured, outputs, prediction.runs, tuple(_notes(reference, outputs, rows, lost))
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Low:
-    """The choice of these vertices."""
-
-    vertices: frozenset[Vertex]
-
-    def lowered(self, op: OpId, variable: str | None) -> bool:
-        """True if a variable of an op is low."""
-        return (op, variable) in self.vertices
 
 
 def _low_vertices(pairing: Pairing) -> tuple[frozenset[Vertex], int]:

@@ -29,6 +29,8 @@ from amp_rewrite.rewrite.shift.records import Port, attribute_value
 from amp_rewrite.rewrite.shift.rounding import constant_keeps, is_exact, sampled, value_keeps
 
 KIND = "shifted"
+FACTORS = ("alpha", "scale")
+"""Attributes that multiply a product."""
 SMALL = 1 << 12
 """Elements of a constant that may be stored more than once."""
 _SUMMANDS = {
@@ -293,12 +295,14 @@ class _Emitter:
         """Return the number in an attribute times 2⁻ᵉ; None if it is not known, or no normal float32 number then."""
         if op.kind == "Attention" and exponent % 2:
             return None  # runtimes multiply queries and keys by its root
-        number = attribute_value(op, name, lambda: self.context.shape(self.view, op.inputs[0]))
+        number = attribute_value(op, name, lambda slot: self.context.shape(self.view, op.inputs[slot]))
         if number is None:
             return None
         before = np.float32(number)
         with np.errstate(over="ignore", under="ignore"):
             after = np.ldexp(before, -exponent)
+        if name in FACTORS and 1.0 in (before, after):
+            return None  # kernels for rows add up in another order where there is nothing to multiply by
         normal = not before or float(np.finfo(np.float32).tiny) <= abs(float(after)) <= DType.FLOAT.max
         return float(after) if normal else None
 

@@ -19,29 +19,36 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import number
-from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
+from amp_rewrite.ir.schema import attribute, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, ValueId, View
 
 _TABLE = """
-y* = x*           : Add Concat Identity Max Mean Min Sub Sum
+y* = x*           : Add Concat Identity Max Mean Min Mod Sub Sum
 y0 = x*           : Clip
 y* = x0           : Abs AveragePool Compress CumSum DepthToSpace Expand Flatten Gather GatherElements GatherND
 y* = x0           : GlobalAveragePool GlobalMaxPool GridSample Neg ReduceL1 ReduceL2 ReduceMax
 y* = x0           : ReduceMean ReduceMin ReduceSum Relu Reshape ReverseSequence Slice SpaceToDepth Split Squeeze
 y* = x0           : Tile TopK Transpose Trilu Unsqueeze LeakyRelu MaxPool MaxUnpool CenterCropPad Col2Im
 y* = x0           : PRelu
-y0 = x0           : RotaryEmbedding com.microsoft::RotaryEmbedding
+y0 = x0           : DFT RoiAlign RotaryEmbedding com.microsoft::RotaryEmbedding
 y0 = x1, y0 = x2  : Where
+y0 = x0, y0 = x1  : TensorScatter
+y0 = x0, alpha = - 2x0 : LRN
 y0 = x0, alpha = x0 : ThresholdedRelu
 y0 = x0, lambd = x0, bias = x0 : Shrink
 y0 = x1 + x0      : Mul MatMul
-y0 = x1 + x0 + alpha : com.microsoft::FusedMatMul
+y0 = x2 + x0      : STFT com.microsoft::MatMulBnb4
+y0 = x1 + x0 + alpha : com.microsoft::FusedMatMul com.microsoft::TransposeMatMul
 y0 = x*+          : Einsum
 y0 = x1 + x0, y0 = x2 : Conv ConvTranspose
 y0 = x1 + x0 + alpha, y0 = x2 + beta : Gemm
 y0 = x1 + x0, y0 = x3 : DeformConv
 y0 = x0 + x2, y0 = x5 : com.microsoft::MatMulNBits
+y0 = x0 + x2, y0 = x4 : com.microsoft::DynamicQuantizeMatMul
+y0 = x2 + x3, y0 = x6 : com.microsoft::MatMulIntegerToFloat
+x2 = - x0, x6 = - x0, y0 = x4, y0 = x5 : com.microsoft::MoE
+x3 = - x0, x9 = - x0, y0 = x6, y0 = x7 : com.microsoft::QMoE
 y0 = - x0         : Reciprocal
 2y0 = x0          : Sqrt
 y0 = 2x0          : ReduceSumSquare
@@ -49,13 +56,21 @@ y0 = x1, y0 = x2, y1 = x0, y2 = - x0, epsilon = 2x0 : LayerNormalization Simplif
 y0 = x1, y0 = x2, epsilon = 2x0 : RMSNormalization InstanceNormalization GroupNormalization
 x1 = x0, x4 = x0, y3 = x0, y1 = x0, y2 = - x0, epsilon = 2x0, y0 = x2, y0 = x3 : com.microsoft::SkipLayerNormalization
 x1 = x0, x4 = x0, y3 = x0, y2 = - x0, epsilon = 2x0, y0 = x2 : com.microsoft::SkipSimplifiedLayerNormalization
+x3 = x2, x4 = x2, y2 = x2, y0 = x5, y0 = x6, epsilon = 2x2 : com.microsoft::EmbedLayerNormalization
 ?x0               : LpNormalization Sign Shape Size ArgMax ArgMin Hardmax IsNaN NonZero
 x0 = x1           : Equal Greater GreaterOrEqual Less LessOrEqual QuantizeLinear com.microsoft::QuantizeLinear
 y0 = x1           : DequantizeLinear com.microsoft::DequantizeLinear
 y1 = x0           : DynamicQuantizeLinear
 """
-_OMITTED = {"alpha": {"Gemm": 1.0, "com.microsoft::FusedMatMul": 1.0, "ThresholdedRelu": 1.0}, "beta": {"Gemm": 1.0}}
-_EPSILON = {"com.microsoft::SkipLayerNormalization": 1e-12, "com.microsoft::SkipSimplifiedLayerNormalization": 1e-12}
+_OMITTED = {"alpha": 1.0, "beta": 1.0, "epsilon": 1e-5, "qk_norm_epsilon": 1e-6, "lambd": 0.5}
+"""Numbers of attributes that are not stated; 0 for others."""
+_OMITTED_BY = {
+    "com.microsoft::SkipLayerNormalization": 1e-12,
+    "com.microsoft::SkipSimplifiedLayerNormalization": 1e-12,
+    "com.microsoft::EmbedLayerNormalization": 1e-12,
+    "LRN": 1e-4,
+}
+"""The same for operators with a number of their own."""
 _EXACT_POWERS = (1, 2, 3)
 """Powers that are products; runtimes compute others by logarithms, whose rounding does not scale."""
 
@@ -105,30 +120,31 @@ def _read(stated: str, present: tuple[Port, ...]) -> Laws:
     return Laws(tuple(laws), frozenset(ignored))
 
 
-def attribute_value(op: Op, name: str, shape: Callable[[], Shape | None]) -> float | None:
+def attribute_value(op: Op, name: str, shape: Callable[[int], Shape | None]) -> float | None:
     """Return the number in a float attribute that a law names, stated or not; None if it is not known.
 
-    `shape` gives that of the first input.
+    `shape` gives that of an input. onnxruntime's operators take a `scale` of 0 for one that is not stated.
     """
-    if name == "epsilon":
-        return float_attribute(op.node, name, _EPSILON.get(op.kind, 1e-5))
-    if name in _OMITTED:
-        return float_attribute(op.node, name, _OMITTED[name].get(op.kind, 1.0))
-    if name == "scale" and attribute(op.node, name) is None:
-        width = _head_width(op, shape())
+    stated = attribute(op.node, name)
+    if name == "scale" and (stated is None or (op.domain and not stated.f)):
+        width = _head_width(op, shape)
         return float(np.float32(1) / np.sqrt(np.float32(width))) if width else None
-    defaults = {"lambd": 0.5, "bias": 0.0}
-    return float_attribute(op.node, name, defaults.get(name, 0.0))
+    return stated.f if stated is not None else _OMITTED_BY.get(op.kind, _OMITTED.get(name, 0.0))
 
 
-def _head_width(op: Op, shape: Shape | None) -> int | None:
-    """Return the width of Attention's heads as its own attributes and shapes state it; None if they do not."""
-    if shape is None or shape[-1] is None:
+def _head_width(op: Op, shape: Callable[[int], Shape | None]) -> int | None:
+    """Return the width of an attention's heads as its own attributes and shapes state it; None if they do not."""
+    whole = op.kind == "com.microsoft::Attention"  # its weights hold the columns of queries, keys and values
+    dims, heads = shape(int(whole)), int_attribute(op.node, "num_heads", int_attribute(op.node, "q_num_heads", 0))
+    if dims is None or dims[-1] is None or attribute(op.node, "qkv_hidden_sizes") is not None:
         return None
-    heads = int_attribute(op.node, "q_num_heads", 0)
-    if len(shape) == 3:
-        return shape[-1] // heads if heads and shape[-1] % heads == 0 else None
-    return shape[-1]
+    if len(dims) > 3:
+        return dims[-1]
+    if whole:
+        heads *= 3
+    elif not _has(op, 1):
+        heads = heads + 2 * kept if (kept := int_attribute(op.node, "kv_num_heads", 0)) else 0
+    return dims[-1] // heads if heads and dims[-1] % heads == 0 else None
 
 
 def _stated(view: View, op: Op) -> str:
@@ -165,7 +181,6 @@ def _ports(view: View, op: Op) -> Iterator[Port]:
 
 
 _TERM = re.compile(r"([+-]?)\s*(\d*)([a-z]\w*)")
-_WHOLE = re.compile(r"[xy]\*\+?|[xy]\d+|[a-z]+")
 
 
 def _port(word: str) -> Port:
@@ -248,11 +263,54 @@ def _dropout(view: View, op: Op) -> str:
     return "y0 = x0"
 
 
+def _has(op: Op, *slots: int) -> bool:
+    return any(slot < len(op.inputs) and op.inputs[slot] is not None for slot in slots)
+
+
+def _shows_scores(op: Op) -> bool:
+    """True if an attention gives its scores, or their softmax, as a result."""
+    return len(op.outputs) > 3 and op.outputs[3] is not None
+
+
 def _attention(view: View, op: Op) -> str:
-    """Scores are restored by `scale`; softcap, mask and softmax see them as they were. Weights of scores end it."""
-    if len(op.outputs) > 3 and op.outputs[3] is not None:
+    """Scores are restored by `scale`; softcap, mask and softmax see them as they were. Scores as a result end it."""
+    return "" if _shows_scores(op) else "scale = - x0 - x1, y0 = x2, x4 = x1, x5 = x2, y1 = x1, y2 = x2"
+
+
+def _multi_head(view: View, op: Op) -> str:
+    """Packed keys and values share an exponent with what they are packed with; so do all with a bias."""
+    first = op.op_type == "MultiHeadAttention"
+    past, bias = (6, 3) if first else (5, 10)
+    key, value = ("x1", "x2") if _has(op, 2) else ("x1", "x1") if _has(op, 1) else ("x0", "x0")
+    laws = [f"scale = - x0 - {key}", f"y0 = {value}", f"x{past} = {key}", f"x{past + 1} = {value}"]
+    laws += [f"y1 = {key}", f"y2 = {value}"]
+    if _has(op, bias):
+        laws += [f"x{bias} = x0", *(f"{port} = x0" for port in (key, value) if port != "x0")]
+    return "" if _shows_scores(op) else ", ".join(laws)
+
+
+def _grouped(view: View, op: Op) -> str:
+    """Norms of queries and keys absorb a shift; quantized caches have scales that end it."""
+    if _shows_scores(op) or _has(op, 12, 13):
         return ""
-    return "scale = - x0 - x1, y0 = x2, x4 = x1, x5 = x2, y1 = x1, y2 = x2"
+    key, value = ("x1", "x2") if _has(op, 1) else ("x0", "x0")
+    laws = [f"y0 = {value}", f"x4 = {value}", f"y2 = {value}"]
+    if _has(op, 14, 15):
+        return ", ".join([*laws, "qk_norm_epsilon = 2x0", f"qk_norm_epsilon = 2{key}"])
+    return ", ".join([*laws, f"scale = - x0 - {key}", f"x3 = {key}", f"y1 = {key}"])
+
+
+def _packed(view: View, op: Op) -> str:
+    """One product makes queries, keys and values."""
+    return "y0 = x0 + x1, x2 = y0, x4 = y0, y1 = y0, scale = - 2y0"
+
+
+def _fused(view: View, op: Op) -> str:
+    """The activation behind a product passes a shift if the operator of its name does."""
+    stated = attribute(op.node, "activation")
+    if stated is not None and stated.s not in (b"", b"Relu", b"LeakyRelu"):
+        return ""
+    return _rows()["Gemm" if op.op_type == "FusedGemm" else "Conv"] + (", y0 = x3" if op.op_type == "FusedConv" else "")
 
 
 def _is_inf(_: View, __: Op) -> str:
@@ -274,4 +332,10 @@ _SPECIAL: Mapping[str, Callable[[View, Op], str]] = {
     "ScatterElements": _scatter,
     "ScatterND": _scatter,
     "Upsample": _resize,
+    "com.microsoft::Attention": _packed,
+    "com.microsoft::DecoderMaskedMultiHeadAttention": _multi_head,
+    "com.microsoft::FusedConv": _fused,
+    "com.microsoft::FusedGemm": _fused,
+    "com.microsoft::GroupQueryAttention": _grouped,
+    "com.microsoft::MultiHeadAttention": _multi_head,
 }

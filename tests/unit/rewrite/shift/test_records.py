@@ -17,8 +17,8 @@ from support import cases as texts
 from support.one_op import Case, cases
 from support.shifting import bits, sandwiched, shifted_at_random, shifted_to
 
-_UNTESTED = {"BatchNormalization", "SimplifiedLayerNormalization"}
-"""Records that a test of their own covers, or that onnx has no case for."""
+_UNTESTED = {"BatchNormalization", "RoiAlign", "SimplifiedLayerNormalization"}
+"""Records that a test of their own covers, or that onnx has no case for that onnxruntime runs."""
 
 
 def _changed(case: Case) -> int:
@@ -62,6 +62,7 @@ PASSED = {
     "a bounded value": "h=MatMul(x,w);r=Clip(h,low,high);y=MatMul(r,w)",
     "a scale before a softmax": "h=MatMul(x,w);s=Mul(h,c);y=Softmax(s)",
     "a quotient": "h=MatMul(x,w);s=Div(h,c);y=Tanh(s)",
+    "pooled regions": "h=MatMul(x,w);i=Reshape(h,image);p=RoiAlign(i,rois,zero);f=Reshape(p,line);y=MatMul(f,ones)",
 }
 ENDED = {
     "a nonlinear op": ("h=MatMul(x,w);y=Gelu(h)", 1),
@@ -77,6 +78,11 @@ CONSTANTS = {
     "one": np.float32(1),
     "two": np.float32(2),
     "axes": np.array([-1]),
+    "image": np.array([1, 1, 4, 8]),
+    "line": np.array([1, 1]),
+    "ones": np.full((1, 1), 1.5, np.float32),
+    "rois": np.array([[0.3, 0.4, 5.2, 3.1]], np.float32),
+    "zero": np.array([0]),
     "eps": np.float32(1e-6),
     "low": np.float32(-1.5),
     "high": np.float32(1.5),
@@ -86,7 +92,7 @@ CONSTANTS = {
 def _shifted(text: str, exponent: int) -> tuple[Any, Any, dict[str, Any]]:
     read = re.findall(r"[(,](\w+)", text)
     constants = {name: array for name, array in CONSTANTS.items() if name in read}
-    model = texts.build(text, ["y"], shapes={"x": (4, 8)}, constants=constants, opset=24)
+    model = texts.build(text, ["y"], shapes={"x": (4, 8)}, constants=constants, opset=16 if "RoiAlign" in text else 24)
     name = "h" if "h=" in text else "y"
     shift = shifted_to(View.of(Model.load(model)), {name: exponent})
     return model, shift, {"x": np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)}
