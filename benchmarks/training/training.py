@@ -1,15 +1,16 @@
-"""Cost of a training step: one graph in onnxruntime beside PyTorch's eager loop, on the same batches.
+"""Cost of a training step: one graph in onnxruntime beside PyTorch's eager loop and torch.amp, on the same batches.
 
-    python benchmarks/run.py training [--models mlp cnn bert gpt2] [--pairs 15] [--device cpu|cuda]
+    python benchmarks/run.py training [--models mlp cnn bert gpt2] [--modes MODE …] [--pairs 15] [--device cpu|cuda]
 
 Needs torch, transformers and onnxscript. Both sides begin with the same weights; their first losses in float32 have to
 agree to 1e-4, or nothing is reported. They take turns, so that what else the machine does falls on both, and a ratio is
-the median of the pairs' ratios: wall times on all cores, and processor times on one thread, which a busy machine
-changes less. Memory is the peak of a process that makes ten steps, and what of it came after its imports.
+the median of the pairs' ratios. On a CPU times are processor times on one thread, which a busy machine changes less
+than wall times; on a GPU they are wall times. Memory is the peak of a process that makes ten steps, and what of it came
+after its imports.
 
-On a CPU: float32, and float32 with a dynamic loss scale (PyTorch: GradScaler), which tells what scaling costs. Low
-types are emulated there and not timed. On a GPU: float32 without and with TF32, float16 (PyTorch: autocast and
-GradScaler) and bfloat16 (autocast).
+Modes: float32; float32 with a dynamic loss scale (PyTorch: GradScaler), which tells what scaling costs; float16
+(PyTorch: autocast and GradScaler); bfloat16 (autocast). On a CPU the low types are emulated here, by float32 kernels
+and rounding, where PyTorch's autocast runs low kernels; on a GPU there is also float32 with TF32.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -59,11 +60,14 @@ MODES = {
     "float16": Mode("mixed_float16", True, "float16"),
     "bfloat16": Mode("mixed_bfloat16", False, "bfloat16"),
 }
-ON = {"cpu": ("float32", "float32, loss scale"), "cuda": ("float32", "TF32", "float16", "bfloat16")}
+ON = {
+    "cpu": ("float32", "float32, loss scale", "float16", "bfloat16"),
+    "cuda": ("float32", "TF32", "float16", "bfloat16"),
+}
 
 
-def written(name: str, mode: str, path: str) -> str:
-    """Write the step of a subject, made from PyTorch's module, and a batch; its title."""
+def written(name: str, modes: Sequence[str], folder: str) -> str:
+    """Write the steps of a subject, made from PyTorch's module, each with a batch; return its title."""
     import torch
 
     from amp_rewrite.train import from_torch, save_step, training_step
@@ -71,18 +75,22 @@ def written(name: str, mode: str, path: str) -> str:
     subject, module = made(name)
     first = next(batches(subject))[subject.source]
     model = from_torch(module, (torch.from_numpy(first),), outputs="logits")
-    chosen = MODES[mode]
-    step = training_step(
-        model,
-        loss=f"cross_entropy(logits, label, axis={subject.axis})",
-        optimizer=subject.ours,
-        policy=chosen.policy,
-        loss_scale="dynamic" if chosen.scaled else None,
-        training_mode=True,
-    )
-    save_step(step, path, overwrite=True)
-    np.savez(f"{path}.npz", **next(batches(subject)))  # type: ignore[arg-type]
+    for mode in modes:
+        step = training_step(
+            model,
+            loss=f"cross_entropy(logits, label, axis={subject.axis})",
+            optimizer=subject.ours,
+            policy=MODES[mode].policy,
+            loss_scale="dynamic" if MODES[mode].scaled else None,
+            training_mode=True,
+        )
+        save_step(step, _path(folder, name, mode), overwrite=True)
+        np.savez(f"{_path(folder, name, mode)}.npz", **next(batches(subject)))  # type: ignore[arg-type]
     return subject.title
+
+
+def _path(folder: str | Path, name: str, mode: str) -> str:
+    return str(Path(folder) / f"{name}-{mode.replace(', ', '-').replace(' ', '-')}.onnx")
 
 
 # -- the two sides -------------------------------------------------------------------------------------
@@ -91,15 +99,15 @@ def written(name: str, mode: str, path: str) -> str:
 class Ours:
     """A step in a `Trainer`: its state stays where it is computed."""
 
-    def __init__(self, step: TrainingStep, device: str, threads: int, tf32: bool) -> None:
+    def __init__(self, step: TrainingStep, device: str, tf32: bool) -> None:
         from amp_rewrite.train import Trainer
 
         there = ("CUDAExecutionProvider",) if device == "cuda" else ()
         self.trainer = Trainer(
             step,
             providers=(*there, "CPUExecutionProvider"),
-            threads=threads,
-            emulated=False,
+            threads=1,
+            emulated=False if there else None,
             provider_options={name: {"use_tf32": str(int(tf32))} for name in there},
         )
         if there and not self.trainer.where.startswith(there):
@@ -140,15 +148,15 @@ class Theirs:
         return float(loss.detach())
 
 
-def side(which: str, name: str, mode: str, path: str, device: str, threads: int) -> Callable[[Batch], float]:
+def side(which: str, name: str, mode: str, path: str, device: str) -> Callable[[Batch], float]:
     """One of the two, ready to make steps."""
     if which == "ours":
         from amp_rewrite.train import load_step
 
-        return Ours(load_step(path), device, threads, MODES[mode].tf32)
+        return Ours(load_step(path), device, MODES[mode].tf32)
     import torch
 
-    torch.set_num_threads(threads or (os.cpu_count() or 1))
+    torch.set_num_threads(1)
     subject, module = made(name)
     return Theirs(subject, module, MODES[mode], device)
 
@@ -164,9 +172,9 @@ class Turns:
     apart: float
 
 
-def in_turn(name: str, mode: str, path: str, device: str, threads: int, pairs: int) -> Turns:
-    """A step of ours and one of theirs, one after the other; three pairs warm up. 0 threads: one for each core."""
-    ours, theirs = (side(which, name, mode, path, device, threads) for which in ("ours", "theirs"))
+def in_turn(name: str, mode: str, path: str, device: str, pairs: int) -> Turns:
+    """A step of ours and one of theirs, one after the other; three pairs warm up."""
+    ours, theirs = (side(which, name, mode, path, device) for which in ("ours", "theirs"))
     feed = batches(made(name)[0])
     first = [abs(ours(batch) - theirs(batch)) for batch, _ in zip(feed, range(3), strict=False)]
     found = Turns([], [], [], [], max(first))
@@ -179,9 +187,6 @@ def in_turn(name: str, mode: str, path: str, device: str, threads: int, pairs: i
     return found
 
 
-_IMPORTED = {"ours": ("onnxruntime", "amp_rewrite.train.step.step_file"), "theirs": ("torch", "torch.nn.functional")}
-
-
 def remember(which: str, name: str, mode: str, path: str, device: str) -> None:
     """Make ten steps and print peak bytes, those after the imports, and bytes on the GPU."""
     for module in (
@@ -189,7 +194,7 @@ def remember(which: str, name: str, mode: str, path: str, device: str) -> None:
     ):
         import_module(module)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = side(which, name, mode, path, device, 0)
+    step = side(which, name, mode, path, device)
     for batch, _ in zip(_saved(path), range(10), strict=False):
         step(batch)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -211,9 +216,9 @@ def _on_gpu() -> int:
     return sum(int(row.split(",")[1]) << 20 for row in rows if int(row.split(",")[0]) == os.getpid())
 
 
-def memory(which: str, name: str, mode: str, path: Path, device: str) -> tuple[int, int, int]:
+def memory(which: str, name: str, mode: str, path: str, device: str) -> tuple[int, int, int]:
     """What `remember` printed, in a process of its own."""
-    words = [*measure.script("training"), "--remember", which, name, mode, str(path), device]
+    words = [*measure.script("training"), "--remember", which, name, mode, path, device]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     peak, before, gpu = json.loads(done.stdout.splitlines()[-1])
     return peak, before, gpu
@@ -224,20 +229,19 @@ def memory(which: str, name: str, mode: str, path: Path, device: str) -> tuple[i
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of one subject in one mode: steps on one thread and on all, and bytes (peak, after the imports, on the GPU)."""
+    """Of one subject in one mode: steps in turn, and bytes (peak, after the imports, on the GPU)."""
 
     model: str
     mode: str
     device: str
-    one: Turns
-    all: Turns
+    turns: Turns
     ours_bytes: tuple[int, int, int]
     theirs_bytes: tuple[int, int, int]
 
     def cells(self) -> list[str]:
-        one, many = self.one, self.all
-        cpu, wall = (_compared(one.ours_cpu, one.theirs_cpu), _compared(many.ours, many.theirs))
-        return [self.model, self.mode, *cpu, *wall, *(self._kept(b) for b in (self.ours_bytes, self.theirs_bytes))]
+        turns = self.turns
+        times = (turns.ours_cpu, turns.theirs_cpu) if self.device == "cpu" else (turns.ours, turns.theirs)
+        return [self.model, self.mode, *_compared(*times), *map(self._kept, (self.ours_bytes, self.theirs_bytes))]
 
     def _kept(self, kept: tuple[int, int, int]) -> str:
         peak, imported, gpu = kept
@@ -252,25 +256,25 @@ def _compared(ours: list[float], theirs: list[float]) -> list[str]:
     return [*(f"{1e3 * statistics.median(t):.1f} ms" for t in (ours, theirs)), f"{middle:.2f} ({low:.2f}–{high:.2f})"]
 
 
-HEAD = ("model", "mode", "one thread, processor time: one graph", "PyTorch eager", "ratio (quartiles)")
-HEAD += ("all cores, wall time: one graph", "PyTorch eager", "ratio (quartiles)")
-HEAD += ("peak memory: one graph (after imports)", "PyTorch eager")
+HEAD = ("model", "mode", "time of a step: one graph", "PyTorch eager, torch.amp", "ratio (quartiles)")
+HEAD += ("peak memory: one graph (after imports)", "PyTorch eager, torch.amp")
 
 
-def measured(name: str, mode: str, device: str, pairs: int, folder: Path) -> Row:
-    path = folder / f"{name}.onnx"
-    title = measure.apart(written, name, mode, str(path))  # this process stays small: children inherit its peak
-    one, many = (measure.apart(in_turn, name, mode, str(path), device, threads, pairs) for threads in (1, 0))
-    chosen = MODES[mode]
-    if chosen.policy == "float32" and not chosen.tf32 and one.apart > AGREE:
-        raise SystemExit(f"{name}, {mode}: the first losses are {one.apart:.1e} apart: not the same training")
-    ours, theirs = (memory(which, name, mode, path, device) for which in ("ours", "theirs"))
-    return Row(title, mode, device, one, many, ours, theirs)
+def measured(name: str, modes: Sequence[str], device: str, pairs: int, folder: str) -> Iterator[Row]:
+    title = measure.apart(written, name, modes, folder)  # this process stays small: children inherit its peak
+    for mode in modes:
+        path = _path(folder, name, mode)
+        turns = measure.apart(in_turn, name, mode, path, device, pairs)
+        if mode.startswith("float32") and turns.apart > AGREE:
+            raise SystemExit(f"{name}, {mode}: the first losses are {turns.apart:.1e} apart: not the same training")
+        ours, theirs = (memory(which, name, mode, path, device) for which in ("ours", "theirs"))
+        yield Row(title, mode, device, turns, ours, theirs)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=["mlp", "cnn", "bert", "gpt2"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, help="by default all of the device")
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--device", choices=ON, default="cpu")
     parser.add_argument("--remember", nargs=5, help=argparse.SUPPRESS)
@@ -281,8 +285,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in given.models:
-            for mode in ON[given.device]:
-                rows.append(measured(name, mode, given.device, given.pairs, Path(folder)))
+            for row in measured(name, given.modes or ON[given.device], given.device, given.pairs, folder):
+                rows.append(row)
                 print(" | ".join(rows[-1].cells()), flush=True)
     about = measure.machine(("onnx", "onnxruntime-gpu", "numpy", "torch"))
     table = [
@@ -294,9 +298,9 @@ def main() -> None:
 
 
 _ON_CPU = (
-    "CPU provider of onnxruntime; nothing here was measured on a GPU. Compare by processor time on one thread: wall"
-    " times on all cores share them with whatever else ran (the load is stated), from which PyTorch's threads, which"
-    " wait for each other in a loop, lose more."
+    "CPU provider of onnxruntime; nothing here was measured on a GPU. Times are processor times on one thread (the load"
+    " of the machine is stated). In float16 and bfloat16 a step here is emulated: float32 kernels, and each result"
+    ' rounded. torch.autocast("cpu") runs products and convolutions by low kernels, and casts weights in every step.'
 )
 
 

@@ -278,8 +278,11 @@ def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _State,
             verbose=False,
         )
     except Exception as cause:  # torch's exporter raises errors of many classes
+        root: BaseException = cause
+        while root.__cause__ is not None:
+            root = root.__cause__
         raise TrainingError(
-            f"PyTorch cannot export the module: {one_line(cause)[:300]}; try the export with torch.onnx.export alone,"
+            f"PyTorch cannot export the module: {one_line(root)[:300]}; try the export with torch.onnx.export alone,"
             " and name with `dynamic` the dimensions that change"
         ) from cause
     return program

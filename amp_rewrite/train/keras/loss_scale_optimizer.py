@@ -24,7 +24,7 @@ from amp_rewrite.deploy.session import process
 from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.loss_scale import Array, DynamicLossScale, Gradient, IndexedSlices, LossScale
-from amp_rewrite.train.keras.optimizer import Followed, StatefulOptimizer
+from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.saved_state import SCALE_KEYS, saved_state
 from amp_rewrite.train.keras.variables import GradsAndVars, Variable, Variables, differentiable, pairs_of
 from amp_rewrite.train.update import optimizers
@@ -85,38 +85,12 @@ class LossScaleOptimizer(StatefulOptimizer):
             raise TrainingError(
                 "loss_scale is None; use 'dynamic', a number or a LossScale, or the optimizer without a wrapper"
             )
-        vars(self).update(inner=inner, loss_scale=scale)
+        vars(self).update(inner=inner, loss_scale=scale, _state=inner._state)
 
-    def follow(self, training: Followed, iterations: int) -> None:
-        """Show the state of a training, as the inner optimizer does; its trainer keeps the loss scale up to date.
-
-        Args:
-            training: the training.
-            iterations: its steps.
-        """
-        self.inner.follow(training, iterations)
-
-    def slots(self) -> dict[str, dict[str, Array]]:
-        """Return the slots of the inner optimizer."""
-        return self.inner.slots()
-
-    def set_state(self, iterations: int, slots: dict[str, dict[str, Array]]) -> None:
-        """Set step count and slots of the inner optimizer.
-
-        Args:
-            iterations: the step count.
-            slots: arrays by variable and slot.
-        """
-        self.inner.set_state(iterations, slots)
-
-    # Other attributes belong to the inner optimizer.
     def __getattr__(self, name: str) -> Any:
         if "inner" not in vars(self):
             raise AttributeError(name)
         return getattr(self.inner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.inner, name, value)
 
     def get_scaled_loss(self, loss: Any) -> Any:
         """Return the loss times the scale, in the loss's own type; for a callable, a callable.
@@ -164,30 +138,6 @@ class LossScaleOptimizer(StatefulOptimizer):
         _, should_apply = self.loss_scale.update([g for g, variable in pairs if not group_of(variable.name).frozen])
         if should_apply:
             self.inner.apply_gradients(pairs, name, experimental_aggregate_gradients)
-
-    def add_slot(self, var: Variable, slot_name: str, initializer: object = "zeros") -> Array:
-        """Add a slot to a variable of the inner optimizer, and return a copy of it; see `StatefulOptimizer.add_slot`.
-
-        Args:
-            var: the variable.
-            slot_name: name of the slot.
-            initializer: the first value.
-        """
-        return self.inner.add_slot(var, slot_name, initializer)
-
-    def set_slot(self, var: Variable, slot_name: str, value: object) -> None:
-        """Set a slot of the inner optimizer.
-
-        Args:
-            var: the variable.
-            slot_name: name of the slot.
-            value: the next value.
-        """
-        self.inner.set_slot(var, slot_name, value)
-
-    def get_slot_names(self) -> list[str]:
-        """Return the names of the slots of each variable."""
-        return self.inner.get_slot_names()
 
     def checkpoint(self) -> dict[str, Array]:
         """Return the inner optimizer's checkpoint, with a dynamic scale's state under "loss_scale/"."""

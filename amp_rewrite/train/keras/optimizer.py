@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +26,23 @@ class Followed(Protocol):
         """Continue from another step count and other slots."""
 
 
+@dataclass(slots=True, eq=False)
+class State:
+    """What changes of an optimizer; a `LossScaleOptimizer` shares it with the optimizer inside.
+
+    `variables`: by name, to tell two of one name apart. `added`: names of slots of `add_slot`. `followed`: a training
+    that has newer slots if `stale`.
+    """
+
+    rule: optimizers.Optimizer
+    iterations: int = 0
+    slots: dict[str, dict[str, Array]] = field(default_factory=dict)
+    variables: dict[str, Variable] = field(default_factory=dict)
+    added: set[str] = field(default_factory=set)
+    followed: Followed | None = None
+    stale: bool = False
+
+
 class StatefulOptimizer:
     """An optimizer with its slots and step count, as in Keras: one object that changes variables.
 
@@ -37,11 +54,20 @@ class StatefulOptimizer:
         rule: the optimizer's arithmetic and hyperparameters.
     """
 
-    rule: optimizers.Optimizer
-    iterations: int
+    _state: State
 
     def __init__(self, rule: optimizers.Optimizer) -> None:
-        vars(self).update(rule=rule, iterations=0, _slots={}, _variables={}, _added=set(), _followed=None, _stale=False)
+        vars(self)["_state"] = State(rule)
+
+    @property
+    def rule(self) -> optimizers.Optimizer:
+        """Arithmetic and hyperparameters."""
+        return self._state.rule
+
+    @property
+    def iterations(self) -> int:
+        """Number of steps."""
+        return self._state.iterations
 
     def follow(self, training: Followed, iterations: int) -> None:
         """Show the state of a training, which is now after so many steps; slots are read when they are asked for.
@@ -50,15 +76,15 @@ class StatefulOptimizer:
             training: the training.
             iterations: its steps.
         """
-        vars(self).update(_followed=training, _stale=True, iterations=iterations)
+        state = self._state
+        state.followed, state.stale, state.iterations = training, True, iterations
 
     def slots(self) -> dict[str, dict[str, Array]]:
         """Return the slots by variable; do not modify them."""
-        state = vars(self)
-        if state["_stale"]:
-            state.update(_slots=state["_followed"].optimizer_slots(), _stale=False)
-        slots: dict[str, dict[str, Array]] = state["_slots"]
-        return slots
+        state = self._state
+        if state.stale and state.followed is not None:
+            state.slots, state.stale = state.followed.optimizer_slots(), False
+        return state.slots
 
     def set_state(self, iterations: int, slots: dict[str, dict[str, Array]]) -> None:
         """Set step count and slots, also of a training that is followed.
@@ -67,33 +93,33 @@ class StatefulOptimizer:
             iterations: the step count.
             slots: arrays by variable and slot.
         """
-        vars(self).update(_slots=slots, _stale=False)
-        self.iterations = iterations
+        self._state.slots, self._state.stale = slots, False
+        self._count(iterations)
 
-    def _tell(self) -> None:
-        """Let a followed training continue from the state that was set here."""
-        followed = vars(self)["_followed"]
-        if followed is not None:
-            followed.set_optimizer_state(self.iterations, self.slots())
+    def _count(self, iterations: int) -> None:
+        """Set the step count; a followed training continues from it, and from the slots here."""
+        state = self._state
+        state.iterations = int(iterations)
+        if state.followed is not None:
+            state.followed.set_optimizer_state(state.iterations, self.slots())
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "rule" not in vars(self):
+        if name.startswith("_") or "_state" not in vars(self):
             raise AttributeError(name)
         return getattr(self.rule, _ALIASES.get(name, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         name = _ALIASES.get(name, name)
-        if name in {field.name for field in fields(self.rule)}:
-            vars(self)["rule"] = replace(self.rule, **{name: value})
+        if name in {part.name for part in fields(self.rule)}:
+            self._state.rule = replace(self.rule, **{name: value})
         elif name == "iterations":
-            vars(self)["iterations"] = int(value)
-            self._tell()
+            self._count(value)
         else:
-            known = ", ".join(field.name for field in fields(self.rule))
+            known = ", ".join(part.name for part in fields(self.rule))
             raise AttributeError(f"{type(self.rule).__name__} has no hyperparameter {name!r}; it has {known}")
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_ALIASES, *(field.name for field in fields(self.rule))})
+        return sorted({*super().__dir__(), *_ALIASES, *(part.name for part in fields(self.rule))})
 
     def get_gradients(self, loss: Callable[[], Any], params: Variables) -> list[Gradient]:
         """Return the gradients of a `Differentiable` loss.
@@ -168,16 +194,16 @@ class StatefulOptimizer:
             variable.assign(after[variable.name])
         for name, after_step in slots.items():
             own[name] = {**own.get(name, {}), **after_step}
-        self.iterations += 1
+        self._count(self.iterations + 1)
 
     def _create_slots(self, variables: Sequence[Variable]) -> None:
         for variable in variables:
-            if self._variables.setdefault(variable.name, variable) is not variable:
+            if self._state.variables.setdefault(variable.name, variable) is not variable:
                 raise TrainingError(f"two variables are named {variable.name!r}; give each a unique name")
         for name, fresh in optimizers.initial_slots(self.rule, {v.name: v.numpy() for v in variables}).items():
             known = self.slots().get(name, {})
             own = {slot: array for slot, array in known.items() if slot in fresh}
-            added = {slot: array for slot, array in known.items() if slot in vars(self)["_added"]}
+            added = {slot: array for slot, array in known.items() if slot in self._state.added}
             for slot, array in own.items():
                 if array.shape != fresh[slot].shape:
                     raise TrainingError(
@@ -188,7 +214,7 @@ class StatefulOptimizer:
 
     def get_slot_names(self) -> list[str]:
         """Return the names of the slots of each variable."""
-        return sorted({*self.rule.slot_names(), *vars(self)["_added"]})
+        return sorted({*self.rule.slot_names(), *self._state.added})
 
     def add_slot(self, var: Variable, slot_name: str, initializer: object = "zeros") -> Array:
         """Add a slot to a variable, for an optimizer of your own; return a copy of it. One that is there stays.
@@ -204,7 +230,7 @@ class StatefulOptimizer:
         own = self.slots().setdefault(var.name, {})
         if slot_name not in own:
             own[slot_name] = _first(initializer, var, slot_name)
-            vars(self)["_added"].add(slot_name)
+            self._state.added.add(slot_name)
         return own[slot_name].copy()
 
     def set_slot(self, var: Variable, slot_name: str, value: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
@@ -11,6 +13,7 @@ from amp_rewrite.train.metrics.metric import Means, Metric
 AVERAGES = ("macro", "micro", "weighted")
 
 
+@dataclass(eq=False, kw_only=True)
 class Accuracy(Means):
     """Share of rows whose class is predicted.
 
@@ -25,24 +28,15 @@ class Accuracy(Means):
     """
 
     NAME = "accuracy"
-
-    def __init__(
-        self,
-        prediction: str,
-        target: str = "targets",
-        *,
-        axis: int = 1,
-        threshold: float = 0.5,
-        name: str | None = None,
-    ) -> None:
-        self.axis, self.threshold = axis, threshold
-        super().__init__(prediction, target, name=name)
+    axis: int = 1
+    threshold: float = 0.5
 
     def update(self, targets: Array, predictions: Array) -> None:
         classes, targets = predicted(targets, predictions, self.axis, self.threshold, self.name)
         self.add(classes == targets)
 
 
+@dataclass(eq=False, kw_only=True)
 class TopKAccuracy(Means):
     """Share of rows whose class is among the `k` largest predictions; equal ones count as in scikit-learn.
 
@@ -55,12 +49,8 @@ class TopKAccuracy(Means):
     """
 
     NAME = "top_k"
-
-    def __init__(
-        self, prediction: str, target: str = "targets", *, k: int = 5, axis: int = 1, name: str | None = None
-    ) -> None:
-        self.k, self.axis = k, axis
-        super().__init__(prediction, target, name=name)
+    k: int = 5
+    axis: int = 1
 
     def update(self, targets: Array, predictions: Array) -> None:
         rows = np.moveaxis(predictions, self.axis, -1).reshape(-1, predictions.shape[self.axis])
@@ -68,6 +58,7 @@ class TopKAccuracy(Means):
         self.add((best == targets.reshape(-1, 1)).any(axis=1))
 
 
+@dataclass(eq=False, kw_only=True)
 class F1Score(Metric):
     """Harmonic mean of precision and recall, of each class, averaged. A class without rows and predictions is left out.
 
@@ -87,21 +78,14 @@ class F1Score(Metric):
     """
 
     NAME = "f1"
+    average: str = "macro"
+    axis: int = 1
+    threshold: float = 0.5
 
-    def __init__(
-        self,
-        prediction: str,
-        target: str = "targets",
-        *,
-        average: str = "macro",
-        axis: int = 1,
-        threshold: float = 0.5,
-        name: str | None = None,
-    ) -> None:
-        if average not in (*AVERAGES, "binary"):
-            raise TrainingError(f"average of F1Score is {average!r}; use {', '.join(AVERAGES)} or binary")
-        self.average, self.axis, self.threshold = average, axis, threshold
-        super().__init__(prediction, target, name=name)
+    def __post_init__(self) -> None:
+        if self.average not in (*AVERAGES, "binary"):
+            raise TrainingError(f"average of F1Score is {self.average!r}; use {', '.join(AVERAGES)} or binary")
+        super().__post_init__()
 
     def reset(self) -> None:
         self._counts = np.zeros((3, 0))
@@ -132,6 +116,7 @@ class F1Score(Metric):
         return float(np.average(each, weights=weights))
 
 
+@dataclass(eq=False, kw_only=True)
 class AUC(Metric):
     """Area under the curve of true over false positives, from all rows, exact.
 
@@ -146,10 +131,7 @@ class AUC(Metric):
     """
 
     NAME = "auc"
-
-    def __init__(self, prediction: str, target: str = "targets", *, axis: int = 1, name: str | None = None) -> None:
-        self.axis = axis
-        super().__init__(prediction, target, name=name)
+    axis: int = 1
 
     def reset(self) -> None:
         self._rows: list[tuple[Array, Array]] = []
@@ -171,6 +153,7 @@ class AUC(Metric):
         return float(np.mean([area(targets == c, scores[:, c]) for c in range(scores.shape[1])]))
 
 
+@dataclass(eq=False, kw_only=True)
 class Perplexity(Means):
     """The exponential of the mean cross entropy of all tokens.
 
@@ -184,19 +167,9 @@ class Perplexity(Means):
     """
 
     NAME = "perplexity"
-
-    def __init__(
-        self,
-        prediction: str,
-        target: str = "targets",
-        *,
-        axis: int = -1,
-        from_logits: bool = True,
-        ignore_index: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        self.axis, self.from_logits, self.ignore_index = axis, from_logits, ignore_index
-        super().__init__(prediction, target, name=name)
+    axis: int = -1
+    from_logits: bool = True
+    ignore_index: int | None = None
 
     def update(self, targets: Array, predictions: Array) -> None:
         rows = np.moveaxis(predictions, self.axis, -1).reshape(-1, predictions.shape[self.axis]).astype(np.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from amp_rewrite.runtime.runner import CPU, Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import Array
 
 
+@dataclass(eq=False)
 class Metric:
     """Base of metrics. `evaluate` calls `reset`, `update` for each batch, and `result`.
 
@@ -25,9 +27,12 @@ class Metric:
     """
 
     NAME: ClassVar[str] = "metric"
+    prediction: str
+    target: str = "targets"
+    name: str = field(default="", kw_only=True)
 
-    def __init__(self, prediction: str, target: str = "targets", *, name: str | None = None) -> None:
-        self.prediction, self.target, self.name = prediction, target, name or self.NAME
+    def __post_init__(self) -> None:
+        self.name = self.name or self.NAME
         self.reset()
 
     def reset(self) -> None:
@@ -96,12 +101,7 @@ class FunctionMetric(Metric):
     """
 
     def __init__(
-        self,
-        function: Callable[[Array, Array], float],
-        prediction: str,
-        target: str = "targets",
-        *,
-        name: str | None = None,
+        self, function: Callable[[Array, Array], float], prediction: str, target: str = "targets", *, name: str = ""
     ) -> None:
         self.function = function
         super().__init__(prediction, target, name=name or getattr(function, "__name__", type(function).__name__))
@@ -134,7 +134,7 @@ class OnnxMetric(Means):
         TrainingError: the model has other inputs or outputs.
     """
 
-    def __init__(self, model: object, prediction: str, target: str = "targets", *, name: str | None = None) -> None:
+    def __init__(self, model: object, prediction: str, target: str = "targets", *, name: str = "") -> None:
         self._runner = Runner.open(Model.load(model), SessionOptions(providers=(CPU,), threads=1))
         inputs, outputs = ([port.name for port in ports] for ports in (self._runner.inputs, self._runner.outputs))
         if set(inputs) != {"targets", "predictions"} or len(outputs) != 1:

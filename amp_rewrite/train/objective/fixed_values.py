@@ -32,6 +32,8 @@ _NAMES = re.compile(
 _ROWS = 4096  # of a table that is examined
 _LEAST_ROWS, _LEAST_EQUATIONS = 4, 8
 _CLOSE = 1e-3
+_FEW = 0.6
+"""Share of pairs of positions with numbers of their own in an expanded table, at most: 9 of 16 for windows of 2 x 2."""
 _FREQUENCIES = 4
 
 
@@ -52,7 +54,31 @@ def reason(view: View, value: Value, readers: Collection[str]) -> str | None:
         return f"a mask, with numbers above {_LARGEST:g}"
     if set(readers) == {"Add"} and array.ndim >= _SCORES and array.shape[_HEADS] == 1 and _equal(array):
         return "a mask that masks nothing"
+    if set(readers) == {"Mul"} and _scales_tokens(view, value, array):
+        return "a mask of tokens that masks nothing"
+    if set(readers) == {"Add"} and is_expanded(array):
+        return "a table that an exporter expanded from fewer numbers, which would part"
     return _computed_table(array)
+
+
+def _scales_tokens(view: View, value: Value, array: Array) -> bool:
+    """True for ones that multiply each token [batch, tokens, 1] of a batch, or behind a normalization of features."""
+    if array.ndim < 3 or array.shape[-1] != 1 or array.shape[-2] == 1 or not (array == 1).all():
+        return False
+    others = [v for use in view.uses[value.id] for v in view.ops[use.op].inputs if v is not None and v != value.id]
+    return array.shape[0] > 1 or all(view.producer(v, "LayerNormalization") is not None for v in others)
+
+
+def is_expanded(array: Array) -> bool:
+    """True for biases of scores [..., n, n] where few of the n² pairs of positions have numbers of their own.
+
+    Such a table holds that of relative positions, or a mask of windows, once for each pair.
+    """
+    rows = array.shape[-1]
+    if array.ndim < 3 or rows < _LEAST_ROWS or array.shape[-2] != rows or _equal(array):
+        return False
+    pairs = np.ascontiguousarray(array.reshape(-1, rows * rows).T)
+    return len(np.unique(pairs, axis=0)) <= _FEW * rows * rows
 
 
 def _equal(array: Array) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import ValueInfoProto
@@ -16,17 +16,23 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.graphs import names_read
+from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.report import Report
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.gradients import differentiable
+from amp_rewrite.rewrite.autodiff.gradients import backward, differentiable
+from amp_rewrite.rewrite.autodiff.lowering.opset import for_gradients
+from amp_rewrite.rewrite.autodiff.lowering.random_numbers import RandomState, with_random_state
 from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.settings.options import PAINTING, Painting, Request
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.objective import losses
-from amp_rewrite.train.objective.training_mode import statistics
+from amp_rewrite.train.objective.parameters import Selection
+from amp_rewrite.train.objective.repeated_rows import with_one_row
+from amp_rewrite.train.objective.training_mode import in_training, statistics
 from amp_rewrite.train.update.graph import REGION, Buffers
 
 _REGIONS = {f"{REGION}/": reasons.UPDATE, f"{losses.REGION}/": reasons.LOSS}
@@ -49,18 +55,53 @@ def policy_of(policy: str | Policy | None) -> Policy:
     return policy
 
 
-def with_inputs(model: Model, loss: str, names: Sequence[str]) -> tuple[Model, dict[str, Array], Buffers]:
-    """Return the model ready for `backward`, with parameters and buffers as inputs, and their initial values."""
-    graph = model.proto.graph
-    updated = statistics(graph.node, (t.name for t in graph.initializer))
-    ready = differentiable(model, loss, names)
-    tensors = {t.name: t for t in ready.proto.graph.initializer}
-    initial = {name: ready.array(tensors[name]).copy() for name in names}
-    buffers = {name: (new, ready.array(tensors[name]).copy()) for name, new in updated.items()}
-    b = Builder.of(ready)
-    for name in (*initial, *buffers):
-        b.promote(name)
-    return b.model(), initial, buffers
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A model ready for `backward`: parameters, buffers and random state are inputs of the graph in `b`.
+
+    `initial`: values of the parameters. `declared`: the outputs for loss and metrics. `random`: the inputs of the
+    random state. `notes`: what was changed, for the report.
+    """
+
+    b: Builder
+    aim: losses.Objective
+    selection: Selection
+    initial: Mapping[str, Array]
+    buffers: Buffers
+    random: RandomState | None
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Model, loss: str, training_mode: bool, select: Callable[[View, str], Selection]) -> Prepared:
+        """Append the loss to a model, and select its parameters. `select`: of a view, by the name of the loss."""
+        at_opset, moved = for_gradients(source)
+        aim = losses.objective(in_training(at_opset) if training_mode else at_opset, loss)
+        graph = aim.model.proto.graph
+        statistics(graph.node, (t.name for t in graph.initializer))  # before all else
+        selection = select(View.of(aim.model), aim.loss)
+        stateful, random = with_random_state(with_one_row(aim.model, selection.one_row))
+        updated = statistics(stateful.proto.graph.node, (t.name for t in stateful.proto.graph.initializer))
+        ready = differentiable(stateful, aim.loss, selection.names)
+        tensors = {t.name: t for t in ready.proto.graph.initializer}
+        initial = {name: ready.array(tensors[name]).copy() for name in selection.names}
+        buffers = {name: (new, ready.array(tensors[name]).copy()) for name, new in updated.items()}
+        b = Builder.of(ready)
+        for name in (*initial, *buffers):
+            b.promote(name)
+        return cls(Builder.of(b.model()), aim, selection, initial, buffers, random, (*aim.notes, *moved))
+
+    def gradients(self, seed: str) -> dict[str, str]:
+        """Append the backward pass from a gradient of the loss; return the gradients by parameter."""
+        return backward(self.b, {self.aim.loss: seed}, self.selection.names)
+
+    def with_results(self, kept: Sequence[str]) -> Model:
+        """Return the graph with the outputs loss and metrics, then existing ones."""
+        return with_outputs(self.b.model(), outputs_of(self.aim), kept)
+
+
+def outputs_of(aim: losses.Objective) -> list[ValueInfoProto]:
+    """Return the outputs for loss and metrics."""
+    return [declared(aim.loss, DType.FLOAT, aim.shape), *(declared(m, DType.FLOAT, ()) for m in aim.metrics)]
 
 
 def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str]) -> Model:
@@ -78,6 +119,15 @@ def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str
             left.append(node)
     refill(proto.graph, "node", left[::-1])
     return replace(model, proto=proto)
+
+
+def with_state(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Model:
+    """Return a model in which these initializers are inputs; one of a smaller shape is its row."""
+    dims = {t.name: tuple(t.dims) for t in model.proto.graph.initializer}
+    b = Builder.of(with_one_row(model, [name for name, shape in shapes.items() if dims[name] != shape]))
+    for name in shapes:
+        b.promote(name)
+    return b.model()
 
 
 def with_values(model: Model, values: Mapping[str, Array]) -> Model:

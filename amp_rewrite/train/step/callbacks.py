@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,14 +72,17 @@ class Callback:
 
 
 class _Monitor(Callback):
-    """Base of callbacks that compare a number with its best value so far."""
+    """Base of callbacks that compare a number with its best value so far; subclasses have these fields."""
 
-    def __init__(self, monitor: str = "val_loss", mode: str = "auto", min_delta: float = 0.0) -> None:
-        if mode not in ("auto", "min", "max"):
-            raise TrainingError(f"mode is {mode!r}; use auto, min or max")
-        self.monitor, self.min_delta = monitor, abs(min_delta)
-        falling = any(word in monitor for word in ("loss", "error", "perplexity"))
-        self.sign = 1.0 if mode == "min" or (mode == "auto" and falling) else -1.0
+    monitor: str
+    mode: str
+    min_delta: float
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("auto", "min", "max"):
+            raise TrainingError(f"mode is {self.mode!r}; use auto, min or max")
+        falling = any(word in self.monitor for word in ("loss", "error", "perplexity"))
+        self.sign = 1.0 if self.mode == "min" or (self.mode == "auto" and falling) else -1.0
         self.best = math.inf
 
     def improved(self, log: Log) -> bool:
@@ -88,14 +92,15 @@ class _Monitor(Callback):
             names, own = ", ".join(log), type(self).__name__
             raise TrainingError(f"{own} monitors {self.monitor!r}, but an epoch has {names}{hint}")
         value = self.sign * log[self.monitor]
-        if math.isfinite(value) and value < self.best - self.min_delta:
+        if math.isfinite(value) and value < self.best - abs(self.min_delta):
             self.best = value
             return True
         return False
 
 
+@dataclass(eq=False)
 class EarlyStopping(_Monitor):
-    """Stop when a number has not improved for some epochs.
+    """Stop when a number has not improved for `patience` epochs in a row, as in Keras; for 0 after the first.
 
     Args:
         monitor: a number of an epoch.
@@ -105,21 +110,15 @@ class EarlyStopping(_Monitor):
         min_delta: least change that counts.
     """
 
-    def __init__(
-        self,
-        monitor: str = "val_loss",
-        patience: int = 0,
-        restore_best: bool = False,
-        mode: str = "auto",
-        min_delta: float = 0.0,
-    ) -> None:
-        super().__init__(monitor, mode, min_delta)
-        self.patience, self.restore_best = patience, restore_best
-        self._waited = 0
-        self._state: dict[str, Array] | None = None
+    monitor: str = "val_loss"
+    patience: int = 0
+    restore_best: bool = False
+    mode: str = "auto"
+    min_delta: float = 0.0
 
     def begin(self, trainer: Trained) -> None:
-        self.best, self._waited, self._state = math.inf, 0, None
+        self.best, self._waited = math.inf, 0
+        self._state: dict[str, Array] | None = None
 
     def epoch_end(self, trainer: Trained, epoch: int, log: Log) -> bool:
         if self.improved(log):
@@ -127,13 +126,14 @@ class EarlyStopping(_Monitor):
             self._state = trainer.state if self.restore_best else None
             return False
         self._waited += 1
-        return self._waited > self.patience
+        return self._waited >= max(self.patience, 1)
 
     def end(self, trainer: Trained) -> None:
         if self._state is not None:
             trainer.set_state(self._state)
 
 
+@dataclass(eq=False)
 class BestCheckpoint(_Monitor):
     """Write a checkpoint after each epoch that is the best so far.
 
@@ -144,15 +144,17 @@ class BestCheckpoint(_Monitor):
         min_delta: as in `EarlyStopping`.
     """
 
-    def __init__(self, path: str | Path, monitor: str = "val_loss", mode: str = "auto", min_delta: float = 0.0) -> None:
-        super().__init__(monitor, mode, min_delta)
-        self.path = path
+    path: str | Path
+    monitor: str = "val_loss"
+    mode: str = "auto"
+    min_delta: float = 0.0
 
     def epoch_end(self, trainer: Trained, epoch: int, log: Log) -> None:
         if self.improved(log):
             trainer.save(str(self.path).replace("{epoch}", str(epoch)))
 
 
+@dataclass(eq=False)
 class LearningRateScheduler(Callback):
     """Set the learning rate of each epoch, as Keras's callback of this name does.
 
@@ -162,9 +164,7 @@ class LearningRateScheduler(Callback):
         schedule: a function of the number of the epoch and of the rate before, which returns the rate of the epoch.
     """
 
-    def __init__(self, schedule: Callable[[int, float], float]) -> None:
-        self.schedule = schedule
-        self._epoch, self._rate = -1, math.nan
+    schedule: Callable[[int, float], float]
 
     def begin(self, trainer: Trained) -> None:
         self._epoch, self._rate = -1, math.nan
@@ -176,6 +176,7 @@ class LearningRateScheduler(Callback):
         return self._rate
 
 
+@dataclass(eq=False)
 class ReduceLROnPlateau(_Monitor):
     """Multiply the learning rate by a factor when a number has not improved for some epochs, as PyTorch does.
 
@@ -195,22 +196,19 @@ class ReduceLROnPlateau(_Monitor):
         TrainingError: the factor is out of range.
     """
 
-    def __init__(
-        self,
-        monitor: str = "val_loss",
-        factor: float = 0.1,
-        patience: int = 10,
-        *,
-        cooldown: int = 0,
-        min_lr: float = 0.0,
-        mode: str = "auto",
-        min_delta: float = 1e-4,
-    ) -> None:
-        super().__init__(monitor, mode, min_delta)
-        if not 0 < factor < 1:
-            raise TrainingError(f"factor of ReduceLROnPlateau is {factor!r}; use a number above 0 and below 1")
-        self.factor, self.patience, self.cooldown, self.min_lr = factor, patience, cooldown, min_lr
-        self._waited, self._cooling, self._product = 0, 0, 1.0
+    monitor: str = "val_loss"
+    factor: float = 0.1
+    patience: int = 10
+    _: KW_ONLY
+    cooldown: int = 0
+    min_lr: float = 0.0
+    mode: str = "auto"
+    min_delta: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.factor < 1:
+            raise TrainingError(f"factor of ReduceLROnPlateau is {self.factor!r}; use a number above 0 and below 1")
 
     def begin(self, trainer: Trained) -> None:
         self.best, self._waited, self._cooling, self._product = math.inf, 0, 0, 1.0
@@ -226,6 +224,7 @@ class ReduceLROnPlateau(_Monitor):
             self._waited, self._cooling, self._product = 0, self.cooldown, self._product * self.factor
 
 
+@dataclass(eq=False)
 class CSVLog(Callback):
     """Write the numbers of each epoch as a line of a CSV file, which is replaced when `fit` begins.
 
@@ -233,8 +232,7 @@ class CSVLog(Callback):
         path: the file.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path, self._names = Path(path), ["epoch"]
+    path: str | Path
 
     def begin(self, trainer: Trained) -> None:
         self._names = ["epoch"]
@@ -244,7 +242,7 @@ class CSVLog(Callback):
         if first:
             self._names += list(log)
         try:
-            with self.path.open("w" if first else "a", newline="", encoding="utf-8") as file:
+            with Path(self.path).open("w" if first else "a", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
                 if first:
                     writer.writerow(self._names)
@@ -253,6 +251,7 @@ class CSVLog(Callback):
             raise _unwritten(self.path, cause) from cause
 
 
+@dataclass(eq=False)
 class JSONLog(Callback):
     """Append the numbers of each epoch as a line of JSON to a file.
 
@@ -260,17 +259,17 @@ class JSONLog(Callback):
         path: the file.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    path: str | Path
 
     def epoch_end(self, trainer: Trained, epoch: int, log: Log) -> None:
         try:
-            with self.path.open("a", encoding="utf-8") as file:
+            with Path(self.path).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"epoch": epoch, **log}) + "\n")
         except OSError as cause:
             raise _unwritten(self.path, cause) from cause
 
 
+@dataclass(eq=False)
 class TensorBoard(Callback):
     """Write the numbers of each epoch for TensorBoard, with tensorboardX or PyTorch's writer.
 
@@ -281,10 +280,10 @@ class TensorBoard(Callback):
         TrainingError: neither writer is installed.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        self._writer: Any = None
-        self._open: Callable[[str], Any] = _summary_writer()
+    folder: str | Path
+
+    def __post_init__(self) -> None:
+        self._open = _summary_writer()
 
     def begin(self, trainer: Trained) -> None:
         self._writer = self._open(str(self.folder))
@@ -308,5 +307,5 @@ def _summary_writer() -> Callable[[str], Any]:
     raise TrainingError("TensorBoard needs a writer of events, but none is installed; pip install tensorboardX")
 
 
-def _unwritten(path: Path, cause: OSError) -> TrainingError:
+def _unwritten(path: str | Path, cause: OSError) -> TrainingError:
     return TrainingError(f"cannot write the log {path}: {cause.strerror or cause}")

@@ -13,7 +13,6 @@ import numpy as np
 from amp_rewrite.deploy.session import process
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, initial_random_state
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner, SessionOptions
@@ -23,9 +22,8 @@ from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
-from amp_rewrite.train.objective.repeated_rows import with_one_row
 from amp_rewrite.train.step import checkpoint
-from amp_rewrite.train.step.assembly import policy_of, with_values
+from amp_rewrite.train.step.assembly import policy_of, with_state, with_values
 from amp_rewrite.train.step.loss_graph import LossGraph, LossSettings, loss_graph
 from amp_rewrite.train.step.optimizer_state import by_path
 from amp_rewrite.train.step.training_report import TrainingReport
@@ -158,12 +156,8 @@ class ModelLoss:
     @cached_property
     def _predictor(self) -> Runner:
         """The model itself, with its weights as inputs."""
-        source, values = self._graph.source, self._values()
-        dims = {t.name: tuple(t.dims) for t in source.proto.graph.initializer}
-        b = Builder.of(with_one_row(source, [name for name, a in values.items() if a.shape != dims[name]]))
-        for name in values:
-            b.promote(name)
-        return Runner.open(b.model(), SessionOptions(providers=self._graph.providers))
+        model = with_state(self._graph.source, {name: array.shape for name, array in self._values().items()})
+        return Runner.open(model, SessionOptions(providers=self._graph.providers))
 
     def export(self) -> Model:
         """Return the model with the current parameters and running statistics, float32, ready for `convert`."""

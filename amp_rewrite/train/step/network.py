@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -216,46 +216,31 @@ class LossObject:
         return loss.on({**y_pred.inputs, target: targets.astype(np.int64 if classes else np.float32)})
 
 
+def _loss(formula: str, words: str) -> Callable[..., LossObject]:
+    """Return a function from options to the loss object of a formula; it is documented as `words`."""
+
+    def make(**options: object) -> LossObject:
+        return LossObject(formula, options)
+
+    make.__doc__ = words
+    return make
+
+
 class Losses:
     """Keras's loss objects, for predictions of a `Network`. Options are those of the formula in `training_step`'s text.
 
     `from_logits` may be left out: the result of a Softmax or Sigmoid is recognized.
     """
 
-    @staticmethod
-    def SparseCategoricalCrossentropy(**options: object) -> LossObject:
-        """Cross entropy with class indices."""
-        return LossObject("cross_entropy", options)
-
-    @staticmethod
-    def CategoricalCrossentropy(**options: object) -> LossObject:
-        """Cross entropy with class probabilities."""
-        return LossObject("categorical_cross_entropy", options)
-
-    @staticmethod
-    def BinaryCrossentropy(**options: object) -> LossObject:
-        """Cross entropy of two classes."""
-        return LossObject("binary_cross_entropy", options)
-
-    @staticmethod
-    def KLDivergence(**options: object) -> LossObject:
-        """Kullback-Leibler divergence."""
-        return LossObject("kl_divergence", options)
-
-    @staticmethod
-    def MeanSquaredError() -> LossObject:
-        """Mean squared error."""
-        return LossObject("mean_squared_error")
-
-    @staticmethod
-    def MeanAbsoluteError() -> LossObject:
-        """Mean absolute error."""
-        return LossObject("mean_absolute_error")
-
-    @staticmethod
-    def Huber(**options: object) -> LossObject:
-        """Huber's loss."""
-        return LossObject("huber", options)
+    SparseCategoricalCrossentropy = staticmethod(_loss("cross_entropy", "Cross entropy with class indices."))
+    CategoricalCrossentropy = staticmethod(
+        _loss("categorical_cross_entropy", "Cross entropy with class probabilities.")
+    )
+    BinaryCrossentropy = staticmethod(_loss("binary_cross_entropy", "Cross entropy of two classes."))
+    KLDivergence = staticmethod(_loss("kl_divergence", "Kullback-Leibler divergence."))
+    MeanSquaredError = staticmethod(_loss("mean_squared_error", "Mean squared error."))
+    MeanAbsoluteError = staticmethod(_loss("mean_absolute_error", "Mean absolute error."))
+    Huber = staticmethod(_loss("huber", "Huber's loss."))
 
 
 class GradientTape:

@@ -34,13 +34,19 @@ def by_path(iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> dict[s
     return {"step": np.array(iterations, np.int64), **values}
 
 
-def slots_of(state: Mapping[str, Array], variables: Sequence[StateVariable]) -> dict[str, dict[str, Array]]:
-    """Return copies of the slots of a step's state, by parameter and slot."""
+def slot_of(path: str) -> tuple[str, str]:
+    """Return parameter and slot of a path in checkpoints; two empty texts for that of another value."""
+    parameter, _, slot = path.removeprefix("slot/").rpartition("/") if path.startswith("slot/") else ("", "", "")
+    return parameter, slot
+
+
+def slots_of(saved: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+    """Return copies of the slots among values by path, by parameter and slot."""
     slots: dict[str, dict[str, Array]] = {}
-    for variable in variables:
-        if variable.name.startswith("slot/"):
-            name, _, slot = variable.name.removeprefix("slot/").rpartition("/")
-            slots.setdefault(name, {})[slot] = np.array(state[variable.input])
+    for path, array in saved.items():
+        parameter, slot = slot_of(path)
+        if slot:
+            slots.setdefault(parameter, {})[slot] = np.array(array)
     return slots
 
 

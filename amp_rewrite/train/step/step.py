@@ -8,19 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from onnx import ValueInfoProto
-
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.gradients import backward
-from amp_rewrite.rewrite.autodiff.lowering.opset import for_gradients
-from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state, with_random_state
+from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.loss_scale import Array, LossScale
 from amp_rewrite.settings.options import Painting
@@ -28,13 +22,18 @@ from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.adapters import merged, with_adapters
-from amp_rewrite.train.objective.losses import Objective
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
 from amp_rewrite.train.objective.parameters import Choice, Selection, trained
 from amp_rewrite.train.objective.prediction import Target
-from amp_rewrite.train.objective.repeated_rows import with_one_row
-from amp_rewrite.train.objective.training_mode import in_training, statistics
-from amp_rewrite.train.step.assembly import lowered, policy_of, with_inputs, with_outputs, with_values
+from amp_rewrite.train.step.assembly import (
+    Prepared,
+    lowered,
+    outputs_of,
+    policy_of,
+    with_outputs,
+    with_state,
+    with_values,
+)
 from amp_rewrite.train.step.optimizer_state import brought
 from amp_rewrite.train.step.recompute import recomputed
 from amp_rewrite.train.step.size_hints import size_hints
@@ -140,11 +139,7 @@ class TrainingStep:
         if not self.training_mode:
             return self.model, self.loss, self.metrics
         aim = losses.objective(self._forward(), self.objective)
-        one_row = [s.input for s in self.state if s.name.startswith("parameter/") and _is_row(aim.model, s)]
-        b = Builder.of(with_one_row(aim.model, one_row))
-        for name in self._weights():
-            b.promote(name)
-        return with_outputs(b.model(), _declared(aim), ()), aim.loss, aim.metrics
+        return with_outputs(with_state(aim.model, self._shapes), outputs_of(aim), ()), aim.loss, aim.metrics
 
     def prediction(self) -> Model:
         """Return a float32 model that computes the outputs of the trained model from batch and state.
@@ -152,21 +147,17 @@ class TrainingStep:
         Raises:
             TrainingError: the step was read from a file without its model.
         """
-        source = self._forward()
-        rows = [s.input for s in self.state if s.name.startswith("parameter/") and _is_row(source, s)]
-        b = Builder.of(with_one_row(source, rows))
-        for name in self._weights():
-            b.promote(name)
-        return b.model()
+        return with_state(self._forward(), self._shapes)
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the initializers of the model that a step changes."""
+        return {s.input: s.initial.shape for s in self.state if s.name.startswith(("parameter/", "buffer/"))}
 
     def _forward(self) -> Model:
         if self.forward is None:
             raise TrainingError("the step was read from a file without the model that it trains; pass it as `forward`")
         return self.forward
-
-    def _weights(self) -> tuple[str, ...]:
-        """Initializers of the model that a step changes."""
-        return tuple(s.input for s in self.state if s.name.startswith(("parameter/", "buffer/")))
 
     def trained(self, state: Mapping[str, Array]) -> Model:
         """Return the trained model with the parameters and running statistics of a state, adapters merged.
@@ -177,7 +168,7 @@ class TrainingStep:
         Raises:
             TrainingError: the step was read from a file without its model.
         """
-        model = with_values(self._forward(), {name: state[name] for name in self._weights()})
+        model = with_values(self._forward(), {name: state[name] for name in self._shapes})
         return merged(model) if self.adapters else model
 
 
@@ -255,29 +246,23 @@ def training_step(
     if adapters:
         source, factors = with_adapters(source, adapters, seed)
         parameters = (*map(glob.escape, factors), *([parameters] if isinstance(parameters, str) else parameters or ()))
-    at_opset, moved = for_gradients(source)
-    aim = losses.objective(in_training(at_opset) if training_mode else at_opset, loss)
-    statistics(aim.model.proto.graph.node, (t.name for t in aim.model.proto.graph.initializer))  # before all else
     choice = Choice(parameters, freeze, own)
-    selection = _unfrozen(View.of(aim.model), aim.loss, choice, rule)
-    names = selection.names
-    stateful, random = with_random_state(with_one_row(aim.model, selection.one_row))
-    ready, initial, buffers = with_inputs(stateful, aim.loss, names)
-    b = Builder.of(ready)
+    ready = Prepared.of(source, loss, training_mode, lambda view, name: _unfrozen(view, name, choice, rule))
+    b, aim = ready.b, ready.aim
     scaling = Scaling.of(b, scale)
-    gradients = backward(b, {aim.loss: scaling.scale or b.scalar(1.0, DType.FLOAT)}, names)
-    draws = None if random is None else (random, initial_random_state(seed))
-    update = append_update(b, initial, gradients, rule, scaling, ForwardPass(micro_batches, buffers, draws))
-    kept = (update.finite, update.applied, *(s.output for s in update.state))
+    gradients = ready.gradients(scaling.scale or b.scalar(1.0, DType.FLOAT))
+    draws = None if ready.random is None else (ready.random, initial_random_state(seed))
+    passes = ForwardPass(micro_batches, ready.buffers, draws)
+    update = append_update(b, ready.initial, gradients, rule, scaling, passes)
     owner = optimizer if isinstance(optimizer, StatefulOptimizer) else None
     if owner is not None:
         update = replace(update, state=brought(owner, scale, update.state))
-    whole = with_outputs(b.model(), _declared(aim), kept)
+    whole = ready.with_results((update.finite, update.applied, *(s.output for s in update.state)))
     result, report = lowered(whole, policy, painting)
     batch = _batch(whole, update)
     if recompute is not None:
         result = recomputed(result, (aim.loss, *aim.metrics), batch, recompute)
-    notes = (*aim.notes, *moved, *size_hints(result, policy.lowers))
+    notes = (*ready.notes, *size_hints(result, policy.lowers))
     return TrainingStep(
         **vars(update),
         model=result,
@@ -294,7 +279,7 @@ def training_step(
         objective=loss,
         fingerprint=fingerprint(source).graph,
         forward=source,
-        report=TrainingReport(model_name(source), loss, selection.rows, notes, report),
+        report=TrainingReport(model_name(source), loss, ready.selection.rows, notes, report),
         adapters=adapters,
     )
 
@@ -329,16 +314,6 @@ def _unfrozen(view: View, loss: str, choice: Choice, rule: optimizers.Optimizer)
         return selection
     globs = (choice.freeze,) if isinstance(choice.freeze, str) else choice.freeze
     return trained(view, loss, replace(choice, freeze=(*globs, *frozen)))
-
-
-def _is_row(model: Model, variable: StateVariable) -> bool:
-    """True if the state is one row of the model's initializer."""
-    dims = next(tuple(t.dims) for t in model.proto.graph.initializer if t.name == variable.input)
-    return dims != variable.initial.shape
-
-
-def _declared(aim: Objective) -> list[ValueInfoProto]:
-    return [declared(aim.loss, DType.FLOAT, aim.shape), *(declared(m, DType.FLOAT, ()) for m in aim.metrics)]
 
 
 def _batch(whole: Model, update: Update) -> tuple[str, ...]:

@@ -24,13 +24,13 @@ from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.metrics.metric import Metric
 from amp_rewrite.train.metrics.metric_text import metrics_of
 from amp_rewrite.train.step import checkpoint
-from amp_rewrite.train.step.averages import with_averages
 from amp_rewrite.train.step.batch_check import check_batch
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, Scores, range_of
 from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, shown, slots_of
 from amp_rewrite.train.step.rows import Rows
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.step.step_inputs import batch_model, read_by
+from amp_rewrite.train.update.optimizers.optimizer import AVERAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,7 @@ class Trainer:
             providers=providers, threads=threads, pooled=False, provider_options=provider_options
         )
         self._stepper = self._open()
+        self._checkpointed = step.state
         self.last_rate = 0.0
         self._now = _Position(steps=next(int(v.initial) for v in step.state if v.name == "step"))
 
@@ -229,7 +230,7 @@ class Trainer:
 
     def optimizer_slots(self) -> dict[str, dict[str, Array]]:
         """Return copies of the optimizer's slots, by parameter and slot."""
-        return slots_of(self._views(), self.step.state)
+        return slots_of(self._saved())
 
     def set_optimizer_state(self, iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> None:
         """Continue from another step count and other slots; what `slots` lacks stays.
@@ -326,11 +327,13 @@ class Trainer:
         Args:
             path: the file, a .npz.
         """
+        checkpoint.save(path, self._saved(), self.step.fingerprint)
+
+    def _saved(self) -> dict[str, Array]:
+        """Return the state by path in checkpoints, valid until the next step."""
         views = self._views()
-        state = {v.name: views[v.input] for v in self.step.state}
-        for name, count in (("count/skipped", self.skipped), ("count/nonfinite", self.nonfinite)):
-            state[name] = np.array(count, np.int64)
-        checkpoint.save(path, state, self.step.fingerprint)
+        counts = {"count/skipped": self.skipped, "count/nonfinite": self.nonfinite}
+        return {v.name: views[v.input] for v in self.step.state} | {n: np.array(c, np.int64) for n, c in counts.items()}
 
     def load(self, path: str | Path) -> None:
         """Continue from a checkpoint, saved with or without a loss scale; see `checkpoint.load` for the errors.
@@ -339,7 +342,7 @@ class Trainer:
             path: a file that `save` wrote.
         """
         step, side = self.step, self._now.side
-        saved = checkpoint.load(path, step.state, step.fingerprint, micro_batches=step.micro_batches)
+        saved = checkpoint.load(path, self._checkpointed, step.fingerprint, micro_batches=step.micro_batches)
         other: Side = 1 if side == 0 else 0
         self._stepper.buffer.put(other, {v.input: saved[v.name] for v in step.state})
         counts = ("step", "micro_batch", "count/skipped", "count/nonfinite")
@@ -371,8 +374,14 @@ class Trainer:
         Raises:
             TrainingError: the optimizer has no `ema_momentum`.
         """
-        before = self.state
-        self.set_state(with_averages(before, self.step.state))
+        before, saved = self.state, self._saved()
+        parameters = [v for v in self.step.state if v.name.startswith("parameter/")]
+        averages = {v.input: saved[key] for v in parameters if (key := f"slot/{v.input}/{AVERAGE}") in saved}
+        if not averages:
+            raise TrainingError(
+                "the optimizer keeps no averages; give it ema_momentum, such as AdamW(ema_momentum=0.999)"
+            )
+        self.set_weights(averages)
         try:
             yield self
         finally:

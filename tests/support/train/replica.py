@@ -1,6 +1,6 @@
 """One of several processes that train together: what tests/unit/train/test_parallel.py starts.
 
-replica.py OUT [--dies AFTER] [--poison STEP]
+replica.py OUT [--dies AFTER] [--poison STEP] [--shard-slots]
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--poison", type=int, help="the step that gets an infinite number on the last replica")
     parser.add_argument("--dies", type=int, help="after how many steps the last replica ends without a word")
+    parser.add_argument("--shard-slots", action="store_true")
     given = parser.parse_args()
     with join_replicas("gloo", timeout=20) as replicas:
         last = replicas.rank == replicas.world - 1
         step = training_step(mlp(), loss=CROSS_ENTROPY, **OPTIONS)
-        trainer = DataParallelTrainer(step, replicas, providers=("CPUExecutionProvider",), threads=1)
+        trainer = DataParallelTrainer(
+            step, replicas, shard_slots=given.shard_slots, providers=("CPUExecutionProvider",), threads=1
+        )
         for number, batch in enumerate(shard(batches(STEPS), replicas)):
             if last and number == given.dies:
                 os._exit(9)

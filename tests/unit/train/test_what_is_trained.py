@@ -14,6 +14,7 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.interchange.torch_module import from_torch
+from amp_rewrite.train.objective import fixed_values
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import CROSS_ENTROPY, F32, PLACE, Run, batches, mlp, parsed
@@ -68,6 +69,57 @@ def test_a_table_of_sinusoids_is_not_trained_unless_it_is_named(table: Array) ->
 )
 def test_a_learned_table_is_trained_even_if_all_its_numbers_are_equal(table: Array) -> None:
     assert _step(_positions(table)).parameters == ("table", "w")
+
+
+def _scores(**biases: Array) -> ModelProto:
+    """Attention scores of 2 heads and 16 positions with biases, before a softmax."""
+    added = "".join(f"s{i + 1} = Add (s{i}, {name}) " for i, name in enumerate(biases))
+    model = parsed(
+        f"""net (float[2,2,16,8] q) => (float loss) {{
+          h = MatMul (q, w)  k = Transpose <perm = [0, 1, 3, 2]> (q)  s0 = MatMul (h, k) {added}
+          p = Softmax (s{len(biases)})  t = Mul (p, s0)  loss = ReduceMean <keepdims = 0> (t)
+        }}"""
+    )
+    return _with(model, w=RNG.normal(size=(8, 8)), **biases)
+
+
+def _relative(window: int) -> Array:
+    """Biases of two heads for the pairs of positions in a window, expanded from a table of relative positions."""
+    places = np.stack(np.meshgrid(*[np.arange(window)] * 2, indexing="ij")).reshape(2, -1)
+    apart = places[:, :, None] - places[:, None, :] + window - 1
+    return RNG.normal(size=(1, 2, (2 * window - 1) ** 2))[..., apart[0] * (2 * window - 1) + apart[1]]
+
+
+def test_tables_that_an_exporter_expanded_are_not_trained_unless_they_are_named() -> None:
+    shifted = np.where(np.arange(16)[:, None] // 8 == np.arange(16) // 8, 0.0, -100.0)[None, None]
+    model = _scores(
+        table=_relative(4), mask=shifted, learned=RNG.normal(size=(1, 2, 16, 16)), zeros=np.zeros((2, 16, 16))
+    )
+    step, why = _step(model), "a table that an exporter expanded from fewer numbers, which would part"
+    assert set(step.parameters) == {"w", "learned", "zeros"}
+    assert [_why(step)[name] for name in ("table", "mask")] == [("frozen", why)] * 2
+    assert "table" in _step(model, parameters=["table", "w"]).parameters
+
+
+@pytest.mark.parametrize("window", [2, 3, 7])
+def test_relative_positions_of_small_windows_are_known(window: int) -> None:
+    assert fixed_values.is_expanded(_relative(window))
+    assert not fixed_values.is_expanded(RNG.normal(size=_relative(window).shape))
+
+
+@pytest.mark.parametrize(
+    ("shape", "norm", "trained"),
+    [((2, 12, 1), False, False), ((1, 12, 1), True, False), ((1, 12, 1), False, True), ((12, 1), True, True)],
+)
+def test_ones_that_multiply_tokens_of_a_batch_are_a_mask(shape: tuple[int, ...], norm: bool, trained: bool) -> None:
+    before = "a = LayerNormalization <axis = -1> (x, g)" if norm else "a = Mul (x, g)"
+    model = parsed(
+        f"""net (float[2,12,8] x) => (float loss) {{
+          {before}  p = Mul (a, ones)  h = MatMul (p, w)  s = Mul (h, h)  loss = ReduceMean <keepdims = 0> (s)
+        }}"""
+    )
+    step = _step(_with(model, g=RNG.normal(size=8), ones=np.ones(shape), w=RNG.normal(size=(8, 8))))
+    assert ("ones" in step.parameters) is trained
 
 
 @pytest.mark.parametrize("name", ["model.rotary_emb.inv_freq", "causal_mask", "layers.0.cos_cached", "pixel_mean"])

@@ -47,8 +47,4 @@ class AdamW(Adam):
     """
 
     weight_decay: float = field(default=0.01, kw_only=True)
-
-    def updated(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        if self.weight_decay:
-            variable = variable - (rate * number(self.weight_decay)) * variable
-        return self.rule(by, variable, gradient, slots, rate, step)
+    DECOUPLED: ClassVar[bool] = True

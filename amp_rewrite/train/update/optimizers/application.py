@@ -20,12 +20,13 @@ def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[
 
 
 def _slots(optimizer: Optimizer, variable: Array) -> dict[str, Array]:
-    shapes = {slot: optimizer.slot_shape(slot, variable.shape) for slot in optimizer.slots()}
-    slots = {
-        slot: np.full(shape, value, optimizer.slot_type(slot).numpy)
-        for slot, value in optimizer.slots().items()
-        if (shape := shapes[slot]) is not None
-    }
+    slots = {}
+    for slot, value in optimizer.slots().items():
+        shape = optimizer.slot_shape(slot, variable.shape)
+        if shape is not None:
+            slots[slot] = np.zeros(shape, optimizer.slot_type(slot).numpy)  # takes no memory until it is written
+            if value:
+                slots[slot].fill(value)
     return slots if optimizer.ema_momentum is None else {**slots, AVERAGE: np.array(variable, np.float32)}
 
 

@@ -33,11 +33,7 @@ class Lion(Optimizer):
     beta_1: float = 0.9
     beta_2: float = 0.99
     SLOTS: ClassVar[Mapping[str, float]] = {"m": 0.0}
-
-    def updated(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        if self.weight_decay:
-            variable = variable - (rate * number(self.weight_decay)) * variable
-        return self.rule(by, variable, gradient, slots, rate, step)
+    DECOUPLED: ClassVar[bool] = True
 
     def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         direction = number(self.beta_1) * slots["m"] + number(1 - self.beta_1) * gradient

@@ -67,6 +67,8 @@ class Optimizer:
     momentum_dtype: str = "float32"
     learning_rate: float | Schedule
     SLOTS: ClassVar[Mapping[str, float]] = {}
+    DECOUPLED: ClassVar[bool] = False
+    """Weight decay shrinks the variable by its share of the rate, in place of the gradient (Loshchilov and Hutter)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, _GROUPS, groups_of(self.groups))
@@ -183,7 +185,9 @@ class Optimizer:
             rate: the learning rate.
             step: the number of this step, counted from 1.
         """
-        if self.weight_decay:
+        if self.weight_decay and self.DECOUPLED:
+            variable = variable - (rate * number(self.weight_decay)) * variable
+        elif self.weight_decay:
             gradient = gradient + number(self.weight_decay) * variable
         return self.rule(by, variable, gradient, slots, rate, step)
 
