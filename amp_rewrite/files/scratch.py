@@ -26,25 +26,32 @@ _YOUNG = 60  # seconds; an upper bound for the time between creation and lock
 
 
 def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
-    """Create a file beside a target, with the permissions of a file there, else the default ones; closing `undo`
-    removes it."""
+    """Create a file beside a target, with owner, group and permissions of a file there; closing `undo` removes it.
+
+    Without a file there, or where the system does not allow it, they are the usual ones of this process.
+    """
     path = target.parent / f".amp-rewrite.{secrets.token_hex(8)}.tmp"
-    mode = _mode(target)
+    old = _status(target)
+    mode = stat.S_IMODE(old.st_mode) & 0o777 if old is not None else None
     file = open(path, "xb", buffering=_BUFFER, opener=lambda name, flags: os.open(name, flags, mode or 0o666))  # noqa: SIM115
     undo.callback(path.unlink, missing_ok=True)
     undo.callback(_close, file)
     _lock(file.fileno(), wait=False)
-    if mode is not None and hasattr(os, "fchmod"):
+    if old is not None and mode is not None and hasattr(os, "fchmod"):
+        new = os.fstat(file.fileno())
+        if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+            with suppress(OSError):  # only root gives a file away, and only members give it to a group
+                os.fchown(file.fileno(), old.st_uid, old.st_gid)
         with suppress(OSError):  # not every file system has permissions
             os.fchmod(file.fileno(), mode)
     return path, file
 
 
-def _mode(target: Path) -> int | None:
-    """Return the permissions of a regular file; None if it is missing, or a link, which is replaced itself."""
+def _status(target: Path) -> os.stat_result | None:
+    """Return the status of a regular file; None if it is missing, or a link, which is replaced itself."""
     with suppress(OSError):
         status = target.lstat()
-        return stat.S_IMODE(status.st_mode) & 0o777 if stat.S_ISREG(status.st_mode) else None
+        return status if stat.S_ISREG(status.st_mode) else None
     return None
 
 

@@ -208,6 +208,8 @@ SCALINGS = _ops("scales")
 """Elementwise products and quotients."""
 AFFINE = SUMS | SCALINGS | {"Neg"}
 """Elementwise ops that are affine in one operand if all others are constant."""
+COMMUTATIVE = frozenset(("Add", "Max", "Min", "Mul", "Sum"))
+"""Ops whose operands may stand in any order."""
 SQUARES = _ops("squares")
 """Ops that models write a square with."""
 MAGNIFIES: Slots = {"Div": (1,), **dict.fromkeys(_ops("magnifies"), (0,))}

@@ -9,7 +9,8 @@ of bits, the size of a block, a mode of rounding, an approximation, a number in 
 - An attribute that states the type of a result does not count, because the type of the result does.
 - Tensors count by their element type; the long lists of ai.onnx.ml, which are weights, by their kind.
 - All attributes of an operator without a schema count, and the shapes of the constants that it reads.
-- A quantizer's granularity counts: the number of axes of each constant scale, and the axis if it is one.
+- A quantizer's granularity counts: the number of axes of each constant scale, and the axis if it is one; also whether a
+  constant zero point is another number than 0.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import onnx
 from onnx import AttributeProto, NodeProto, TypeProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.nodes import Op
 from amp_rewrite.ir.op_classes import QUANTIZERS
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, Signature
+from amp_rewrite.ir.view import Op, View
 
 NONE: Mapping[str, str] = {}
 Shape = tuple[int, ...]
@@ -83,13 +84,15 @@ def counting(domain: str, signature: Signature | None, attributes: Plain) -> Map
     return counted or NONE
 
 
-def granularity(op: Op, attributes: Plain, types: Sequence[str], shapes: Mapping[int, Shape]) -> Mapping[str, str]:
-    """Return how finely a quantizer scales: per axis or per block; nothing for one scale.
+def granularity(
+    view: View, op: Op, attributes: Plain, types: Sequence[str], shapes: Mapping[int, Shape]
+) -> Mapping[str, str]:
+    """Return how finely a quantizer scales: per axis or per block; nothing for one scale. And if it is asymmetric.
 
     `types`: of inputs and outputs; `shapes`: of the constants among the inputs, by slot.
     """
-    signature = op.signature
-    if not shapes:
+    signature, quantizer = op.signature, op.kind in QUANTIZERS
+    if not shapes and not quantizer:
         return NONE
     if signature is None:
         return {f"constant {slot}": "×".join(map(str, shape)) or "scalar" for slot, shape in shapes.items()}
@@ -101,11 +104,14 @@ def granularity(op: Op, attributes: Plain, types: Sequence[str], shapes: Mapping
         shape = shapes.get(slot)
         if shape is not None and any(dim != 1 for dim in shape):
             grains[name] = "per axis" if len(shape) == 1 else "per block"
-    if grains and op.kind in QUANTIZERS:
+    if quantizer:
         axis = next((value for _, name, value in attributes if name == "axis"), 1)
         rank = len(shapes[0]) if 0 in shapes else 0
-        if isinstance(axis, int):
+        if isinstance(axis, int) and (grains or (1 not in shapes and axis != 1)):
             grains["axis"] = str(axis % rank if rank else axis)
+        zero_point = view.constant(op.inputs[2]) if 2 in shapes else None
+        if zero_point is not None and view.model.array(zero_point).any():
+            grains["zero point"] = "not 0"
     return grains
 
 

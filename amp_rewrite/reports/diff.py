@@ -10,7 +10,7 @@ from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.change import CastChange, Change
 from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.flow import Flow
-from amp_rewrite.reports.match import matched, paired
+from amp_rewrite.reports.match import crossed, matched, order, paired
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
 from amp_rewrite.reports.runs import runs_of
@@ -58,9 +58,11 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
     attributes = min(a.schema, b.schema) > 1
     changes, differing = list(_port_changes(a, b, matches)), set()
     for i, j in pairs:
-        if found := list(_changes(a.rows[i], b.rows[j], attributes=attributes)):
+        after = _reordered(b.rows[j], order(a.rows[i], mine.reads[i], theirs.reads[j], to_b))
+        if found := list(_changes(a.rows[i], after, attributes=attributes)):
             changes += [PlacedChange(change, i, j) for change in found]
             differing.add(j)
+    changes += _crossings(mine, theirs, matches)
     changes += [PlacedChange(_one_sided("added", b.rows[j]), None, j) for j in theirs.live if j not in kept]
     changes += [PlacedChange(_one_sided("removed", a.rows[i]), i, None) for i in mine.live if i not in to_b]
     casts = tuple(_cast_changes(mine, theirs, to_b))
@@ -127,6 +129,14 @@ def _changes(before: Row, after: Row, *, attributes: bool) -> Iterator[Change]:
         if kind in kinds:
             variable, was, now = kinds[kind]
             yield Change(kind, after.path, after.op, after.scope, was, now, variable, former, after.why)
+
+
+def _reordered(row: Row, places: Sequence[int] | None) -> Row:
+    """Return the row of an op that commutes, with its operands in the order of its pair."""
+    if places is None or max(places, default=0) >= len(row.inputs) or places == sorted(places):
+        return row
+    via = {str(slot): row.via[str(place)] for slot, place in enumerate(places) if str(place) in row.via}
+    return row._replace(inputs=tuple(row.inputs[place] for place in places), via=via)
 
 
 _COMPARED = slice(Row._fields.index("inputs"), None)
@@ -222,6 +232,23 @@ def _kind(was: str, now: str) -> str:
     if 0 in ranks or ranks[0] == ranks[1] or containers[0] != containers[1]:
         return "retyped"
     return "lowered" if ranks[1] < ranks[0] else "raised"
+
+
+def _crossings(a: Flow, b: Flow, matches: Matches) -> Iterator[PlacedChange]:
+    """Yield operands and outputs of the model that come from another op, which computes the same in other types."""
+    for i, j, place, source, other in crossed(a, b, matches):
+        was, now = (_described(flow.report.rows[row]) for flow, row in ((a, source), (b, other)))
+        if place == NO_ROW:
+            first = _first_output(a.report), _first_output(b.report)
+            change = Change("retyped", b.outputs[j].name, "graph output", before=was, after=now)
+            yield PlacedChange(change, first[0] + i, first[1] + j)
+        else:
+            row = b.report.rows[j]
+            yield PlacedChange(Change("retyped", row.path, row.op, row.scope, was, now, f"input {place}"), i, j)
+
+
+def _described(row: Row) -> str:
+    return f"{row.dtype} of {row.path}"
 
 
 def _one_sided(kind: str, row: Row) -> Change:

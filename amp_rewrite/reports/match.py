@@ -12,10 +12,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from amp_rewrite.ir.op_classes import COMMUTATIVE
 from amp_rewrite.reports.alignment import common, increasing
 from amp_rewrite.reports.flow import Flow
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, Row
+from amp_rewrite.reports.sides import Matches
 
 # Steps of alignment, over all gaps; rows that would cost more stay unmatched.
 _ALIGNMENT = 2_000_000
@@ -46,6 +48,50 @@ def matched(a: Flow, b: Flow) -> tuple[tuple[int, int], ...]:
         pairs.align(word)
         pairs.spread()
     return tuple(sorted(pairs.to_b.items(), key=lambda pair: pair[1]))
+
+
+def crossed(a: Flow, b: Flow, matches: Matches) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield operands of matching ops that are computed alike, by other ops than those that match, in other types.
+
+    Each is a pair of readers, the place in their reads, and the rows behind it; an output of the model is a reader at
+    place `NO_ROW`, by its position. Ops whose operands commute read them in any order.
+    """
+    to_b = dict(matches.rows)
+    operands = [(i, j, place, r, s) for i, j in matches.rows for place, r, s in _operands(a, b, i, j, to_b)]
+    outputs = ((i, j, a.source(a.outputs[i].after), b.source(b.outputs[j].after)) for i, j in matches.outputs)
+    operands += [(i, j, NO_ROW, r, s) for i, j, r, s in outputs]
+    moved = [
+        operand for operand in operands if operand[3] >= 0 and operand[4] >= 0 and to_b.get(operand[3]) != operand[4]
+    ]
+    if not moved:
+        return
+    interned: dict[Hashable, int] = {}
+    sides = [_Side(flow, *_numbered(matches.inputs, matches.outputs, k)) for k, flow in enumerate((a, b))]
+    (kinds, others), (exact, other_exact) = ([side.up(word, interned) for side in sides] for word in (_op, _types))
+    for operand in moved:
+        r, s = operand[3:]
+        if kinds[r] == others[s] and exact[r] != other_exact[s]:
+            yield operand
+
+
+def _operands(a: Flow, b: Flow, i: int, j: int, to_b: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
+    """Yield what a pair of ops reads, place by place; nothing if they commute and are the same."""
+    mine, theirs = a.reads[i], b.reads[j]
+    if order(a.report.rows[i], mine, theirs, to_b) is None:
+        yield from ((place, r, s) for place, (r, s) in enumerate(zip(mine, theirs, strict=False)))
+
+
+def order(row: Row, mine: Sequence[int], theirs: Sequence[int], to_b: Mapping[int, int]) -> list[int] | None:
+    """Return where an op that commutes reads each of the operands that its pair reads; None if it reads others."""
+    if row.op not in COMMUTATIVE:
+        return None
+    mine, theirs = ([*reads, *[NO_ROW] * (len(row.inputs) - len(reads))] for reads in (mine, theirs))
+    wanted = [to_b.get(read, read) for read in mine]
+    places = sorted(range(len(theirs)), key=theirs.__getitem__)
+    ranked = sorted(range(len(wanted)), key=wanted.__getitem__)
+    if sorted(wanted) != [theirs[place] for place in places]:
+        return None
+    return [place for _, place in sorted(zip(ranked, places, strict=True))]
 
 
 def paired(a: Sequence[PortRow], b: Sequence[PortRow]) -> tuple[tuple[int, int], ...]:
@@ -91,6 +137,8 @@ class _Side:
             up = self._shapes["up", word] = [0] * len(rows)
             for i in self.flow.live:
                 above = [up[read] if read >= 0 else self._entry(read) for read in reads[i]]
+                if rows[i].op in COMMUTATIVE:
+                    above.sort()
                 up[i] = interned.setdefault(("up", word(rows[i]), *above), len(interned) + 1)
         return self._shapes["up", word]
 
@@ -100,7 +148,7 @@ class _Side:
             rows, readers_of, leaves = self.rows, self.flow.readers, self._leaves()
             down = self._shapes["down", word] = [0] * len(rows)
             for i in reversed(self.flow.live):
-                below = [(place, down[reader]) for place, reader in readers_of[i]]
+                below = [(0 if rows[r].op in COMMUTATIVE else place, down[r]) for place, r in readers_of[i]]
                 if i in leaves:
                     below += leaves[i]
                 if len(below) > 1:
@@ -122,11 +170,16 @@ class _Side:
 
 
 def _kind(row: Row) -> str:
-    return row.key or row.op
+    """Return the key of a row; the op where the key says in which slots constants are, and that means nothing."""
+    return row.op if row.constants and row.op in COMMUTATIVE else row.key or row.op
 
 
 def _op(row: Row) -> str:
     return row.op
+
+
+def _types(row: Row) -> Hashable:
+    return row.op, row.dtype, row.inputs, row.outputs, tuple(row.via.items()), tuple(row.attributes.items())
 
 
 def _constants(row: Row) -> Hashable:
@@ -228,8 +281,9 @@ class _Pairs:
         """Pair the neighbours of each pair: producers of the same input, and readers in the same slot."""
         while self.fresh:
             i, j = self.fresh.popleft()
-            for read, other in zip(self.a.flow.reads[i], self.b.flow.reads[j], strict=False):
-                if read >= 0 and other >= 0 and self._alike(read, other):
+            commutes = self.a.rows[i].op in COMMUTATIVE
+            for read, other in zip(self._operands(self.a, i), self._operands(self.b, j), strict=False):
+                if read >= 0 and other >= 0 and self._alike(read, other) and not (commutes and self._twins(i, read)):
                     self.join(read, other)
             mine = self._unmatched_readers(self.a, i, self.to_b)
             theirs = self._unmatched_readers(self.b, j, self.to_a)
@@ -240,11 +294,24 @@ class _Pairs:
                         if self._alike(reader, other):
                             self.join(reader, other)
 
+    def _operands(self, side: _Side, i: int) -> Sequence[int]:
+        """Return what a row reads; what one reads whose operands commute, by kind."""
+        reads = side.flow.reads[i]
+        if side.rows[i].op not in COMMUTATIVE:
+            return reads
+        return sorted((read for read in reads if read >= 0), key=lambda read: _kind(side.rows[read]))
+
+    def _twins(self, i: int, read: int) -> bool:
+        """True if a row reads several of the kind that another row is."""
+        kinds = [_kind(self.a.rows[other]) for other in self.a.flow.reads[i] if other >= 0]
+        return kinds.count(_kind(self.a.rows[read])) > 1
+
     def _unmatched_readers(self, side: _Side, i: int, taken: dict[int, int]) -> dict[tuple[int, str], list[int]]:
         groups: dict[tuple[int, str], list[int]] = defaultdict(list)
         for slot, reader in side.flow.readers[i]:
             if reader not in taken:
-                groups[slot, _kind(side.rows[reader])].append(reader)
+                row = side.rows[reader]
+                groups[0 if row.op in COMMUTATIVE else slot, _kind(row)].append(reader)
         return groups
 
     def _alike(self, i: int, j: int) -> bool:

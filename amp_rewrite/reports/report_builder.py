@@ -22,7 +22,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import made_variable, read_variable
-from amp_rewrite.ir.op_classes import CASTS, HEAVY, INTEGER
+from amp_rewrite.ir.op_classes import CASTS, HEAVY, INTEGER, QUANTIZERS
 from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, Signature, ValueType
 from amp_rewrite.ir.shapes.onnx_shapes import declared_dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
@@ -269,7 +269,9 @@ class _Stock:
         attributes = counting(op.domain, op.signature, stated) if stated else NONE
         if attributes and self.plan and op.id in self.plan.widened:
             attributes = {name: "float32" if name in INNER_DTYPE_ATTRIBUTES else a for name, a in attributes.items()}
-        if shapes and (grains := granularity(op, stated, (*read, *looks.outputs), shapes)):
+        if (shapes or op.kind in QUANTIZERS) and (
+            grains := granularity(self.view, op, stated, (*read, *looks.outputs), shapes)
+        ):
             attributes = {**attributes, **grains}
         constants = f"{crc32(names.encode('utf-8', 'replace')):08x}" if names else ""
         return key_of(self._kind(op), stated, shapes), tuple(reads), via, attributes, constants

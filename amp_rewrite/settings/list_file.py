@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amp_rewrite.errors import ListError, advice
+from amp_rewrite.files.regular import read_regular
 from amp_rewrite.settings.list_entry import Color, Condition, Entry, Scalar, check_attribute, check_known, parse_name
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ class ListFile:
 def read_file(path: Path, known: Known | None) -> ListFile:
     """Return the statements of a YAML file, names checked against onnx and `known` (None: not at all)."""
     try:
-        with path.open("rb") as stream:
-            content = stream.read(_MAX_BYTES + 1)
+        content = read_regular(path, _MAX_BYTES)
     except FileNotFoundError:
         hint = advice(path, SHIPPED, f"the shipped lists are {', '.join(SHIPPED)}")
         raise ListError(f"{path}: no such list file; {hint}") from None

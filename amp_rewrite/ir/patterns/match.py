@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 
 from amp_rewrite.ir.dataflow import casts_floats, exposed
+from amp_rewrite.ir.op_classes import COMMUTATIVE
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 Test = Callable[[View, ValueId], bool]
@@ -25,7 +26,6 @@ ENTRY = "x"
 """The name of the input of a matched computation."""
 _MOST_READERS = 4
 """The most readers of a value within a match. A value with more is read outside."""
-_COMMUTATIVE = frozenset(("Add", "Max", "Min", "Mul", "Sum"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Ops(Pattern):
         if bound is None or (self.once and len(readers(view, bare)) > 1):
             return
         taken = bound.take(op.id, *(passed if self.casts else ()))
-        swaps = op.kind in _COMMUTATIVE and len(op.inputs) > 1
+        swaps = op.kind in COMMUTATIVE and len(op.inputs) > 1
         orders = dict.fromkeys(permutations(op.inputs, len(self.of))) if swaps else (op.inputs,)
         for order in orders:
             yield from _all(view, order, self.of, taken)

@@ -59,18 +59,25 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]] | None = None) ->
     if twice is not None:  # onnx below 1.20 takes one of them
         raise ModelError(f"the model's local functions cannot be inlined: {twice!r} is defined twice; remove one")
     try:
-        return replace(model, proto=onnx.inliner.inline_selected_functions(_one_opset(model.proto), list(functions)))
+        return replace(model, proto=onnx.inliner.inline_selected_functions(_prepared(model.proto), list(functions)))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as cause:
         raise ModelError(f"the model's local functions cannot be inlined: {one_line(cause)}") from cause
 
 
-def _one_opset(proto: ModelProto) -> ModelProto:
-    """Return the model with functions of another opset labelled with its own, if that means the same for their ops.
+def _prepared(proto: ModelProto) -> ModelProto:
+    """Return the model with what onnx's inliner does not do: defaults of functions in their calls, one opset.
 
-    The standard asks no less of those that it calls (IR.md, "Model Local Functions"); onnx's inliner wants one label.
+    Functions of another opset are labelled with the model's own, if that means the same for their ops. The standard
+    asks no less of those that it calls (IR.md, "Model Local Functions"); the inliner wants one label.
     """
     own = {normal_domain(imported.domain): imported.version for imported in proto.opset_import}
     labelled = clone(proto)
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in labelled.functions if f.attribute_proto}
+    if defaults:
+        for node in (n for f in (labelled.graph, *labelled.functions) for n in all_nodes(f.node)):
+            stated = {a.name for a in node.attribute}
+            unstated = defaults.get((node.domain, node.op_type, node.overload), ())
+            node.attribute.extend(a for a in unstated if a.name not in stated)
     for function in labelled.functions:
         for imported in function.opset_import:
             domain, old = normal_domain(imported.domain), imported.version

@@ -740,3 +740,168 @@ def upgraded(opset: int) -> Rewrite:
 
 for _opset in (18, 20, 22):
     REWRITES[f"the_opset_is_{_opset}"] = upgraded(_opset)
+
+
+# -- operands, bodies and ports ------------------------------------------------------------------------
+
+
+@rewrite
+def operands_that_commute_change_places(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    nodes = [node for node in all_nodes(model.graph.node) if node.op_type in ("Add", "Mul", "Max", "Min", "Sum")]
+    for node in nodes:
+        if rng.random() < 0.6:
+            node.input[:] = list(node.input)[::-1]
+    return model if nodes else None
+
+
+@rewrite
+def operands_change_places_and_all_is_renamed_and_reordered(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    changed = operands_that_commute_change_places(model, rng)
+    return all_is_renamed_and_reordered(changed, rng) if changed is not None else None
+
+
+@rewrite
+def operands_change_places_and_names_are_lost(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    changed = operands_that_commute_change_places(model, rng)
+    return nodes_lose_their_names(inner_values_get_numbers(changed, rng) or changed, rng) if changed else None
+
+
+@rewrite
+def bodies_are_stated_in_another_order(model: ModelProto, _: random.Random) -> ModelProto | None:
+    several = [node for node in all_nodes(model.graph.node) if len(list(bodies_of(node))) > 1]
+    for node in several:
+        stated = list(node.attribute)[::-1]
+        del node.attribute[:]
+        node.attribute.extend(stated)
+    return model if several else None
+
+
+@rewrite
+def constants_of_bodies_move_out(model: ModelProto, _: random.Random) -> ModelProto | None:
+    moved = list[TensorProto]()
+    for graph in list(all_graphs(model.graph))[1:]:
+        given = {formal.name for formal in graph.output}
+        for node in list(graph.node):
+            tensor = tensor_of(node) if node.op_type == "Constant" and node.output[0] not in given else None
+            if tensor is not None:
+                graph.node.remove(node)
+                tensor.name = f"moved_{len(moved)}"
+                for reader in all_nodes(graph.node):
+                    reader.input[:] = [tensor.name if name == node.output[0] else name for name in reader.input]
+                moved.append(tensor)
+    model.graph.initializer.extend(moved)
+    return model if moved else None
+
+
+@rewrite
+def weights_move_into_the_bodies_that_read_them(model: ModelProto, _: random.Random) -> ModelProto | None:
+    held = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name not in interface(model)}
+    count = 0
+    for graph in list(all_graphs(model.graph))[1:]:
+        for name in dict.fromkeys(name for node in graph.node for name in node.input if name in held):
+            copy = TensorProto()
+            copy.CopyFrom(held[name])
+            copy.name, count = f"{name}_inside_{count}", count + 1
+            graph.initializer.append(copy)
+            for node in graph.node:
+                node.input[:] = [copy.name if read == name else read for read in node.input]
+    return model if count else None
+
+
+@rewrite
+def constants_stand_before_their_first_readers(model: ModelProto, _: random.Random) -> ModelProto | None:
+    held = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name not in interface(model)}
+    nodes, placed = list[NodeProto](), set[str]()
+    for node in model.graph.node:
+        for name in [name for name in reads(node) if name in held and name not in placed]:
+            nodes.append(helper.make_node("Constant", [], [name], value=held[name]))
+            placed.add(name)
+        nodes.append(node)
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in placed]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    replace(model.graph, nodes)
+    return model if placed else None
+
+
+@rewrite
+def identities_and_dead_code_stand_in_bodies(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    name, graphs = fresh(model, "inside"), list(all_graphs(model.graph))[1:]
+    for graph in graphs:
+        nodes = list[NodeProto]()
+        for node in graph.node:
+            for slot, read in enumerate(node.input):
+                if read and rng.random() < 0.5:
+                    node.input[slot] = name()
+                    nodes.append(helper.make_node("Identity", [read], [node.input[slot]]))
+            nodes.append(node)
+        for formal in graph.output:
+            nodes.append(helper.make_node("Identity", [formal.name], [name()]))
+            formal.name = nodes[-1].output[0]
+        nodes.append(helper.make_node("Cast", [formal.name], [name()], to=TensorProto.FLOAT16))
+        replace(graph, nodes)
+    return model if graphs else None
+
+
+@rewrite
+def inputs_and_outputs_are_reordered(model: ModelProto, _: random.Random) -> ModelProto | None:
+    if max(len(model.graph.input), len(model.graph.output)) < 2:
+        return None
+    for ports in (model.graph.input, model.graph.output):
+        turned = list(ports)[::-1]
+        del ports[:]
+        ports.extend(turned)
+    return model
+
+
+@rewrite
+def empty_inputs_stand_at_the_end(model: ModelProto, _: random.Random) -> ModelProto | None:
+    opset, changed = next(o.version for o in model.opset_import if not o.domain), False
+    for node in all_nodes(model.graph.node):
+        if not node.domain and onnx.defs.has(node.op_type, opset):
+            formals = onnx.defs.get_schema(node.op_type, opset, "").inputs[len(node.input) :]
+            if formals and all(formal.option.name == "Optional" for formal in formals):
+                node.input.append("")
+                changed = True
+    return model if changed else None
+
+
+@rewrite
+def what_nobody_needs_is_there(model: ModelProto, _: random.Random) -> ModelProto:
+    opset = next(o for o in model.opset_import if not o.domain)
+    spare = helper.make_node("Cast", ["a"], ["b"], to=TensorProto.FLOAT16)
+    model.functions.append(helper.make_function("spare", "F", ["a"], ["b"], [spare], [opset]))
+    model.opset_import.append(helper.make_opsetid("spare", 1))
+    model.graph.input.append(helper.make_tensor_value_info("spare", TensorProto.FLOAT16, [3]))
+    return model
+
+
+@rewrite
+def attributes_are_defaults_of_functions(model: ModelProto, _: random.Random) -> ModelProto | None:
+    opset, made = next(o for o in model.opset_import if not o.domain), len(model.functions)
+    for number, node in enumerate(model.graph.node):
+        if node.op_type not in ("Cast", "Concat", "Gemm", "LayerNormalization", "Softmax", "Transpose"):
+            continue
+        inner = NodeProto(op_type=node.op_type)
+        inner.input.extend(f"i{slot}" for slot, _ in enumerate(node.input))
+        inner.output.extend(f"o{slot}" for slot, _ in enumerate(node.output))
+        function = helper.make_function("defaults", f"F{number}", inner.input, inner.output, [inner], [opset])
+        for a in node.attribute:
+            function.node[0].attribute.add(name=a.name, type=a.type, ref_attr_name=a.name)
+            function.attribute_proto.add().CopyFrom(a)
+        model.functions.append(function)
+        node.domain, node.op_type = "defaults", function.name
+        del node.attribute[:]
+    model.opset_import.append(helper.make_opsetid("defaults", 1))
+    return model if len(model.functions) > made else None
+
+
+@rewrite
+def names_of_alike_nodes_are_exchanged(model: ModelProto, rng: random.Random) -> ModelProto:
+    for kind in sorted({node.op_type for node in model.graph.node}):
+        nodes = [node for node in model.graph.node if node.op_type == kind]
+        names = [node.name for node in nodes]
+        rng.shuffle(names)
+        for node, name in zip(nodes, names, strict=True):
+            node.name = name
+    return model

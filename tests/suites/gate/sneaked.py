@@ -327,6 +327,16 @@ def quantizers() -> Iterator[Case]:
         "blocks of 4 rows": {"scale": (2, 8), "axis": 0, "block_size": 4},
         "blocks of 4 columns": {"scale": (8, 2), "axis": 1, "block_size": 4},
     }
+    for low, kind in itertools.product(("int8", "uint8", "int16", "int4"), ("DequantizeLinear", "QuantizeLinear")):
+        shifted = quantizer(low, kind=kind)
+        for tensor in shifted.graph.initializer:
+            if tensor.name == "zero":
+                tensor.CopyFrom(helper.make_tensor("zero", tensor.data_type, tensor.dims, [3]))
+        yield Case(f"{kind} of {low} gets another zero point", quantizer(low, kind=kind), shifted)
+    for low, scaled in itertools.product(("int8", "int4"), ("float", "float16")):
+        head = f"g ({low}[4, 4] x, {scaled}[4] s) => ({scaled}[4, 4] y)"
+        made = (parsed(f"{head} {{ y = DequantizeLinear <axis = {axis}> (x, s) }}") for axis in (0, 1))
+        yield Case(f"the axis of {low} with {scaled} scales that the model reads", *made)
     for low in ("int8", "int4", "float8e4m3fn"):
         for (one, a), (other, b) in itertools.permutations(grains.items(), 2):
             for kind in ("DequantizeLinear", "QuantizeLinear"):
@@ -369,6 +379,14 @@ def functions() -> Iterator[Case]:
                 for code in (one, other)
             ]
             yield Case(f"{attribute} handed in, {one} to {other}", made[0], made[1])
+            made = [
+                parsed(
+                    f"""g (float[4, 4] x) => (float[4, 4] y) {{ [call] y = local.f (x) }}
+                    <domain: "local", opset_import: ["": 21]> f <t: int = {code}> (a) => (b) {{ {body} }}"""
+                )
+                for code in (one, other)
+            ]
+            yield Case(f"{attribute} as a function's default, {one} to {other}", made[0], made[1])
 
 
 HANDED_IN = {
@@ -598,6 +616,27 @@ def exchanged(names: str, join: str) -> Iterator[Case]:
         yield Case(f"{names} branches of {one} and {other} into {join}", made[0], made[1])
 
 
+def exchanged_operands(join: str) -> Iterator[Case]:
+    """Two alike branches that exchange weights of different types, with their names, and do the same after that."""
+    text = {
+        "outputs": "g (float[4, 4] x) => (float[4, 4] p, float[4, 4] q) {{ {0} {1} }}",
+        "a difference": "g (float[4, 4] x) => (float[4, 4] y) {{ {0} {1} y = Sub (p, q) }}",
+        "a Concat": "g (float[4, 4] x) => (float[8, 4] y) {{ {0} {1} y = Concat <axis = 0> (p, q) }}",
+        "an If": """g (float[4, 4] x, bool c) => (float[4, 4] y) {{ y = If (c) <
+            then_branch = t () => (float[4, 4] p) {{ {0} }}, else_branch = e () => (float[4, 4] q) {{ {1} }}> }}""",
+    }[join]
+    for one, other in itertools.combinations(("float", "float16", "bfloat16"), 2):
+        made = []
+        for order in ((one, other), (other, one)):
+            branches = [
+                f"""w_{name} = Constant <value = {name}[1] {{1}}> () {branch}w = Cast <to = 1> (w_{name})
+                {branch}m = Mul (x, {branch}w) {branch} = Relu ({branch}m)"""
+                for branch, name in zip("pq", order, strict=True)
+            ]
+            made.append(parsed(text.format(*branches)))
+        yield Case(f"branches into {join} exchange weights of {one} and {other}", *made)
+
+
 def weighted(proto: ModelProto) -> ModelProto:
     """The model with its value_info of weights made initializers."""
     for info in list(proto.graph.value_info):
@@ -613,6 +652,8 @@ def branches() -> Iterator[Case]:
         ("named", "unnamed"), ("outputs", "a sum", "a sum in the other order", "a Concat")
     ):
         yield from exchanged(names, join)
+    for join in ("outputs", "a difference", "a Concat", "an If"):
+        yield from exchanged_operands(join)
 
 
 CLASSES: Mapping[str, Callable[[], Iterator[Case]]] = {

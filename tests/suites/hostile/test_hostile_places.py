@@ -103,6 +103,8 @@ PIPES = {
     "the model": ("pipe.onnx", ("pipe.onnx", "-o", "out.onnx")),
     "a model as text": ("pipe.onnxtxt", ("pipe.onnxtxt", "-o", "out.onnx")),
     "settings": ("amp.toml", ("m.onnx", "-o", "out.onnx")),
+    "settings by name": ("pipe.toml", ("m.onnx", "-o", "out.onnx", "--config", "pipe.toml")),
+    "a list": ("pipe.yaml", ("m.onnx", "-o", "out.onnx", "--lists", "pipe.yaml")),
     "a log file": ("log/m.before.json", ("m.onnx", "-o", "out.onnx")),
     "batches": ("data.npz", ("calibrate", "m.onnx", "--data", "data.npz", "-o", "r.json")),
 }
@@ -163,6 +165,23 @@ def test_the_kernel_dump_replaces_no_link(cage: Cage, folder: Path) -> None:
         assert cage.run("doctor", "--dump-kernels", "k.json", folder=folder).refused
         (folder / "k.json").unlink()
     assert (folder / "victim").read_text() == "mine" and not (folder / "nowhere").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("external", [False, True])
+def test_what_is_replaced_keeps_its_owner_and_group(folder: Path, external: bool) -> None:
+    out, model = folder / "out.onnx", Model.load(weighted())
+    for file in (out, folder / "report.json"):
+        file.touch()
+        os.chown(file, 12345, 23456)
+        file.chmod(0o640)
+    model.save(out, overwrite=True, external_data=external)
+    write_whole(folder / "report.json", b"{}")
+
+    written = [out, folder / "report.json", *folder.glob("out.*.data")]
+    status = [file.stat() for file in written]
+    assert len(written) == 2 + external
+    assert {(s.st_uid, s.st_gid, stat.S_IMODE(s.st_mode)) for s in status} == {(12345, 23456, 0o640)}
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o400, 0o664])
