@@ -55,6 +55,8 @@ def spread(module: nn.Module) -> nn.Module:
     """Give weights the spread of trained ones: rows of different size, norms with a few large gains."""
     with torch.no_grad():
         for part in module.modules():
+            if type(part).__name__ == "T5Attention":  # scores are not scaled: queries of trained models are small
+                part.q.weight.mul_(part.key_value_proj_dim**-0.5)
             weight = getattr(part, "weight", None)
             if not isinstance(weight, Tensor) or not weight.dtype.is_floating_point:
                 continue

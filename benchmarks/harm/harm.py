@@ -15,6 +15,9 @@ run that is broken off goes on where it stopped, `--models` measures some now an
 our conversion anew while errors of references, peers and the other state stay. Models lie on disk throughout, so those
 of real size fit. `harm_page` makes the page of the rows.
 
+Where ours exceeds the tolerance and a reference does not, B is drawn eight times with random errors of the size of
+rounding: if two are beyond the tolerance, too, the reference was right by chance, and the row says "undecided".
+
 An error is the largest difference of an output, relative to its largest magnitude, of all outputs; an integer that
 differs is an infinite error. Of the batches of an exported architecture, the one as built and the one with a row that
 is masked throughout count, and a row shows the worst. NAME.json beside a model may state another `tolerance`, a factor,
@@ -32,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,8 @@ FAULTS = (
     *objections.refusals(),
 )
 """What makes a model's row an error; the others are still measured."""
+DRAWS, CHANCE = 8, 2
+"""How often B is drawn with random errors where ours harms, and how many wrong draws show that B is right by chance."""
 PEERS = ("onnxruntime_float16", "onnxconverter_common")
 BEFORE = "before"
 FLOAT = onnx.TensorProto.FLOAT
@@ -83,7 +88,8 @@ class Size:
 class Judged:
     """One model: errors by way and batch, and the size of our conversion and of that of the other state.
 
-    `parameters`: numbers in its initializers; `inputs`: their shapes in the batch as built.
+    `parameters`: numbers in its initializers; `inputs`: their shapes in the batch as built. `draws`: errors of
+    reference B with random errors of the size of rounding, measured where ours harms.
     """
 
     model: str
@@ -94,6 +100,7 @@ class Judged:
     findings: Sequence[str] = ()
     parameters: int = 0
     inputs: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    draws: Sequence[float] = ()
     fault: str = ""
 
     @staticmethod
@@ -120,12 +127,18 @@ class Judged:
 
     @property
     def judgement(self) -> str:
-        """Return "harmed" where ours exceeds the tolerance and a reference does not; the reference is named."""
+        """Return "harmed" where ours exceeds the tolerance and a reference does not; the reference is named.
+
+        A reference that is right by chance says nothing: a choice between near equals goes the other way for random
+        errors of the same size.
+        """
         if self.fault:
             return self.fault
         if self.shown("ours") <= self.limit:
             return "right"
         right = self._right(self.batch)
+        if (wrong := sum(not error <= self.limit for error in self.draws)) >= CHANCE:
+            return f"undecided: {', '.join(right)} right, but {wrong} of {len(self.draws)} draws wrong"
         return f"harmed: {', '.join(right)} right" if right else "wrong, as both references"
 
 
@@ -147,6 +160,13 @@ def judged(path: Path, given: argparse.Namespace, kept: Mapping[DType, Judged]) 
         emulate(model).save(twin, overwrite=True, external_data=_large(path))
         return error(twin)
 
+    def drawn(row: Judged, to: DType, reference: Path) -> list[float]:
+        found = []
+        for draw in range(DRAWS if row.judgement.startswith("harmed") else 0):
+            _write_reference(path, reference, to, results=True, draw=draw)
+            found.append(relative_error(exact[row.batch], _run(reference, fed[row.batch])))
+        return found
+
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=path.parent) as folder:
         at = Path(folder)
         former = _of_other_state(path, at, given) if given.before is not None and not kept else {}
@@ -162,7 +182,8 @@ def judged(path: Path, given: argparse.Namespace, kept: Mapping[DType, Judged]) 
             errors: dict[str, Mapping[str, float]] = {"ours": emulated(ours)}
             if (old := kept.get(to)) is not None:
                 errors |= {way: found for way, found in old.errors.items() if way != "ours"}
-                yield to, Judged(path.stem, old.limit, errors, size, old.before, findings, *about)
+                row = Judged(path.stem, old.limit, errors, size, old.before, findings, *about)
+                yield to, replace(row, draws=old.draws or drawn(row, to, at / "reference.onnx"))
                 continue
             for name, results in (("A", False), ("B", True)):
                 _write_reference(path, at / "reference.onnx", to, results=results)
@@ -174,7 +195,8 @@ def judged(path: Path, given: argparse.Namespace, kept: Mapping[DType, Judged]) 
                 errors[BEFORE] = errors["ours"] if _same(ours, former[to]) else emulated(former[to])
             before = _size(former[to], to, casts[1]) if to in former else None
             limit = TOLERANCE[to] * stated.get("tolerance", 1.0)
-            yield to, Judged(path.stem, limit, errors, size, before, findings, *about)
+            row = Judged(path.stem, limit, errors, size, before, findings, *about)
+            yield to, replace(row, draws=drawn(row, to, at / "reference.onnx"))
 
 
 def _same(a: Path, b: Path) -> bool:
@@ -197,13 +219,13 @@ def _large(path: Path) -> bool:
     return any(path.parent.glob(f"{path.name}.data")) or path.stat().st_size > 1.5e9
 
 
-def _write_reference(path: Path, out: Path, to: DType, *, results: bool) -> None:
+def _write_reference(path: Path, out: Path, to: DType, *, results: bool, draw: int | None = None) -> None:
     """Write a reference beside links to the data of the model, so that its weights are not loaded."""
     proto = onnx.load(path, load_external_data=not _large(path))
     for data in path.parent.glob(f"{path.name}.data*"):
         if not (out.parent / data.name).exists():
             os.link(data, out.parent / data.name)
-    onnx.save(rounded_products(proto, to, results=results), out)
+    onnx.save(rounded_products(proto, to, results=results, draw=draw), out)
 
 
 def _run(path: Path, batch: Batch) -> list[Any]:

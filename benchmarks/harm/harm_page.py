@@ -133,7 +133,8 @@ def counts(groups: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
             words = [row.judgement for row in found if not row.fault]
             harmed = sum(word.startswith("harmed: B") for word in words)
             alone = sum(word == "harmed: A right" for word in words)
-            numbers = len(words), words.count("right"), harmed, alone, words.count("wrong, as both references")
+            chance = sum(word.startswith("undecided") for word in words)
+            numbers = len(words), words.count("right"), harmed, alone, chance, words.count("wrong, as both references")
             yield GROUPS[name], to, *numbers, len(found) - len(words)
 
 
@@ -173,7 +174,7 @@ def page(results: Mapping[str, Any]) -> str:
     groups = {name: results["groups"][name] for name in GROUPS if name in results["groups"]}
     reasons = yaml.safe_load(REASONS.read_text("utf-8"))
     commits = sorted({row["commit"] for group in groups.values() for to in TYPES for row in group[to].values()})
-    head = ("group", "type", "models", "right", "harmed", "only A right", "wrong in all", "not measured")
+    head = ("group", "type", "models", "right", "harmed", "only A right", "undecided", "wrong in all", "not measured")
     lines = [INTRO.format(onnxruntime=results["machine"]["versions"]["onnxruntime-gpu"])]
     lines += [f"Measured at {', '.join(commits)}.", "", *measure.markdown(head, counts(groups)), ""]
     if alone := list(only_a(groups, reasons)):

@@ -30,13 +30,15 @@ OPERANDS: Mapping[str, int] = {
 """Products, convolutions and recurrent cells, with the number of leading inputs that are multiplied."""
 
 
-def rounded_products(model: ModelProto, to: DType, *, results: bool) -> ModelProto:
+def rounded_products(model: ModelProto, to: DType, *, results: bool, draw: int | None = None) -> ModelProto:
     """Return a copy of a model whose products read operands rounded to `to`; with `results` their results, too.
 
-    Functions are inlined; products in bodies of If, Loop and Scan count.
+    Functions are inlined; products in bodies of If, Loop and Scan count. With a `draw`, a seed, values are multiplied
+    by random factors in place of being rounded, each within what rounding to nearest may do.
     """
     copy = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(model))
-    _Rounding(to, results).graph(copy.graph, {})
+    rounding = _Rounding(to, results) if draw is None else _Drawing(to, results, draw)
+    rounding.graph(copy.graph, {})
     return copy
 
 
@@ -74,6 +76,20 @@ class _Rounding:
         low = f"low_{next(self.number)}"
         yield helper.make_node("Cast", [source], [low], to=self.to.code)
         yield helper.make_node("Cast", [low], [target], to=TensorProto.FLOAT)
+
+
+class _Drawing(_Rounding):
+    """Random errors of the size of rounding: a model that these change much was right by chance, if it was right."""
+
+    def __init__(self, to: DType, results: bool, draw: int) -> None:
+        super().__init__(to, results)
+        self.draw = draw
+
+    def casts(self, source: str, target: str) -> Iterator[NodeProto]:
+        number, half = next(self.number), float(self.to.eps) / 2
+        span = {"low": 1 - half, "high": 1 + half, "seed": float(1000 * self.draw + number)}
+        yield helper.make_node("RandomUniformLike", [source], [f"factor_{number}"], **span)
+        yield helper.make_node("Mul", [source, f"factor_{number}"], [target])
 
 
 def relative_error(exact: Sequence[object], results: Sequence[object]) -> float:
