@@ -33,8 +33,8 @@ OPERANDS: Mapping[str, int] = {
 def rounded_products(model: ModelProto, to: DType, *, results: bool, draw: int | None = None) -> ModelProto:
     """Return a copy of a model whose products read operands rounded to `to`; with `results` their results, too.
 
-    Functions are inlined; products in bodies of If, Loop and Scan count. With a `draw`, a seed, values are multiplied
-    by random factors in place of being rounded, each within what rounding to nearest may do.
+    Functions are inlined; products in bodies of If, Loop and Scan count. With a `draw`, a seed, values get other
+    errors in place of those of rounding, each within what rounding to nearest may do.
     """
     copy = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(model))
     rounding = _Rounding(to, results) if draw is None else _Drawing(to, results, draw)
@@ -79,7 +79,10 @@ class _Rounding:
 
 
 class _Drawing(_Rounding):
-    """Random errors of the size of rounding: a model that these change much was right by chance, if it was right."""
+    """Errors of the size of rounding that look random, by the sine of a multiple of the value: no runtime lacks it.
+
+    A model that these change much was right by chance, if it was right.
+    """
 
     def __init__(self, to: DType, results: bool, draw: int) -> None:
         super().__init__(to, results)
@@ -87,9 +90,15 @@ class _Drawing(_Rounding):
 
     def casts(self, source: str, target: str) -> Iterator[NodeProto]:
         number, half = next(self.number), float(self.to.eps) / 2
-        span = {"low": 1 - half, "high": 1 + half, "seed": float(1000 * self.draw + number)}
-        yield helper.make_node("RandomUniformLike", [source], [f"factor_{number}"], **span)
-        yield helper.make_node("Mul", [source, f"factor_{number}"], [target])
+        phase, wave, share, error = (f"{word}_{number}" for word in ("phase", "wave", "share", "error"))
+        for name, value in ((phase, 1e5 * (1 + 0.618 * self.draw) + number), (share, half)):
+            tensor = helper.make_tensor("", TensorProto.FLOAT, [], [value])
+            yield helper.make_node("Constant", [], [f"{name}_number"], value=tensor)
+        yield helper.make_node("Mul", [source, f"{phase}_number"], [phase])
+        yield helper.make_node("Sin", [phase], [wave])
+        yield helper.make_node("Mul", [wave, f"{share}_number"], [share])
+        yield helper.make_node("Mul", [source, share], [error])
+        yield helper.make_node("Add", [source, error], [target])
 
 
 def relative_error(exact: Sequence[object], results: Sequence[object]) -> float:
