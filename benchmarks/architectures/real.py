@@ -14,6 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.architectures.architecture import Architecture, Built, Named, seed_of
+from benchmarks.architectures.long_nets import (
+    Embeddings,
+    Forecast,
+    LinearAttention,
+    Rays,
+    Retention,
+    Sound,
+    Tagger,
+)
 from benchmarks.architectures.nets import Decoder, DiffusionTransformer, Graph, Recommender, StyleGenerator, livened
 from benchmarks.architectures.speech import Step
 from benchmarks.architectures.text import AXES, made
@@ -193,6 +202,27 @@ def _clicked() -> dict[str, Tensor]:
 def _edges() -> dict[str, Tensor]:
     return {"features": torch.randn(2000, 256), "edges": torch.randint(0, 2000, (2, 16000))}
 
+
+def _padded(rows: int, length: int, width: int) -> dict[str, Tensor]:
+    mask = torch.ones(rows, length)
+    mask[-1, length // 2 :] = 0
+    return {"x": torch.randn(rows, length, width), "mask": mask}
+
+
+def _rays() -> dict[str, Tensor]:
+    depth = (torch.arange(64) * 0.05 + torch.rand(256, 64) * 0.04) + 2
+    return {"start": torch.randn(256, 3), "direction": torch.randn(256, 3) / 2, "depth": depth}
+
+
+LONG: tuple[Architecture, ...] = (
+    net("retention_1024", lambda: Retention(512, 8, 1024), lambda: {"x": torch.randn(1, 1024, 512)}),
+    net("linear_attention_4096", lambda: LinearAttention(512, 8), lambda: _padded(2, 4096, 512)),
+    net("forecast_720", lambda: Forecast(720, 96, 512), lambda: {"series": torch.randn(8, 720) * 50 + 48000}),
+    net("tagger_200", lambda: Tagger(256, 20), lambda: {"x": torch.randn(2, 200, 256)}),
+    net("sound_5s", Sound, lambda: {"wave": torch.randn(1, 80000) * torch.logspace(-4, -0.5, 80000)}),
+    net("rays_64", Rays, _rays),
+    net("embeddings_4096", lambda: Embeddings(384), lambda: _padded(4, 4096, 384)),
+)
 
 _BOTTLENECK = {
     "embedding_size": 64,
@@ -419,4 +449,5 @@ REAL: tuple[Architecture, ...] = (
         lambda: {"input_values": torch.randn(1, 48000)},
         **{**BERT, "vocab_size": 32},
     ),
+    *LONG,
 )

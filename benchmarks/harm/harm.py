@@ -6,9 +6,9 @@
 
 FOLDER holds models, each with a batch beside it, NAME.npz; without one, inputs are drawn at random. B is what PyTorch's
 autocast rounds around matrix products and convolutions. `--before` is a folder with another commit of this project: the
-table then sets its conversions beside ours. The Casts in brackets are those that onnxruntime runs on CUDA, where the
-CUDA stub of the tests can be built. `--peers` is an interpreter with onnxconverter-common and onnxruntime, `--autocast`
-one with nvidia-modelopt[onnx].
+table then sets its conversions beside ours. The Casts in brackets are those that onnxruntime runs on CUDA, for models
+whose conversion changed and where the CUDA stub of the tests can be built. `--peers` is an interpreter with
+onnxconverter-common and onnxruntime, `--autocast` one with nvidia-modelopt[onnx].
 
 Every model is measured by a process of its own with limits of time and memory, and its row is kept in FOLDER/rows: a
 run that is broken off goes on where it stopped, `--models` measures some now and others later, and `--again` measures
@@ -169,15 +169,15 @@ def judged(path: Path, given: argparse.Namespace, kept: Mapping[DType, Judged]) 
 
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=path.parent) as folder:
         at = Path(folder)
-        former = _of_other_state(path, at, given) if given.before is not None and not kept else {}
+        former = _of_other_state(path, at, given) if given.before is not None else {}
         for to in given.to:
             ours = at / f"{to.spelling}.onnx"
             converted = convert(path, to=to, **stated.get("options", {}))
             findings = sorted({f"{f.kind}: {f.subject}" for f in converted.report.findings})
             converted.save(ours)
             del converted
-            files = [ours, *([former[to]] if to in former else [])]
-            casts = _casts_on_cuda(files)
+            same = to in former and _same(ours, former[to])
+            casts = [None, None] if same or to not in former else _casts_on_cuda([ours, former[to]])
             size = _size(ours, to, casts[0])
             errors: dict[str, Mapping[str, float]] = {"ours": emulated(ours)}
             if (old := kept.get(to)) is not None:
@@ -192,7 +192,7 @@ def judged(path: Path, given: argparse.Namespace, kept: Mapping[DType, Judged]) 
                 if tool(path, at / f"{name}.onnx"):
                     errors[name] = emulated(at / f"{name}.onnx")
             if to in former:
-                errors[BEFORE] = errors["ours"] if _same(ours, former[to]) else emulated(former[to])
+                errors[BEFORE] = errors["ours"] if same else emulated(former[to])
             before = _size(former[to], to, casts[1]) if to in former else None
             limit = TOLERANCE[to] * stated.get("tolerance", 1.0)
             row = Judged(path.stem, limit, errors, size, before, findings, *about)
@@ -246,12 +246,17 @@ _NUMPY = {"tensor(float16)": np.dtype(np.float16), "tensor(float)": np.dtype(np.
 
 
 def _casts_on_cuda(models: Sequence[Path]) -> list[int | None]:
-    """Return the Casts that onnxruntime is left with on CUDA; None without the stub, or where it refuses the model."""
-    if stub.folder()[0] is None:
+    """Return the Casts that onnxruntime is left with on CUDA; None without the stub, or where it refuses the model.
+
+    Models of more than 400 MB are left out: the stub copies weights, and takes minutes for them.
+    """
+    if stub.folder()[0] is None or sum(file.stat().st_size for file in models[0].parent.iterdir()) > MOST_ON_CUDA:
         return [None] * len(models)
     return [row.get("casts") for row in stub.placements(models)]
 
 
+MOST_ON_CUDA = 400e6 * 2
+"""Bytes of our conversion and that of the other state."""
 BATCHES = ("built", "masked")
 """The batches of the benchmark of architectures that count: as built, and with a row that is masked throughout."""
 
@@ -383,7 +388,7 @@ def compared(row: Judged) -> tuple[object, ...]:
         return (row.model, *["–"] * 7, row.judgement)
     errors = [f"{row.shown(way):.1e}" for way in (BEFORE, "ours", "A", "B")]
     both = (row.before, row.size)
-    casts = " → ".join(f"{each.casts} ({'–' if each.on_cuda is None else each.on_cuda})" for each in both)
+    casts = " → ".join(f"{size.casts}" + (f" ({size.on_cuda})" if size.on_cuda is not None else "") for size in both)
     shares = " → ".join(f"{each.operations:.0%}" for each in both)
     nbytes = f"{row.size.bytes / max(row.before.bytes, 1) - 1:+.1%}"
     return (row.model, *errors, casts, shares, nbytes, row.judgement)
