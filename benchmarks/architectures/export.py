@@ -1,7 +1,8 @@
 """Export architectures by both exporters: `export FOLDER [NAME ...]`, with torch installed.
 
 Writes NAME.EXPORTER.onnx, one for each exporter that takes it, NAME.npz with batches and what PyTorch computes of them
-in float32, float16 and bfloat16, and NAME.json: which exporter failed, and why.
+in float32, float16 and bfloat16, and NAME.json: which exporter failed, and why. With `--real`, the architectures of
+real width are exported; of these the batch as built is written alone, and weights lie beside the models of dynamo.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import logging
 import multiprocessing
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from benchmarks.architectures.architecture import Architecture, seed_of
 EXPORTERS: Mapping[str, tuple[int, ...]] = {"dynamo": (18, 20, 21, 23), "torchscript": (13, 14, 17)}
 LOW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 FLOATS_TIMES = 8.0
+LARGE = 10_000_000
+"""Parameters of a model beyond which dynamo writes its weights to a file beside it."""
 
 
 def registry() -> dict[str, Architecture]:
@@ -37,6 +40,13 @@ def registry() -> dict[str, Architecture]:
     from benchmarks.architectures.vision import VISION
 
     return {one.name: one for one in (*TEXT, *SPEECH, *VISION, *MULTIMODAL, *NETS)}
+
+
+def registry_of_real_widths() -> dict[str, Architecture]:
+    """Architectures of real width and length, by name."""
+    from benchmarks.architectures.real import REAL
+
+    return {one.name: one for one in REAL}
 
 
 def opset(name: str, exporter: str, attempt: int = 0) -> int:
@@ -117,7 +127,7 @@ def dynamo(one: Architecture, module: nn.Module, inputs: Mapping[str, Tensor], p
         opset_version=by.opset,
         # A registry's module takes *values: one parameter that is a tuple.
         dynamic_shapes=None if by.fixed or not one.dynamic else (shapes,),
-        external_data=False,
+        external_data=sum(p.numel() for p in module.parameters()) > LARGE,
         verbose=False,
     )
 
@@ -134,16 +144,18 @@ def torchscript(one: Architecture, module: nn.Module, inputs: Mapping[str, Tenso
     )
 
 
-def export(one: Architecture, folder: Path) -> None:
+def export(one: Architecture, folder: Path, exporters: Sequence[str], *, real: bool) -> None:
     """Write the files of one architecture; its .json says "dynamic" or "fixed" where an exporter took it, else why not.
 
     What fails is tried again with plain attention in the latest opset, then with fixed shapes.
     """
     module, inputs = one.build()
-    fed = batches(inputs)
-    np.savez(folder / f"{one.name}.npz", **computed(module, fed))  # type: ignore[arg-type]
+    arrays = {f"built/in/{k}": v.numpy() for k, v in inputs.items()} if real else computed(module, batches(inputs))
+    np.savez(folder / f"{one.name}.npz", **arrays)  # type: ignore[arg-type]
     said: dict[str, Any] = {"architecture": one.name}
     for exporter, write in {"dynamo": dynamo, "torchscript": torchscript}.items():
+        if exporter not in exporters:
+            continue
         path = folder / f"{one.name}.{exporter}.onnx"
         for attempt in range(3):
             by = Attempt(opset(one.name, exporter, attempt), attempt == 2)
@@ -160,9 +172,10 @@ def export(one: Architecture, folder: Path) -> None:
     (folder / f"{one.name}.json").write_text(json.dumps(said))
 
 
-def apart(one: Architecture, folder: Path, limit: float) -> None:
+def apart(one: Architecture, folder: Path, given: argparse.Namespace) -> None:
     """Export one architecture in a process of its own: a crash or a hang costs that one alone."""
-    child = multiprocessing.get_context("fork").Process(target=export, args=(one, folder))
+    limit, options = given.limit, {"real": given.real}
+    child = multiprocessing.get_context("fork").Process(target=export, args=(one, folder, given.by), kwargs=options)
     child.start()
     child.join(limit)
     if child.exitcode != 0:
@@ -184,16 +197,18 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that one architecture may take")
+    parser.add_argument("--real", action="store_true", help="the architectures of real width instead")
+    parser.add_argument("--by", nargs="+", default=list(EXPORTERS), choices=list(EXPORTERS), help="the exporters")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     given.folder.mkdir(parents=True, exist_ok=True)
-    known = registry()
+    known = registry_of_real_widths() if given.real else registry()
     warm_up(given.folder)
     for name in given.names or known:
         if not (given.folder / f"{name}.json").exists():
-            apart(known[name], given.folder, given.limit)
+            apart(known[name], given.folder, given)
             print((given.folder / f"{name}.json").read_text(), flush=True)
 
 

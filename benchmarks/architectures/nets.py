@@ -50,12 +50,13 @@ class Modulated(nn.Module):
 class StyleGenerator(nn.Module):
     """A mapping network with pixel norm, and three modulated convolutions with upsampling between."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.mapping = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
-        self.start = nn.Parameter(torch.randn(1, 16, 4, 4))
-        self.blocks = nn.ModuleList(Modulated(16, 16, 32) for _ in range(3))
-        self.image = nn.Conv2d(16, 3, 1)
+        style = max(width, 32)
+        self.mapping = nn.ModuleList(nn.Linear(style, style) for _ in range(4))
+        self.start = nn.Parameter(torch.randn(1, width, 4, 4))
+        self.blocks = nn.ModuleList(Modulated(width, width, style) for _ in range(3))
+        self.image = nn.Conv2d(width, 3, 1)
 
     def forward(self, z: Tensor, noise: Tensor) -> Tensor:
         w = z * torch.rsqrt(z.square().mean(1, keepdim=True) + 1e-8)
@@ -71,13 +72,13 @@ class StyleGenerator(nn.Module):
 class Decoder(nn.Module):
     """The decoder of an image autoencoder, as latent diffusion has it: group norms, attention, upsampling."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 32, groups: int = 8) -> None:
         super().__init__()
-        self.entry = nn.Conv2d(4, 32, 3, padding=1)
-        self.norms = nn.ModuleList(nn.GroupNorm(8, 32) for _ in range(4))
-        self.convs = nn.ModuleList(nn.Conv2d(32, 32, 3, padding=1) for _ in range(4))
-        self.mix_norm, self.qkv, self.out = nn.GroupNorm(8, 32), nn.Conv2d(32, 96, 1), nn.Conv2d(32, 32, 1)
-        self.exit = nn.Conv2d(32, 3, 3, padding=1)
+        self.entry = nn.Conv2d(4, width, 3, padding=1)
+        self.norms = nn.ModuleList(nn.GroupNorm(groups, width) for _ in range(4))
+        self.convs = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(4))
+        self.mix_norm, self.qkv = nn.GroupNorm(groups, width), nn.Conv2d(width, 3 * width, 1)
+        self.out, self.exit = nn.Conv2d(width, width, 1), nn.Conv2d(width, 3, 3, padding=1)
 
     def forward(self, latent: Tensor) -> Tensor:
         x = self.entry(latent / 0.18215)
@@ -94,17 +95,18 @@ class Decoder(nn.Module):
 class DiffusionTransformer(nn.Module):
     """DiT: patches, sines of the time step, adaptive LayerNormalization without an affine part, gates."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 32, heads: int = 4, side: int = 16) -> None:
         super().__init__()
-        self.patch = nn.Conv2d(4, 32, 2, 2)
-        self.place = nn.Parameter(torch.randn(1, 64, 32) * 0.1)
-        self.time1, self.time2, self.label = nn.Linear(32, 32), nn.Linear(32, 32), nn.Embedding(10, 32)
-        self.tune = nn.ModuleList(nn.Linear(32, 192) for _ in range(2))
-        self.qkv = nn.ModuleList(nn.Linear(32, 96) for _ in range(2))
-        self.out = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
-        self.up = nn.ModuleList(nn.Linear(32, 128) for _ in range(2))
-        self.down = nn.ModuleList(nn.Linear(128, 32) for _ in range(2))
-        self.last = nn.Linear(32, 16)
+        self.width, self.heads, self.side = width, heads, side
+        self.patch = nn.Conv2d(4, width, 2, 2)
+        self.place = nn.Parameter(torch.randn(1, (side // 2) ** 2, width) * 0.1)
+        self.time1, self.time2, self.label = nn.Linear(32, width), nn.Linear(width, width), nn.Embedding(10, width)
+        self.tune = nn.ModuleList(nn.Linear(width, 6 * width) for _ in range(2))
+        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(2))
+        self.out = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(2))
+        self.down = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(2))
+        self.last = nn.Linear(width, 16)
 
     def forward(self, latent: Tensor, timestep: Tensor, label: Tensor) -> Tensor:
         frequencies = torch.exp(-math.log(10000.0) * torch.arange(16) / 16)
@@ -112,15 +114,17 @@ class DiffusionTransformer(nn.Module):
         time = self.time2(F.silu(self.time1(torch.cat((angles.cos(), angles.sin()), dim=-1))))
         condition = F.silu(time + self.label(label))
         x = self.patch(latent).flatten(2).transpose(1, 2) + self.place
+        norm = (self.width,)
         for i in range(2):
             a, b, c, d, e, f = self.tune[i](condition)[:, None].chunk(6, dim=-1)
-            y = F.layer_norm(x, (32,), eps=1e-6) * (1 + b) + a
-            q, k, v = (t.unflatten(2, (4, 8)).transpose(1, 2) for t in self.qkv[i](y).chunk(3, dim=-1))
+            y = F.layer_norm(x, norm, eps=1e-6) * (1 + b) + a
+            q, k, v = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in self.qkv[i](y).chunk(3, dim=-1))
             x = x + c * self.out[i](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-            y = F.layer_norm(x, (32,), eps=1e-6) * (1 + e) + d
+            y = F.layer_norm(x, norm, eps=1e-6) * (1 + e) + d
             x = x + f * self.down[i](F.gelu(self.up[i](y), approximate="tanh"))
-        y = self.last(F.layer_norm(x, (32,), eps=1e-6)).reshape(-1, 8, 8, 2, 2, 4)
-        return y.permute(0, 5, 1, 3, 2, 4).reshape(-1, 4, 16, 16)
+        half = self.side // 2
+        y = self.last(F.layer_norm(x, norm, eps=1e-6)).reshape(-1, half, half, 2, 2, 4)
+        return y.permute(0, 5, 1, 3, 2, 4).reshape(-1, 4, self.side, self.side)
 
 
 class SmallUNet(nn.Module):
@@ -203,11 +207,11 @@ class Speech(nn.Module):
 class Graph(nn.Module):
     """Two rounds of attention over the edges of a graph, sums scattered to the nodes, mean over the graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, into: int = 8, width: int = 16) -> None:
         super().__init__()
-        self.into, self.edge = nn.Linear(8, 16), nn.ModuleList(nn.Linear(32, 1) for _ in range(2))
-        self.pass_on = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
-        self.head = nn.Linear(16, 3)
+        self.into, self.edge = nn.Linear(into, width), nn.ModuleList(nn.Linear(2 * width, 1) for _ in range(2))
+        self.pass_on = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.head = nn.Linear(width, 3)
 
     def forward(self, features: Tensor, edges: Tensor) -> Tensor:
         x = self.into(features)
@@ -220,6 +224,35 @@ class Graph(nn.Module):
             summed = torch.zeros_like(x).index_add(0, target, weight * move(x)[source])
             x = x + F.relu(summed / (total + 1e-12)) / (degree + 1).sqrt()
         return self.head(x.mean(0))
+
+
+class Recommender(nn.Module):
+    """DLRM: logarithms of counts, tables of ids, the sum of a history's rows, all inner products, a click's chance.
+
+    The counts leave the model beside the scores, as models that are served with their features do.
+    """
+
+    def __init__(self, counts: int = 5, tables: int = 6, rows: int = 100, width: int = 16, hidden: int = 32) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(tables))
+        self.history = nn.Embedding(rows, width)
+        self.bottom = nn.ModuleList((nn.Linear(counts, hidden), nn.Linear(hidden, width)))
+        pairs = (tables + 2) * (tables + 1) // 2
+        self.top = nn.ModuleList((nn.Linear(pairs + width, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 1)))
+        first, second = torch.triu_indices(tables + 2, tables + 2, 1)
+        self.register_buffer("pairs", first * (tables + 2) + second)
+
+    def forward(self, counts: Tensor, ids: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        dense = torch.log1p(counts)
+        for layer in self.bottom:
+            dense = F.relu(layer(dense))
+        seen = self.history(history).sum(1)
+        vectors = torch.stack((dense, seen, *(table(ids[:, i]) for i, table in enumerate(self.tables))), 1)
+        inner = (vectors @ vectors.transpose(1, 2)).flatten(1)[:, self.pairs]
+        x = torch.cat((dense, inner), 1)
+        for layer in self.top[:-1]:
+            x = F.relu(layer(x))
+        return self.top[-1](x).sigmoid(), counts / counts.sum(1, keepdim=True).clamp(min=1)
 
 
 class Detector(nn.Module):
@@ -326,6 +359,15 @@ def _graph() -> Built:
     return module, {**inputs, "edges": torch.randint(0, 50, (2, 300))}
 
 
+def _recommended() -> Built:
+    inputs = {
+        "counts": torch.floor(torch.exp(torch.randn(4, 5) * 3 + 2)).clamp(max=5e5),
+        "ids": torch.randint(0, 100, (4, 6)),
+        "history": torch.randint(0, 100, (4, 20)),
+    }
+    return livened(Recommender()), inputs
+
+
 def _detector() -> Built:
     module, _ = _net(Detector)()
     return module, {"image": torch.rand(1, 3, 320, 320) * 255}
@@ -341,6 +383,7 @@ _BUILDS: dict[str, Callable[[], Built]] = {
     "tcn": _net(Temporal, series=(1, 8, 100)),
     "speech_rnn": _speech,
     "graph_attention": _graph,
+    "recommender": _recommended,
     "detector": _detector,
     "detector_anchor_free": lambda: (livened(AnchorFree()), {"image": torch.rand(1, 3, 640, 640) * 255}),
     "flow_warp": _net(Sampler, first=(1, 3, 240, 240), second=(1, 3, 240, 240)),

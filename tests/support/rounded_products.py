@@ -30,13 +30,15 @@ OPERANDS: Mapping[str, int] = {
 """Products, convolutions and recurrent cells, with the number of leading inputs that are multiplied."""
 
 
-def rounded_products(model: ModelProto, to: DType, *, results: bool) -> ModelProto:
+def rounded_products(model: ModelProto, to: DType, *, results: bool, draw: int | None = None) -> ModelProto:
     """Return a copy of a model whose products read operands rounded to `to`; with `results` their results, too.
 
-    Functions are inlined; products in bodies of If, Loop and Scan count.
+    Functions are inlined; products in bodies of If, Loop and Scan count. With a `draw`, a seed, values get other
+    errors in place of those of rounding, each within what rounding to nearest may do.
     """
     copy = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(model))
-    _Rounding(to, results).graph(copy.graph, {})
+    rounding = _Rounding(to, results) if draw is None else _Drawing(to, results, draw)
+    rounding.graph(copy.graph, {})
     return copy
 
 
@@ -74,6 +76,29 @@ class _Rounding:
         low = f"low_{next(self.number)}"
         yield helper.make_node("Cast", [source], [low], to=self.to.code)
         yield helper.make_node("Cast", [low], [target], to=TensorProto.FLOAT)
+
+
+class _Drawing(_Rounding):
+    """Errors of the size of rounding that look random, by the sine of a multiple of the value: no runtime lacks it.
+
+    A model that these change much was right by chance, if it was right.
+    """
+
+    def __init__(self, to: DType, results: bool, draw: int) -> None:
+        super().__init__(to, results)
+        self.draw = draw
+
+    def casts(self, source: str, target: str) -> Iterator[NodeProto]:
+        number, half = next(self.number), float(self.to.eps) / 2
+        phase, wave, share, error = (f"{word}_{number}" for word in ("phase", "wave", "share", "error"))
+        for name, value in ((phase, 1e5 * (1 + 0.618 * self.draw) + number), (share, half)):
+            tensor = helper.make_tensor("", TensorProto.FLOAT, [], [value])
+            yield helper.make_node("Constant", [], [f"{name}_number"], value=tensor)
+        yield helper.make_node("Mul", [source, f"{phase}_number"], [phase])
+        yield helper.make_node("Sin", [phase], [wave])
+        yield helper.make_node("Mul", [wave, f"{share}_number"], [share])
+        yield helper.make_node("Mul", [source, share], [error])
+        yield helper.make_node("Add", [source, error], [target])
 
 
 def relative_error(exact: Sequence[object], results: Sequence[object]) -> float:

@@ -97,3 +97,17 @@ def test_the_worst_output_counts_and_a_shape_that_differs_is_wrong() -> None:
     one, two = np.array([1.0, 2.0]), np.array([1.0, 2.5])
     assert relative_error([one, one], [one, two]) == 0.25
     assert relative_error([one], [np.array([1.0])]) == np.inf
+
+
+@pytest.mark.parametrize("text", [PLAIN, BODY, FUNCTION], ids=["plain", "body", "function"])
+@pytest.mark.parametrize("to", KINDS)
+def test_draws_differ_and_stay_within_what_rounding_may_do(to: DType, text: str) -> None:
+    source = model(text)
+    feeds = {**FEEDS, **({"c": np.array(True)} if text is BODY else {})}
+    exact = np.exp(X) @ W
+    drawn = [rounded_products(source, to, results=True, draw=draw) for draw in range(3)]
+    results = [objections.run(each, feeds, "BASIC")[0] for each in drawn]
+    bound = 1.6 * float(to.eps) * (np.exp(X) @ np.abs(W))  # three factors of half an eps each
+    assert all((np.abs(found - exact) <= bound).all() for found in results)
+    assert len({np.asarray(found).tobytes() for found in results}) == 3
+    assert np.array_equal(results[0], objections.run(drawn[0], feeds, "BASIC")[0])

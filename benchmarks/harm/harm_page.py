@@ -1,0 +1,220 @@
+"""The page about harm, docs/evidence/harm.md, from rows that `harm` kept.
+
+    python benchmarks/run.py harm_page NAME=FOLDER …    # rows of folders go into results/harm.json, then the page
+    python benchmarks/run.py harm_page                  # the page of results/harm.json
+
+NAME is a group of GROUPS. Rows replace those of the same model, so groups can be measured in pieces, at different times
+and commits, which the page names. Every rise of Casts or bytes against the other state, and every fall of the share of
+low operations, needs a reason in `reasons.yaml`; the page says where there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import subprocess
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.harm.harm import BEFORE, COMPARED, Judged, compared
+from benchmarks.shared import measure
+
+PAGE = measure.ROOT / "docs" / "evidence" / "harm.md"
+RESULTS = measure.RESULTS / "harm.json"
+REASONS = Path(__file__).with_name("reasons.yaml")
+GROUPS: Mapping[str, str] = {
+    "real": "Two layers at real widths and lengths",
+    "zoo": "Whole models of real size",
+    "shipped": "Shipped models",
+    "small": "Small models of architectures",
+}
+TYPES = ("float16", "bfloat16")
+MORE_BYTES = 0.01
+"""The share by which bytes may rise without a reason."""
+INTRO = """# Conversions beside rounding the products alone
+
+`benchmarks/run.py harm FOLDER --before CHECKOUT` measured these rows. *Before* is commit 1f32681, without the rules
+against harm. Reference *A* rounds what products read, *B* what they read and give, as PyTorch's autocast does. An
+error is the largest of all outputs, relative to the output's largest magnitude; low precision is emulated on a CPU,
+integers must be equal. The tolerance is 2e-2, in bfloat16 16e-2. Casts in brackets are those that onnxruntime
+{onnxruntime} is left with on CUDA; those of the file stand before. Bytes are what all ops read and write by the cost
+model, with lengths that are free assumed.
+
+Weights are random from a seed: in small models of the size of trained ones, in real widths with the spread of trained
+ones, too (rows of different size, 1 in 256 channels of a norm with 8 times the gain). Where an export holds a batch
+with a row that is masked throughout, a row shows the worse of the two.
+"""
+WIDTHS = ("model", "parameters", "inputs")
+
+
+def taken(given: Sequence[str], kept: dict[str, Any]) -> dict[str, Any]:
+    """Return the results with the rows and exports of folders, each given as NAME=FOLDER."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=measure.ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    groups = kept.setdefault("groups", {})
+    for word in given:
+        name, _, folder = word.partition("=")
+        group = groups.setdefault(name, {"exports": {}, **{to: {} for to in TYPES}})
+        for path in sorted(Path(folder).glob("*.json")):
+            said = json.loads(path.read_text("utf-8"))
+            if "architecture" in said:
+                group["exports"][said["architecture"]] = said
+        for to in TYPES:
+            for path in sorted(Path(folder).glob(f"rows/*.{to}.json")):
+                row = json.loads(path.read_text("utf-8"))
+                old = group[to].get(row["model"], {})
+                same = {**old, "commit": None} == {**row, "commit": None}
+                group[to][row["model"]] = old if same else {**row, "commit": commit}
+            group[to] = dict(sorted(group[to].items()))
+        group["exports"] = dict(sorted(group["exports"].items()))
+    return kept
+
+
+def judged(group: Mapping[str, Any], to: str) -> list[Judged]:
+    """Return the rows of a group in a type."""
+    return [Judged.of({k: v for k, v in row.items() if k != "commit"}) for row in group[to].values()]
+
+
+def changes(row: Judged) -> Iterator[str]:
+    """Yield what rose against the other state, or fell of the low operations."""
+    if row.size is None or row.before is None:
+        return
+    new, old = row.size, row.before
+    if new.casts > old.casts:
+        yield f"{old.casts} → {new.casts} Casts"
+    if new.on_cuda is not None and old.on_cuda is not None and (new.on_cuda > old.on_cuda or new.casts > old.casts):
+        yield f"{old.on_cuda} → {new.on_cuda} on CUDA"
+    if new.bytes > old.bytes * (1 + MORE_BYTES):
+        yield f"bytes {new.bytes / old.bytes - 1:+.0%}"
+    if new.operations < old.operations - 0.005:
+        yield f"operations low {old.operations:.0%} → {new.operations:.0%}"
+
+
+def reason(row: Judged, to: str, reasons: Sequence[Mapping[str, Any]]) -> str:
+    """Return the reason of a model's changes; "no reason is known" without one."""
+    for one in reasons:
+        if to in one.get("to", TYPES) and any(fnmatch.fnmatch(row.model, glob) for glob in one["models"]):
+            return str(one["reason"])
+    return "no reason is known"
+
+
+def rises(groups: Mapping[str, Any], reasons: Sequence[Mapping[str, Any]]) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each model that changed for the worse in size: what, errors before and after, and why."""
+    for group in groups.values():
+        for to in TYPES:
+            for row in judged(group, to):
+                if what := ", ".join(changes(row)):
+                    errors = " → ".join(f"{row.shown(way):.1e}" for way in (BEFORE, "ours"))
+                    yield row.model, to, what, errors, reason(row, to, reasons)
+
+
+def only_a(groups: Mapping[str, Any], reasons: Sequence[Mapping[str, Any]]) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each model where only reference A is right: errors, the value and the findings."""
+    for group in groups.values():
+        for to in TYPES:
+            for row in judged(group, to):
+                if row.fault or not row.judgement.startswith("harmed") or "B" in row.judgement.partition(":")[2]:
+                    continue
+                errors = (f"{row.shown(way):.1e}" for way in ("ours", "A", "B"))
+                yield row.model, to, *errors, reason(row, to, reasons)
+
+
+def counts(groups: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each group and type: models, right ones, harmed ones, those that no way gets right, faults."""
+    for name, group in groups.items():
+        for to in TYPES:
+            found = judged(group, to)
+            words = [row.judgement for row in found if not row.fault]
+            harmed = sum(word.startswith("harmed: B") for word in words)
+            alone = sum(word == "harmed: A right" for word in words)
+            chance = sum(word.startswith("undecided") for word in words)
+            numbers = len(words), words.count("right"), harmed, alone, chance, words.count("wrong, as both references")
+            yield GROUPS[name], to, *numbers, len(found) - len(words)
+
+
+def failed_exports(group: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each export that failed: architecture, exporter, what the exporter said."""
+    for name, said in group["exports"].items():
+        for exporter in ("dynamo", "torchscript"):
+            word = said.get(exporter, "")
+            if word and word not in ("dynamic", "fixed"):
+                yield name, exporter, _plain(word)
+        if "fault" in said:
+            yield name, "–", _plain(said["fault"])
+
+
+def faults(group: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each model that could not be measured, and why."""
+    found = {row.model: row.fault for to in TYPES for row in judged(group, to) if row.fault}
+    yield from ((model, _plain(why)) for model, why in found.items())
+
+
+def _plain(said: str) -> str:
+    """Return what a tool said in a few words that fit into a table."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in said).split())
+    return textwrap.shorten(words.replace("|", "/").replace("[96m", "").replace("[0m", ""), 140)
+
+
+def widths(group: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each model: parameters and shapes of inputs."""
+    for row in judged(group, TYPES[0]):
+        if row.inputs:
+            inputs = ", ".join(f"{name} {'×'.join(map(str, shape))}" for name, shape in row.inputs.items())
+            yield row.model, f"{row.parameters / 1e6:.1f} M", textwrap.shorten(inputs, 160)
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """Return the text of the page."""
+    groups = {name: results["groups"][name] for name in GROUPS if name in results["groups"]}
+    reasons = yaml.safe_load(REASONS.read_text("utf-8"))
+    commits = sorted({row["commit"] for group in groups.values() for to in TYPES for row in group[to].values()})
+    head = ("group", "type", "models", "right", "harmed", "only A right", "undecided", "wrong in all", "not measured")
+    lines = [INTRO.format(onnxruntime=results["machine"]["versions"]["onnxruntime-gpu"])]
+    lines += [f"Measured at {', '.join(commits)}.", "", *measure.markdown(head, counts(groups)), ""]
+    if alone := list(only_a(groups, reasons)):
+        lines += ["## Where only A is right", ""]
+        lines += [*measure.markdown(("model", "type", "ours", "A", "B", "the value that is rounded"), alone), ""]
+    lines += ["## What rose, and why", ""]
+    lines += [*measure.markdown(("model", "type", "what", "error", "reason"), rises(groups, reasons)), ""]
+    tried = sum(
+        exporter in said for group in groups.values() for said in group["exports"].values() for exporter in _EXPORTERS
+    )
+    failed = [row for group in groups.values() for row in failed_exports(group)]
+    lines += ["## Exports that failed", "", f"{len(failed)} of {tried} exports, by the exporters' own words.", ""]
+    lines += [*measure.markdown(("architecture", "exporter", "error"), failed), ""]
+    if broken := [row for group in groups.values() for row in faults(group)]:
+        lines += ["## Models that were not measured", ""]
+        lines += [*measure.markdown(("model", "why"), broken), ""]
+    for name, group in groups.items():
+        lines += [f"## {GROUPS[name]}", ""]
+        if name in ("real", "zoo"):
+            lines += [*measure.markdown(WIDTHS, widths(group)), ""]
+        for to in TYPES:
+            lines += [f"### {GROUPS[name]}, {to}", ""]
+            rows = (compared(row) for row in judged(group, to) if not row.fault)
+            lines += [*measure.markdown(COMPARED, rows), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+_EXPORTERS = ("dynamo", "torchscript")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", metavar="NAME=FOLDER")
+    given = parser.parse_args()
+    results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    if given.folders:
+        results = {**taken(given.folders, results), "machine": measure.machine(("onnx", "onnxruntime-gpu", "torch"))}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
