@@ -145,7 +145,7 @@ class Sites(ast.NodeVisitor):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
         if isinstance(node.op, ast.Not):
-            self.add("negation", self.start(node), self.start(node.operand), "")
+            self.add("negation", self.start(node), self.start(node) + len("not "), "")
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:

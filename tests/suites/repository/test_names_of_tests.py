@@ -39,6 +39,7 @@ def test_the_folders_of_unit_are_wings() -> None:
 def test_names_are_short_and_each_is_defined_once(path: Path) -> None:
     found = names(path)
     assert [name for name in found if len(name) > LONGEST] == []
+    assert [name for name in found if name.count("_") < 2] == [], "one word says no behavior"
     assert [name for name, count in Counter(found).items() if count > 1] == []
 
 
