@@ -38,6 +38,10 @@ FOLDER = "tests/unit"
 VARIABLE = "AMP_REWRITE_MEASURE"
 SECONDS = 100
 """Processor seconds of the tests chosen; two workers start and collect beside them."""
+CHEAP = 0.03
+"""Seconds of a test up to which it is always chosen: it may hold tables, whose lines run when a module is imported."""
+ALWAYS = ("tests/suites/pages/test_generated_pages.py", "tests/suites/repository/test_public_names.py")
+"""Tests of pages and names that tables and defaults make, always chosen likewise."""
 APART = 0.5
 """Seconds of a parametrized test from which its parameters are chosen one by one."""
 
@@ -163,6 +167,7 @@ class Unit:
     module: str
     tests: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    cheap: bool = False
     finds: dict[int, float] = field(default_factory=dict)
     """The chance to find a fault in a line, by line."""
 
@@ -181,9 +186,10 @@ def units(measured: dict[str, tuple[float, dict[str, list[int]]]], numbers: dict
     inner = {str(path.relative_to(ROOT)): inner_lines(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
     found = []
     for tests in functions.values():
-        apart = sum(measured[test][0] for test in tests) > APART
-        for group in ([test] for test in tests) if apart else [tests]:
-            unit = Unit(group[0].partition("::")[0], group, sum(measured[test][0] for test in group))
+        whole = sum(measured[test][0] for test in tests)
+        for group in ([test] for test in tests) if whole > APART else [tests]:
+            seconds = sum(measured[test][0] for test in group)
+            unit = Unit(group[0].partition("::")[0], group, seconds, cheap=whole < CHEAP)
             missed: dict[int, float] = defaultdict(lambda: 1.0)
             for test in group:
                 run = [(path, line) for path, lines in measured[test][1].items() for line in lines]
@@ -207,9 +213,12 @@ def choose(measured: dict[str, tuple[float, dict[str, list[int]]]], seconds: flo
     every = units(measured, numbers)
     opened: set[str] = set()
 
+    def cost(unit: Unit) -> float:
+        return unit.seconds + (0 if unit.module in opened else imports.get(unit.module, 0.1))
+
     def rate(unit: Unit) -> float:
         gain = sum(worth[number] * missed[number] * chance for number, chance in unit.finds.items())
-        return gain / (0.002 + unit.seconds + (0 if unit.module in opened else imports.get(unit.module, 0.1)))
+        return math.inf if unit.cheap else gain / cost(unit)
 
     queue = [(-rate(unit), index) for index, unit in enumerate(every)]
     heapq.heapify(queue)
@@ -221,12 +230,12 @@ def choose(measured: dict[str, tuple[float, dict[str, list[int]]]], seconds: flo
         if queue and current < -queue[0][0] * (1 - 1e-9):
             heapq.heappush(queue, (-current, index))
             continue
-        cost = unit.seconds + (0 if unit.module in opened else imports.get(unit.module, 0.1))
-        if cost > spare or not current:
+        price = cost(unit)
+        if price > spare or not current:
             left.append(unit)
             continue
         chosen.append(unit)
-        spare -= cost
+        spare -= price
         opened.add(unit.module)
         for number, chance in unit.finds.items():
             missed[number] *= 1 - chance
@@ -255,7 +264,7 @@ def words(chosen: list[Unit], left: list[Unit], before: list[str]) -> list[str]:
     closed = {unit.module for unit in left} - opened
     beside = {word for word in before if not word.startswith(("-", FOLDER))}
     measured = {name.partition("::")[0] for name in known}
-    outside = {module for module in opened if not module.startswith(FOLDER)} | {
+    outside = {module for module in (*opened, *ALWAYS) if not module.startswith(FOLDER)} | {
         word for word in beside if not any(f"{module}/".startswith(f"{word}/") for module in measured)
     }
     dropped = set()
