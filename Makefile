@@ -21,6 +21,8 @@ AUTOCAST ?= $(BIN)/python
 OUT ?= build/gpu
 # Where models of the GPU measurement are kept without their weights.
 SKELETONS ?= build/gpu-skeletons
+# Tests among which `make select` chooses.
+MEASURED ?= tests/unit tests/suites/catalogue tests/suites/gate tests/suites/hostile/test_hostile_reading.py tests/suites/models/test_golden_digests.py
 # Packages that `make integrations` tests against: NAME.txt beside tests/suites/integrations/test_NAME.py says what to install.
 INTEGRATIONS ?= $(patsubst tests/suites/integrations/%.txt,%,$(wildcard tests/suites/integrations/*.txt))
 INTEGRATION_VENVS ?= .venv-integrations
@@ -42,7 +44,7 @@ LOWEST_TESTS ?= tests $(foreach suite,browser clients conformance gate gpu harm 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(INTEGRATION_VENVS)/%/.installed
-.PHONY: help demo test quick check conformance webgpu webgpu-page webgpu-table clients integrations viewers fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
+.PHONY: help demo test quick select check conformance webgpu webgpu-page webgpu-table clients integrations viewers fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -57,6 +59,11 @@ test: $(DEV) ## run the tests
 
 quick: $(DEV) ## run the small tests that cover most, in about a minute: between two edits
 	$(BIN)/python -m pytest -q -n $(WORKERS) @tests/quick.txt $(ARGS)
+
+select: $(DEV) ## measure the tests of tests/unit and some suites, and choose those of make quick: tests/quick.txt
+	$(PIP) coverage
+	$(BIN)/python tools/select_quick.py measure build/select -n $(WORKERS) $(MEASURED) -m "not slow" $(ARGS)
+	$(BIN)/python tools/select_quick.py choose build/select --write
 
 check: lint types test ## lint, types and tests: what has to be green before a commit
 

@@ -1,10 +1,14 @@
 """Plant one-line faults in the package, one at a time, and count how many `make quick` finds.
 
-    python tools/plant_faults.py [--seed N] [--faults N] [--list] [--trust]
+    python tools/plant_faults.py [--seed N] [--faults N] [--list] [--trust] [--measured FOLDER]
 
 Each fault lies in a wing and a file of its own, drawn by the seed: a comparison changes its sense, `and` becomes `or`,
 a table loses a row, a number grows by one, a sum becomes a difference, a condition is negated.
 The checkout is copied and stays as it is. The exit code is 0 if at least eight of ten faults are found.
+
+With the folder of `select_quick.py measure`, a fault inside a function is tried only on the tests that run its line,
+the keenest for their time first; those that run it in another process are left out, so that a fault may be missed
+wrongly, never found wrongly.
 """
 
 from __future__ import annotations
@@ -50,6 +54,8 @@ GUARDS = ("strict", "check", "deterministic", "maxsize")
 """Arguments that guard against bugs elsewhere: a correct program gives the same results with any value."""
 SHARE = 0.8
 """Of the faults, to be found."""
+FIRST = 25
+"""Tests that are tried before the others that run a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +71,16 @@ class Fault:
     def planted(self, source: bytes) -> bytes:
         return source[: self.start] + self.text.encode() + source[self.end :]
 
+    def line(self, root: Path) -> int:
+        return (root / self.path).read_bytes().count(b"\n", 0, self.start) + 1
+
     def shown(self, root: Path) -> str:
         """File, line, and the line before and after."""
         before = (root / self.path).read_bytes()
         after = self.planted(before)
         first = before.rfind(b"\n", 0, self.start) + 1
-        number = before.count(b"\n", 0, self.start) + 1
         lines = [text[first:].split(b"\n", 1)[0].decode().strip() for text in (before, after)]
-        return f"{self.path}:{number} ({self.kind})\n    - {lines[0]}\n    + {lines[1]}"
+        return f"{self.path}:{self.line(root)} ({self.kind})\n    - {lines[0]}\n    + {lines[1]}"
 
 
 class Sites(ast.NodeVisitor):
@@ -145,7 +153,7 @@ class Sites(ast.NodeVisitor):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
         if isinstance(node.op, ast.Not):
-            self.add("negation", self.start(node), self.start(node.operand), "")
+            self.add("negation", self.start(node), self.start(node) + len("not "), "")
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
@@ -198,6 +206,28 @@ def faults(root: Path, seed: int, count: int) -> list[Fault]:
     return chosen
 
 
+def tests_by_line(measured: Path) -> dict[tuple[str, int], list[str]]:
+    """The tests of the quick selection by file and line inside a function, the keenest for their seconds first."""
+    from select_quick import inner_lines, keenness, records
+
+    words = (ROOT / QUICK).read_text("utf-8").splitlines()
+    places = tuple(word for word in words if not word.startswith("-"))
+    out = tuple(word.partition("=")[2] for word in words if word.startswith(("--ignore", "--deselect")))
+    order: dict[tuple[str, int], list[tuple[float, str]]] = {}
+    for test, (seconds, lines) in records(measured).items():
+        if "::" in test and test.startswith(places) and not test.startswith(out):
+            price = (seconds + 0.01) / keenness(sum(map(len, lines.values())))
+            for path, numbers in lines.items():
+                for number in numbers:
+                    order.setdefault((path, number), []).append((price, test))
+    inner = {path: inner_lines((ROOT / path).read_text("utf-8")) for path in {path for path, _ in order}}
+    return {
+        (path, number): [test for _, test in sorted(tests)]
+        for (path, number), tests in order.items()
+        if number in inner[path]
+    }
+
+
 def copied(folder: Path) -> None:
     """The checkout, without what git ignores."""
     listed = subprocess.run(
@@ -240,6 +270,21 @@ def found(folder: Path, fault: Fault) -> str | None:
         (folder / fault.path).write_bytes(source)
 
 
+def found_by_those_that_run_it(folder: Path, fault: Fault, tests: Sequence[str]) -> str | None:
+    """The test that fails with a fault, of tests in this order; a few first, since most faults are found at once."""
+    source = (folder / fault.path).read_bytes()
+    (folder / fault.path).write_bytes(fault.planted(source))
+    try:
+        for some in (tests[:FIRST], tests[FIRST:]):
+            if some:
+                (folder / "tests.txt").write_text("\n".join(some), "utf-8")
+                if test := failure(folder, ["@tests.txt"]):
+                    return test
+        return None
+    finally:
+        (folder / fault.path).write_bytes(source)
+
+
 def main() -> None:
     """Plant, test and count."""
     parser = argparse.ArgumentParser(description="plant one-line faults and count how many the quick tests find")
@@ -247,7 +292,9 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--list", action="store_true", help="show the faults, test nothing")
     parser.add_argument("--trust", action="store_true", help="do not run the tests without a fault first")
+    parser.add_argument("--measured", type=Path, help="the folder of select_quick.py measure")
     options = parser.parse_args()
+    running = tests_by_line(options.measured) if options.measured else {}
     chosen = faults(ROOT, options.seed, options.faults)
     if options.list:
         print("\n".join(fault.shown(ROOT) for fault in chosen))
@@ -264,7 +311,8 @@ def main() -> None:
             print(f"without a fault: {time.monotonic() - start:.0f} s, {used.ru_utime + used.ru_stime:.0f} CPU seconds")
         for number, fault in enumerate(chosen, 1):
             start = time.monotonic()
-            test = found(folder, fault)
+            tests = running.get((str(fault.path), fault.line(ROOT)))
+            test = found_by_those_that_run_it(folder, fault, tests) if tests else found(folder, fault)
             caught += test is not None
             print(f"{number}. {fault.shown(folder)}")
             print(f"    {time.monotonic() - start:.0f} s: {f'found by {test}' if test else 'NOT FOUND'}", flush=True)

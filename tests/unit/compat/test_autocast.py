@@ -112,3 +112,45 @@ def test_an_unknown_option_and_a_missing_model_end_with_exit_code_2(
     assert "unrecognized arguments: --keep_io" in capfd.readouterr().err
     run(source.with_name("absent.onnx"), code=2)
     assert "absent.onnx" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("level", "warns", "told"),
+    [
+        ("DEBUG", True, True),
+        ("INFO", True, True),
+        ("WARNING", True, False),
+        ("ERROR", False, False),
+        ("CRITICAL", False, False),
+    ],
+)
+def test_a_log_level_is_how_much_is_printed(
+    source: Path, capfd: pytest.CaptureFixture[str], level: str, warns: bool, told: bool
+) -> None:
+    run(source, "--log_level", level, "--init_max", "100")
+    out, err = capfd.readouterr()
+    assert ("warning: --init_max has no effect" in err, out != "") == (warns, told)
+
+
+def test_at_debug_each_op_is_printed_and_at_info_a_summary(source: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run(source, "--log_level", "INFO")
+    summary = capfd.readouterr().out
+    run(source, "--log_level", "DEBUG")
+    assert len(capfd.readouterr().out) > len(summary)
+
+
+@pytest.mark.parametrize(("word", "dtype"), [("fp16", HALF), ("bf16", BF16)])
+def test_the_type_is_named_in_the_file_and_is_that_of_the_weights(source: Path, word: str, dtype: int) -> None:
+    run(source, "--low_precision_type", word)
+    assert weight_types(onnx.load(source.with_name(f"m.{word}.onnx"))) == {"first": dtype, "second": dtype}
+
+
+def test_the_help_says_which_of_our_options_an_option_is() -> None:
+    helps = {action.dest: action.help or "" for action in parser()._actions}
+    assert (helps["nodes_to_exclude"], helps["op_types_to_exclude"]) == ("--keep re:X", "--keep op=X")
+    assert (helps["nodes_to_include"], helps["op_types_to_include"]) == ("--lower re:X", "--lower op=X")
+    without = {name for name, text in helps.items() if text.startswith("no effect: ")}
+    assert without == {"init_max", "init_conversion_max_bytes", "max_depth_of_reduction", *EXTRAS}
+
+
+EXTRAS = {"providers", "trt_plugins", "trt_plugins_precision"}

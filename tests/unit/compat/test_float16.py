@@ -156,5 +156,6 @@ def test_a_file_is_converted_from_its_path(tmp_path: Path) -> None:
     half = convert_float_to_float16_model_path(str(tmp_path / "m.onnx"), keep_io_types=True)
     assert io_types(half) == [FULL, FULL]
     assert weight_types(half)["second"] == HALF
-    with pytest.warns(UserWarning, match="max_finite_val"):
-        convert_float_to_float16_model_path(tmp_path / "m.onnx", max_finite_val=1e4)
+    for name, value in (("max_finite_val", 1e4), ("min_positive_val", 1e-6)):
+        with pytest.warns(UserWarning, match=f"{name}={value} has no effect"):
+            convert_float_to_float16_model_path(tmp_path / "m.onnx", **{name: value})

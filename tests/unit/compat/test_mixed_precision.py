@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -124,3 +125,25 @@ def test_another_provider_and_verbose_are_warnings_at_the_line_of_the_caller(sou
         )
     assert [str(w.message).partition("=")[0] for w in caught] == ["provider", "verbose"]
     assert {w.filename for w in caught} == {__file__}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"rtol": 1e-2}, {"rtol": 1e-2, "atol": 1e-8}),
+        ({"atol": 1e-2}, {"rtol": 1e-5, "atol": 1e-2}),
+        ({"rtol": 0.0, "atol": 0.0}, {"rtol": 0.0, "atol": 0.0}),
+    ],
+)
+def test_the_bound_that_is_not_given_is_that_of_the_other_converter(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, float], expected: dict[str, float]
+) -> None:
+    asked: list[dict] = []
+
+    def repair(*_: object, **named: object) -> SimpleNamespace:
+        asked.append(named)
+        return SimpleNamespace(solved=True, converted=SimpleNamespace(model="the model"))
+
+    monkeypatch.setattr("amp_rewrite.compat.mixed_precision.repair", repair)
+    assert auto_convert_mixed_precision(model(), BATCH, **given) == "the model"
+    assert [{name: named[name] for name in ("rtol", "atol")} for named in asked] == [expected]

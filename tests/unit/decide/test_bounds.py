@@ -202,7 +202,7 @@ def test_a_written_out_mask_keeps_its_scores() -> None:
     assert scores.absmax == pytest.approx(1, rel=1e-2)
 
 
-def test_bodies() -> None:
+def test_values_in_the_bodies_of_if_and_loop_are_bounded() -> None:
     text = """g (float[4,8] x, bool c, int64 n) => (float[4,8] y, float[4,8] z, float[4,8] u) <bool go = {1}> {
         y = If (c) <then_branch = a () => (float[4,8] p) { p = Tanh (x) },
                     else_branch = b () => (float[4,8] q) { q = Softmax (x) }>
@@ -228,7 +228,7 @@ def test_the_range_of_an_input_can_be_given() -> None:
     assert (given.klass, given.absmax) == (Klass.FITS, pytest.approx(most, rel=1e-2))
 
 
-def test_four_classes() -> None:
+def test_a_value_fits_or_overflows_or_is_measured_or_unknown() -> None:
     constants = {"w": np.full((8, 8), 1e4)}
     model = cases.build("t=Tanh(x);y=MatMul(x,w);z=Relu(x);u=Exp(x)", ["t", "y", "z", "u"], constants=constants)
     view = View.of(Model.load(model))

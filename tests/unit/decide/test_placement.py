@@ -375,7 +375,7 @@ def test_random_graphs_obey_every_rule_cost_no_more_and_stay_when_converted_agai
     assert placed(once.model, placement=placement, **WAYS[way]).plan.casts == ()
 
 
-def test_disobedience_is_seen() -> None:
+def test_a_coloring_that_breaks_gate_and_pins_is_noticed() -> None:
     """A must-fail twin: a colouring of everything breaks gate and pins."""
     text, given = "a=MatMul(x,w);t=Asinh(a);m=Mul(t,c)", {"w": np.ones((8, 8)), "c": 1e9}
     model = cases.build(text, ("m",), constants=given)

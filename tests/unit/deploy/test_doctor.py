@@ -662,7 +662,7 @@ def test_the_command_prints_and_its_exit_code_tells(monkeypatch: pytest.MonkeyPa
         ),
     ],
 )
-def test_misuse_is_told(monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
+def test_misuse_is_an_error_with_exit_code_2(monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
     code, out, err = ran(monkeypatch, WELL, *words)
     assert (code, out, err) == (2, "", f"error: {message}; see 'amp-rewrite doctor --help'\n")
 

@@ -44,7 +44,7 @@ class Graph:
         return op.node.output[0] if op is not None else None
 
 
-def test_the_only_reader() -> None:
+def test_a_value_that_is_read_twice_or_exposed_has_no_only_reader() -> None:
     graph = Graph("a=Exp(x);b=Neg(a);c=Mul(b,b);d=Neg(c);e=Abs(c);v=Add(d,e)")
     assert graph.reader("a") == "b"
     assert graph.reader("a", "Neg", "Abs") == "b"
@@ -118,7 +118,7 @@ def test_a_cast_that_keeps_its_type() -> None:
 @pytest.mark.parametrize(
     ("op", "expected"), [("Mul(a,a)", "a"), ("Mul(a,x)", None), ("Pow(a,two)", "a"), ("Add(a,a)", None)]
 )
-def test_what_is_squared(op: str, expected: str | None) -> None:
+def test_squares_are_products_with_itself_and_second_powers(op: str, expected: str | None) -> None:
     graph = Graph(f"a=Exp(x);q={op};k=Cast[to=1](q);v=ReduceMean[axes=-1](q);w=ReduceMean[axes=-1](k)", "v w")
     ops = {op.node.output[0]: op for op in graph.view.ops}
     assert graph.name(squared(ops["q"])) == expected

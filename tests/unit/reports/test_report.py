@@ -432,7 +432,7 @@ def test_tables_align_and_end_without_blanks() -> None:
     ]
 
 
-def test_numbers_for_people() -> None:
+def test_sizes_have_units_and_shares_are_rounded_to_all_only_if_all() -> None:
     assert [size(n) for n in (0, 999, 1000, 999_949, 999_950, 4_300_000, 2 * 10**9, 3 * 10**12)] == [
         *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "4.3 MB", "2.0 GB", "3.0 TB"),
     ]

@@ -135,7 +135,7 @@ def test_several_seeds_and_values_inside_the_graph() -> None:
     np.testing.assert_allclose(h_grad, 2 * np.exp(x) - 2, rtol=1e-6)
 
 
-def test_gradients_of_gradients() -> None:
+def test_a_gradient_can_be_differentiated_again() -> None:
     cube = graph("s=Mul(x,x);y=Mul(s,x)", x=(2,))
     slope = gradients(cube, "loss", ["x"]).to_proto()
     slope.graph.node.append(onnx.helper.make_node("ReduceSum", ["x_grad"], ["total"], keepdims=0))

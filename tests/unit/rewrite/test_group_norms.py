@@ -32,7 +32,7 @@ def model(dims: str, *, opset: int = 21, groups: int = 2, scale: str = "1, 2, 3,
         ("N,C,4,4,4", (2, 4, 4, 4, 4), []),
     ],
 )
-def test_the_numbers_stay(dims: str, shape: tuple[int, ...], before: list[str]) -> None:
+def test_the_standard_form_computes_the_same_numbers(dims: str, shape: tuple[int, ...], before: list[str]) -> None:
     proto = model(dims)
     after, _ = standard(proto)
     assert kinds(after) == SPELLED[:1] + before + SPELLED[1:]
