@@ -33,16 +33,11 @@ def exposed(view: View, value: ValueId) -> bool:
 
 
 def only_reader(
-    view: View,
-    value: ValueId | None,
-    *kinds: str,
-    captured: bool = False,
-    yielded: bool = False,
+    view: View, value: ValueId | None, *kinds: str, captured: bool = False, yielded: bool = False
 ) -> Op | None:
     """Return the only reader of a value, in the same graph; None if there are others, or it is not of `kinds`.
 
-    `captured`: it may be in a body. `yielded`: the value may also be
-    exposed.
+    `captured`: it may be in a body. `yielded`: the value may also be exposed.
     """
     if value is None or (not yielded and exposed(view, value)):
         return None
@@ -101,13 +96,13 @@ def behind(view: View, value: ValueId | None, step: Step, most: int | None = Non
 
 
 def trail(view: View, value: ValueId | None, step: Step, most: int | None = None) -> tuple[list[Op], ValueId | None]:
-    """Return the ops that `behind` yields and the last input; the value itself if there are none."""
+    """Return the ops that `behind` yields and the last input; the value itself without ops."""
     passed = list(behind(view, value, step, most))
     return [op for op, _ in passed], passed[-1][1] if passed else value
 
 
 def origin(view: View, value: ValueId, step: Step, most: int | None = None) -> ValueId:
-    """Return the last input that `behind` yields; the value itself if there is none."""
+    """Return the last input that `behind` yields; the value itself without one."""
     _, source = trail(view, value, step, most)
     assert source is not None
     return source

@@ -12,8 +12,8 @@ from amp_rewrite.decide.cast_plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.builder import new_cast, new_node
+from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import (
     DTYPE_ATTRIBUTES,
@@ -252,8 +252,8 @@ class _Emitter:
         source = types[value.name]
         fresh = [(cast.name, cast.to) for cast in self.casts.get(value.id, ())]
         if value.id in self.plan.rename:
-            made = self.plan.retype.get(value.id) or self.view.dtype(value.id)
-            fresh.append((self.plan.rename[value.id], made or DType.FLOAT))
+            dtype = self.plan.retype.get(value.id) or self.view.dtype(value.id)
+            fresh.append((self.plan.rename[value.id], dtype or DType.FLOAT))
         bake = self.bakes.get(value.id)
         if bake is not None and bake.keeps_original:
             fresh.append((bake.name, bake.to))

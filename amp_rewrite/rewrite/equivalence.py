@@ -25,8 +25,7 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import casts_floats
 from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.bounded import MOST_ELEMENTS, evaluate
-from amp_rewrite.rewrite.movement import moved
+from amp_rewrite.rewrite.bounded import MOST_ELEMENTS, evaluate, moved
 from amp_rewrite.rewrite.reference import DOMAIN, FORMULAS, computed
 from amp_rewrite.rewrite.replacement import outside
 
@@ -37,7 +36,7 @@ ROUNDINGS = 4
 UNIT in one of them moves the result by no more than UNIT of its magnitude."""
 
 SPREADS = (1.0, 1e-3, 30.0)
-"""Of the random inputs: usual ones, ones so small that an epsilon decides, and ones far out."""
+"""Deviations of random inputs: usual, so small that an epsilon decides, and far out."""
 
 Arrays = Mapping[str, Array]
 Magnitude = Callable[[Arrays, Array], Array]

@@ -69,7 +69,7 @@ def entries_of(view: View, lists: OpLists) -> tuple[Entry, ...]:
 def _entry(op: Op, lists: OpLists) -> Entry:
     plain = (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT, onnx.AttributeProto.STRING)
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in op.node.attribute if a.type in plain}
-    return lists.classify(op.domain, op.op_type, attributes, sum(v is not None for v in op.inputs))
+    return lists.classify(op.domain, op.op_type, attributes, len(op.operands))
 
 
 class _Group(NamedTuple):
@@ -136,7 +136,7 @@ class _Builder:
             for name in group.variables:
                 self.of[op.id, name] = at
             values = [value for slot in group.inputs if (value := op.inputs[slot]) is not None]
-            read = [made for value in values if (made := self.makers[value]) != _NO_VERTEX]
+            read = [maker for value in values if (maker := self.makers[value]) != _NO_VERTEX]
             if len(read) > 1:
                 read = sorted(set(read))
             self.sources.append(tuple(read))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import axes_of, number, only_reader
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import int_attribute
-from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.equivalence import gate_magnitude, node_mismatch, trial_shape
@@ -48,10 +47,6 @@ class _Case:
     context: Context
     opset: int
 
-    def shape(self, value: ValueId | None) -> Shape | None:
-        """Return the shape of a value as far as it is known."""
-        return self.context.shape(self.view, value)
-
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
@@ -62,44 +57,40 @@ class _Candidate:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Formula:
-    """An operator, how a cluster is read as one, and the magnitude of what it gives."""
+_Magnitude = Callable[[Array, Array], Array]
+_Formula = tuple[str, Callable[[_Case], _Candidate | str], _Magnitude]
+"""An operator, the reading of a cluster as one, and the magnitude of a result by input and result."""
 
-    op_type: str
-    read: Callable[[_Case], _Candidate | str]
-    magnitude: Callable[[Array, Array], Array] = field(default=lambda _, y: np.abs(y).max())
+
+def _largest(_: Array, result: Array) -> Array:
+    magnitude: Array = np.abs(result).max()
+    return magnitude
 
 
 def _fused(case: _Case, formula: _Formula) -> Replacement | str:
     view, entry, ops = case.view, case.cluster.entry, case.cluster.ops
-    first = FIRST_FUSED[formula.op_type]
-    if case.opset < first:
-        return too_old(case.opset, formula.op_type, first)
+    op_type, read, magnitude = formula
+    if case.opset < FIRST_FUSED[op_type]:
+        return too_old(case.opset, op_type, FIRST_FUSED[op_type])
     if not only_float32(view, ops):
         return "not all of it is float32"
     if entry is None:
         return "what it is applied to is not one value"
-    candidate = formula.read(case)
+    candidate = read(case)
     if isinstance(candidate, str):
         return candidate
-    stray = [v for v in outside(view, ops) if v not in (entry, *candidate.reads) and not _scalar(case, v)]
+    others = [v for v in outside(view, ops) if v not in (entry, *candidate.reads)]
+    stray = [v for v in others if (t := view.constant(v)) is None or math.prod(t.dims) != 1]
     if stray:
         return f"it also reads {view.value_name(stray[0])}, which is not one constant number"
     reads = [view.value_name(v) for v in (entry, *candidate.reads)]
     last = view.ops[max(ops)]
-    node = fused_node(formula.op_type, last, reads, last.node.output[:1], candidate.attributes)
+    node = fused_node(op_type, last, reads, last.node.output[:1], candidate.attributes)
     tried = {entry: candidate.shape}
     tried.update((v, candidate.shape[-1:]) for v in candidate.reads if view.constant(v) is None)
     opsets = {**view.opsets, "": case.opset}
-    why = node_mismatch(view, ops, node, tried, lambda fed, y: formula.magnitude(fed[reads[0]], y), opsets)
+    why = node_mismatch(view, ops, node, tried, lambda fed, y: magnitude(fed[reads[0]], y), opsets)
     return why or Replacement(case.cluster.kind, ops, last.id, node)
-
-
-def _scalar(case: _Case, value: ValueId) -> bool:
-    """True if a value is one constant number, or the axes of a reduction."""
-    tensor = case.view.constant(value)
-    return tensor is not None and math.prod(tensor.dims) == 1
 
 
 def divide_by_roots(view: View, context: Context) -> Iterator[Outcome]:
@@ -125,7 +116,7 @@ _DIVIDED = ("layer_normalization", "rms_normalization")
 
 def _norm(case: _Case) -> _Candidate | str:
     """Return the parts of a normalization over the last axis: a constant epsilon below the root, scale, then bias."""
-    shape = case.shape(case.cluster.entry)
+    shape = case.context.shape(case.view, case.cluster.entry)
     width = shape[-1] if shape else None
     if shape is None or width is None:
         return "the size of the axis that it normalizes is not known"
@@ -140,7 +131,7 @@ def _norm(case: _Case) -> _Candidate | str:
         return "no scale follows, and the operator wants one"
     reads = tuple(captured[name] for name in ("scale", "bias") if name in captured)
     for value in reads:
-        if case.shape(value) != (width,):
+        if case.context.shape(case.view, value) != (width,):
             return f"{case.view.value_name(value)} is not one number for each of the {width} that it normalizes"
     return _Candidate(reads, {"axis": -1, "epsilon": epsilon}, trial_shape(len(shape), width))
 
@@ -162,7 +153,7 @@ def _reduces_elsewhere(case: _Case, rank: int) -> str | None:
 
 
 def _softmax(case: _Case) -> _Candidate | str:
-    shape = case.shape(case.cluster.entry)
+    shape = case.context.shape(case.view, case.cluster.entry)
     if shape is None:
         return "the rank of what it is applied to is not known"
     wrong = _reduces_elsewhere(case, len(shape))
@@ -171,7 +162,7 @@ def _softmax(case: _Case) -> _Candidate | str:
 
 def _gelu(approximate: str) -> Callable[[_Case], _Candidate | str]:
     def read(case: _Case) -> _Candidate | str:
-        shape = case.shape(case.cluster.entry)
+        shape = case.context.shape(case.view, case.cluster.entry)
         ranks = [len(t.dims) for v in outside(case.view, case.cluster.ops) if (t := case.view.constant(v)) is not None]
         if max(ranks, default=0) > (len(shape) if shape is not None else 0):
             return "the rank of what it is applied to is not known, or less than that of its constants"
@@ -181,9 +172,9 @@ def _gelu(approximate: str) -> Callable[[_Case], _Candidate | str]:
 
 
 _FORMULAS: Mapping[str, _Formula] = {
-    "layer_normalization": _Formula("LayerNormalization", _norm),
-    "rms_normalization": _Formula("RMSNormalization", _norm),
-    "softmax": _Formula("Softmax", _softmax),
-    "gelu_erf": _Formula("Gelu", _gelu("none"), gate_magnitude),
-    "gelu_tanh": _Formula("Gelu", _gelu("tanh"), gate_magnitude),
+    "layer_normalization": ("LayerNormalization", _norm, _largest),
+    "rms_normalization": ("RMSNormalization", _norm, _largest),
+    "softmax": ("Softmax", _softmax, _largest),
+    "gelu_erf": ("Gelu", _gelu("none"), gate_magnitude),
+    "gelu_tanh": ("Gelu", _gelu("tanh"), gate_magnitude),
 }
