@@ -23,7 +23,7 @@ _SHIFTED = re.compile(r"_shifted_(-?\d+)(_\d+)*$")
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
-    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.page import Figure
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from amp_rewrite.reports.summary import NEXT, summary
 from amp_rewrite.settings.options import KEYWORDS, STATED, Stated
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.page import Figure
 
 MAX_CHARACTERS = 256 * 2**20
 

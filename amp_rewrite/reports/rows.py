@@ -168,6 +168,34 @@ class ShiftRow:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundRow:
+    """The bound of one value.
+
+    `op` is the op that makes it, `kind` its type; an input of the model has the kind "input". `heavy`: the op is a
+    product, a convolution, a recurrent cell or attention. `klass` is one of the four classes, `because` the step of the
+    proof, and `rests_on` the value whose bound it uses first. `fills`: the value also carries the fill of a mask, which
+    is not in the interval. `least`: the magnitude that an input of ones is proved to reach.
+    """
+
+    value: str
+    op: str
+    kind: str
+    heavy: bool
+    lo: float
+    hi: float
+    klass: str
+    because: str
+    rests_on: str | None = None
+    fills: bool = False
+    least: float = 0.0
+
+    @property
+    def absmax(self) -> float:
+        """The largest magnitude that the interval allows."""
+        return max(-self.lo, self.hi)
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """Counts over the whole report; bytes of weights are those of dense initializers and Constants.
 

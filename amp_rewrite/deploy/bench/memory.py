@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from amp_rewrite.deploy.bench.batches import BatchAxis
 from amp_rewrite.deploy.bench.candidate import Candidate
-from amp_rewrite.deploy.bench.result import Entry, Largest, Sized
+from amp_rewrite.deploy.bench.entry import Entry, Largest, Sized
 from amp_rewrite.errors import PolicyError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|b|[kmg]b|[kmg]ib)", re.IGNORECASE)

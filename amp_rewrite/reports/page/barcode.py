@@ -9,8 +9,8 @@ from xml.etree.ElementTree import Element
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import ELEMENTLESS
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.markup import element
+from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.render import WIDTH, count, wrap
 from amp_rewrite.reports.rows import NO_ROW, ReportData, Row
 
@@ -76,11 +76,7 @@ def low_name(report: ReportData) -> str:
 
 
 def barcode(report: ReportData) -> Figure:
-    """Return the barcode of a report as a figure.
-
-    Args:
-        report: the report.
-    """
+    """Return the barcode of a report as a figure."""
     bars = bars_of(report, _BARS)
     low = low_name(report)
     total = _total(bars)

@@ -31,15 +31,7 @@ class Line:
 
 
 def plot(x: Axis, y: Axis, marks: Iterable[Element], *, name: str, legend: Iterable[Element] = ()) -> Element:
-    """Return a chart of marks between two axes.
-
-    Args:
-        x: horizontal axis.
-        y: vertical axis.
-        marks: what `band`, `limit`, `steps`, `dots`, `spans`, `envelope` and `pin` return, from back to front.
-        name: what is seen, for screen readers.
-        legend: what `sample` returns.
-    """
+    """Return a chart of marks between two axes."""
     grid = [element("line", x1="0%", x2="100%", y1=y.up(n), y2=y.up(n), class_="grid") for n, _ in y.ticks()]
     size: dict[str, str | float] = {"width": "100%", "height": _HEIGHT}
     area = element("svg", *grid, *marks, role="img", aria_label=cut(plain(name), _TITLE), class_="area", **size)
@@ -54,14 +46,7 @@ def plot(x: Axis, y: Axis, marks: Iterable[Element], *, name: str, legend: Itera
 
 
 def rows(axis: Axis, lines: Sequence[Line], *, name: str, legend: Iterable[Element] = ()) -> Element:
-    """Return a chart of labelled rows on one horizontal axis.
-
-    Args:
-        axis: the axis of all rows.
-        lines: the rows, from top to bottom.
-        name: what is seen, for screen readers.
-        legend: what `sample` returns.
-    """
+    """Return a chart of labelled rows on one horizontal axis."""
     ticks = [
         element("line", x1=axis.along(n), x2=axis.along(n), y1="0%", y2="100%", class_="grid")
         for n, _ in axis.ticks(_TICKS)
@@ -77,13 +62,7 @@ def rows(axis: Axis, lines: Sequence[Line], *, name: str, legend: Iterable[Eleme
 
 
 def sample(kind: str, words: str, shape: str = "span") -> Element:
-    """Return an entry of a legend.
-
-    Args:
-        kind: class of the marks.
-        words: their meaning.
-        shape: "span", "band", "line", "dot" or "edge".
-    """
+    """Return an entry of a legend."""
     if shape == "dot":
         mark = element("circle", cx=9, cy=7, r=4, class_=f"dot {kind}")
     elif shape == "edge":
@@ -96,14 +75,7 @@ def sample(kind: str, words: str, shape: str = "span") -> Element:
 
 
 def numbers(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0, note: str = "") -> Element:
-    """Return a table to unfold: the numbers of a chart for those who do not see it.
-
-    Args:
-        head: names of the columns.
-        records: cells of the rows.
-        right: number of columns at the end that hold numbers.
-        note: a sentence above the table.
-    """
+    """Return a table to unfold: the numbers of a chart for those who do not see it."""
     notes = [element("p", note, class_="lead")] if note else []
     return element(
         "details", element("summary", "Numbers"), *notes, table(head, records, right=right), class_="numbers"
@@ -111,13 +83,7 @@ def numbers(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int
 
 
 def table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0) -> Element:
-    """Return a table that scrolls where it is wide; long cells are cut.
-
-    Args:
-        head: names of the columns.
-        records: cells of the rows.
-        right: number of columns at the end that hold numbers.
-    """
+    """Return a table that scrolls where it is wide; long cells are cut."""
     first = len(head) - right
     top = element("tr", *(element("th", name, scope="col", **_side(i, first)) for i, name in enumerate(head)))
     body = [
@@ -131,11 +97,7 @@ def table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int =
 
 
 def remarks(notes: Iterable[str]) -> list[Element]:
-    """Return caveats of a result as a list; nothing without any.
-
-    Args:
-        notes: the caveats.
-    """
+    """Return caveats of a result as a list; nothing without any."""
     items = [element("li", cut(plain(note), _TITLE)) for note in notes]
     return [element("ul", *items, class_="remarks")] if items else []
 

@@ -14,9 +14,9 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.reports.page.barcode import HIGH, LOW, OTHER, side_of
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.layout import layers_of
 from amp_rewrite.reports.page.markup import element
+from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.page.scopes import Path, paths_of, tree_of
 from amp_rewrite.reports.render import plain
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, CastRow, PortRow, ReportData, Row
@@ -34,14 +34,7 @@ LEAD = "Ops from input to output, in folded scopes. Choose an op to see why it h
 
 
 def graph(report: ReportData, facts: Facts | None = None, errors: Mapping[int, float] | None = None) -> Figure:
-    """Return the graph of a report as a figure.
-
-    Args:
-        report: the report.
-        facts: those of its model: modules and bytes. Without them names of ops alone tell scopes.
-        errors: share of the error by row, from 0 to 1; the page then colors ops by it, too. Others than finite
-            numbers count as not measured.
-    """
+    """Return the graph of a report as a figure."""
     words = Words()
     drawn = graph_data(report, facts, words, errors=errors or {})
     rules = rules_of([report])
@@ -56,34 +49,18 @@ def graph_data(
     errors: Mapping[int, float] | None = None,
     comparison: Comparison | None = None,
 ) -> dict[str, object]:
-    """Return everything that a graph shows, in columns, but for words and rules: docs/how-to/look.md names them.
-
-    Args:
-        report: the report.
-        facts: those of its model.
-        words: texts, to which those of the graph are added.
-        errors: share of the error by row.
-        comparison: links and changes of a graph beside others.
-    """
+    """Return everything that a graph shows, in columns, but for words and rules: docs/how-to/look.md names them."""
     return _Graph(report, facts, words, comparison).data(errors or {})
 
 
 def board(name: str) -> Element:
-    """Return the place that the script fills with the graphs of a figure.
-
-    Args:
-        name: name of the figure.
-    """
+    """Return the place that the script fills with the graphs of a figure."""
     off = element("p", _WITHOUT_SCRIPT, class_="script-off")
     return element("div", off, class_="graph", id=f"{name}-board", data_graphs=name)
 
 
 def rules_of(reports: Iterable[ReportData]) -> dict[str, object]:
-    """Return the words of the rules in reports, and whether they have a page.
-
-    Args:
-        reports: the reports.
-    """
+    """Return the words of the rules in reports, and whether they have a page."""
     rules = dict.fromkeys(row.rule for report in reports for row in report.rows if row.rule)
     return {plain(rule): _rule(rule) for rule in rules}
 

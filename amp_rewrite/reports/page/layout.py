@@ -13,13 +13,7 @@ Edges = Iterable[tuple[int, int]]
 
 
 def layers_of(tree: Tree, edges: Edges, order: Sequence[int]) -> list[int]:
-    """Return layer and order of each part: vertices first, then scopes; two numbers each, -1 for parts not drawn.
-
-    Args:
-        tree: scopes of the vertices.
-        edges: vertices, each with one that reads it.
-        order: vertices that are drawn, each after those that it reads.
-    """
+    """Return layer and order of each part: vertices first, then scopes; two numbers each, -1 for parts not drawn."""
     number = len(tree.home)
     placed = [-1] * (2 * (number + len(tree.names)))
     inner = _inner_edges(tree, edges, frozenset(order))

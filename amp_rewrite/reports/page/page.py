@@ -11,7 +11,6 @@ from importlib.resources import files
 from itertools import islice
 from xml.etree.ElementTree import Element
 
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.markup import element, written
 from amp_rewrite.reports.render import plain
 
@@ -22,13 +21,25 @@ _SCRIPT = ("dom", "graph_model", "graph_layout", "graph_details", "graph_tables"
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """A title and figures.
+class Figure:
+    """A drawing on a page, and the numbers that it shows.
 
-    Attributes:
-        title: name of the model and what the page shows.
-        figures: in reading order.
+    `name` is its key in JSON and its anchor, `lead` one sentence that says what is seen. `drawing` is readable in black
+    and white, with a text for screen readers; `data` is everything that is drawn, as JSON. `notebook`: notebooks show
+    it, too, since it is small and needs no script.
     """
+
+    name: str
+    title: str
+    lead: str
+    drawing: Element
+    data: Mapping[str, object]
+    notebook: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A title, which names the model and what is shown, and figures in reading order."""
 
     title: str
     figures: Sequence[Figure]

@@ -9,12 +9,11 @@ from itertools import accumulate, groupby
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.errors import count
-from amp_rewrite.reports.page.axis import Axis, percent
-from amp_rewrite.reports.page.bins import MOST_POINTS
+from amp_rewrite.reports.page.axis import MOST_POINTS, Axis, percent
 from amp_rewrite.reports.page.chart import Line, rows, sample, table
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.markup import element, hint, short
-from amp_rewrite.reports.runs import Run
+from amp_rewrite.reports.page.page import Figure
+from amp_rewrite.reports.sides import Run
 
 _ROWS, _OPEN = 500, 50
 """Changed ops in the table, and up to how many it is unfolded."""
@@ -24,14 +23,7 @@ _KINDS = {"float16": "low", "bfloat16": "low", "float32": "high", "float64": "hi
 
 
 def strips_figure(a: str, b: str, runs: Sequence[Run], summary: str) -> Figure:
-    """Return two models as strips of ops, aligned by the ops that they share.
-
-    Args:
-        a: name of the first model.
-        b: name of the second one.
-        runs: the ops of both.
-        summary: the differences in one line.
-    """
+    """Return two models as strips of ops, aligned by the ops that they share."""
     total = sum(run.ops for run in runs)
     axis = Axis.linear("op, by depth", [0, max(total, 1)], zero=True, whole=True)
     bins = _binned(runs, total) if len(runs) > MOST_POINTS else []
@@ -81,14 +73,7 @@ def changes_figure(
     settings: Sequence[tuple[str, str, str]] = (),
     places: Places | None = None,
 ) -> Figure:
-    """Return the ops that changed as a table, the kinds of difference counted.
-
-    Args:
-        changes: kind, title, op, types and why of each difference.
-        counts: number of differences of each kind.
-        settings: name, value in A and value in B of settings that differ.
-        places: where the changes stand in graphs, to which the rows of the table then lead.
-    """
+    """Return the ops that changed as a table, the kinds of difference counted."""
     shown = changes[:_ROWS]
     head = ("change", "op", "type", "dtype", "why")
     cells = ([change[name] for name in ("kind", "title", "op", "types", "why")] for change in shown)

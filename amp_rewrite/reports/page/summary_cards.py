@@ -11,8 +11,8 @@ from xml.etree.ElementTree import Element
 from amp_rewrite.decide import reasons
 from amp_rewrite.reports.page.barcode import low_name
 from amp_rewrite.reports.page.chart import table
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.markup import element
+from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.render import count, share, size
 from amp_rewrite.reports.rows import ReportData
 from amp_rewrite.reports.summary import shift_counts
@@ -33,12 +33,7 @@ _WORDS = {
 
 
 def summary_cards(report: ReportData, work: Work | None = None) -> Figure:
-    """Return the summary of a report as a figure.
-
-    Args:
-        report: the report.
-        work: operations and bytes of its model; None if the model is not at hand.
-    """
+    """Return the summary of a report as a figure."""
     findings = _findings(report)
     totals = report.totals
     data: dict[str, object] = {
