@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from amp_rewrite.errors import Finding, PatternError, ReportError, advice
 from amp_rewrite.reports import json_stream, reading
 from amp_rewrite.reports.evidence import Evidence
-from amp_rewrite.reports.find import find_rows
 from amp_rewrite.reports.reading import Malformed, Reader, fail, list_of, map_of, optional, shared
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.result import Result
@@ -90,8 +89,8 @@ class Report(Result, ReportData):
         Raises:
             PatternError: nothing matches; with names to use instead.
         """
-        if found := find_rows(self, op):
-            return tuple(self.rows[i] for i in found)
+        if rows := tuple(self.rows[i] for i in self.positions(op)):
+            return rows
         known = dict.fromkeys(name for row in self.rows for name in (row.name, row.op))
         hint = advice(op, known, "name an op, a type of ops, or a pattern such as op=MatMul", most=3)
         raise PatternError(f"{self.model.name}: no op is named {op!r}, or of that type; {hint}")
@@ -128,14 +127,8 @@ class Report(Result, ReportData):
             parts.append(f'  "evidence": {_dump(evidence)}')
         if self.bounds:
             parts.append(f'  "bounds": {_dump(dict(self.bounds))}')
-        for name in (
-            *(("shifts",) if self.shifts else ()),
-            "findings",
-            *(_PORTS if self.schema > 1 else ()),
-            "casts",
-            "baked",
-            "rows",
-        ):
+        shifts, ports = ("shifts",) if self.shifts else (), _PORTS if self.schema > 1 else ()
+        for name in (*shifts, "findings", *ports, "casts", "baked", "rows"):
             lines = ",\n".join(f"    {_dump(_encode(item))}" for item in getattr(self, name))
             parts.append(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []')
         return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -145,7 +145,8 @@ def _moves(chart: Moves) -> Element:
 
 
 def _dumbbell(axis: Axis, move: Move) -> Iterator[Element]:
-    yield from stretch(axis, *sorted((move.before or 0.0, move.after or 0.0)), "muted")
+    low, high = sorted((move.before or 0.0, move.after or 0.0))
+    yield from stretch(axis, low, high, "muted")
     if move.before is not None:
         yield from spot(axis, move.before, "hollow", f"before {move.before:.1f}")
     if move.after is not None:

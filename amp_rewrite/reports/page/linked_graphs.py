@@ -42,9 +42,8 @@ def linked_graphs(titles: Sequence[str], sides: Sides) -> Figure:
         assert isinstance(scopes, dict)
         scopes["link"] = links
     rules = rules_of(sides.reports)
-    return Figure(
-        NAME, "Both graphs", LEAD, board(NAME), {"graphs": graphs, "rules": rules, "words": list(words.known)}
-    )
+    data = {"graphs": graphs, "rules": rules, "words": list(words.known)}
+    return Figure(NAME, "Both graphs", LEAD, board(NAME), data)
 
 
 def _facts(view: View | None, report: ReportData) -> Facts | None:

@@ -19,12 +19,10 @@ def checks_figure(checks: Sequence[Mapping[str, str]], brief: str, data: Mapping
     """Return checks as a list, each with its remedy."""
     items = []
     for check in checks:
-        head: list[Element | str] = [
-            element("b", f"{_MARKS.get(check['state'], '?')} {check['topic']}"),
-            f" {check['state']}",
-        ]
-        remedy = [element("div", _short(check["remedy"]), class_="remedy")] if check["remedy"] else []
-        items.append(element("li", *head, element("div", _short(check["fact"])), *remedy, class_=check["state"]))
+        topic = element("b", f"{_MARKS.get(check['state'], '?')} {check['topic']}")
+        facts = [element("div", _short(check["fact"]))]
+        facts += [element("div", _short(check["remedy"]), class_="remedy")] if check["remedy"] else []
+        items.append(element("li", topic, f" {check['state']}", *facts, class_=check["state"]))
     lead = f"{count(len(checks), 'check')}: {brief}."
     return Figure("checks", "Checks", lead, element("ul", *items, class_="checks"), data)
 
