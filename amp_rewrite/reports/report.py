@@ -144,7 +144,32 @@ class Report(Result, ReportData):
         Raises:
             ReportError: the text is invalid; names `source` and the field.
         """
-        return _report(text, source)
+        if len(text) > MAX_CHARACTERS:
+            raise ReportError(f"{source}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of this tool")
+        try:
+            text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        except UnicodeDecodeError as error:
+            raise ReportError(f"{source}: not UTF-8 text, so not a report; write the report again") from error
+        advice = "write the report again"
+        loaded, fault = reading.load(text, source, "a report of this tool", advice, ReportError, _decoded)
+        schema = loaded.get("schema") if isinstance(loaded, dict) else None
+        if isinstance(loaded, dict) and schema not in _SCHEMAS:
+            advice = "upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else advice
+            read = " and ".join(map(str, _SCHEMAS))
+            raise ReportError(f"{source}: schema is {schema!r}, this version reads {read}; {advice}")
+        try:
+            if fault is not None:
+                raise fault
+            if isinstance(loaded, dict):
+                loaded.pop("figures", None)  # what a page showed of this report
+            report: Report = _object(Report)(loaded)
+            for name in _NEW if report.schema > 1 else ():
+                if isinstance(loaded, dict) and name not in loaded:
+                    raise Malformed(f"lacks the field {name!r}")
+            _check_positions(report)
+        except Malformed as error:
+            raise ReportError(f"{source}: {error.where} {error}; {advice}") from error
+        return report
 
 
 def _dump(item: object) -> str:
@@ -169,35 +194,6 @@ def _encode(item: Any) -> dict[str, object]:
 
 
 # -- reading ------------------------------------------------------------------------------------------------
-
-
-def _report(text: str | bytes, source: str) -> Report:
-    if len(text) > MAX_CHARACTERS:
-        raise ReportError(f"{source}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of this tool")
-    try:
-        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-    except UnicodeDecodeError as error:
-        raise ReportError(f"{source}: not UTF-8 text, so not a report; write the report again") from error
-    advice = "write the report again"
-    loaded, fault = reading.load(text, source, "a report of this tool", advice, ReportError, _decoded)
-    schema = loaded.get("schema") if isinstance(loaded, dict) else None
-    if isinstance(loaded, dict) and schema not in _SCHEMAS:
-        advice = "upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else advice
-        read = " and ".join(map(str, _SCHEMAS))
-        raise ReportError(f"{source}: schema is {schema!r}, this version reads {read}; {advice}")
-    try:
-        if fault is not None:
-            raise fault
-        if isinstance(loaded, dict):
-            loaded.pop("figures", None)  # what a page showed of this report
-        report: Report = _object(Report)(loaded)
-        for name in _NEW if report.schema > 1 else ():
-            if isinstance(loaded, dict) and name not in loaded:
-                raise Malformed(f"lacks the field {name!r}")
-        _check_positions(report)
-    except Malformed as error:
-        raise ReportError(f"{source}: {error.where} {error}; {advice}") from error
-    return report
 
 
 _SCHEMAS = tuple(range(1, SCHEMA + 1))

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 def drawn(
     report: ReportData, view: View | None = None, errors: Mapping[int, float] | None = None
 ) -> tuple[Figure, ...]:
-    """Return summary, barcode and graph of a report."""
+    """Return summary, barcode and graph of a report, with what the model whose ops the rows are adds where it is known.
+
+    `errors`: share of the error by row, as `graph` takes it.
+    """
     if view is None:
         return summary_cards(report), barcode(report), graph(report, errors=errors)
     from amp_rewrite.reports.page.facts import Facts  # late: a report alone is drawn without onnx

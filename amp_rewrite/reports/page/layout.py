@@ -75,7 +75,7 @@ def _layered(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> l
         rows[layer[part]].append(part)
     place: dict[Part, float] = {}
     for row in rows:
-        centers = {part: _mean([place[read] for read in reads[part]]) for part in row}
+        centers = {part: sum(place[read] for read in reads[part]) / max(len(reads[part]), 1) for part in row}
         row.sort(key=lambda part: centers[part])
         place |= {part: i - (len(row) - 1) / 2 for i, part in enumerate(row)}
     return [row for row in rows if row]
@@ -100,7 +100,3 @@ def _ranked(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> li
                     done.add(reader)
                     ready.append(reader)
     return ranked
-
-
-def _mean(places: Sequence[float]) -> float:
-    return sum(places) / len(places) if places else 0.0

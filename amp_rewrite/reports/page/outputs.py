@@ -50,7 +50,11 @@ def outputs_figure(scores: Sequence[Scored], allowed: Allowed, verdict: str, not
     chosen = {name: group[:_BATCHES] for name, group in by_output.items() if name in named}
     shown = [score for group in chosen.values() for score in group]
     axis = _axis([score.score for score in shown], allowed)
-    lines = [Line(name, list(_marks(axis, group, allowed)), _number(group[0])) for name, group in chosen.items()]
+    lines = []
+    for name, (worst, *others) in chosen.items():
+        number = f"{'' if worst.ok else '✗ '}{number_text(worst.score)}"
+        number = number if worst.score is not None else "equal" if worst.ok else "fails"
+        lines.append(Line(name, list(_marks(axis, [worst, *others], allowed)), number))
     lead = _lead(scores, shown, verdict)
     legend = [
         sample("low", "a batch that passes", "dot"),
@@ -102,12 +106,6 @@ def _marks(axis: Axis, group: Sequence[Scored], allowed: Allowed) -> Iterator[El
             number = -math.inf if allowed.higher else math.inf
         words = f"batch {score.batch}: {number_text(score.score)}{'' if score.ok else ', ' + score.because}"
         yield from spot(axis, number, "low" if score.ok else "hollow", words)
-
-
-def _number(worst: Scored) -> str:
-    if worst.score is None:
-        return "equal" if worst.ok else "fails"
-    return f"{'' if worst.ok else '✗ '}{number_text(worst.score)}"
 
 
 def _lead(scores: Sequence[Scored], shown: Sequence[Scored], verdict: str) -> str:
