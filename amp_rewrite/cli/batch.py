@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from amp_rewrite.fleet.outcome import Outcome
     from amp_rewrite.settings.config_file import Settings
 
-_REPORTS = {
-    "report_file": "--report writes the report of one model; --summary FILE.jsonl has a line for each",
-    "html": "--html draws one model; draw the one of interest by itself",
-    "check_weights": "--check-weights prints a table for one model",
-}
 R = TypeVar("R")
 
 _SHOWN = 3  # findings of a model, with -v
@@ -50,9 +45,12 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     """Convert the models of a batch, print a line for each, and return the worst exit code."""
     gc.enable()  # one conversion pauses it for itself; many leave cycles behind
     talk = asked.pop("talk")
-    given_html = given.pop("html")
-    for word, why in _REPORTS.items():
-        if {"html": given_html, "check_weights": talk.check_weights}.get(word, asked.get(word)):
+    for value, why in (
+        (asked["report_file"], "--report writes the report of one model; --summary FILE.jsonl has a line for each"),
+        (given.pop("html"), "--html draws one model; draw the one of interest by itself"),
+        (talk.check_weights, "--check-weights prints a table for one model"),
+    ):
+        if value:
             raise click.UsageError(f"{why}; leave it out for several models")
     measuring = Measuring.taken(given)
     check_parallel(asked["scheduler"], asked["jobs"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from amp_rewrite.cli import files, terminal
+from amp_rewrite.cli.completion import patterns
 from amp_rewrite.cli.examples import EXAMPLES
 from amp_rewrite.errors import ModelError, advice
 from amp_rewrite.settings.config_file import Settings, settings
@@ -24,7 +26,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 FILE, FILE_OUT, MODEL, MODEL_OUT = files.FILE, files.FILE_OUT, files.MODEL, files.MODEL_OUT
 MODELS_OUT = files.MODELS_OUT
-TOLERANCE = DATA
 _HEADINGS = (PRECISION, DATA, OUTPUT, MANY, ADVANCED)
 _FEW = 9  # options that need no headings
 _MANY = 14  # options from which the short help leaves out the rare ones
@@ -78,8 +79,6 @@ class _Grouped(click.Option):
         """Return candidates for the value: choices, those that the metavar spells out, patterns, or files."""
         kind = self.metavar or ""
         if kind == "PATTERN":
-            from amp_rewrite.cli.completion import patterns
-
             return patterns(incomplete)
         items = _chosen(self.choices, ctx, incomplete)
         if "FILE" in kind:
@@ -135,21 +134,16 @@ class Command(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         params = super().get_params(ctx)
         if len(params) > _MANY and any(getattr(param, "rare", False) for param in params):
-            names, words = ["--help-all"], "Show the other options too, and exit."
-            switch = click.Option(
-                names, is_flag=True, is_eager=True, expose_value=False, callback=_show_whole, help=words
-            )
+            more: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": _show_whole}
+            switch = click.Option(["--help-all"], is_flag=True, help="Show the other options too, and exit.", **more)
             params.insert(len(params) - 1, switch)
         return params
 
     def invoke(self, ctx: click.Context) -> Any:
         if any(files.is_stdout(path) for path in (ctx.params.get("output"), *ctx.params.get("out", ()))):
             alone = "it has no file beside it"
-            for name, words in (
-                ("as_json", "--json prints there, too"),
-                ("external_data", alone),
-                ("shard_size", alone),
-            ):
+            reasons = {"as_json": "--json prints there, too", "external_data": alone, "shard_size": alone}
+            for name, words in reasons.items():
                 if ctx.params.get(name):
                     raise click.UsageError(f"the model goes to stdout, and {words}; name a file with -o", ctx)
         return super().invoke(ctx)
@@ -247,18 +241,11 @@ PAGE = (html, flag("--overwrite", "Replace an existing page.", OUTPUT))
 """Options of a command that writes nothing but a page."""
 
 
-def output(default: str) -> Callable[[F], F]:
-    """Return the option for the model that a command writes."""
-    return option(
-        "-o --output", "OUT", f"The model to write; - is stdout.  [default: {default}]", OUTPUT, type=MODEL_OUT
-    )
-
-
-def file_output(default: str) -> Callable[[F], F]:
-    """Return the option for the file that a command writes."""
-    return option(
-        "-o --output", "FILE", f"The file to write; - is stdout.  [default: {default}]", OUTPUT, type=FILE_OUT
-    )
+def output(default: str, what: str = "model") -> Callable[[F], F]:
+    """Return the option for the model, or the file, that a command writes."""
+    metavar, kind = ("OUT", MODEL_OUT) if what == "model" else ("FILE", FILE_OUT)
+    words = f"The {what} to write; - is stdout.  [default: {default}]"
+    return option("-o --output", metavar, words, OUTPUT, type=kind)
 
 
 text_output = option("-o --output", "FILE", "The file to write, replaced if it exists.", OUTPUT, type=FILE_OUT)
@@ -289,18 +276,12 @@ PARALLEL = (
 )
 """Options of a command whose work is in independent parts."""
 
+_globs = partial(option, metavar="GLOB", heading=MANY, multiple=True, rare=True)
 BATCH = (
     *PARALLEL,
     option("--name", "RULE", "Names of results, as in '{stem}_fp16.onnx'.  [default: {stem}.onnx]", MANY, rare=True),
-    option(
-        "--include",
-        "GLOB",
-        "Take only files that match, by name or, with a /, by path.",
-        MANY,
-        multiple=True,
-        rare=True,
-    ),
-    option("--exclude", "GLOB", "Leave out files and folders that match.", MANY, multiple=True, rare=True),
+    _globs("--include", words="Take only files that match, by name or, with a /, by path."),
+    _globs("--exclude", words="Leave out files and folders that match."),
     option("--summary", "FILE", "Write a line of JSON for each model to a .jsonl file.", MANY, type=FILE, rare=True),
     flag("--keep-going", "Go on with other models after one that fails.", MANY, rare=True),
     flag("--resume", "Leave finished results of an earlier run alone.", MANY, rare=True),
@@ -328,14 +309,12 @@ def _metrics(_ctx: click.Context) -> list[str]:
 
 
 CRITERION = (
-    option("--tolerance", "X", "Largest error, relative to each output's largest value.", TOLERANCE, type=_Fraction()),
-    option("--rtol", "X", "Instead: |a - b| <= atol + rtol |a| in every element.", TOLERANCE, type=float),
-    option("--atol", "X", "See --rtol.", TOLERANCE, type=float),
-    option(
-        "--metric", "NAME", "Instead: cosine, psnr, snr, top1 or scaled, with a bound.", TOLERANCE, choices=_metrics
-    ),
-    option("--at-least", "X", "Lower bound, for metrics where higher is better.", TOLERANCE, type=float),
-    option("--at-most", "X", "Upper bound, for metrics where lower is better.", TOLERANCE, type=float),
+    option("--tolerance", "X", "Largest error, relative to each output's largest value.", DATA, type=_Fraction()),
+    option("--rtol", "X", "Instead: |a - b| <= atol + rtol |a| in every element.", DATA, type=float),
+    option("--atol", "X", "See --rtol.", DATA, type=float),
+    option("--metric", "NAME", "Instead: cosine, psnr, snr, top1 or scaled, with a bound.", DATA, choices=_metrics),
+    option("--at-least", "X", "Lower bound, for metrics where higher is better.", DATA, type=float),
+    option("--at-most", "X", "Upper bound, for metrics where lower is better.", DATA, type=float),
 )
 """Options that say how near outputs must be."""
 
@@ -345,12 +324,7 @@ MEASURING = (
     ROWS["headroom"],
     *CRITERION,
     option(
-        "--budget",
-        "N",
-        "With --tolerance and the like: trials at most.  [default: 100]",
-        TOLERANCE,
-        type=int,
-        rare=True,
+        "--budget", "N", "With --tolerance and the like: trials at most.  [default: 100]", DATA, type=int, rare=True
     ),
 )
 """Options of a conversion that data guides."""

@@ -75,14 +75,8 @@ def convert_float_to_float16(
         >>> from amp_rewrite.compat import convert_float_to_float16
         >>> half = convert_float_to_float16("model.onnx", keep_io_types=True, op_block_list=["Softmax"])
     """
-    given = {
-        "min_positive_val": min_positive_val,
-        "max_finite_val": max_finite_val,
-        "force_fp16_initializers": force_fp16_initializers,
-        "force_fp16_inputs": force_fp16_inputs,
-        "use_bfloat16_as_blocked_nodes_dtype": use_bfloat16_as_blocked_nodes_dtype,
-    }
-    without_effect(given, _WHY)
+    given = locals()
+    without_effect({name: given[name] for name in _WHY}, _WHY)
     if check_fp16_ready and (held := low_types(Model.load(model))):
         raise PolicyError(
             f"the model holds {', '.join(held)} already, and check_fp16_ready=True refuses such a model; leave it out"

@@ -11,7 +11,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar
 
-from amp_rewrite.errors import advice
+from amp_rewrite.settings.keywords import unexpected
 from amp_rewrite.settings.options import KEYWORDS
 from amp_rewrite.settings.selectors import one_of_many
 
@@ -40,29 +40,21 @@ def refuses_unknown(function: F) -> F:
         unknown = next((word for word in keywords if word not in known), None)
         if unknown is not None:
             ours = f"{unknown}=" if unknown in KEYWORDS else _MEANT.get(unknown)
-            hint = (
-                f"amp_rewrite.convert takes {ours} for it"
-                if ours
-                else advice(unknown, known, f"it takes {', '.join(known)}")
-            )
-            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}; {hint}")
+            raise unexpected(function, unknown, f"amp_rewrite.convert takes {ours} for it" if ours else "")
         return function(*given, **keywords)
 
     return call  # type: ignore[return-value]
 
 
-def without_effect(given: Mapping[str, object], why: Mapping[str, str], *, above: int = 1) -> None:
-    """Warn of each argument that was given (not None, not False) and changes nothing here.
+def without_effect(given: Mapping[str, object], why: Mapping[str, str]) -> None:
+    """Warn of each argument by name that is given (not None, not False) and changes nothing here.
 
-    Args:
-        given: the arguments by name.
-        why: what happens instead, by name.
-        above: calls between the user's line and the one that calls this.
+    `why`: what happens instead, by name.
     """
     for name, value in given.items():
         if value is not None and value is not False:
-            # Two calls lie between: this function's and that of `refuses_unknown`.
-            warnings.warn(f"{name}={value!r} has no effect: {why[name]}", UserWarning, stacklevel=3 + above)
+            # the user's line is above this function, its caller and the wrapper of `refuses_unknown`
+            warnings.warn(f"{name}={value!r} has no effect: {why[name]}", UserWarning, stacklevel=4)
 
 
 def node_pattern(name: str) -> str:
@@ -77,12 +69,10 @@ def op_patterns(op_type: str) -> tuple[str, str]:
 
 
 @contextmanager
-def matching_nothing(names: Mapping[str, str], above: int = 1) -> Iterator[None]:
-    """Let patterns match nothing while the body runs, then warn of those in `names`: patterns with what they stand for.
-
-    `above`: as in `without_effect`; the frame of the context manager is counted here.
-    """
+def matching_nothing(names: Mapping[str, str]) -> Iterator[None]:
+    """Let patterns match nothing while the body runs, then warn of those in `names`, which says what they stand for."""
     with one_of_many() as unmatched:
         yield
     for pattern in unmatched.keys() & names.keys():
-        warnings.warn(f"{names[pattern]} is not in the model, so it has no effect", UserWarning, stacklevel=4 + above)
+        # the frame of the context manager counts, too
+        warnings.warn(f"{names[pattern]} is not in the model, so it has no effect", UserWarning, stacklevel=5)

@@ -20,46 +20,19 @@ from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.ir.view import MAIN, ValueId, View
 from amp_rewrite.reports.render import plain, table
 from amp_rewrite.reports.result import Result
+from amp_rewrite.reports.rows import BoundRow
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.policy import LowType, low_type
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.page import Figure
 
 SCHEMA = 1
 _STEPS = 64
 """Steps of a chain that are shown at most."""
 Interval = tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class BoundRow:
-    """The bound of one value.
-
-    `op` is the op that makes it, `kind` its type; an input of the model has the kind "input". `heavy`: the op is a
-    product, a convolution, a recurrent cell or attention. `klass` is one of the four classes, `because` the step of the
-    proof, and `rests_on` the value whose bound it uses first. `fills`: the value also carries the fill of a mask, which
-    is not in the interval. `least`: the magnitude that an input of ones is proved to reach.
-    """
-
-    value: str
-    op: str
-    kind: str
-    heavy: bool
-    lo: float
-    hi: float
-    klass: str
-    because: str
-    rests_on: str | None = None
-    fills: bool = False
-    least: float = 0.0
-
-    @property
-    def absmax(self) -> float:
-        """The largest magnitude that the interval allows."""
-        return max(-self.lo, self.hi)
 
 
 @dataclass(frozen=True, repr=False)

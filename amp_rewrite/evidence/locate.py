@@ -27,7 +27,7 @@ from amp_rewrite.settings.keywords import checked
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.prediction.shares import Shares
-    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.page import Figure
 
 JUMP = 10.0
 """Factor by which an error grows in one op to count as a jump."""

@@ -22,7 +22,7 @@ from amp_rewrite.version import VERSION
 if TYPE_CHECKING:
     from amp_rewrite.files.model import Model
     from amp_rewrite.ir.view import ValueId, View
-    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.page import Figure
 
 SCHEMA = 1
 MAX_BYTES = 256 * 2**20

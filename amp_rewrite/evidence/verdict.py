@@ -15,8 +15,8 @@ from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.figure import Figure
     from amp_rewrite.reports.page.outputs import Allowed
+    from amp_rewrite.reports.page.page import Figure
 
 SCHEMA = 1
 

@@ -94,8 +94,7 @@ class Batch:
         _check_targets(targets, copies, found, asked)
         known = summary.read() if summary is not None and asked.resume else {}
         key = key_of(request, options, asked.checks)
-        jobs = _jobs(targets, found, rule, asked)
-        jobs = [_with_known(replace(job, options=dict(options), key=key), known) for job in jobs]
+        jobs = [replace(job, options=dict(options), key=key) for job in _jobs(targets, found, rule, asked, known)]
         order = {name_of(task.source): i for i, task in enumerate(task for job in jobs for task in job.tasks)}
         earlier = {source: outcome for source, outcome in known.items() if source in order}
         sizes = {name_of(task.source): _bytes(task.source, found) for job in jobs for task in job.tasks}
@@ -118,7 +117,7 @@ class Batch:
             closing(self._outcomes(executor, jobs, progress)) as outcomes,
         ):
             for outcome in outcomes:
-                seen.append(_slim(outcome))
+                seen.append(replace(outcome, findings=(), trace=""))  # without what takes memory: there may be many
                 known[outcome.source] = outcome
                 if summary is not None:
                     summary.add(outcome)
@@ -184,11 +183,6 @@ def _bytes(path: Path, found: Found) -> int:
         return 1
 
 
-def _slim(outcome: Outcome) -> Outcome:
-    """Return an outcome without what takes memory, for there may be many."""
-    return outcome if not outcome.findings else replace(outcome, findings=(), trace="")
-
-
 def _absolute(option: Any) -> Any:
     """Return an option with absolute paths in place of relative ones, for workers may run elsewhere."""
     if isinstance(option, (str, Path)):
@@ -213,9 +207,8 @@ def _targets(found: Found, rule: Rule, out: Path) -> dict[Path, Item]:
             continue
         if target in targets:
             both = f"{name_of(targets[target].path)} and {name_of(item.path)}"
-            raise PolicyError(
-                f"{both} would both be written to {name_of(target)}; leave one out, or convert them one by one"
-            )
+            way = "leave one out, or convert them one by one"
+            raise PolicyError(f"{both} would both be written to {name_of(target)}; {way}")
         targets[target] = item
     return targets
 
@@ -236,9 +229,8 @@ def _check_targets(
         raise ModelError(f"{name_of(target)} would be both a result and the copy of {name_of(copied[target])}; {rule}")
     for source, target in copies:
         if real(target) in read:
-            raise ModelError(
-                f"{name_of(source)} would be copied over {name_of(target)}, which is being read; name another folder"
-            )
+            fact = f"{name_of(source)} would be copied over {name_of(target)}, which is being read"
+            raise ModelError(f"{fact}; name another folder")
     if asked.out.exists() and not asked.out.is_dir():
         raise ModelError(f"cannot write to {asked.out}: it is a file; several models need a folder")
     if asked.write and not (asked.saving.overwrite or asked.resume):
@@ -252,8 +244,13 @@ def _check_targets(
             raise ModelError(f"{there[0]}{more} exist{'' if more else 's'}; name another folder, or: {ways}")
 
 
-def _jobs(targets: Mapping[Path, Item], found: Found, rule: Rule, asked: Asked) -> list[Job]:
-    """Return a job for each model, or for several of one folder that share external data."""
+def _jobs(
+    targets: Mapping[Path, Item], found: Found, rule: Rule, asked: Asked, known: Mapping[str, Outcome]
+) -> list[Job]:
+    """Return a job for each model, or for several of one folder that share external data.
+
+    `known`: outcomes of an earlier run, by source.
+    """
     groups: dict[int, list[tuple[Path, Item]]] = {}
     group_of: dict[str, int] = {}  # by data file
     for number, (target, item) in enumerate(targets.items()):
@@ -264,34 +261,17 @@ def _jobs(targets: Mapping[Path, Item], found: Found, rule: Rule, asked: Asked) 
         members = [*(pair for g in sorted(beside) for pair in groups.pop(g)), (target, item)]
         groups[own] = members
         group_of.update((file, own) for _, member in members for file in found.data.get(member.path, ()))
-    saving = replace(asked.saving, resume=asked.resume)
-    return [
-        Job(
-            tuple(
-                Task(
-                    item.path,
-                    target,
-                    _data(members, target, found, rule),
-                    _checks(asked, item),
-                    files=found.data.get(item.path, ()) if url_of(item.path) else (),
-                )
-                for target, item in members
-            ),
-            {},
-            saving,
-            "",
-            write=asked.write,
-            by_option=options_are_spelled(),
-        )
-        for _, members in sorted(groups.items())
-    ]
-
-
-def _data(members: Sequence[tuple[Path, Item]], target: Path, found: Found, rule: Rule) -> str:
-    """Return the name of the weights of a model, or of those of several."""
-    if len(members) == 1:
-        return rule.data(target.name)
-    return rule.shared(Path(found.data[members[0][1].path][0]))
+    saving, spelled_out = replace(asked.saving, resume=asked.resume), options_are_spelled()
+    jobs = []
+    for _, members in sorted(groups.items()):
+        shared = rule.shared(Path(found.data[members[0][1].path][0])) if len(members) > 1 else ""
+        tasks = []
+        for target, item in members:
+            files = found.data.get(item.path, ()) if url_of(item.path) else ()
+            data, outcome = shared or rule.data(target.name), known.get(name_of(item.path))
+            tasks.append(Task(item.path, target, data, _checks(asked, item), outcome, files))
+        jobs.append(Job(tuple(tasks), {}, saving, "", write=asked.write, by_option=spelled_out))
+    return jobs
 
 
 def _checks(asked: Asked, item: Item) -> Checks:
@@ -302,9 +282,3 @@ def _checks(asked: Asked, item: Item) -> Checks:
     data, ranges = (placed(text, item.path, item.relative) for text in (checks.data, checks.ranges))
     whole = [str(Path(text).resolve()) if text else "" for text in (data, ranges)]  # workers may run elsewhere
     return replace(checks, data=whole[0], ranges=whole[1])
-
-
-def _with_known(job: Job, known: Mapping[str, Outcome]) -> Job:
-    """Return a job whose tasks know their outcomes of an earlier run."""
-    tasks = tuple(replace(task, known=known.get(name_of(task.source))) for task in job.tasks)
-    return replace(job, tasks=tasks) if known else job

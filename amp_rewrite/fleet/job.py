@@ -30,7 +30,6 @@ from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
     from amp_rewrite.pipeline.convert import Converted
-    from amp_rewrite.reports.report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +70,9 @@ class Task:
 class Job:
     """Tasks that are done together, for they share weights, and how.
 
-    `options`: keywords of `convert`, which `key` stands for. `write`: False for a dry run. `resume`: a target that is
-    there already may be the finished one. `threads`: cores for this job. `by_option`: errors name options of the
-    command line. `folder`: where relative paths begin; `version`: that of the package that planned the job.
+    `options`: keywords of `convert`, which `key` stands for. `write`: False for a dry run. `threads`: cores for this
+    job. `by_option`: errors name options of the command line. `folder`: where relative paths begin; `version`: that of
+    the package that planned the job.
     """
 
     tasks: tuple[Task, ...]
@@ -85,11 +84,6 @@ class Job:
     by_option: bool = False
     folder: str = ""
     version: str = VERSION
-
-    @property
-    def shared(self) -> bool:
-        """True if the weights of several models go to files of all."""
-        return len(self.tasks) > 1
 
 
 def key_of(request: Request, options: Mapping[str, Any], checks: Checks) -> str:
@@ -110,9 +104,8 @@ def _with_data(key: str, checks: Checks) -> str:
         with suppress(OSError):  # the conversion says why it cannot be read
             for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
                 status = file.stat()
-                content.update(
-                    f"{file.name}:{status.st_size}:{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
-                )
+                state = f"{file.name}:{status.st_size}:{status.st_mtime_ns}\n"
+                content.update(state.encode("utf-8", "surrogateescape"))
     return content.hexdigest()[:16]
 
 
@@ -123,13 +116,12 @@ def run(job: Job, progress: Callable[[str, int, int], None] | None = None) -> li
             stack.enter_context(options_spelled())
         stack.enter_context(prefetching(job.threads > 1))
         works = [_Work(job, task, progress) for task in job.tasks]
-        if not job.shared:
-            works[0].attempt(works[0].convert)
-            works[0].attempt(works[0].write)
-            return [works[0].outcome]
         for work in works:
             work.attempt(work.convert)
-        _write_shared(job, works)
+        if len(works) > 1:
+            _write_shared(job, works)
+        else:
+            works[0].attempt(works[0].write)
         return [work.outcome for work in works]
 
 
@@ -140,11 +132,9 @@ def _write_shared(job: Job, works: Sequence[_Work]) -> None:
         return
     if all(work.written_before() for work in ready):
         for work in ready:
-            work.outcome = replace(work.outcome, finished=True)
+            work.note(finished=True)
         return
-    start = time.perf_counter()
-    failure: Outcome | None = None
-    first = ready[0]
+    start, first = time.perf_counter(), ready[0]
 
     def write() -> None:
         make_folder(first.task.target)
@@ -159,12 +149,12 @@ def _write_shared(job: Job, works: Sequence[_Work]) -> None:
         save_together(models, first.writing)
 
     first.attempt(write)
-    failure = first.outcome if first.outcome.error else None
+    failure = first.outcome
     spent = (time.perf_counter() - start) / len(ready)
     for work in ready:
-        work.outcome = replace(work.outcome, seconds=work.outcome.seconds + (0 if work is first else spent))
-        if failure is not None:
-            work.outcome = replace(work.outcome, rc=failure.rc, error=failure.error, made="", trace=failure.trace)
+        work.note(seconds=work.outcome.seconds + (0 if work is first else spent))
+        if failure.error:
+            work.note(rc=failure.rc, error=failure.error, made="", trace=failure.trace)
 
 
 class _Work:
@@ -178,12 +168,15 @@ class _Work:
         self.converted: Converted | None = None
         self.pending = False
 
+    def note(self, **facts: Any) -> None:
+        """Add facts to the outcome."""
+        self.outcome = replace(self.outcome, **facts)
+
     def attempt(self, step: Callable[[], None]) -> None:
         """Take a step, add its time, and turn errors into an outcome."""
         if self.outcome.error:
             return
-        start = time.perf_counter()
-        error = trace = ""
+        start, error, trace = time.perf_counter(), "", ""
         try:
             step()
         except (AmpRewriteError, OSError) as cause:
@@ -196,11 +189,10 @@ class _Work:
         except Exception as cause:  # noqa: BLE001 a bug of ours, which must not cost the other models
             trace = traceback.format_exc()
             error = one_line(f"amp-rewrite failed inside ({type(cause).__name__}: {cause}); please report it")
-        seconds = self.outcome.seconds + time.perf_counter() - start
-        self.outcome = replace(self.outcome, seconds=seconds)
+        self.note(seconds=self.outcome.seconds + time.perf_counter() - start)
         if error:
             self.pending = False
-            self.outcome = replace(self.outcome, rc=FAILED, error=error, trace=trace, made="")
+            self.note(rc=FAILED, error=error, trace=trace, made="")
 
     def convert(self) -> None:
         """Load and convert the model, and verify it where data say how; nothing for one that is known to be done."""
@@ -210,24 +202,24 @@ class _Work:
         try:
             os.fspath(self.task.source).encode()
         except UnicodeEncodeError as cause:
-            raise ModelError(
-                f"cannot read {os.fspath(self.task.source)!r}: its name is not Unicode; rename it"
-            ) from cause
+            name = os.fspath(self.task.source)
+            raise ModelError(f"cannot read {name!r}: its name is not Unicode; rename it") from cause
         source = Model.load(self.task.source)
-        self.outcome = replace(self.outcome, digest=digest(source))
+        self.note(digest=digest(source))
         known = self.task.known
         if known is not None and self._done(known):
             self.outcome = replace(known, source=self.outcome.source, target=self.outcome.target, finished=True)
             return
         with one_of_many() as unmatched:
-            converted, solved = self._converted(source)
-        self.converted = converted
-        facts = _facts(converted.report)
-        self.outcome = replace(self.outcome, **facts, unmatched=dict(unmatched))
+            self.converted, solved = self._converted(source)
+        report = self.converted.report
+        evidence = {name: value for name, value in asdict(report.evidence).items() if value}
+        self.note(evidence=evidence, totals=asdict(report.totals), findings=tuple(report.findings))
+        self.note(unmatched=dict(unmatched))
         if not solved:
-            self.outcome = replace(self.outcome, rc=MISSED, error="not written: the tolerance is not met")
+            self.note(rc=MISSED, error="not written: the tolerance is not met")
             return
-        self.outcome = replace(self.outcome, rc=OK, made=digest(converted.result))
+        self.note(rc=OK, made=digest(self.converted.result))
         self.pending = self.job.write
 
     def _done(self, known: Outcome) -> bool:
@@ -250,14 +242,14 @@ class _Work:
         from amp_rewrite.evidence.data.feed import Feed
         from amp_rewrite.pipeline.repair import repair
 
-        nonfinite = checks.allow_nonfinite
-        if checks.random is None:
-            feed = Feed.of(checks.data, source, allow_nonfinite=nonfinite)
-        else:
-            feed = Feed.randomly(source, **checks.random)
+        options |= {"allow_nonfinite": checks.allow_nonfinite, **checks.criterion}
         if checks.budget is not None:
             options["budget"] = checks.budget
-        repaired = repair(source, feed, **checks.criterion, **options, allow_nonfinite=nonfinite)
+        if checks.random is None:
+            feed = Feed.of(checks.data, source, allow_nonfinite=checks.allow_nonfinite)
+        else:
+            feed = Feed.randomly(source, **checks.random)
+        repaired = repair(source, feed, **options)
         return repaired.converted, repaired.solved
 
     def written_before(self) -> bool:
@@ -277,13 +269,12 @@ class _Work:
         overwrite = self.job.saving.overwrite
         if os.path.lexists(self.task.target) and not overwrite:
             if self.written_before():
-                self.outcome = replace(self.outcome, finished=True)
+                self.note(finished=True)
                 return
             way = f"name another folder, or replace it with {spelled('overwrite', True)}"
             raise ModelError(f"{self.task.target} exists, and is not what this conversion makes; {way}")
-        asked = self.job.saving
         result = self.converted.result
-        saving = Saving.of(self.task.target, result.path, result.nbytes, asked)
+        saving = Saving.of(self.task.target, result.path, result.nbytes, self.job.saving)
         if saving.external and not saving.name:
             saving = replace(saving, name=self.task.data)
         saving.save(result.proto, self.writing)
@@ -293,9 +284,3 @@ class _Work:
         """The display of bytes written."""
         tell, name = self.progress, self.task.source.name
         return None if tell is None else lambda done, total: tell(name, done, total)
-
-
-def _facts(report: Report) -> dict[str, Any]:
-    """Return the fields of an outcome that a report gives."""
-    evidence = {name: value for name, value in asdict(report.evidence).items() if value}
-    return {"evidence": evidence, "totals": asdict(report.totals), "findings": tuple(report.findings)}

@@ -26,14 +26,13 @@ def store_of(place: Path) -> tuple[Any, str]:
     except ImportError as cause:
         raise MachineError(f"{url} needs fsspec: {one_line(cause)}; {_INSTALL}") from cause
     except ValueError as cause:
-        raise MachineError(
-            f"{url}: {one_line(cause)}; name a store that fsspec knows, such as s3:// or hf://"
-        ) from cause
+        way = "name a store that fsspec knows, such as s3:// or hf://"
+        raise MachineError(f"{url}: {one_line(cause)}; {way}") from cause
     return store, str(path)
 
 
 @contextmanager
-def _told(place: Path, verb: str) -> Iterator[None]:
+def _named_error(place: Path, verb: str) -> Iterator[None]:
     """Turn what a store raises into a ModelError that names the file."""
     try:
         yield
@@ -52,7 +51,7 @@ def listed(place: Path) -> Iterator[tuple[Path, Path, int]]:
     Folders whose name begins with a dot are left out. ModelError if the store cannot be read.
     """
     store, root = store_of(place)
-    with _told(place, "list"):
+    with _named_error(place, "list"):
         if has_magic(root):
             found = store.glob(root, detail=True)
             parts = PurePosixPath(root).parts
@@ -76,21 +75,21 @@ def present(out: Path) -> set[Path]:
 def data_files(place: Path) -> list[Path]:
     """Return the data files that a model in a store names; only its graph is read where the store reads in parts."""
     store, path = store_of(place)
-    with _told(place, "read"), store.open(path, "rb") as file:
+    with _named_error(place, "read"), store.open(path, "rb") as file:
         return data_files_in(file, int(store.size(path)), place)
 
 
 def read(place: Path, most: int) -> bytes:
     """Return at most so many bytes of a file in a store."""
     store, path = store_of(place)
-    with _told(place, "read"), store.open(path, "rb") as file:
+    with _named_error(place, "read"), store.open(path, "rb") as file:
         return bytes(file.read(most))
 
 
 def write(place: Path, content: bytes) -> None:
     """Put a file to a store. ModelError if that fails."""
     store, path = store_of(place)
-    with _told(place, "write"):
+    with _named_error(place, "write"):
         store.makedirs(store._parent(path), exist_ok=True)
         store.pipe_file(path, content)
 
@@ -100,7 +99,7 @@ def size_of(place: Path) -> int | None:
     if not url_of(place):
         return place.stat().st_size if os.path.lexists(place) else None
     store, path = store_of(place)
-    with _told(place, "read"):
+    with _named_error(place, "read"):
         return int(store.size(path) or 0) if store.exists(path) else None
 
 
@@ -110,7 +109,7 @@ def fetched(source: Path, here: Path) -> Path:
         return source
     store, path = store_of(source)
     here.parent.mkdir(parents=True, exist_ok=True)
-    with _told(source, "fetch"):
+    with _named_error(source, "fetch"):
         store.get_file(path, str(here))
     return here
 
@@ -118,7 +117,7 @@ def fetched(source: Path, here: Path) -> Path:
 def put(here: Path, target: Path) -> None:
     """Put a file of this machine to a store. ModelError if that fails."""
     store, path = store_of(target)
-    with _told(target, "write"):
+    with _named_error(target, "write"):
         store.makedirs(store._parent(path), exist_ok=True)
         store.put_file(str(here), path)
 
@@ -129,5 +128,5 @@ def state_of(place: Path) -> str:
         status = place.stat()
         return f"{status.st_size}:{status.st_mtime_ns}"
     store, path = store_of(place)
-    with _told(place, "read"):
+    with _named_error(place, "read"):
         return str(store.ukey(path))

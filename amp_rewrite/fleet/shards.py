@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -141,16 +141,12 @@ def _each(
     count = jobs or (cores() if executor is not None else 1)
     tasks = (_Shard(i, str(path), measure) for i, path in enumerate(paths))
     local: Executor | Processes = Inline() if count == 1 else Processes(min(count, len(paths)))
-    measured = dict(_results(through(tasks, _measured, executor or local, count)))
-    return [measured[number] for number in range(len(paths))]
-
-
-def _results(results: Iterable[tuple[int, M | str] | Lost[_Shard[M]]]) -> Iterator[tuple[int, M]]:
-    """Yield numbers and results. FeedError for a shard without one: those of the others would not be those of all."""
-    for result in results:
-        if isinstance(result, Lost):
+    done: dict[int, M] = {}
+    for result in through(tasks, _measured, executor or local, count):
+        if isinstance(result, Lost):  # the result of the others would not be that of all
             raise FeedError(f"{result.job.data} was not measured: {result.reason}")
         number, measured = result
         if isinstance(measured, str):
             raise FeedError(measured)
-        yield number, measured
+        done[number] = measured
+    return [done[number] for number in range(len(paths))]

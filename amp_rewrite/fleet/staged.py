@@ -62,7 +62,8 @@ def run(job: Job, progress: Progress | None = None) -> list[Outcome]:
     try:
         key = _with_states(job)
         known = [task.known for task in job.tasks]
-        if all(k is not None and (k.rc, k.options) == (OK, key) for k in known) and _there(job):
+        there = (size_of(_place(job, task.target)) is not None for task in job.tasks)
+        if all(k is not None and (k.rc, k.options) == (OK, key) for k in known) and all(there):
             return [replace(k, finished=True) for k in known if k is not None]
         with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as name:
             outcomes = _run_in(Path(name), replace(job, key=key), progress)
@@ -99,10 +100,6 @@ def _with_states(job: Job) -> str:
     for file in (file for task in job.tasks for file in (str(task.source), *task.files)):
         content.update(f"{file}:{state_of(_place(job, file))}\n".encode("utf-8", "surrogateescape"))
     return content.hexdigest()[:16]
-
-
-def _there(job: Job) -> bool:
-    return all(size_of(_place(job, task.target)) is not None for task in job.tasks)
 
 
 def _place(job: Job, path: str | Path) -> Path:

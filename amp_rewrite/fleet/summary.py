@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from amp_rewrite.errors import ReportError, spelled
@@ -76,23 +77,21 @@ class Summary:
 
     def add(self, outcome: Outcome) -> None:
         """Add a line, in one write."""
-        try:
-            with self.path.open("ab") as file:
-                file.write(f"{outcome.to_json()}\n".encode())
-        except OSError as cause:
-            raise ReportError(
-                f"cannot write {self.path}: {cause.strerror or cause}; models written so far stay"
-            ) from cause
+        with self._writing(), self.path.open("ab") as file:
+            file.write(f"{outcome.to_json()}\n".encode())
 
     def complete(self, outcomes: Iterable[Outcome]) -> None:
         """Replace the file by one with these outcomes, whole or not at all."""
-        content = "".join(f"{outcome.to_json()}\n" for outcome in outcomes).encode()
+        with self._writing():
+            write_whole(Path(os.path.realpath(self.path)), _encoded(outcomes))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            write_whole(Path(os.path.realpath(self.path)), content)
+            yield
         except OSError as cause:
-            raise ReportError(
-                f"cannot write {self.path}: {cause.strerror or cause}; models written so far stay"
-            ) from cause
+            reason = cause.strerror or cause
+            raise ReportError(f"cannot write {self.path}: {reason}; models written so far stay") from cause
 
 
 class _InStore(Summary):
@@ -127,8 +126,12 @@ class _InStore(Summary):
             self.complete(self._known.values())
 
     def complete(self, outcomes: Iterable[Outcome]) -> None:
-        write(self.path, "".join(f"{outcome.to_json()}\n" for outcome in outcomes).encode())
+        write(self.path, _encoded(outcomes))
         self._written, self._behind = time.monotonic(), False
+
+
+def _encoded(outcomes: Iterable[Outcome]) -> bytes:
+    return "".join(f"{outcome.to_json()}\n" for outcome in outcomes).encode()
 
 
 def _parsed(content: bytes, name: str) -> Mapping[str, Outcome]:

@@ -67,9 +67,7 @@ def _matches(relative: PurePath, pattern: str) -> bool:
     """True if a glob matches a file, or a folder that it is in."""
     pattern = pattern.removeprefix("./").rstrip("/")
     places = [relative, *relative.parents[:-1]]
-    if "/" not in pattern:
-        return any(fnmatch.fnmatchcase(place.name, pattern) for place in places)
-    return any(fnmatch.fnmatchcase(place.as_posix(), pattern) for place in places)
+    return any(fnmatch.fnmatchcase(place.as_posix() if "/" in pattern else place.name, pattern) for place in places)
 
 
 def is_batch(word: str | Path) -> bool:
@@ -119,9 +117,13 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -
         raise ModelError(_no_models(words, len(found.others)))
     weights: set[str] = set()
     for item in found.models:
-        named_by = _data_in_store(item.path) if item.path in found.sizes else data_files(item.path)
-        files = tuple(real(file) for file in named_by)
-        if files:
+        if item.path in found.sizes:
+            from amp_rewrite.fleet import remote
+
+            named_by = remote.data_files(item.path)
+        else:
+            named_by = data_files(item.path)
+        if files := tuple(map(real, named_by)):
             found.data[item.path] = files
             weights.update(files)
     found.others = [item for item in found.others if real(item.path) not in weights]
@@ -138,20 +140,13 @@ def _in_store(place: Path, out: str, sizes: dict[Path, int]) -> Iterator[Item]:
             yield Item(path, relative)
 
 
-def _data_in_store(place: Path) -> list[Path]:
-    from amp_rewrite.fleet.remote import data_files
-
-    return data_files(place)
-
-
 def _no_models(words: Sequence[str], others: int) -> str:
     hints = [hint for word in words if Path(word).is_dir() and (hint := foreign(Path(word)))]
     if hints:
         return hints[0]
     what = f"{others} other files" if others else "no file that is taken"
-    return (
-        f"no {SUFFIX} model in {', '.join(words[:3])} ({what}); name another folder, or widen --include and --exclude"
-    )
+    way = "name another folder, or widen --include and --exclude"
+    return f"no {SUFFIX} model in {', '.join(words[:3])} ({what}); {way}"
 
 
 def _base(named: Sequence[Path]) -> Path:
@@ -180,9 +175,8 @@ def _walk(folder: Path, out: str, choice: Choice, remarks: list[str]) -> Iterato
             with os.scandir(place) as entries:
                 listed = sorted(entries, key=lambda entry: entry.name)
         except OSError as cause:
-            raise ModelError(
-                f"cannot read the folder {place}: {cause.strerror or cause}; exclude it, or allow it"
-            ) from cause
+            reason = cause.strerror or cause
+            raise ModelError(f"cannot read the folder {place}: {reason}; exclude it, or allow it") from cause
         folders = []
         for entry in listed:
             path, below = place / entry.name, relative / entry.name

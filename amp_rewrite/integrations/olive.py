@@ -38,6 +38,15 @@ _TARGETS = {
     "WebGpuExecutionProvider": "webgpu",
 }
 """Targets by execution provider; others have that of `convert`."""
+_FILES = Union[Path, str]  # noqa: UP007
+_MORE: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "data": ("input data: a .npz file, or a folder of them", {"type_": _FILES, "category": ParamCategory.DATA}),
+    "tolerance": ("largest error of the outputs on data, relative to the largest value of each", {"type_": float}),
+    "ranges": ("ranges that amp-rewrite calibrate measured", {"type_": _FILES, "category": ParamCategory.PATH}),
+    "headroom": ("factor by which measured values must fit the type", {"type_": float, "default_value": HEADROOM}),
+    "external_data": ("weights in a file of their own; by default above 1.5 GB", {"type_": bool}),
+}
+"""Parameters besides the options of `convert`: their words, and type, default and category."""
 
 
 class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
@@ -53,25 +62,7 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
         config = {name: _parameter(row) for name, row in KEYWORDS.items()}
         if target is not None:
             config["target"].default_value = target
-        files = Union[Path, str]  # noqa: UP007
-        config |= {
-            "data": PassConfigParam(
-                type_=files, category=ParamCategory.DATA, description="input data: a .npz file, or a folder of them"
-            ),
-            "tolerance": PassConfigParam(
-                type_=float, description="largest error of the outputs on data, relative to the largest value of each"
-            ),
-            "ranges": PassConfigParam(
-                type_=files, category=ParamCategory.PATH, description="ranges that amp-rewrite calibrate measured"
-            ),
-            "headroom": PassConfigParam(
-                type_=float, default_value=HEADROOM, description="factor by which measured values must fit the type"
-            ),
-            "external_data": PassConfigParam(
-                type_=bool, description="weights in a file of their own; by default above 1.5 GB"
-            ),
-        }
-        return config
+        return config | {name: PassConfigParam(description=words, **more) for name, (words, more) in _MORE.items()}
 
     @classmethod
     def validate_config(cls, config: type[BasePassConfig], accelerator_spec: AcceleratorSpec) -> bool:
@@ -104,19 +95,15 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
 
 
 def _parameter(row: Option) -> PassConfigParam:
-    words = row.doc.replace("`", "")
-    default = row.default or None
+    words, default, searched = row.doc.replace("`", ""), row.default or None, _SEARCHED.get(row.name)
     kind = Union[int, str] if row.integers else _TYPES[row.kind]  # noqa: UP007
-    return PassConfigParam(
-        type_=kind, default_value=default, description=words, search_defaults=_SEARCHED.get(row.name)
-    )
+    return PassConfigParam(type_=kind, default_value=default, description=words, search_defaults=searched)
 
 
 def _given(config: type[BasePassConfig]) -> dict[str, Any]:
     """Return the parameters that have a value; those of Olive itself are left out."""
-    known = (*KEYWORDS, "data", "tolerance", "ranges", "headroom", "external_data")
     values: Mapping[str, Any] = config.model_dump()
-    return {name: values[name] for name in known if values.get(name) is not None}
+    return {name: values[name] for name in (*KEYWORDS, *_MORE) if values.get(name) is not None}
 
 
 def _converted(source: Path, given: dict[str, Any]) -> Converted:

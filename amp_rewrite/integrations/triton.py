@@ -78,7 +78,10 @@ def triton_config(model: ModelSource, *, name: str | None = None, max_batch_size
     if file is not None and file.name != "model.onnx":  # the name that Triton expects by itself
         lines.append(f"default_model_filename: {_quoted(file.name)}")
     for kind, values in ports.items():
-        entries = [_entry(kind, v, d[1:] if size else d) for v, d in zip(values, dims[kind], strict=True)]
+        entries = []
+        for value, shape in zip(values, dims[kind], strict=True):
+            fields = (f"    {line}" for line in _fields(kind, value, shape[1:] if size else shape))
+            entries.append("\n".join(["  {", *fields, "  }"]))
         lines += [f"{kind} [", ",\n".join(entries), "]"]
     return "\n".join(lines) + "\n"
 
@@ -103,10 +106,6 @@ def _batched(inputs: Sequence[_Dims], outputs: Sequence[_Dims]) -> bool:
         return False
     first = {dims[0] for dims in inputs}
     return len(first) == 1 and not any(first & set(dims[1:]) for dims in every)
-
-
-def _entry(kind: str, value: ValueInfoProto, dims: _Dims) -> str:
-    return "\n".join(["  {", *(f"    {line}" for line in _fields(kind, value, dims)), "  }"])
 
 
 def _fields(kind: str, value: ValueInfoProto, dims: _Dims) -> Iterator[str]:

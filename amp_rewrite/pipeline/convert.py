@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.evidence.guard import Guarded
     from amp_rewrite.evidence.ranges import Ranges
-    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.page import Figure
 
 
 @dataclass(frozen=True, repr=False)

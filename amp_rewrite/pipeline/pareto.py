@@ -32,7 +32,7 @@ from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.options import Options, Request, takes_options
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.page import Figure
 
 POINTS = 8
 """Default number of points that are verified."""

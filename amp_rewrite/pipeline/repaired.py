@@ -23,7 +23,7 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.settings.keywords import checked
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.page import Figure
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,7 +140,7 @@ class Repaired(Result):
         """Return the figures of the search and of its verdict; none without a tolerance."""
         if self.verdict is None or self.chosen is None:
             return ()
-        from amp_rewrite.reports.page.trials import Tried, trials_figure  # late: few runs draw
+        from amp_rewrite.reports.page.outputs import Tried, trials_figure  # late: few runs draw
 
         *tried, chosen = (Tried(s.pinned, s.float32_ops, s.score, s.ok) for s in (*self.trail, self.chosen))
         return (trials_figure(tried, chosen, self.verdict.allowed, solved=self.solved), *self.verdict.figures())

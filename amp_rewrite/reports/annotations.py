@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from onnx import ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.cast_plan import Plan
 from amp_rewrite.files.protos import refill
 from amp_rewrite.ir.graphs import all_graphs, all_nodes
-from amp_rewrite.ir.view import Op, Scope, View
+from amp_rewrite.ir.view import Scope, View
 from amp_rewrite.reports.rows import Row
 
 DTYPE, RULE, REASON = "amp.type", "amp.rule", "amp.reason"
@@ -46,12 +46,10 @@ def annotate(proto: ModelProto, view: View, plan: Plan, rows: Sequence[Row]) -> 
     for graph, scope in zip(graphs if alike else graphs[:1], view.scopes, strict=False):
         known = dict(_entries(view, plan, rows, scope))
         for node in graph.node:
-            new, held = known.get(_result(node), {}), annotation(node)
+            new, held = known.get(next(filter(None, node.output), ""), {}), annotation(node)
             if not (held and held.get(DTYPE) == new.get(DTYPE) and (plan.empty or RULE not in new)):
                 _state(node, new)
-    for function in proto.functions:
-        for node in all_nodes(function.node):
-            _state(node, {})
+    _clear(proto.functions)
 
 
 def unannotate(proto: ModelProto) -> None:
@@ -63,7 +61,11 @@ def unannotate(proto: ModelProto) -> None:
         >>> proto = onnx.load("model.onnx")
         >>> unannotate(proto)
     """
-    for holder in (proto.graph, *proto.functions):
+    _clear((proto.graph, *proto.functions))
+
+
+def _clear(holders: Iterable[GraphProto | FunctionProto]) -> None:
+    for holder in holders:
         for node in all_nodes(holder.node):
             _state(node, {})
 
@@ -73,23 +75,15 @@ def _entries(view: View, plan: Plan, rows: Sequence[Row], scope: Scope) -> Itera
     for op_id in scope.ops:
         row = rows[op_id]
         stated = {DTYPE: row.dtype, RULE: row.rule or "", REASON: reason(row)}
-        yield _first(view, plan, view.ops[op_id]), {key: text for key, text in stated.items() if text}
+        first = next((v for v in view.ops[op_id].outputs if v is not None), None)
+        name = "" if first is None else plan.rename.get(first, view.values[first].name)
+        yield name, {key: text for key, text in stated.items() if text}
     for cast in plan.casts:
         if view.values[cast.value].scope == scope.id:
             why = {RULE: INSERTED, REASON: cast.reason}
             yield cast.name, {DTYPE: cast.to.spelling, **why}
             if cast.saturates:
                 yield f"{cast.name}_clamped", {DTYPE: "float32", **why}
-
-
-def _first(view: View, plan: Plan, op: Op) -> str:
-    """Return the name that the first result of an op has after the conversion."""
-    value = next((v for v in op.outputs if v is not None), None)
-    return "" if value is None else plan.rename.get(value, view.values[value].name)
-
-
-def _result(node: NodeProto) -> str:
-    return next(filter(None, node.output), "")
 
 
 def _state(node: NodeProto, stated: Mapping[str, str]) -> None:

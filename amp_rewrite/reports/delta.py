@@ -13,11 +13,10 @@ from amp_rewrite.errors import PolicyError, advice
 from amp_rewrite.reports.change import CastChange, Change
 from amp_rewrite.reports.render import annotation, count, cut, markdown_table, plain, table
 from amp_rewrite.reports.result import Result
-from amp_rewrite.reports.runs import Run
+from amp_rewrite.reports.sides import Run, Sides
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.figure import Figure
-    from amp_rewrite.reports.sides import Sides
+    from amp_rewrite.reports.page.page import Figure
 
 KINDS = ("lowered", "raised", "retyped", "attribute", "added", "removed", "casts")
 FLOAT32 = "float32"

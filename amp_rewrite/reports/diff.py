@@ -13,8 +13,7 @@ from amp_rewrite.reports.flow import Flow
 from amp_rewrite.reports.match import crossed, matched, order, paired
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
-from amp_rewrite.reports.runs import runs_of
-from amp_rewrite.reports.sides import Matches, PlacedCast, PlacedChange, Sides
+from amp_rewrite.reports.sides import Matches, PlacedCast, PlacedChange, Sides, runs_of
 from amp_rewrite.reports.sources import ReportSource, report_and_view
 from amp_rewrite.settings.options import STATED
 

@@ -10,20 +10,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.dtypes import LOW_TYPES
 from amp_rewrite.errors import PatternError, advice
-from amp_rewrite.reports.find import find_rows
 from amp_rewrite.reports.render import plain, shortened
 from amp_rewrite.reports.result import Result
-from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, ReportData, Row
+from amp_rewrite.reports.rows import FIRST_INPUT, LOW, NO_ROW, PortRow, ReportData, Row
 
-_LOW = frozenset(dtype.spelling for dtype in LOW_TYPES)
 _SHIFTED = re.compile(r"_shifted_(-?\d+)(_\d+)*$")
 """The end of the name of a value that is computed times a power of two."""
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
-    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.page import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +56,9 @@ class Explanation(Result):
     @property
     def brief(self) -> str:
         """Each op with its type and its rule."""
-        heads = (f"{chain.rows[0].path} {_decision(chain.rows[0])}" for chain in self.chains if chain.rows)
-        return plain(f"{self.model}: {shortened(list(heads)) or 'no op'}")
+        firsts = [chain.rows[0] for chain in self.chains if chain.rows]
+        heads = [f"{row.path} {row.dtype}{f' ({row.rule})' if row.rule else ''}" for row in firsts]
+        return plain(f"{self.model}: {shortened(heads) or 'no op'}")
 
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the steps as dictionaries."""
@@ -90,7 +88,11 @@ class Explanation(Result):
                 readers = "read by" if chain.rows else "which no op reads"
                 lines.append(f"{chain.input.name} is an input of the model, {chain.input.dtype}, {readers}")
             for i, row in enumerate(chain.rows):
-                lines += _undecided(row) if self.inventory else _step(row, first=not i)
+                if self.inventory:
+                    state = f"is {_types(row)} in the model; nothing has decided about it yet"
+                    lines.append(f"{row.path} ({row.op}) {state}")
+                else:
+                    lines += _step(row, first=not i)
                 if chain.shift is not None and not i:
                     lines.append(f"    shifted: it makes its results times 2^{-chain.shift[0]}{chain.shift[1]}")
                 if chain.alike and not i:
@@ -119,12 +121,12 @@ def makers(view: View) -> Mapping[str, int]:
 
 def shifts(view: View) -> Mapping[int, int]:
     """Return the exponent of what each op of a shifted model makes, by its row; ops that are not shifted have none."""
-    found = {}
+    exponents = {}
     for op in view.ops:
         shifted = (_SHIFTED.search(view.value_name(value)) for value in op.results)
         if (match := next(filter(None, shifted), None)) is not None:
-            found[int(op.id)] = int(match[1])
-    return found
+            exponents[int(op.id)] = int(match[1])
+    return exponents
 
 
 def explained(
@@ -148,7 +150,7 @@ def explained(
 
 def _chains(report: ReportData, name: str, makers: Mapping[str, int], shifts: Mapping[int, int]) -> Iterator[Chain]:
     """Yield a chain for each op by a name; one for all ops of a type that have the same reasons."""
-    ops, port = _found(report, name, makers)
+    ops, port = _rows_of(report, name, makers)
     if port is not None and not ops:
         yield Chain(name, (), input=port)
     groups: dict[object, list[int]] = {}
@@ -176,15 +178,11 @@ def _behind(report: ReportData, at: int) -> tuple[Row, ...]:
     return tuple(seen.values())
 
 
-def _undecided(row: Row) -> list[str]:
-    return [f"{row.path} ({row.op}) is {_types(row)} in the model; nothing has decided about it yet"]
-
-
 def _step(row: Row, *, first: bool) -> list[str]:
     """Return the lines about one op: its types, its rule in words, and its list entry."""
     head = f"{'' if first else 'because '}{plain(row.path)} ({row.op}) is {_types(row)}"
     if row.rule is None:
-        return [f"{head} in the model already" if row.dtype in _LOW else f"{head}: it computes no float32"]
+        return [f"{head} in the model already" if row.dtype in LOW else f"{head}: it computes no float32"]
     lines = [f"{head}: {row.rule}", f"    {reasons.words(row.rule)}{': ' + plain(row.note) if row.note else ''}"]
     reason = reasons.reason_of(row.rule)
     if reason is not None and reason.has_page:
@@ -199,10 +197,6 @@ def _encoded(row: Row) -> dict[str, object]:
     return {"name": row.path, **{name: getattr(row, name) for name in fields}}
 
 
-def _decision(row: Row) -> str:
-    return f"{row.dtype} ({row.rule})" if row.rule else row.dtype
-
-
 def _types(row: Row) -> str:
     """Return the type, with the variables if they differ: "float16 (T float16, U float32)"."""
     if len(set(row.variables.values())) < 2:
@@ -210,9 +204,9 @@ def _types(row: Row) -> str:
     return f"{row.dtype} ({', '.join(f'{name} {dtype}' for name, dtype in row.variables.items())})"
 
 
-def _found(report: ReportData, name: str, makers: Mapping[str, int]) -> tuple[Sequence[int], PortRow | None]:
+def _rows_of(report: ReportData, name: str, makers: Mapping[str, int]) -> tuple[Sequence[int], PortRow | None]:
     """Return the rows of a name, and the input of the model that it is; ops take precedence over values."""
-    rows = find_rows(report, name)
+    rows = report.positions(name)
     if len(rows) > 1 and all(report.rows[i].name == name or report.rows[i].path == name for i in rows):
         paths = [report.rows[i].path for i in rows]
         unique = len(set(paths)) == len(paths)

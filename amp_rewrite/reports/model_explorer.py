@@ -88,9 +88,13 @@ def overlay(
         inventory = report_of(view, name=name)
         rules: Sequence[str | None] | None = None
         if layer == "rule":
-            rules = _annotated(view) if report is None else _matched(inventory, view, report)
+            stated = [annotation(op.node) for op in view.ops]
+            own = [entries.get(RULE) for entries in stated] if any(stated) else None
+            rules = own if report is None else _matched(inventory, view, report)
         values = _values(inventory, layer, rules, errors)
-    return _document(layer, _placed(shown, numbers, values))
+    results = _placed(shown, numbers, values)
+    graphs = (f" {json.dumps(graph)}: {{\n{_graph_data(layer, nodes)}\n }}" for graph, nodes in results.items())
+    return "{\n" + ",\n".join(graphs) + "\n}\n"
 
 
 def _indexed(model: Model) -> tuple[Sequence[Place], View, Sequence[int | None]]:
@@ -139,14 +143,14 @@ def _values(
 
 def _placed(shown: Sequence[Place], numbers: Sequence[int | None], values: Sequence[Result | None]) -> _Results:
     """Return the values of ops by graph and node; a node of a local function has those of all its calls."""
-    found: dict[int, list[Result]] = {}
+    by_node: dict[int, list[Result]] = {}
     for number, value in zip(numbers, values, strict=True):
         if number is not None and value is not None:
-            found.setdefault(number, []).append(value)
+            by_node.setdefault(number, []).append(value)
     results: _Results = {}
     for number, place in enumerate(shown):
-        if number in found:
-            results.setdefault(place.graph, {})[place.id] = _merged(found[number])
+        if number in by_node:
+            results.setdefault(place.graph, {})[place.id] = _merged(by_node[number])
     for place in reversed(shown):  # functions stand last, and calls of functions inside them first need theirs
         called = function_graph(place.node.domain, place.node.op_type, place.node.overload)
         if called in results and place.id not in results.get(place.graph, {}):
@@ -163,12 +167,6 @@ def _merged(values: Sequence[Result]) -> Result:
     texts = sorted({part for value in values for part in str(value["value"]).split(", ")})
     color = values[0].get("bgColor") if len(texts) == 1 else _SEVERAL
     return {"value": ", ".join(texts), "bgColor": color}
-
-
-def _document(layer: str, results: _Results) -> str:
-    """Return the JSON of a layer, a node per line."""
-    graphs = (f" {json.dumps(graph)}: {{\n{_graph_data(layer, nodes)}\n }}" for graph, nodes in results.items())
-    return "{\n" + ",\n".join(graphs) + "\n}\n"
 
 
 def _graph_data(layer: str, nodes: dict[str, Result]) -> str:
@@ -195,12 +193,6 @@ def _rule(rule: str) -> Result:
     color = STRENGTHS[known.strength] if known else _CAST if rule == INSERTED else _SEVERAL
     words = reasons.words(rule)
     return {"value": rule if words == rule else f"{rule}: {words}", "bgColor": color}
-
-
-def _annotated(view: View) -> list[str | None] | None:
-    """Return the rules that the nodes of a file state themselves; None for a file without annotations."""
-    stated = [annotation(op.node) for op in view.ops]
-    return [entries.get(RULE) for entries in stated] if any(stated) else None
 
 
 def _matched(inventory: Report, view: View, report: Report) -> list[str | None]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from amp_rewrite.errors import Finding, PatternError, ReportError, advice
 from amp_rewrite.reports import json_stream, reading
 from amp_rewrite.reports.evidence import Evidence
-from amp_rewrite.reports.find import find_rows
 from amp_rewrite.reports.reading import Malformed, Reader, fail, list_of, map_of, optional, shared
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.result import Result
@@ -36,7 +35,7 @@ from amp_rewrite.reports.summary import NEXT, summary
 from amp_rewrite.settings.options import KEYWORDS, STATED, Stated
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.page import Figure
 
 MAX_CHARACTERS = 256 * 2**20
 
@@ -90,8 +89,8 @@ class Report(Result, ReportData):
         Raises:
             PatternError: nothing matches; with names to use instead.
         """
-        if found := find_rows(self, op):
-            return tuple(self.rows[i] for i in found)
+        if rows := tuple(self.rows[i] for i in self.positions(op)):
+            return rows
         known = dict.fromkeys(name for row in self.rows for name in (row.name, row.op))
         hint = advice(op, known, "name an op, a type of ops, or a pattern such as op=MatMul", most=3)
         raise PatternError(f"{self.model.name}: no op is named {op!r}, or of that type; {hint}")
@@ -128,14 +127,8 @@ class Report(Result, ReportData):
             parts.append(f'  "evidence": {_dump(evidence)}')
         if self.bounds:
             parts.append(f'  "bounds": {_dump(dict(self.bounds))}')
-        for name in (
-            *(("shifts",) if self.shifts else ()),
-            "findings",
-            *(_PORTS if self.schema > 1 else ()),
-            "casts",
-            "baked",
-            "rows",
-        ):
+        shifts, ports = ("shifts",) if self.shifts else (), _PORTS if self.schema > 1 else ()
+        for name in (*shifts, "findings", *ports, "casts", "baked", "rows"):
             lines = ",\n".join(f"    {_dump(_encode(item))}" for item in getattr(self, name))
             parts.append(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []')
         return "{\n" + ",\n".join(parts) + "\n}\n"
@@ -151,7 +144,32 @@ class Report(Result, ReportData):
         Raises:
             ReportError: the text is invalid; names `source` and the field.
         """
-        return _report(text, source)
+        if len(text) > MAX_CHARACTERS:
+            raise ReportError(f"{source}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of this tool")
+        try:
+            text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        except UnicodeDecodeError as error:
+            raise ReportError(f"{source}: not UTF-8 text, so not a report; write the report again") from error
+        advice = "write the report again"
+        loaded, fault = reading.load(text, source, "a report of this tool", advice, ReportError, _decoded)
+        schema = loaded.get("schema") if isinstance(loaded, dict) else None
+        if isinstance(loaded, dict) and schema not in _SCHEMAS:
+            advice = "upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else advice
+            read = " and ".join(map(str, _SCHEMAS))
+            raise ReportError(f"{source}: schema is {schema!r}, this version reads {read}; {advice}")
+        try:
+            if fault is not None:
+                raise fault
+            if isinstance(loaded, dict):
+                loaded.pop("figures", None)  # what a page showed of this report
+            report: Report = _object(Report)(loaded)
+            for name in _NEW if report.schema > 1 else ():
+                if isinstance(loaded, dict) and name not in loaded:
+                    raise Malformed(f"lacks the field {name!r}")
+            _check_positions(report)
+        except Malformed as error:
+            raise ReportError(f"{source}: {error.where} {error}; {advice}") from error
+        return report
 
 
 def _dump(item: object) -> str:
@@ -176,35 +194,6 @@ def _encode(item: Any) -> dict[str, object]:
 
 
 # -- reading ------------------------------------------------------------------------------------------------
-
-
-def _report(text: str | bytes, source: str) -> Report:
-    if len(text) > MAX_CHARACTERS:
-        raise ReportError(f"{source}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of this tool")
-    try:
-        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-    except UnicodeDecodeError as error:
-        raise ReportError(f"{source}: not UTF-8 text, so not a report; write the report again") from error
-    advice = "write the report again"
-    loaded, fault = reading.load(text, source, "a report of this tool", advice, ReportError, _decoded)
-    schema = loaded.get("schema") if isinstance(loaded, dict) else None
-    if isinstance(loaded, dict) and schema not in _SCHEMAS:
-        advice = "upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else advice
-        read = " and ".join(map(str, _SCHEMAS))
-        raise ReportError(f"{source}: schema is {schema!r}, this version reads {read}; {advice}")
-    try:
-        if fault is not None:
-            raise fault
-        if isinstance(loaded, dict):
-            loaded.pop("figures", None)  # what a page showed of this report
-        report: Report = _object(Report)(loaded)
-        for name in _NEW if report.schema > 1 else ():
-            if isinstance(loaded, dict) and name not in loaded:
-                raise Malformed(f"lacks the field {name!r}")
-        _check_positions(report)
-    except Malformed as error:
-        raise ReportError(f"{source}: {error.where} {error}; {advice}") from error
-    return report
 
 
 _SCHEMAS = tuple(range(1, SCHEMA + 1))

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from pathlib import PurePosixPath, PureWindowsPath
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from onnx import TypeProto, ValueInfoProto
@@ -31,7 +31,7 @@ from amp_rewrite.reports.key import key_of
 from amp_rewrite.reports.lineage import Lineage
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.roundings import Roundings
-from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
+from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, LOW, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import OpLists
@@ -255,7 +255,7 @@ class _Stock:
             shape = shape_of[value]
             if shape is not None:
                 shapes = {**shapes, slot: shape}
-                names += f"{self._constant_name(value)}\0"
+                names += f"{self.view.values[self._lineage.source[value]].name}\0"
             if (shape is not None or value in rounded) and (types := self._roundings.via(value, read[slot])):
                 via = {**via, str(slot): types}
         for body in op.bodies:
@@ -276,9 +276,6 @@ class _Stock:
         constants = f"{crc32(names.encode('utf-8', 'replace')):08x}" if names else ""
         return key_of(self._kind(op), stated, shapes), tuple(reads), via, attributes, constants
 
-    def _constant_name(self, value: ValueId) -> str:
-        return self.view.values[self._lineage.source[value]].name
-
     @cached_property
     def _roundings(self) -> Roundings:
         bakes = self.plan.bakes if self.plan else ()
@@ -292,10 +289,6 @@ class _Stock:
             return None
         variable = made_variable(self.view, result)
         return (self._painted(op, variable[1]) if variable else None) or self.view.dtype(result)
-
-    def _after(self, value: ValueId | None) -> int:
-        """Return the row that computes a value, looking through casts; constants have none."""
-        return self._lineage.rows[value] if value is not None else NO_ROW
 
     # -- inputs and outputs ------------------------------------------------------------------------
 
@@ -313,7 +306,7 @@ class _Stock:
         places = {value: i for i, value in enumerate(self._lineage.inputs)}
         for value, formal in zip(self.view.scopes[MAIN].outputs, declared, strict=True):
             dtype = self._port(_retyped(self.view.types[value], fixed.get(value)), formal.type)
-            source, after = self._lineage.source[value], self._after(value)
+            source, after = self._lineage.source[value], self._lineage.rows[value]
             made_by = self.view.producer(source)
             slot = made_by.outputs.index(source) if made_by and after != NO_ROW else 0
             after = FIRST_INPUT - places[source] if source in places else after
@@ -336,10 +329,9 @@ class _Stock:
             value, result = op.inputs[0], op.outputs[0]
             before, after = self._read(op, 0), self._written(op, 0)
             if value is not None and result is not None and before and after:
-                origin = "folded" if op.id in folded else "existing"
+                facts = {"origin": "folded" if op.id in folded else "existing", "reason": f"the op {op.name!r}"}
                 readers = len(self.view.uses[result]) + (result in self.view.yielded)
-                reason, unread = f"the op {op.name!r}", op.id in dead
-                yield self._cast(value, before.dtype, after.dtype, origin, reason, readers, dead=unread)
+                yield self._cast(value, before.dtype, after.dtype, **facts, readers=readers, dead=op.id in dead)
         if self.plan is None:
             return
         readers_of = Counter(self.plan.rewire.values())
@@ -353,19 +345,10 @@ class _Stock:
             dtype = made.dtype if made is not None else None
             outside = self.view.values[cast.value].public or cast.value in self.view.yielded
             unread = bool(dead) and cast.name not in read and not outside
-            yield self._cast(cast.value, dtype, cast.to, "inserted", cast.reason, readers, dead=unread)
+            yield self._cast(cast.value, dtype, cast.to, reason=cast.reason, readers=readers, dead=unread)
 
-    def _cast(
-        self,
-        value: ValueId,
-        before: DType | None,
-        to: DType | None,
-        origin: str,
-        reason: str,
-        readers: int,
-        *,
-        dead: bool,
-    ) -> CastRow:
+    def _cast(self, value: ValueId, before: DType | None, to: DType | None, **facts: Any) -> CastRow:
+        """Return the row of a Cast; `facts`: its other fields."""
         elements = self._elements(value)
         source = self._lineage.source[value]
         made_by = self.view.producer(source)
@@ -373,14 +356,11 @@ class _Stock:
             value=self.view.values[value].name,
             from_=before.spelling if before else "unknown",
             to=to.spelling if to else "unknown",
-            origin=origin,
-            reason=reason,
             scope=self.view.scopes[self.view.values[value].scope].path,
-            readers=readers,
             size=to.nbytes(elements) if to and elements is not None else None,
-            after=self._after(value),
+            after=self._lineage.rows[value],
             slot=made_by.outputs.index(source) if made_by else 0,
-            dead=dead,
+            **facts,
         )
 
     @cached_property
@@ -410,12 +390,10 @@ class _Stock:
 
     def _weights(self) -> Counter[str]:
         """Return the bytes of all dense initializers and Constants by type, from their dims alone."""
-        stored = ((v.id, v.tensor) for v in self.view.values if v.tensor is not None)
-        types = ((self.view.dtype(value), prod(tensor.dims)) for value, tensor in stored)
         weights: Counter[str] = Counter()
-        for dtype, elements in types:
-            if dtype is not None:
-                weights[dtype.spelling] += dtype.nbytes(elements)
+        for value in self.view.values:
+            if value.tensor is not None and (dtype := self.view.dtype(value.id)) is not None:
+                weights[dtype.spelling] += dtype.nbytes(prod(value.tensor.dims))
         return weights
 
     def stored(self) -> dict[str, int]:
@@ -430,16 +408,19 @@ class _Stock:
         return {dtype: size for dtype, size in sorted(weights.items()) if size}
 
     def totals(
-        self, rows: tuple[Row, ...], casts: tuple[CastRow, ...], baked: tuple[BakeRow, ...], found: tuple[Finding, ...]
+        self,
+        rows: tuple[Row, ...],
+        casts: tuple[CastRow, ...],
+        baked: tuple[BakeRow, ...],
+        findings: tuple[Finding, ...],
     ) -> Totals:
-        low = {dtype.spelling for dtype in DType if dtype.low}
-        between = {at for at in integer_ops(self.view) if rows[at].dtype not in low}
+        between = {at for at in integer_ops(self.view) if rows[at].dtype not in LOW}
         integer = between | {OpId(at) for at, row in enumerate(rows) if row.op in INTEGER}
         floats = [row for row in rows if _floating(row)]
-        compute = [row for at, row in enumerate(rows) if _floating(row) and self._computes(row) and at not in integer]
+        compute = [row for at, row in enumerate(rows) if _floating(row) and _computes(row) and at not in integer]
         origins = Counter(cast.origin for cast in casts)
-        inserted = Counter(cast.to in low for cast in casts if cast.origin == "inserted")
-        kinds = Counter(finding.kind for finding in found)
+        inserted = Counter(cast.to in LOW for cast in casts if cast.origin == "inserted")
+        kinds = Counter(finding.kind for finding in findings)
         weights = self._weights().total()
         saved = sum((0 if bake.keeps_original else bake.before) - bake.after for bake in baked)
         return Totals(
@@ -447,7 +428,7 @@ class _Stock:
             float_ops=len(floats),
             compute_ops=len(compute),
             integer_ops=len(integer),
-            compute_lowered=sum(row.dtype in low for row in compute),
+            compute_lowered=sum(row.dtype in LOW for row in compute),
             raised=sum(row.rule == reasons.RAISED for row in rows),
             compute_raised=sum(row.rule == reasons.RAISED for row in compute),
             casts_to_low=inserted[True],
@@ -462,16 +443,13 @@ class _Stock:
             weights_after=weights - saved,
         )
 
-    def _computes(self, row: Row) -> bool:
-        return row.color == _COLORS[Color.ALLOW] if row.color else row.op in HEAVY
+
+def _retyped(known: ValueType | None, dtype: DType | None) -> ValueType | None:
+    return known if known is None or dtype is None or known.dtype is dtype else known.of(dtype)
 
 
-def _retyped(found: ValueType | None, dtype: DType | None) -> ValueType | None:
-    return found if found is None or dtype is None or found.dtype is dtype else found.of(dtype)
-
-
-def _spell(found: ValueType | None) -> str:
-    return str(found) if found is not None else ""
+def _spell(known: ValueType | None) -> str:
+    return str(known) if known is not None else ""
 
 
 def _main_dtype(
@@ -491,11 +469,14 @@ def _main_dtype(
 
 
 _COLORS = {color: color.value for color in Color}
-_FLOATING = {dtype.spelling for dtype in DType if dtype.floating}
 
 
 def _floating(row: Row) -> bool:
-    return bool(row.variables) or row.dtype in _FLOATING or row.rule == reasons.UNKNOWN_TYPE
+    return bool(row.variables) or row.dtype in FLOATING or row.rule == reasons.UNKNOWN_TYPE
+
+
+def _computes(row: Row) -> bool:
+    return row.color == _COLORS[Color.ALLOW] if row.color else row.op in HEAVY
 
 
 def _count(stated: ValueInfoProto) -> int | None:

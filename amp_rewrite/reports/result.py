@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from amp_rewrite.reports.render import html, plain
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.figure import Figure
-    from amp_rewrite.reports.page.page import Page
+    from amp_rewrite.reports.page.page import Figure, Page
 
 _SHOWN = 20
 """Records of a result in a notebook."""

@@ -16,6 +16,7 @@ from amp_rewrite.ir.nodes import Role
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import ValueType
 from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.reports.rows import DTYPES
 
 
 class _Path(NamedTuple):
@@ -53,8 +54,9 @@ class Roundings:
         narrowed = path.types[1:]
         if narrowed:
             return ", ".join(t.spelling for t in narrowed[: -1 if narrowed[-1].spelling == read else None])
-        first = path.types[0]
-        return first.spelling if path.stored and _widens(first, read) else ""
+        first, wide = path.types[0], DTYPES.get(read)
+        widens = path.stored and wide is not None and wide is not first and _holds(wide, first)
+        return first.spelling if widens else ""
 
     @cached_property
     def paths(self) -> Mapping[ValueId, _Path]:
@@ -97,7 +99,6 @@ _FORMATS = {
     DType.FLOAT4E2M1: (2, 2, -1),
     DType.FLOAT8E8M0: (1, 127, -127),
 }
-_SPELLINGS = {dtype.spelling: dtype for dtype in DType}
 
 
 @cache
@@ -106,15 +107,11 @@ def _holds(wide: DType, narrow: DType) -> bool:
     if wide is narrow or narrow is DType.BOOL:
         return True
     if narrow in _FORMATS:
-        return wide in _FORMATS and all(w >= n for w, n in zip(_reach(wide), _reach(narrow), strict=True))
+        (digits, largest, smallest), known = _FORMATS[narrow], _FORMATS.get(wide)
+        return known is not None and known[0] >= digits and known[1] >= largest and known[2] <= smallest
     if wide in _FORMATS:
         return _FORMATS[wide][0] >= _digits(narrow)
     return _digits(wide) >= _digits(narrow) and (_signed(wide) or not _signed(narrow))
-
-
-def _reach(dtype: DType) -> tuple[int, int, int]:
-    digits, largest, smallest = _FORMATS[dtype]
-    return digits, largest, -smallest
 
 
 def _signed(dtype: DType) -> bool:
@@ -124,7 +121,3 @@ def _signed(dtype: DType) -> bool:
 def _digits(dtype: DType) -> int:
     """Return the binary digits of an integer type, without the sign."""
     return dtype.bits - _signed(dtype)
-
-
-def _widens(stored: DType, read: str) -> bool:
-    return read in _SPELLINGS and _SPELLINGS[read] is not stored and _holds(_SPELLINGS[read], stored)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.errors import Finding
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import Finding, PatternError, advice
 from amp_rewrite.reports.evidence import UNCHECKED, Evidence
 from amp_rewrite.settings.options import STATED
 
 SCHEMA = 2
 """Version of the form. Version 1 lacks a report's `inputs` and `outputs`, `weights`, a row's `via`, `attributes`."""
+DTYPES = {dtype.spelling: dtype for dtype in DType}
+LOW = frozenset(name for name, dtype in DTYPES.items() if dtype.low)
+FLOATING = frozenset(name for name, dtype in DTYPES.items() if dtype.floating)
+"""Spellings of element types in rows."""
 NO_ROW = -1
 """In `Row.reads`: this input comes from no row (a graph input, a weight, a body's formal input, left out)."""
 FIRST_INPUT = -2
@@ -168,6 +174,34 @@ class ShiftRow:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundRow:
+    """The bound of one value.
+
+    `op` is the op that makes it, `kind` its type; an input of the model has the kind "input". `heavy`: the op is a
+    product, a convolution, a recurrent cell or attention. `klass` is one of the four classes, `because` the step of the
+    proof, and `rests_on` the value whose bound it uses first. `fills`: the value also carries the fill of a mask, which
+    is not in the interval. `least`: the magnitude that an input of ones is proved to reach.
+    """
+
+    value: str
+    op: str
+    kind: str
+    heavy: bool
+    lo: float
+    hi: float
+    klass: str
+    because: str
+    rests_on: str | None = None
+    fills: bool = False
+    least: float = 0.0
+
+    @property
+    def absmax(self) -> float:
+        """The largest magnitude that the interval allows."""
+        return max(-self.lo, self.hi)
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """Counts over the whole report; bytes of weights are those of dense initializers and Constants.
 
@@ -232,3 +266,33 @@ class ReportData:
     def raised(self) -> tuple[Row, ...]:
         """Ops that had a low type in the model and are float32 now; `note` names the pattern or rule."""
         return tuple(row for row in self.rows if row.rule == reasons.RAISED)
+
+    def positions(self, name: str) -> tuple[int, ...]:
+        """Return the positions of the ops that a text names, () for none: "#12", a path, a name, a type, or a pattern.
+
+        The first of these forms that names an op counts. A pattern is one of `convert`, with the terms of a single op.
+        """
+        if name.startswith("#") and name[1:].isdecimal() and len(name) < 12 and int(name[1:]) < len(self.rows):
+            return (int(name[1:]),)
+        for form in ("path", "name", "op"):
+            if rows := tuple(i for i, row in enumerate(self.rows) if getattr(row, form) == name):
+                return rows
+        if not re.search(r"[=*?\[]|^re:", name):
+            return ()
+        from amp_rewrite.settings.selectors import parse_pattern  # late: reports are read without onnx
+
+        terms = parse_pattern(name)
+        for term in terms:
+            if term.key not in _TEXTS:
+                hint = advice(term.key, _TEXTS, f"use {', '.join(_TEXTS)}")
+                raise PatternError(f"pattern {name!r}: the rows of a report do not have the key {term.key!r}; {hint}")
+        tests = [(_TEXTS[term.key], term.expression.search) for term in terms]
+        return tuple(i for i, row in enumerate(self.rows) if all(any(map(test, texts(row))) for texts, test in tests))
+
+
+_TEXTS: dict[str, Callable[[Row], tuple[str, ...]]] = {
+    "name": lambda row: (row.name, row.path),
+    "op": lambda row: (row.op,),
+    "scope": lambda row: (row.path.replace(".", "/").lstrip("/"),),
+}
+"""Texts of a row that a term of a pattern may match, by its key."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from amp_rewrite.reports.change import CastChange, Change
@@ -42,21 +43,13 @@ class Matches:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sides:
-    """Both models of a difference.
-
-    Attributes:
-        reports: those of A and B.
-        views: their models, where they are at hand.
-        matches: what is the same in both.
-        changes: all changes, where they stand.
-        casts: Casts that only one of the two has.
-    """
+    """Both models of a difference: reports, models where they are at hand, what is the same, and all that differs."""
 
     reports: tuple[ReportData, ReportData]
     views: tuple[View | None, View | None]
     matches: Matches
     changes: Sequence[PlacedChange] = ()
-    casts: Sequence[PlacedCast] = field(default=())
+    casts: Sequence[PlacedCast] = ()
 
     def pairs(self) -> Iterator[tuple[int, int]]:
         """Yield the vertices that are the same: rows, then inputs, then outputs of the models."""
@@ -68,12 +61,12 @@ class Sides:
 
     def changed(self, side: int) -> Mapping[int, Sequence[Change]]:
         """Return the changes by vertex of one side: 0 for A, 1 for B."""
-        found: dict[int, list[Change]] = {}
+        changes: dict[int, list[Change]] = {}
         for placed in self.changes:
             vertex = (placed.a, placed.b)[side]
             if vertex is not None:
-                found.setdefault(vertex, []).append(placed.change)
-        return found
+                changes.setdefault(vertex, []).append(placed.change)
+        return changes
 
     def signs(self, side: int) -> Mapping[int, str]:
         """Return the signs of the Casts that only one side has, by position: 0 for A, 1 for B."""
@@ -83,11 +76,27 @@ class Sides:
     def places(self, kinds: Sequence[str]) -> list[tuple[int, int] | None]:
         """Return side and vertex of each change, by kind, then those of Casts; None for a Cast of a weight."""
         by_kind = [placed for kind in kinds for placed in self.changes if placed.change.kind == kind]
-        found: list[tuple[int, int] | None] = []
-        for placed in by_kind:
-            found.append((1, placed.b) if placed.b is not None else (0, placed.a) if placed.a is not None else None)
+        ends = [(1, placed.b) if placed.b is not None else (0, placed.a) for placed in by_kind]
         for cast in self.casts:
             side = "-+".index(cast.change.sign)
             after = self.reports[side].casts[cast.place].after
-            found.append((side, after) if after >= 0 else None)
-        return found
+            ends.append((side, after if after >= 0 else None))
+        return [None if vertex is None else (side, vertex) for side, vertex in ends]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Ops that follow each other and are alike: their number, and their type in A and in B, empty where one lacks them.
+
+    `changed`: they differ.
+    """
+
+    ops: int
+    a: str
+    b: str
+    changed: bool
+
+
+def runs_of(ops: Iterable[tuple[str, str, bool]]) -> tuple[Run, ...]:
+    """Return ops in order as runs: type in A, type in B, and True if the op differs."""
+    return tuple(Run(sum(1 for _ in group), *kind) for kind, group in groupby(ops))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.errors import Finding
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
 from amp_rewrite.reports.evidence import UNCHECKED
 from amp_rewrite.reports.render import count, plain, share, shortened, size, table
@@ -15,6 +16,8 @@ from amp_rewrite.reports.rows import ReportData, Row, ShiftRow
 
 _LOW = ("float16", "bfloat16")
 _SHOWN_CASTS = 6
+_UNASKED = {"Constant", *CASTS, *ELEMENTLESS}
+"""Op types whose float32 needs no reason."""
 NEXT = "give data, as amp_rewrite.repair(model, data, tolerance=1e-2) or --data batches.npz --tolerance 1e-2"
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -25,7 +28,8 @@ def summary(report: ReportData, *, verbose: bool = False, more: str = "", comman
     `more`: lines to insert before the last part, which says how far to trust a conversion; `command` is the next step
     to trust it more, where there is one.
     """
-    parts = [_head(report), *(_conversion(report, verbose) if not report.inventory else _stock(report, verbose))]
+    body = [_stock(report)] if report.inventory else [_why(report), _raised(report), _refused(report)]
+    parts = [_head(report), *body, _casts(report, verbose), _findings(report, verbose)]
     if verbose:
         from amp_rewrite.reports.page.barcode import barcode_lines  # late: few texts are this long
 
@@ -63,7 +67,7 @@ def _evidence(report: ReportData, command: str) -> list[str]:
 def _totals(report: ReportData) -> list[tuple[str, str]]:
     totals = report.totals
     rows = [row for row in report.rows if row.op != "Constant"]
-    floats = [row for row in rows if not _elementless(row)]
+    floats = [row for row in rows if row.op not in ELEMENTLESS]  # those read a shape, whatever the type of its value
     dtypes = Counter(row.dtype for row in floats if row.variables or row.dtype in ("float32", "unknown", *_LOW))
     parts = [f"{number} {dtype}" for dtype, number in sorted(dtypes.items())]
     rest = len(rows) - dtypes.total()
@@ -129,11 +133,6 @@ def _weights(report: ReportData) -> str:
 # -- a conversion ------------------------------------------------------------------------------------
 
 
-def _conversion(report: ReportData, verbose: bool) -> list[list[str]]:
-    rows = [_why(report), _raised(report), _refused(report)]
-    return [*rows, _casts(report, verbose), _findings(report, verbose)]
-
-
 def _grouped(rows: Iterable[Row], key: Callable[[Row], _Key]) -> dict[_Key, list[Row]]:
     groups: dict[_Key, list[Row]] = defaultdict(list)
     for row in rows:
@@ -154,16 +153,11 @@ def _raised(report: ReportData) -> list[str]:
 def _why(report: ReportData) -> list[str]:
     """Return the ops that stayed float32, by rule, the most frequent first; without the model's own Casts."""
     high = [row for row in report.rows if row.rule not in (None, reasons.RAISED) and row.dtype not in _LOW]
-    high = [row for row in high if row.op != "Constant" and row.op not in CASTS and not _elementless(row)]
+    high = [row for row in high if row.op not in _UNASKED]
     groups = _grouped(high, lambda row: row.rule or "")
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     rows = [(str(len(g)), rule, reasons.words(rule), _examples(g)) for rule, g in ordered]
     return [f"why {count(len(high), 'op')} stayed float32", *table(rows, right=">")] if rows else []
-
-
-def _elementless(row: Row) -> bool:
-    """True for an op that reads a shape and computes no floats, whatever the type of its input."""
-    return row.op in ELEMENTLESS
 
 
 def _examples(rows: Sequence[Row]) -> str:
@@ -194,23 +188,18 @@ def _casts(report: ReportData, verbose: bool) -> list[str]:
 
 def _findings(report: ReportData, verbose: bool) -> list[str]:
     """Return one line per kind, with the first of it; all of them when verbose."""
-    if not report.findings:
-        return []
-    groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    groups: dict[str, list[Finding]] = defaultdict(list)
     for finding in report.findings:
-        groups[finding.kind].append((finding.subject, finding.message))
-    if verbose:
-        rows = [(kind, subject, message) for kind, group in groups.items() for subject, message in group]
-        return ["findings", *table(rows)]
-    firsts = [(kind, len(group), *group[0]) for kind, group in groups.items()]
-    more = [f" (and {number - 1} more)" if number > 1 else "" for _, number, _, _ in firsts]
-    return [
-        "findings",
-        *table(
-            (f"{number} {kind}", subject, _PREDICTED.sub("", reasons.remarked(kind, message, rest)))
-            for (kind, number, subject, message), rest in zip(firsts, more, strict=True)
-        ),
-    ]
+        groups[finding.kind].append(finding)
+    rows = []
+    for kind, group in groups.items():
+        if verbose:
+            rows += [(kind, finding.subject, finding.message) for finding in group]
+        else:
+            rest = f" (and {len(group) - 1} more)" if len(group) > 1 else ""
+            fact = _PREDICTED.sub("", reasons.remarked(kind, group[0].message, rest))
+            rows.append((f"{len(group)} {kind}", group[0].subject, fact))
+    return ["findings", *table(rows)] if rows else []
 
 
 _PREDICTED = re.compile(r", [\d.e+-]+ µs less\b")
@@ -220,14 +209,14 @@ _PREDICTED = re.compile(r", [\d.e+-]+ µs less\b")
 # -- an inventory ------------------------------------------------------------------------------------
 
 
-def _stock(report: ReportData, verbose: bool) -> list[list[str]]:
-    """Return the op types, the most frequent first, each with its element types; and the model's own casts."""
+def _stock(report: ReportData) -> list[str]:
+    """Return the op types, the most frequent first, each with its element types."""
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for row in report.rows:
         kinds[row.op][row.dtype] += 1
     ordered = sorted(kinds.items(), key=lambda item: (-item[1].total(), item[0]))
     rows = [(str(n.total()), kind, ", ".join(f"{n[d]} {d}" for d in sorted(n))) for kind, n in ordered]
-    return [["ops by type", *table(rows, right=">")], _casts(report, verbose), _findings(report, verbose)]
+    return ["ops by type", *table(rows, right=">")]
 
 
 def _rows(report: ReportData) -> list[str]:

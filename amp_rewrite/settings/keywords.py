@@ -24,11 +24,8 @@ def checked(function: F) -> F:
     Aliases in annotations accept every value, because the function parses it; a name that its module imports for type
     checkers alone is that of a class.
     """
-    stated = {
-        name: parameter.annotation
-        for name, parameter in signature(function).parameters.items()
-        if parameter.kind is Parameter.KEYWORD_ONLY
-    }
+    parameters = signature(function).parameters.values()
+    stated = {p.name: p.annotation for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
 
     @wraps(function)
     def call(*given: Any, **keywords: Any) -> Any:
@@ -51,10 +48,14 @@ def _check_known(function: Callable[..., Any], keywords: Collection[str]) -> Non
     unknown = next((name for name in keywords if name not in known), None)
     if unknown is None or any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known.values()):
         return
-    hint = (
-        "repair and verify take it" if unknown in CRITERION else advice(unknown, known, f"it takes {', '.join(known)}")
-    )
-    raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}; {hint}")
+    raise unexpected(function, unknown, "repair and verify take it" if unknown in CRITERION else "")
+
+
+def unexpected(function: Callable[..., Any], keyword: str, hint: str) -> TypeError:
+    """Return the error of a keyword that a function does not take; without a hint it names those that it takes."""
+    known = signature(function).parameters
+    hint = hint or advice(keyword, known, f"it takes {', '.join(known)}")
+    return TypeError(f"{function.__name__}() got an unexpected keyword argument {keyword!r}; {hint}")
 
 
 CRITERION = ("tolerance", "rtol", "atol", "metric", "at_least", "at_most")
@@ -69,9 +70,8 @@ def check_keyword(name: str, value: object, annotation: str, known: Mapping[str,
     forms = [_form(part, known) for part in _alternatives(annotation)]
     if not any(fits(value) for _, fits in forms):
         others, _, last = ", ".join(dict(forms)).rpartition(", ")
-        raise PolicyError(
-            f"{spelled(name, value)} is {type(value).__name__}; give {others}{' or ' if others else ''}{last}"
-        )
+        legal = f"{others}{' or ' if others else ''}{last}"
+        raise PolicyError(f"{spelled(name, value)} is {type(value).__name__}; give {legal}")
 
 
 _Form = tuple[str, Callable[[Any], bool]]

@@ -73,7 +73,8 @@ class Policy:
             hint = f"; for an element type use Policy({self.name.spelling!r})" if isinstance(self.name, DType) else ""
             raise TypeError(f"a policy's name must be a string, not {self.name!r}{hint}")
         object.__setattr__(self, "name", _spelling(_types(self.name)))
-        scale = _scale_of(_usual_scale(self.name) if _is_word(self.loss_scale, _BY_NAME) else self.loss_scale)
+        by_name = isinstance(self.loss_scale, str) and self.loss_scale == _BY_NAME
+        scale = _scale_of(_usual_scale(self.name) if by_name else self.loss_scale)
         object.__setattr__(self, "loss_scale", scale)
         if scale is not None and self.compute is not DType.FLOAT16:
             # the caller of the dataclass's generated __init__
@@ -270,10 +271,6 @@ def _unknown(name: str) -> PolicyError:
 
 def _usual_scale(name: str) -> str | None:
     return "dynamic" if name == "mixed_float16" else None
-
-
-def _is_word(given: object, word: str) -> bool:
-    return isinstance(given, str) and given == word
 
 
 def _scale_of(given: object) -> LossScale | None:

@@ -10,6 +10,7 @@ import click
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Feeding
 from amp_rewrite.cli.page import check_page, encoded, is_page, write_page
+from amp_rewrite.cli.parameters import option
 from amp_rewrite.settings.options import OUTPUT
 
 if TYPE_CHECKING:
@@ -18,18 +19,16 @@ if TYPE_CHECKING:
 _COUNT = click.IntRange(min=1)
 _HEAD = "Timing"
 _TIMING = (
-    parameters.option("--provider", "NAME", "Provider that must run them.  [default: CUDA or CPU]", _HEAD),
-    parameters.option("--rounds", "N", "Rounds in which all take turns.  [default: 20]", _HEAD, type=_COUNT),
-    parameters.option("--runs", "N", "Runs of each in a round.  [default: what 50 ms hold]", _HEAD, type=_COUNT),
-    parameters.option("--warm-up warm", "N", "Runs before any counts.  [default: 10]", _HEAD, type=_COUNT),
-    parameters.option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", _HEAD, type=_COUNT),
-    parameters.option("--batch-sizes", "1,8,64", "Throughput by size, where the batch dimension is free.", _HEAD),
-    parameters.option("--fit", "SIZE", "The largest batch within 8GB, say.", _HEAD),
-    parameters.option(
-        "--memory/--no-memory", None, "Peak memory, each model in a process of its own.", _HEAD, default=True
-    ),
-    parameters.option("--profile/--no-profile", None, "Time of each op; shows which got slower.", _HEAD, default=True),
-    parameters.option("--plot", "FILE", "Draw to a .svg, .png or .pdf file, too.", OUTPUT, type=parameters.FILE_OUT),
+    option("--provider", "NAME", "Provider that must run them.  [default: CUDA or CPU]", _HEAD),
+    option("--rounds", "N", "Rounds in which all take turns.  [default: 20]", _HEAD, type=_COUNT),
+    option("--runs", "N", "Runs of each in a round.  [default: what 50 ms hold]", _HEAD, type=_COUNT),
+    option("--warm-up warm", "N", "Runs before any counts.  [default: 10]", _HEAD, type=_COUNT),
+    option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", _HEAD, type=_COUNT),
+    option("--batch-sizes", "1,8,64", "Throughput by size, where the batch dimension is free.", _HEAD),
+    option("--fit", "SIZE", "The largest batch within 8GB, say.", _HEAD),
+    option("--memory/--no-memory", None, "Peak memory, each model in a process of its own.", _HEAD, default=True),
+    option("--profile/--no-profile", None, "Time of each op; shows which got slower.", _HEAD, default=True),
+    option("--plot", "FILE", "Draw to a .svg, .png or .pdf file, too.", OUTPUT, type=parameters.FILE_OUT),
     parameters.html,
     parameters.flag("--overwrite", "Replace the files of plot and page.", OUTPUT),
 )

@@ -8,17 +8,16 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.page import check_page, write_page
+from amp_rewrite.cli.parameters import option
 from amp_rewrite.settings.options import DATA, PRECISION
 
 
 @parameters.command(
     parameters.model,
     click.argument("names", metavar="[NAME]...", nargs=-1),
-    parameters.option(
-        "--input", "NAME=-1,1", "The range of an input.  [default: unknown]", DATA, multiple=True, default=()
-    ),
-    parameters.option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]", PRECISION),
-    parameters.option("--ranges", "FILE", "Ranges that calibrate wrote.", DATA, type=parameters.FILE),
+    option("--input", "NAME=-1,1", "The range of an input.  [default: unknown]", DATA, multiple=True, default=()),
+    option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]", PRECISION),
+    option("--ranges", "FILE", "Ranges that calibrate wrote.", DATA, type=parameters.FILE),
     parameters.config,
     parameters.as_json,
     parameters.verbose,

@@ -27,7 +27,7 @@ _RUNNING = (
     *_RUNNING,
     *parameters.PARALLEL,
     *parameters.FEEDING,
-    parameters.file_output("MODEL-stem.ranges.json"),
+    parameters.output("MODEL-stem.ranges.json", "file"),
     *WRITING,
     parameters.config,
 )
@@ -56,18 +56,10 @@ def calibrate(
         many = partial(calibrate_many, model, to=settings.to, **given)
         ranges, origin = over_shards(many, feeding, scheduler, jobs, "measure")
         ranges = replace(ranges, origin=origin)
-        write(ranges, output, overwrite, quiet)
-        write_page(ranges, html, quiet=quiet)
-        return
-    with terminal.progress(model.name, quiet=quiet) as progress:
-        loaded = Model.load(model)
-        ranges = calibrate(
-            loaded,
-            feeding.feed(loaded, quiet=quiet),
-            to=settings.to,
-            allow_nonfinite=feeding.allow_nonfinite,
-            progress=progress,
-            **given,
-        )
+    else:
+        with terminal.progress(model.name, quiet=quiet) as progress:
+            loaded = Model.load(model)
+            given |= {"to": settings.to, "allow_nonfinite": feeding.allow_nonfinite, "progress": progress}
+            ranges = calibrate(loaded, feeding.feed(loaded, quiet=quiet), **given)
     write(ranges, output, overwrite, quiet)
     write_page(ranges, html, quiet=quiet)

@@ -16,6 +16,7 @@ from amp_rewrite.cli.data import DRAWING, Measuring
 from amp_rewrite.cli.files import as_folder, beside, is_stdout
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.page import REPORT, check_file, check_page, is_page, write_file, write_page
+from amp_rewrite.cli.parameters import option
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.settings.options import OUTPUT
 from amp_rewrite.settings.policy import low_type
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _OUTCOME = (
     *parameters.SAVING,
-    parameters.option(
+    option(
         "--shard-size",
         "5GB|source",
         "Cut weights into files of that size, or as the source has them.",
@@ -36,7 +37,7 @@ _OUTCOME = (
     ),
     parameters.ROWS["annotate"],
     parameters.flag("--dry-run", "Print the outcome; write no model.", OUTPUT),
-    parameters.option(
+    option(
         "--report report_file",
         "FILE",
         "Write the report to a .json file too, or draw it on an .html page.",
@@ -56,7 +57,7 @@ _BATCH = ("jobs", "scheduler", "name", "include", "exclude", "summary", "keep_go
 @parameters.command(
     parameters.model,
     click.argument("out", metavar="[OUT]", nargs=-1, type=parameters.MODELS_OUT),
-    parameters.option(
+    option(
         "-o --output",
         "OUT",
         "The model to write, or a folder; - is stdout.  [default: MODEL-stem.float16.onnx]",
@@ -91,9 +92,8 @@ def convert(
         shard_bytes(shard_size)  # before the work, not after it
     words = {word: given.pop(word) for word in _BATCH}
     if is_batch(model, out, output):
-        more = {"dry_run": dry_run, "report_file": report_file, "talk": _talk(given), **words}
-        more["shard_size"] = shard_size
-        return convert_batch((model, *out), output, more, given)
+        words |= {"dry_run": dry_run, "report_file": report_file, "talk": _talk(given), "shard_size": shard_size}
+        return convert_batch((model, *out), output, words, given)
     unused = next((word for word, value in words.items() if value), None)
     if unused is not None:
         raise click.UsageError(f"--{unused.replace('_', '-')} is for several models; name a folder, and -o FOLDER")
@@ -110,28 +110,23 @@ def convert(
     settings = parameters.in_force(given)
     measuring = measuring.completed(settings)
     output = output or beside(model, f"{low_type(settings.to).spelling}.onnx", needed=not dry_run)
-    kept = _files(model, output) if report_file or html else ()
+    from amp_rewrite.files.store import data_files, foreign_data
+
+    kept = (model, output, *data_files(model)) if report_file or html else ()  # what a report must not replace
     if report_file:
         check_file(report_file, REPORT, overwrite=settings.overwrite, read=kept)
     check_page(html, overwrite=settings.overwrite, read=(*kept, *filter(None, [report_file])))
     if not dry_run:
         lost = "the float32 precision of its weights"
         parameters.check_target(output, model, settings, asked=asked, lost=lost)  # before the work, not after it
-    from amp_rewrite.files.store import foreign_data
-
     left = [] if dry_run else foreign_data(output)  # data files of the replaced model that stay
     with terminal.stages(model.name, quiet=talk.quiet) as tell:
         converted, repaired = measuring.converted(model, parameters.keywords(settings), tell, quiet=talk.quiet)
         solved = repaired is None or repaired.solved
         if solved and not dry_run:
             progress = None if tell is None else lambda done, total: tell("write", done, total)
-            converted.result.save(
-                output,
-                overwrite=settings.overwrite,
-                external_data=settings.external_data,
-                shard_size=shard_size,
-                progress=progress,
-            )
+            saving = {name: getattr(settings, name) for name in ("overwrite", "external_data")}
+            converted.result.save(output, **saving, shard_size=shard_size, progress=progress)
     written = solved and not dry_run
     if settings.config:
         header = replace(converted.report.model, config=settings.config)
@@ -189,13 +184,12 @@ class _Talk:
             for line in searched.splitlines():
                 terminal.talk(line, quiet=self.quiet)
             return
-        parts = [] if self.quiet else [searched]
-        parts = [self._weights(converted) if self.check_weights else "", *parts]
+        parts = (self._weights(converted) if self.check_weights else "", "" if self.quiet else searched)
         more = "\n".join(filter(None, parts))
-        if not asked and self.quiet:
-            terminal.show(more) if more else None
-            return
-        terminal.show(report.text(verbose=self.verbose, more=more, command=command))
+        if asked or not self.quiet:
+            terminal.show(report.text(verbose=self.verbose, more=more, command=command))
+        elif more:
+            terminal.show(more)
 
     def _weights(self, converted: Converted) -> str:
         """Return a table of the losses of weights that the conversion stores in the low type."""
@@ -249,13 +243,6 @@ def _destination(model: Path, out: tuple[Path, ...], output: Path | None) -> Pat
     if second.suffix.lower() != ".onnx" and not is_stdout(second):
         raise click.UsageError(f"{str(second)!r} is not the name of an .onnx file; to write there, use -o {typed}")
     return second
-
-
-def _files(model: Path, output: Path) -> tuple[Path, ...]:
-    """Return the files that a report must not replace: the model that is read with its data, and the written one."""
-    from amp_rewrite.files.store import data_files
-
-    return model, output, *data_files(model)
 
 
 def _page(converted: Converted, repaired: Repaired | None) -> Page:

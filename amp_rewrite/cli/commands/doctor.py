@@ -9,6 +9,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
+from amp_rewrite.cli.parameters import option
 from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.policy import low_type
@@ -19,18 +20,14 @@ if TYPE_CHECKING:
 _DIGITS = 19  # of the largest dimension that there is
 _ASKED = (
     click.argument("model", type=parameters.MODEL, required=False),
-    parameters.option("--to", "float16|bfloat16|POLICY", "The low type.", default="float16", show_default=True),
-    parameters.option("--target", "NAME", "Look at the WebGPU provider in place of CUDA.", choices=("webgpu",)),
-    parameters.option(
+    option("--to", "float16|bfloat16|POLICY", "The low type.", default="float16", show_default=True),
+    option("--target", "NAME", "Look at the WebGPU provider in place of CUDA.", choices=("webgpu",)),
+    option(
         "--gpu", "NAME", "Estimate speed for this GPU, such as H200.  [default: the one here]", choices=tuple(ROOFS)
     ),
-    parameters.option(
-        "--dimension", "NAME=N", "Size of a free dimension, for the estimate; repeatable.", multiple=True
-    ),
+    option("--dimension", "NAME=N", "Size of a free dimension, for the estimate; repeatable.", multiple=True),
     parameters.flag("--open opens", "Only open MODEL as it is, in a process of its own, and report how that ends."),
-    parameters.option(
-        "--dump-kernels", "FILE", "Write the kernel registry of onnxruntime, no more.", type=parameters.FILE
-    ),
+    option("--dump-kernels", "FILE", "Write the kernel registry of onnxruntime, no more.", type=parameters.FILE),
 )
 
 
@@ -75,21 +72,17 @@ def _checked(model: Path | None, to: str, target: str | None, gpu: str | None, s
 
     if target is not None and (gpu or sizes):
         raise click.UsageError("--gpu and --dimension are about CUDA; leave them out, or --target")
-    return doctor(
-        model, to=low_type(to), target=None if target is None else Target.parse(target), gpu=gpu, dimensions=sizes
-    )
+    device = None if target is None else Target.parse(target)
+    return doctor(model, to=low_type(to), target=device, gpu=gpu, dimensions=sizes)
 
 
 def _sizes(words: tuple[str, ...]) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    for name, number in map(_size, words):
+    for word in words:
+        name, _, digits = word.partition("=")
+        number = int(digits) if digits.isdecimal() and len(digits) <= _DIGITS else 0
+        if not name or number < 1:
+            raise click.UsageError(f"--dimension {word!r} is not NAME=N with a positive number; write batch=8")
         if sizes.setdefault(name, number) != number:
             raise click.UsageError(f"--dimension gives {name!r} twice, as {sizes[name]} and as {number}; leave one out")
     return sizes
-
-
-def _size(word: str) -> tuple[str, int]:
-    name, _, number = word.partition("=")
-    if not name or not number.isdecimal() or len(number) > _DIGITS or int(number) < 1:
-        raise click.UsageError(f"--dimension {word!r} is not NAME=N with a positive number; write batch=8")
-    return name, int(number)

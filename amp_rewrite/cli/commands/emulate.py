@@ -7,10 +7,11 @@ from typing import Any
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import beside
+from amp_rewrite.cli.parameters import option
 
 _TWIN = (
     parameters.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
-    parameters.option(
+    option(
         "--io",
         "numpy|same|float32",
         "Inputs and outputs that keep their low type: those numpy knows, all, or none.",
@@ -18,13 +19,13 @@ _TWIN = (
         default="numpy",
         show_default=True,
     ),
-    parameters.option(
+    option(
         "--target",
         "NAME",
         "Device to follow: webgpu adds up in float16.  [default: float32 sums]",
         type=parameters.Choice(["ort-cuda", "onnx", "tensorrt", "webgpu"]),
     ),
-    parameters.option(
+    option(
         "--accumulate",
         "float32|float16",
         "Type in which ops of float16 add up inside.  [default: that of the target]",

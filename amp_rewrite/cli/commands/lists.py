@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli.completion import ops as known_ops
 from amp_rewrite.reports.render import count, shortened, table
 from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name
@@ -23,14 +24,8 @@ _HEAD = ("op", "color", "when", "source", "because")
 _WHERE = "lists"
 
 
-def _known_types(_ctx: click.Context) -> list[str]:
-    from amp_rewrite.cli.completion import ops
-
-    return ops("")
-
-
 @parameters.command(
-    parameters.argument("ops", metavar="[OP]...", nargs=-1, choices=_known_types),
+    parameters.argument("ops", metavar="[OP]...", nargs=-1, choices=lambda _ctx: known_ops("")),
     parameters.flag("--all whole", "Print every op."),
     *parameters.LISTING,
     parameters.as_json,
@@ -51,7 +46,7 @@ def lists(ops: tuple[str, ...], whole: bool, as_json: bool, **given: Any) -> Non
     if as_json:
         terminal.show(_as_json(entries))
     elif ops:
-        terminal.show(_as_text(entries))
+        terminal.show("\n".join(table(map(_cells, entries), head=_HEAD, indent=0)))
     elif whole:
         terminal.show(_by_color(entries))
     else:
@@ -67,13 +62,8 @@ def _entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
     entries = lists.entries_of(domain, op_type)
     if not entries:
         check_known(domain, op_type, _WHERE, lambda: _known(lists))
-    if entries and entries[-1].condition is None:
-        return entries
-    return (*entries, lists.otherwise(domain, op_type))
-
-
-def _as_text(entries: Iterable[Entry]) -> str:
-    return "\n".join(table(map(_cells, entries), head=_HEAD, indent=0))
+    whole = entries and entries[-1].condition is None
+    return entries if whole else (*entries, lists.otherwise(domain, op_type))
 
 
 _MORE = "`amp-rewrite lists OP` shows who lists an op and why, `amp-rewrite lists --all` all ops"

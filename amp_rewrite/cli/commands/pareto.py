@@ -11,6 +11,7 @@ from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Feeding
 from amp_rewrite.cli.files import MODEL_OUT
 from amp_rewrite.cli.page import check_page, write_page
+from amp_rewrite.cli.parameters import option
 from amp_rewrite.settings.options import OUTPUT
 
 
@@ -18,9 +19,9 @@ from amp_rewrite.settings.options import OUTPUT
     parameters.model,
     *parameters.FEEDING,
     *parameters.CONVERSION,
-    parameters.option("--points", "N", "How many points to verify.  [default: 8]", type=click.IntRange(min=1)),
-    parameters.option("--point", "N", "The point whose model -o writes, by its number.", type=click.IntRange(min=0)),
-    parameters.option("-o --output", "OUT", "The model of a point to write.", OUTPUT, type=MODEL_OUT),
+    option("--points", "N", "How many points to verify.  [default: 8]", type=click.IntRange(min=1)),
+    option("--point", "N", "The point whose model -o writes, by its number.", type=click.IntRange(min=0)),
+    option("-o --output", "OUT", "The model of a point to write.", OUTPUT, type=MODEL_OUT),
     *parameters.SAVING,
     parameters.as_json,
     parameters.quiet(),

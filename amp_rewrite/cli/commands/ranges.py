@@ -34,7 +34,7 @@ def ranges() -> None:
 
 @parameters.command(
     click.argument("files", nargs=-1, required=True, type=parameters.FILE),
-    parameters.file_output("-"),
+    parameters.output("-", "file"),
     *WRITING,
     group=ranges,
 )
@@ -53,9 +53,8 @@ def merge(files: tuple[Path, ...], output: Path | None, html: Path | None, overw
         shard = Ranges.load(file)
         known = shards.setdefault(shard.to_json(), file)
         if known is not file:
-            raise EvidenceError(
-                f"{known} and {file} hold the same ranges, which would count twice; name each shard once"
-            )
+            twice = f"{known} and {file} hold the same ranges, which would count twice"
+            raise EvidenceError(f"{twice}; name each shard once")
         merged = shard if merged is None else merged.merge(shard)
     assert merged is not None  # click asks for a file
     write(merged, output, overwrite, quiet)
@@ -88,11 +87,12 @@ def write(ranges: Ranges, output: Path | None, overwrite: bool, quiet: bool) -> 
     if output in _STDOUT:
         terminal.show(ranges.to_json())
         return
-    if not is_page(output):
+    page = is_page(output)
+    if not page:
         ranges.save(output, overwrite=overwrite)
     if not quiet:
         terminal.show(ranges.text(top=_SHOWN))
-    if is_page(output):
+    if page:
         write_page(ranges, output, quiet=quiet)
-        return
-    terminal.talk(f"wrote {output}", quiet=quiet)
+    else:
+        terminal.talk(f"wrote {output}", quiet=quiet)

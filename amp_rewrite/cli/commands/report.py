@@ -10,6 +10,7 @@ import click
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.page import check_page, write_page
+from amp_rewrite.cli.parameters import option
 from amp_rewrite.settings.options import OUTPUT
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from amp_rewrite.reports.report import Report
 
 _VIEWER = (
-    parameters.option(
+    option(
         "--format form",
         "text|json|model-explorer",
         "How to print it; model-explorer: node data for that viewer, one layer.",
@@ -27,17 +28,15 @@ _VIEWER = (
         default="text",
         show_default=True,
     ),
-    parameters.option(
+    option(
         "--layer",
         "type|rule|error",
         "The layer for Model Explorer.  [default: type]",
         OUTPUT,
         type=parameters.Choice(["type", "rule", "error"]),
     ),
-    parameters.option(
-        "--reasons", "FILE", "The report of MODEL's conversion, for the layer rule.", OUTPUT, type=parameters.FILE
-    ),
-    parameters.option(
+    option("--reasons", "FILE", "The report of MODEL's conversion, for the layer rule.", OUTPUT, type=parameters.FILE),
+    option(
         "--errors",
         "FILE",
         "What `locate --json` printed, for the layer error, and for --html.",
@@ -49,7 +48,7 @@ _VIEWER = (
 
 @parameters.command(
     parameters.model,
-    parameters.option(
+    option(
         "--expect",
         "TEXT",
         "Exit with 1 unless this holds: 'float16 >= 95%', 'casts <= 4', 'io = float32', 'weights <= 40 MB',"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import beside
+from amp_rewrite.cli.parameters import option
 from amp_rewrite.reports.render import plain
 from amp_rewrite.settings.config_file import Settings
 from amp_rewrite.settings.policy import Policy, low_type
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 _HEAD = "Training"
 _STEP = (
     parameters.output("MODEL-stem.step.onnx"),
-    parameters.option(
+    option(
         "--loss",
         "VALUE|LOSS(PREDICTION,TARGET)",
         "A value of the model, or cross_entropy, mean_squared_error … of one, as in cross_entropy(logits,label).",
         _HEAD,
         required=True,
     ),
-    parameters.option(
+    option(
         "--optimizer",
         "NAME,KEY=NUMBER,…",
         "sgd, rmsprop, adam, adamw, adagrad, adafactor, lion or lamb, as in adam,lr=0.001,clipnorm=1.",
@@ -34,27 +34,23 @@ _STEP = (
         default="sgd",
         show_default=True,
     ),
-    parameters.option(
+    option(
         "--loss-scale",
         "dynamic|none|NUMBER",
         "Of the gradients.  [default: dynamic for mixed_float16, else none]",
         _HEAD,
     ),
-    parameters.option(
+    option(
         "--policy",
         "mixed_float16|mixed_bfloat16|float32",
         "Type of the arithmetic; parameters stay float32.  [default: mixed_float16]",
         _HEAD,
     ),
-    parameters.option("--parameters", "GLOB", "Initializers to train; repeatable.", _HEAD, multiple=True),
-    parameters.option("--freeze", "GLOB", "Initializers not to train; repeatable.", _HEAD, multiple=True),
-    parameters.option(
-        "--micro-batches", "N", "Runs that make one step.", _HEAD, type=int, default=1, show_default=True
-    ),
-    parameters.option(
-        "--recompute", "N", "Regions whose activations the backward pass computes again.", _HEAD, type=int
-    ),
-    parameters.option(
+    option("--parameters", "GLOB", "Initializers to train; repeatable.", _HEAD, multiple=True),
+    option("--freeze", "GLOB", "Initializers not to train; repeatable.", _HEAD, multiple=True),
+    option("--micro-batches", "N", "Runs that make one step.", _HEAD, type=int, default=1, show_default=True),
+    option("--recompute", "N", "Regions whose activations the backward pass computes again.", _HEAD, type=int),
+    option(
         "--adapters",
         "PATTERN,…:r=RANK",
         "Train low-rank factors of these weights (LoRA), as in q_proj,v_proj:r=8.",
@@ -93,8 +89,8 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
         terminal.show(_summary(model.name, step))
         if step.report is not None:
             terminal.show(step.report.table())
-        if step.report is not None and step.report.conversion is not None:
-            terminal.show(step.report.conversion.text(verbose=verbose, command=""))
+            if step.report.conversion is not None:
+                terminal.show(step.report.conversion.text(verbose=verbose, command=""))
     terminal.talk(f"wrote {output}", quiet=quiet)
 
 
@@ -140,7 +136,8 @@ def _loss_scale(text: str) -> float | str | None:
 
 def _summary(name: str, step: TrainingStep) -> str:
     numbers = sum(s.initial.size for s in step.state if s.name.startswith("parameter/"))
-    shared = {"shared": f"{_named(step.shared)}: several ops read each"} if step.shared else {}
+    more = f" and {len(step.shared) - 3} more" if len(step.shared) > 3 else ""
+    shared = {"shared": f"{', '.join(step.shared[:3])}{more}: several ops read each"} if step.shared else {}
     rows = {
         "trains": f"{len(step.parameters)} parameters of {numbers} numbers",
         **shared,
@@ -150,14 +147,8 @@ def _summary(name: str, step: TrainingStep) -> str:
         "loss scale": _scale_in_words(step.loss_scale),
         "policy": step.policy.name,
     }
-    return "\n".join(
-        [f"training step of {plain(name)}", *(f"  {key:<13}{plain(value)}" for key, value in rows.items())]
-    )
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+    lines = (f"  {key:<13}{plain(value)}" for key, value in rows.items())
+    return "\n".join([f"training step of {plain(name)}", *lines])
 
 
 def _scale_in_words(scale: LossScale | None) -> str:

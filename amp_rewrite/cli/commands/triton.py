@@ -8,12 +8,13 @@ import click
 
 from amp_rewrite.cli import parameters
 from amp_rewrite.cli.page import show_or_write
+from amp_rewrite.cli.parameters import option
 
 
 @parameters.command(
     parameters.model,
-    parameters.option("--name", "NAME", "The name of the model in the repository.  [default: that of the file]"),
-    parameters.option(
+    option("--name", "NAME", "The name of the model in the repository.  [default: that of the file]"),
+    option(
         "--max-batch-size",
         "N",
         "The largest batch; 0 for none.  [default: 4 if the model can be batched, else 0]",

@@ -39,9 +39,8 @@ class BatchAxis:
         """Return the batch repeated or cut to that many items. Raise FeedError if memory does not hold it."""
         needed, there = self.nbytes(batch, size), main_memory()
         if there and needed > there:
-            raise FeedError(
-                f"the inputs of {size} items take {in_words(needed)}, and this machine has {in_words(there)}"
-            )
+            fact = f"the inputs of {size} items take {in_words(needed)}"
+            raise FeedError(f"{fact}, and this machine has {in_words(there)}")
         arrays = dict(batch)
         for name, axis in self.places:
             array = arrays[name]

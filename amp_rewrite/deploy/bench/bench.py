@@ -14,9 +14,10 @@ import numpy as np
 from amp_rewrite.deploy.bench.batches import BatchAxis, batch_axis
 from amp_rewrite.deploy.bench.candidate import Candidate, candidates
 from amp_rewrite.deploy.bench.device import device_name
+from amp_rewrite.deploy.bench.entry import Changed, Entry, Sized
 from amp_rewrite.deploy.bench.memory import with_largest, with_memory
 from amp_rewrite.deploy.bench.profile import changes
-from amp_rewrite.deploy.bench.result import Benchmark, Changed, Entry, Sized
+from amp_rewrite.deploy.bench.result import Benchmark
 from amp_rewrite.deploy.bench.timing import MOST_RUNS, Timing, interleaved, runs_per_round, speed_up, warm_up
 from amp_rewrite.deploy.doctor.isolated import runtimes
 from amp_rewrite.dtypes import DType

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from amp_rewrite.deploy.bench.device import GpuMemory, resident, resident_peak
+from amp_rewrite.deploy.bench.device import GpuMemory, resident
 from amp_rewrite.deploy.bench.profile import OpTime, read_profile
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.evidence.conditions import session_on
@@ -93,7 +93,7 @@ def _weighed(job: Job) -> Outcome:
     has_provider(job.provider)  # loads the runtime's library, which does not belong to the model
     before = gpu.used() if gpu else resident()
     _run(_opened(job), batch, 2)  # the second run shows whether memory is used again
-    after = gpu.used() if gpu else resident_peak()
+    after = gpu.used() if gpu else resident(peak=True)
     return Outcome(max(after - before, 0)) if after else Outcome(fault="this system does not tell how much is in use")
 
 

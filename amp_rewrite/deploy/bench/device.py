@@ -61,19 +61,10 @@ class GpuMemory:
             raise OSError(f"the NVIDIA driver refused {name} with error {code}")
 
 
-def resident() -> int:
-    """Return the resident bytes of this process; 0 if unknown."""
-    return _status_bytes("VmRSS:")
+def resident(*, peak: bool = False) -> int:
+    """Return the resident bytes of this process now, or their peak; 0 if unknown.
 
-
-def resident_peak() -> int:
-    """Return the peak of resident bytes of this process; 0 if unknown.
-
-    `ru_maxrss` would not do, since a process inherits it from its parent.
+    `ru_maxrss` would not do as a peak, since a process inherits it from its parent.
     """
-    return _status_bytes("VmHWM:")
-
-
-def _status_bytes(word: str) -> int:
-    line = _line_of(_STATUS, word)
+    line = _line_of(_STATUS, "VmHWM:" if peak else "VmRSS:")
     return int(line.split()[0]) << 10 if line else 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from amp_rewrite.deploy.bench.batches import BatchAxis
 from amp_rewrite.deploy.bench.candidate import Candidate
-from amp_rewrite.deploy.bench.result import Entry, Largest, Sized
+from amp_rewrite.deploy.bench.entry import Entry, Largest
 from amp_rewrite.errors import PolicyError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|b|[kmg]b|[kmg]ib)", re.IGNORECASE)
@@ -20,15 +20,12 @@ _MOST_ITEMS = 1 << 20
 def with_memory(candidate: Candidate, entry: Entry, axis: BatchAxis | None) -> Entry:
     """Return the entry with peak memory, for the batch and for each size of the sweep."""
     outcome = candidate.weighed(candidate.batch)
-    sweep = tuple(_with_memory(candidate, row, axis) for row in entry.sweep)
-    return replace(entry, memory=outcome.memory, fault=outcome.fault, sweep=sweep)
-
-
-def _with_memory(candidate: Candidate, row: Sized, axis: BatchAxis | None) -> Sized:
-    if row.timing is None or axis is None:
-        return row
-    outcome = candidate.weighed(axis.resized(candidate.batch, row.items))
-    return replace(row, memory=outcome.memory, fault=outcome.fault)
+    sweep = list(entry.sweep)
+    for number, row in enumerate(sweep):
+        if row.timing is not None and axis is not None:
+            weighed = candidate.weighed(axis.resized(candidate.batch, row.items))
+            sweep[number] = replace(row, memory=weighed.memory, fault=weighed.fault)
+    return replace(entry, memory=outcome.memory, fault=outcome.fault, sweep=tuple(sweep))
 
 
 def with_largest(candidate: Candidate, entry: Entry, axis: BatchAxis, limit: int) -> Entry:

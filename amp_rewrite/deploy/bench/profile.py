@@ -44,6 +44,13 @@ class OpChange:
     after: OpTime | None
 
     @property
+    def side(self) -> OpTime:
+        """The op after the change, or before it if it is gone."""
+        op = self.after or self.before
+        assert op is not None
+        return op
+
+    @property
     def seconds(self) -> float:
         """Return the additional seconds in a run."""
         return (self.after.seconds if self.after else 0.0) - (self.before.seconds if self.before else 0.0)

@@ -7,75 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from amp_rewrite.deploy.bench.entry import Changed, Entry, Largest, Sized
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type
-from amp_rewrite.deploy.bench.timing import SpeedUp, Timing
 from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.page.described import Chart
-    from amp_rewrite.reports.page.figure import Figure
-    from amp_rewrite.reports.page.timings import Moved
+    from amp_rewrite.reports.page.page import Figure
 
 SCHEMA = 1
 _MOST_OPS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Sized:
-    """One batch size: its timing, and peak memory in bytes; `fault` is the reason for a missing timing."""
-
-    items: int
-    timing: Timing | None = None
-    memory: int | None = None
-    fault: str = ""
-
-    @property
-    def throughput(self) -> float | None:
-        """Return items per second, by the median run."""
-        return self.items / self.timing.median if self.timing else None
-
-
-@dataclass(frozen=True, slots=True)
-class Largest:
-    """The largest batch that fits into `limit` bytes (0 if none does), and the smallest tried that does not.
-
-    `fault`: the reason if that one does not run at all.
-    """
-
-    limit: int
-    items: int
-    too_large: int | None
-    fault: str = ""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One model in one mode. `types`: its low types. `tf32`: float32 may be computed in TF32.
-
-    `latency`: inputs and outputs stay on the device; `copies`: they are copied from and to numpy. `speed_ups`: against
-    each baseline, by its name. `memory`: peak bytes for the given batch; None if not measured, with the reason in
-    `fault` if measuring failed.
-    """
-
-    name: str
-    types: tuple[str, ...]
-    tf32: bool
-    latency: Timing
-    copies: Timing
-    speed_ups: Mapping[str, SpeedUp]
-    memory: int | None = None
-    sweep: tuple[Sized, ...] = ()
-    largest: Largest | None = None
-    fault: str = ""
-
-
-@dataclass(frozen=True)
-class Changed:
-    """Changes of one model's ops against the first model, the largest slowdown first."""
-
-    name: str
-    ops: tuple[OpChange, ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,29 +68,19 @@ class Benchmark(Result):
 
     def charts(self) -> Sequence[Chart]:
         """Return latency, memory, throughput by batch size, and the time of ops as data, as far as measured."""
-        from amp_rewrite.reports.page import timings  # late: few runs draw
+        from amp_rewrite.deploy.bench import charts as drawn  # late: few runs draw
 
-        timed = [
-            timings.Timed(e.name, e.latency.median, e.latency.p5, e.latency.p95, e.copies.median, e.memory)
-            for e in self.entries
-        ]
-        swept = [
-            timings.Swept(entry.name, row.items, row.throughput)
-            for entry in self.entries
-            for row in entry.sweep
-            if row.throughput is not None
-        ]
         charts = (
-            timings.latency_chart(timed, f"{self.device}, {self.provider}", self.notes),
-            timings.memory_chart(timed),
-            timings.throughput_chart(swept),
-            *(timings.ops_chart(c.name, [_moved(op) for op in c.ops], i) for i, c in enumerate(self.changed, 1)),
+            drawn.latency_chart(self.entries, f"{self.device}, {self.provider}", self.notes),
+            drawn.memory_chart(self.entries),
+            drawn.throughput_chart(self.entries),
+            *(drawn.ops_chart(changed, number) for number, changed in enumerate(self.changed, 1)),
         )
         return tuple(chart for chart in charts if chart is not None)
 
     def figures(self) -> Sequence[Figure]:
         """Return the charts, drawn for a page."""
-        from amp_rewrite.reports.page.described_figure import described_figure  # late: few runs draw
+        from amp_rewrite.reports.page.described import described_figure  # late: few runs draw
 
         return tuple(map(described_figure, self.charts()))
 
@@ -196,15 +128,6 @@ class Benchmark(Result):
         return json.dumps({"schema": SCHEMA, **fields}, indent=1, allow_nan=False) + "\n"
 
 
-def _moved(change: OpChange) -> Moved:
-    from amp_rewrite.reports.page.timings import Moved  # late: few runs draw
-
-    op = change.after or change.before
-    assert op is not None
-    before, after = (None if side is None else side.seconds for side in (change.before, change.after))
-    return Moved(op.name, op.op, before, after)
-
-
 def _numbers(entry: Entry, baselines: Sequence[str]) -> Iterator[str]:
     yield from map(_ms, (entry.latency.median, entry.latency.p5, entry.latency.p95, entry.copies.median))
     for name in baselines:
@@ -246,10 +169,8 @@ def _type_cells(change: TypeChange) -> Sequence[str]:
 
 
 def _op_cells(change: OpChange) -> Sequence[str]:
-    op = change.after or change.before
-    assert op is not None
     numbers = (_us(change.before), _us(change.after), f"{change.seconds * 1e6:+.1f}")
-    return op.name or "(no name)", op.op, *numbers, _differences(change)
+    return change.side.name or "(no name)", change.side.op, *numbers, _differences(change)
 
 
 def _differences(change: OpChange) -> str:

@@ -38,7 +38,7 @@ from amp_rewrite.settings.choices import Target, TargetName
 from amp_rewrite.settings.policy import LowType, low_type
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.page import Figure
 
 from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, UNKNOWN, Check
 from amp_rewrite.deploy.doctor.model_checks import installed_kernels, model_checks, roofs_of, webgpu_model_checks

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
 from itertools import groupby
+from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
-from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import ELEMENTLESS
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.markup import element
+from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.render import WIDTH, count, wrap
-from amp_rewrite.reports.rows import NO_ROW, ReportData, Row
+from amp_rewrite.reports.rows import FLOATING, LOW, NO_ROW, ReportData, Row
 
-_LOW = frozenset(dtype.spelling for dtype in DType if dtype.low)
-_FLOATING = frozenset(dtype.spelling for dtype in DType if dtype.floating)
-LOW, HIGH, OTHER = 0, 1, 2
+LOW_SIDE, HIGH_SIDE, OTHER_SIDE = 0, 1, 2
 _BARS = 240
 """Bars of the drawing."""
 _COLUMNS = 72
@@ -24,8 +21,7 @@ _COLUMNS = 72
 _STRIP, _TICK = 40, 10
 
 
-@dataclass(slots=True)
-class Bar:
+class Bar(NamedTuple):
     """Consecutive ops: how many are low, high (any other float) and without floats, and the Casts of their results."""
 
     low: int = 0
@@ -38,8 +34,13 @@ class Bar:
 def side_of(row: Row) -> int:
     """Return the side of a row: low, high, or other for one that computes no floats, whatever it reads."""
     if row.op in ELEMENTLESS:
-        return OTHER
-    return LOW if row.dtype in _LOW else HIGH if row.variables or row.dtype in _FLOATING else OTHER
+        return OTHER_SIDE
+    return HIGH_SIDE if row.variables and row.dtype not in LOW else side_of_type(row.dtype)
+
+
+def side_of_type(dtype: str) -> int:
+    """Return the side of an element type."""
+    return LOW_SIDE if dtype in LOW else HIGH_SIDE if dtype in FLOATING else OTHER_SIDE
 
 
 def bars_of(report: ReportData, most: int) -> list[Bar]:
@@ -48,51 +49,28 @@ def bars_of(report: ReportData, most: int) -> list[Bar]:
     number = min(most, len(rows))
     if not number:
         return []
-    bars = [Bar() for _ in range(number)]
+    counts = [[0] * 5 for _ in range(number)]
     place = {at: i * number // len(rows) for i, at in enumerate(rows)}
     for at in rows:
-        bar, row = bars[place[at]], report.rows[at]
-        side = side_of(row)
-        if side == LOW:
-            bar.low += 1
-        elif side == HIGH:
-            bar.high += 1
-        else:
-            bar.other += 1
+        counts[place[at]][side_of(report.rows[at])] += 1
     for cast in report.casts:
-        if cast.origin != "folded" and {cast.from_, cast.to} <= _FLOATING:
-            bar = bars[place.get(cast.after, 0) if cast.after != NO_ROW else 0]
-            if cast.to in _LOW:
-                bar.to_low += 1
-            else:
-                bar.to_high += 1
-    return bars
+        if cast.origin != "folded" and {cast.from_, cast.to} <= FLOATING:
+            counts[place.get(cast.after, 0) if cast.after != NO_ROW else 0][3 if cast.to in LOW else 4] += 1
+    return [Bar(*columns) for columns in counts]
 
 
 def low_name(report: ReportData) -> str:
     """Return the name of the low type of a report."""
-    found = dict.fromkeys(row.dtype for row in report.rows if row.dtype in _LOW)
-    return " and ".join(found) or report.model.to or "low"
+    names = dict.fromkeys(row.dtype for row in report.rows if row.dtype in LOW)
+    return " and ".join(names) or report.model.to or "low"
 
 
 def barcode(report: ReportData) -> Figure:
-    """Return the barcode of a report as a figure.
-
-    Args:
-        report: the report.
-    """
+    """Return the barcode of a report as a figure."""
     bars = bars_of(report, _BARS)
     low = low_name(report)
     total = _total(bars)
-    data = {
-        "low": total.low,
-        "high": total.high,
-        "other": total.other,
-        "to_low": total.to_low,
-        "to_high": total.to_high,
-        "type": low,
-        "bars": [list(astuple(bar)) for bar in bars],
-    }
+    data = {**total._asdict(), "type": low, "bars": [list(bar) for bar in bars]}
     words = f"{total.low} ops in {low}, {total.high} in float32 or wider, {total.other} without floats; " + (
         f"{count(total.to_low, 'Cast')} to {low}, {total.to_high} to float32"
     )
@@ -115,14 +93,8 @@ def barcode(report: ReportData) -> Figure:
         ("cast", f"Cast to {low}: tick below", total.to_low),
         ("cast", "Cast to float32: tick above", total.to_high),
     )
-    legend = element(
-        "p",
-        *(
-            element("span", element("i", class_=f"swatch {name}"), f"{text} ({number}) ", class_="key")
-            for name, text, number in keys
-        ),
-        class_="legend",
-    )
+    swatches = ((element("i", class_=f"swatch {name}"), f"{text} ({number}) ") for name, text, number in keys)
+    legend = element("p", *(element("span", *key, class_="key") for key in swatches), class_="legend")
     lead = "Ops from input to output along the depth of the model: their element types, and where Casts stand."
     return Figure("barcode", "Barcode", lead, element("div", drawing, legend), data, notebook=True)
 
@@ -149,8 +121,7 @@ def _heights(bar: Bar) -> tuple[float, float]:
 
 
 def _total(bars: Sequence[Bar]) -> Bar:
-    columns = zip(*(astuple(bar) for bar in bars), strict=True)
-    return Bar(*(sum(column) for column in columns)) if bars else Bar()
+    return Bar(*map(sum, zip(*bars, strict=True)))
 
 
 def barcode_lines(report: ReportData) -> list[str]:
@@ -164,14 +135,10 @@ def barcode_lines(report: ReportData) -> list[str]:
         return []
     low = low_name(report)
     strip = "".join("#" if bar.low > bar.high else "-" if bar.high else "." for bar in bars)
-    casts = "".join(_mark(bar) for bar in bars).rstrip()
-    per = -(-(_total(bars).low + _total(bars).high + _total(bars).other) // len(bars))
+    casts = "".join(" ^vx"[2 * bool(bar.to_low) + bool(bar.to_high)] for bar in bars).rstrip()
+    per = -(-sum(_total(bars)[:3]) // len(bars))
     key = f"# {low}, - float32, . without floats"
     key += f", v Cast to {low}, ^ Cast to float32, x both" if casts else ""
     key += f"; a column stands for up to {count(per, 'op')}" if per > 1 else ""
     lines = [f"  {strip}", *([f"  {casts}"] if casts else [])]
     return ["depth", *lines, *wrap(f"  {key}", width)]
-
-
-def _mark(bar: Bar) -> str:
-    return "x" if bar.to_low and bar.to_high else "v" if bar.to_low else "^" if bar.to_high else " "

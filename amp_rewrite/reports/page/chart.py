@@ -31,41 +31,21 @@ class Line:
 
 
 def plot(x: Axis, y: Axis, marks: Iterable[Element], *, name: str, legend: Iterable[Element] = ()) -> Element:
-    """Return a chart of marks between two axes.
-
-    Args:
-        x: horizontal axis.
-        y: vertical axis.
-        marks: what `band`, `limit`, `steps`, `dots`, `spans`, `envelope` and `pin` return, from back to front.
-        name: what is seen, for screen readers.
-        legend: what `sample` returns.
-    """
+    """Return a chart of marks between two axes."""
     grid = [element("line", x1="0%", x2="100%", y1=y.up(n), y2=y.up(n), class_="grid") for n, _ in y.ticks()]
     size: dict[str, str | float] = {"width": "100%", "height": _HEIGHT}
     area = element("svg", *grid, *marks, role="img", aria_label=cut(plain(name), _TITLE), class_="area", **size)
-    left = [
-        element("text", words, x="100%", y=y.up(n), dy="0.35em", text_anchor="end", class_="tick")
-        for n, words in y.ticks()
-    ]
+    at_end: dict[str, str | float] = {"dy": "0.35em", "text_anchor": "end", "class_": "tick"}
+    left = [element("text", words, x="100%", y=y.up(n), **at_end) for n, words in y.ticks()]
     scale = element("svg", *left, width=48, height=_HEIGHT, aria_hidden="true", class_="scale")
-    quantities = element("p", y.label, class_="quantity")
     between = element("div", scale, area, element("span"), _below(x), class_="plot")
-    return element("figure", *_legend(legend), quantities, between, class_="chart")
+    return element("figure", *_legend(legend), element("p", y.label, class_="quantity"), between, class_="chart")
 
 
 def rows(axis: Axis, lines: Sequence[Line], *, name: str, legend: Iterable[Element] = ()) -> Element:
-    """Return a chart of labelled rows on one horizontal axis.
-
-    Args:
-        axis: the axis of all rows.
-        lines: the rows, from top to bottom.
-        name: what is seen, for screen readers.
-        legend: what `sample` returns.
-    """
-    ticks = [
-        element("line", x1=axis.along(n), x2=axis.along(n), y1="0%", y2="100%", class_="grid")
-        for n, _ in axis.ticks(_TICKS)
-    ]
+    """Return a chart of labelled rows on one horizontal axis."""
+    places = [axis.along(n) for n, _ in axis.ticks(_TICKS)]
+    ticks = [element("line", x1=place, x2=place, y1="0%", y2="100%", class_="grid") for place in places]
     drawn = []
     for line in lines:
         label = element("span", cut(plain(line.label), _LABEL), title=cut(plain(line.label), _TITLE), class_="label")
@@ -77,13 +57,7 @@ def rows(axis: Axis, lines: Sequence[Line], *, name: str, legend: Iterable[Eleme
 
 
 def sample(kind: str, words: str, shape: str = "span") -> Element:
-    """Return an entry of a legend.
-
-    Args:
-        kind: class of the marks.
-        words: their meaning.
-        shape: "span", "band", "line", "dot" or "edge".
-    """
+    """Return an entry of a legend."""
     if shape == "dot":
         mark = element("circle", cx=9, cy=7, r=4, class_=f"dot {kind}")
     elif shape == "edge":
@@ -96,46 +70,24 @@ def sample(kind: str, words: str, shape: str = "span") -> Element:
 
 
 def numbers(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0, note: str = "") -> Element:
-    """Return a table to unfold: the numbers of a chart for those who do not see it.
-
-    Args:
-        head: names of the columns.
-        records: cells of the rows.
-        right: number of columns at the end that hold numbers.
-        note: a sentence above the table.
-    """
-    notes = [element("p", note, class_="lead")] if note else []
-    return element(
-        "details", element("summary", "Numbers"), *notes, table(head, records, right=right), class_="numbers"
-    )
+    """Return a table to unfold: the numbers of a chart for those who do not see it."""
+    parts = [element("p", note, class_="lead")] if note else []
+    parts.append(table(head, records, right=right))
+    return element("details", element("summary", "Numbers"), *parts, class_="numbers")
 
 
 def table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0) -> Element:
-    """Return a table that scrolls where it is wide; long cells are cut.
-
-    Args:
-        head: names of the columns.
-        records: cells of the rows.
-        right: number of columns at the end that hold numbers.
-    """
+    """Return a table that scrolls where it is wide; long cells are cut."""
     first = len(head) - right
     top = element("tr", *(element("th", name, scope="col", **_side(i, first)) for i, name in enumerate(head)))
-    body = [
-        element(
-            "tr", *(element("td", cut(plain(cell), _CELL), **_side(i, first, cell)) for i, cell in enumerate(cells))
-        )
-        for cells in records
-    ]
+    shown = ((element("td", cut(plain(c), _CELL), **_side(i, first, c)) for i, c in enumerate(row)) for row in records)
+    body = [element("tr", *cells) for cells in shown]
     drawn = element("table", element("thead", top), element("tbody", *body), class_="table")
     return element("div", drawn, class_="scroll", tabindex=0)
 
 
 def remarks(notes: Iterable[str]) -> list[Element]:
-    """Return caveats of a result as a list; nothing without any.
-
-    Args:
-        notes: the caveats.
-    """
+    """Return caveats of a result as a list; nothing without any."""
     items = [element("li", cut(plain(note), _TITLE)) for note in notes]
     return [element("ul", *items, class_="remarks")] if items else []
 
@@ -145,17 +97,10 @@ def _below(x: Axis) -> Element:
     ticks = x.ticks(_TICKS)
     ends = {0: "start", len(ticks) - 1: "end"} if len(ticks) > 1 else {}
     places = [(x.at(n) or 0.0, words, i) for i, (n, words) in enumerate(ticks)]
-    labels = [
-        element(
-            "text",
-            words,
-            x=percent(place),
-            y=14,
-            text_anchor=ends.get(i, "middle") if place < 0.05 or place > 0.95 else "middle",
-            class_="tick",
-        )
-        for place, words, i in places
-    ]
+    labels = []
+    for place, words, i in places:
+        anchor = ends.get(i, "middle") if place < 0.05 or place > 0.95 else "middle"
+        labels.append(element("text", words, x=percent(place), y=14, text_anchor=anchor, class_="tick"))
     name = element("text", x.label, x="100%", y=30, text_anchor="end", class_="words")
     return element("svg", *labels, name, width="100%", height=36, aria_hidden="true", class_="scale")
 

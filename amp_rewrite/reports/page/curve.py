@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from amp_rewrite.errors import count
 from amp_rewrite.reports.page.axis import Axis, finite, number_text
 from amp_rewrite.reports.page.chart import numbers, plot, sample
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.marks import dots
 from amp_rewrite.reports.page.markup import element, short
+from amp_rewrite.reports.page.page import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,7 @@ class Spot:
 
 
 def curve_figure(spots: Sequence[Spot], gpu: str, low: str, data: str) -> Figure:
-    """Return time against error as a figure.
-
-    Args:
-        spots: the choices, the fastest first.
-        gpu: the GPU whose time is predicted.
-        low: the low type.
-        data: where the data come from.
-    """
+    """Return time against error as a figure."""
     errors = [e for spot in spots for e in (spot.error, spot.measured) if e > 0]
     x = Axis.linear(f"predicted µs on {gpu}", [spot.micros for spot in spots])
     y = Axis.logarithmic("error of the outputs, relative", errors or [1e-6, 1.0])
@@ -51,19 +44,13 @@ def curve_figure(spots: Sequence[Spot], gpu: str, low: str, data: str) -> Figure
         sample("hollow", "predicted error", "dot"),
         sample("ring", "the conversion by default", "dot"),
     ]
-    cells = [(str(i), s.kind, number_text(s.micros), str(s.float32_ops), *_errors(s)) for i, s in enumerate(spots)]
+    ends = [map(number_text, (s.error, s.measured, s.largest, s.measured_largest)) for s in spots]
+    facts = [(str(i), s.kind, number_text(s.micros), str(s.float32_ops)) for i, s in enumerate(spots)]
+    cells = [(*fact, *errors) for fact, errors in zip(facts, ends, strict=True)]
     head = ("point", "kind", "µs", "float32 ops", "error", "measured", "largest", "measured")
     drawing = element("div", plot(x, y, marks, name=lead, legend=legend), numbers(head, cells, right=6))
-    rows: list[dict[str, object]] = []
-    for s in spots:
-        sizes = {"error": s.error, "measured": s.measured, "largest": s.largest, "measured_largest": s.measured_largest}
-        numbers_of = {name: finite(number) for name, number in sizes.items()}
-        rows.append({"kind": s.kind, "micros": finite(s.micros), **numbers_of, "float32_ops": s.float32_ops})
+    rows = [{name: finite(n) if isinstance(n, float) else n for name, n in asdict(spot).items()} for spot in spots]
     return Figure("pareto", "Time against error", lead, drawing, {"gpu": gpu, "points": rows}, notebook=True)
-
-
-def _errors(spot: Spot) -> tuple[str, ...]:
-    return tuple(map(number_text, (spot.error, spot.measured, spot.largest, spot.measured_largest)))
 
 
 def _words(spot: Spot) -> str:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+from amp_rewrite.reports.page.axis import Axis
+from amp_rewrite.reports.page.chart import Line, numbers, plot, remarks, rows, sample
+from amp_rewrite.reports.page.marks import dots, polyline, spot, stretch, whisker
+from amp_rewrite.reports.page.markup import element
+from amp_rewrite.reports.page.page import Figure
+
+_DASHES = ("low", "high", "cast", "muted")
+"""Classes of the curves, in turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A chart.
+    """A chart: the key of its figure, its heading, a sentence that says what is seen, and the table of its numbers.
 
-    Attributes:
-        name: key of its figure.
-        title: heading.
-        lead: one sentence that says what is seen.
-        head: columns of its table of numbers: names first, then numbers.
-        cells: rows of that table.
-        data: everything that is drawn, as JSON.
-        notes: caveats.
+    `head` names the columns, names first; `data` is everything that is drawn, as JSON; `notes` are caveats.
     """
 
     name: str
@@ -42,23 +45,15 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars(Described):
-    """A bar for each of a few numbers, the baseline first.
+    """A bar for each of a few numbers, the baseline first. `mark`: meaning of the second numbers.
 
-    Attributes:
-        unit: that of the numbers.
-        bars: the numbers.
-        mark: meaning of the second numbers.
-        longest: number at which the axis ends at the latest; None for an axis that holds all.
+    `longest`: the number at which the axis ends at the latest; None for an axis that holds all.
     """
 
     unit: str
     bars: Sequence[Bar]
     mark: str = ""
     longest: float | None = None
-
-    def kept(self, number: float) -> float:
-        """Return a number that the axis holds."""
-        return number if self.longest is None else min(number, self.longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,3 +90,64 @@ class Moves(Described):
 
 
 Chart = Bars | Curves | Moves
+
+
+def described_figure(chart: Chart) -> Figure:
+    """Return a chart as a figure."""
+    drawn = _bars(chart) if isinstance(chart, Bars) else _curves(chart) if isinstance(chart, Curves) else _moves(chart)
+    names = 2 if isinstance(chart, Moves) else 1
+    table = numbers(chart.head, chart.cells, right=len(chart.head) - names)
+    drawing = element("div", drawn, *remarks(chart.notes), table)
+    return Figure(chart.name, chart.title, chart.lead, drawing, chart.data, notebook=True)
+
+
+def _bars(chart: Bars) -> Element:
+    ends = [n for bar in chart.bars for n in (bar.number, bar.mark, *(bar.spread or ())) if n is not None]
+    kept = ends if chart.longest is None else [min(end, chart.longest) for end in ends]
+    axis = Axis.linear(chart.unit, kept, zero=True)
+    lines = []
+    for number, bar in enumerate(chart.bars):
+        marks = stretch(axis, 0.0, bar.number, "low" if number else "high", bar.text)
+        marks += whisker(axis, *bar.spread) if bar.spread is not None else []
+        marks += spot(axis, bar.mark, "hollow", f"{chart.mark} {bar.mark:.4g}") if bar.mark is not None else []
+        lines.append(Line(bar.label, marks, bar.text))
+    legend = [
+        sample("high", "baseline"),
+        *([sample("low", "other models")] if len(chart.bars) > 1 else []),
+        *([sample("hollow", chart.mark, "dot")] if chart.mark else []),
+    ]
+    return rows(axis, lines, name=chart.lead, legend=legend)
+
+
+def _curves(chart: Curves) -> Element:
+    points = [point for curve in chart.curves.values() for point in curve]
+    x = Axis.logarithmic(chart.across, [place for place, _ in points])
+    y = Axis.logarithmic(chart.upward, [number for _, number in points])
+    marks, legend = [], []
+    for i, (label, curve) in enumerate(chart.curves.items()):
+        kind = _DASHES[i % len(_DASHES)]
+        marks += polyline(x, y, curve, kind)
+        words = ((a, b, f"{label}: {b:.4g} {chart.upward} at {chart.across} {a:g}") for a, b in curve)
+        marks += dots(x, y, words, kind)
+        legend.append(sample(kind, label, "line"))
+    return plot(x, y, marks, name=chart.lead, legend=legend)
+
+
+def _moves(chart: Moves) -> Element:
+    axis = Axis.linear(chart.unit, [n for m in chart.moves for n in (m.before, m.after) if n is not None], zero=True)
+    lines = [Line(move.label, list(_dumbbell(axis, move)), move.text) for move in chart.moves]
+    legend = [
+        sample("hollow", "before", "dot"),
+        sample("high", f"after, {chart.words[0]}", "dot"),
+        sample("low", f"after, {chart.words[1]}", "dot"),
+    ]
+    return rows(axis, lines, name=chart.lead, legend=legend)
+
+
+def _dumbbell(axis: Axis, move: Move) -> Iterator[Element]:
+    low, high = sorted((move.before or 0.0, move.after or 0.0))
+    yield from stretch(axis, low, high, "muted")
+    if move.before is not None:
+        yield from spot(axis, move.before, "hollow", f"before {move.before:.1f}")
+    if move.after is not None:
+        yield from spot(axis, move.after, "high" if move.grows else "low", f"after {move.after:.1f}")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.page.barcode import barcode
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.graph import graph
+from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.page.summary_cards import summary_cards
 from amp_rewrite.reports.rows import ReportData
 
@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 def drawn(
     report: ReportData, view: View | None = None, errors: Mapping[int, float] | None = None
 ) -> tuple[Figure, ...]:
-    """Return summary, barcode and graph of a report.
+    """Return summary, barcode and graph of a report, with what the model whose ops the rows are adds where it is known.
 
-    Args:
-        report: the report.
-        view: the model whose ops the rows are: it tells modules, operations and bytes. None for a report alone.
-        errors: share of the error by row, as `graph` takes it.
+    `errors`: share of the error by row, as `graph` takes it.
     """
     if view is None:
         return summary_cards(report), barcode(report), graph(report, errors=errors)

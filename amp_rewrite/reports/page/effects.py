@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.errors import count
-from amp_rewrite.reports.page.axis import Axis, finite, number_text
-from amp_rewrite.reports.page.bins import MOST_POINTS
+from amp_rewrite.reports.page.axis import MOST_POINTS, Axis, finite, height, number_text
 from amp_rewrite.reports.page.chart import numbers, plot, remarks, sample
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.marks import dots, limit
 from amp_rewrite.reports.page.markup import element, short
+from amp_rewrite.reports.page.page import Figure
 
 _SHOWN = 10
 """Ops of the largest effect, in the table."""
@@ -38,33 +37,29 @@ class Effect:
 
 
 def effects_figure(effects: Sequence[Effect], error: float, measured: float, notes: Sequence[str] = ()) -> Figure:
-    """Return the effects of ops on the outputs along the depth as a figure.
-
-    Args:
-        effects: the ops, in topological order.
-        error: the predicted error of the outputs.
-        measured: the error of the outputs as it is.
-        notes: caveats.
-    """
-    order = sorted(range(len(effects)), key=lambda i: -_height(effects[i].error))
+    """Return the effects of ops on the outputs along the depth as a figure."""
+    order = sorted(range(len(effects)), key=lambda i: -height(effects[i].error))
     drawn = sorted(order[:MOST_POINTS])
     largest = max((e.error for e in effects if math.isfinite(e.error)), default=1.0)
     sizes = [x for e in effects for x in (e.error, e.worst) if math.isfinite(x) and x > largest * _FLOOR]
     y = Axis.logarithmic("error of the outputs, relative", [*sizes, *(x for x in (error, measured) if x > 0)])
-    x = Axis.linear("op, by depth", [0, max(len(effects), 1)], zero=True, whole=True)
+    x = Axis.depth("op", len(effects))
     marks: list[Element] = []
     for number, words in ((error, "predicted"), (measured, "measured")):
         if math.isfinite(number) and number > 0:
             marks += limit(y, number, f"of all together, {words}", "reference" if words == "measured" else "tolerance")
-    marks += dots(x, y, [(i + 0.5, _height(effects[i].worst), _words(effects[i])) for i in drawn], "hollow")
-    marks += dots(x, y, [(i + 0.5, _height(effects[i].error), _words(effects[i])) for i in drawn], "low")
+    marks += dots(x, y, [(i + 0.5, height(effects[i].worst), _words(effects[i])) for i in drawn], "hollow")
+    marks += dots(x, y, [(i + 0.5, height(effects[i].error), _words(effects[i])) for i in drawn], "low")
     lead = _lead(effects, order, error, measured)
     legend = [
         sample("low", "error by the roundings of one op", "dot"),
         sample("hollow", "worst case: all of one sign", "dot"),
     ]
     shown = [effects[i] for i in order[:_SHOWN]]
-    cells = [(e.op, e.kind, e.by, _percent(e.share), number_text(e.error), number_text(e.worst)) for e in shown]
+    cells = [
+        (e.op, e.kind, e.by, "-" if math.isnan(e.share) else f"{e.share:.1%}", *map(number_text, (e.error, e.worst)))
+        for e in shown
+    ]
     head = ("op", "type", "known by", "share", "error", "worst case")
     table = numbers(head, cells, right=3, note="" if len(shown) == len(effects) else "The ops of the largest effect.")
     drawing = element("div", plot(x, y, marks, name=lead, legend=legend), *remarks(notes), table)
@@ -84,14 +79,6 @@ def effects_figure(effects: Sequence[Effect], error: float, measured: float, not
 
 _FLOOR = 1e-5
 """Effects below this part of the largest one would squeeze the others."""
-
-
-def _height(number: float) -> float:
-    return number if math.isfinite(number) else math.inf
-
-
-def _percent(part: float) -> str:
-    return "-" if math.isnan(part) else f"{part:.1%}"
 
 
 def _words(effect: Effect) -> str:

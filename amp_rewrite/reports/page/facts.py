@@ -12,7 +12,7 @@ from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import VIEWS
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.reports.rows import CastRow, ReportData
+from amp_rewrite.reports.rows import DTYPES, FLOATING, LOW, CastRow, ReportData
 from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings.selectors import TORCH_SCOPES, torch_scopes
 
@@ -21,9 +21,6 @@ _LONGEST = 4096
 """Characters of metadata that are read; more are not the modules of an op."""
 _MOST = 10**18
 """Elements of a value; more are no measure, but hostile dims."""
-_BYTES = {dtype.spelling: dtype for dtype in DType}
-_LOW = frozenset(dtype.spelling for dtype in DType if dtype.low)
-_FLOATING = frozenset(dtype.spelling for dtype in DType if dtype.floating)
 
 
 @dataclass(frozen=True)
@@ -67,19 +64,18 @@ class Facts:
         moved = moved_low = 0
         for op, row, count in zip(self.view.ops, self.report.rows, self.flops, strict=True):
             flops += count
-            low += count if row.dtype in _LOW else 0.0
+            low += count if row.dtype in LOW else 0.0
             for dtype, size in self._ports(op, (*row.inputs, *row.outputs)):
                 moved += size
-                moved_low += size if dtype in _LOW else 0
+                moved_low += size if dtype in LOW else 0
         return Work(flops, low, moved, moved_low)
 
     def cast_bytes(self, cast: CastRow) -> int | None:
         """Return the bytes that a Cast reads and writes; None where its types are unknown."""
         value = self._values.get((cast.scope, cast.value))
-        if value is None or cast.from_ not in _BYTES or cast.to not in _BYTES:
+        if value is None or not {cast.from_, cast.to} <= DTYPES.keys():
             return None
-        elements = self._elements(value)
-        return _BYTES[cast.from_].nbytes(elements) + _BYTES[cast.to].nbytes(elements)
+        return sum(DTYPES[dtype].nbytes(self._elements(value)) for dtype in (cast.from_, cast.to))
 
     @cached_property
     def _values(self) -> Mapping[tuple[str, str], ValueId]:
@@ -95,8 +91,8 @@ class Facts:
         if op.kind in VIEWS:
             return
         for value, dtype in zip((*op.inputs, *op.outputs), dtypes, strict=False):
-            if value is not None and dtype in _FLOATING:
-                yield dtype, _BYTES[dtype].nbytes(self._elements(value))
+            if value is not None and dtype in FLOATING:
+                yield dtype, DTYPES[dtype].nbytes(self._elements(value))
 
 
 def module_of(node: NodeProto) -> str:

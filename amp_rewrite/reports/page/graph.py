@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -11,36 +11,30 @@ from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import CASTS
-from amp_rewrite.reports.page.barcode import HIGH, LOW, OTHER, side_of
-from amp_rewrite.reports.page.figure import Figure
+from amp_rewrite.reports.page.barcode import side_of, side_of_type
 from amp_rewrite.reports.page.layout import layers_of
 from amp_rewrite.reports.page.markup import element
+from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.page.scopes import Path, paths_of, tree_of
 from amp_rewrite.reports.render import plain
-from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, CastRow, PortRow, ReportData, Row
+from amp_rewrite.reports.rows import DTYPES, FIRST_INPUT, FLOATING, NO_ROW, CastRow, PortRow, ReportData, Row
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.change import Change
     from amp_rewrite.reports.page.facts import Facts
 
-_FLOATING = frozenset(dtype.spelling for dtype in DType if dtype.floating)
-_DTYPES = {dtype.spelling: dtype for dtype in DType}
-_LOW = frozenset(dtype.spelling for dtype in DType if dtype.low)
+_COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry", "inputs", "outputs", "variables")
 _FEW_PORTS = 8
 """Inputs or outputs of a model that stand among its ops; more of them are put in a scope."""
 LEAD = "Ops from input to output, in folded scopes. Choose an op to see why it has its type, and a scope to unfold it."
 
 
 def graph(report: ReportData, facts: Facts | None = None, errors: Mapping[int, float] | None = None) -> Figure:
-    """Return the graph of a report as a figure.
+    """Return the graph of a report as a figure. Without facts of the model, names of ops alone tell scopes.
 
-    Args:
-        report: the report.
-        facts: those of its model: modules and bytes. Without them names of ops alone tell scopes.
-        errors: share of the error by row, from 0 to 1; the page then colors ops by it, too. Others than finite
-            numbers count as not measured.
+    `errors`: share of the error by row, from 0 to 1, by which the page colors ops, too; others than finite numbers
+    count as not measured.
     """
     words = Words()
     drawn = graph_data(report, facts, words, errors=errors or {})
@@ -56,36 +50,26 @@ def graph_data(
     errors: Mapping[int, float] | None = None,
     comparison: Comparison | None = None,
 ) -> dict[str, object]:
-    """Return everything that a graph shows, in columns, but for words and rules: docs/how-to/look.md names them.
+    """Return everything that a graph shows, in columns: docs/how-to/look.md names them.
 
-    Args:
-        report: the report.
-        facts: those of its model.
-        words: texts, to which those of the graph are added.
-        errors: share of the error by row.
-        comparison: links and changes of a graph beside others.
+    Its texts are added to `words`; `errors`: share of the error by row.
     """
     return _Graph(report, facts, words, comparison).data(errors or {})
 
 
 def board(name: str) -> Element:
-    """Return the place that the script fills with the graphs of a figure.
-
-    Args:
-        name: name of the figure.
-    """
+    """Return the place that the script fills with the graphs of a figure."""
     off = element("p", _WITHOUT_SCRIPT, class_="script-off")
     return element("div", off, class_="graph", id=f"{name}-board", data_graphs=name)
 
 
 def rules_of(reports: Iterable[ReportData]) -> dict[str, object]:
-    """Return the words of the rules in reports, and whether they have a page.
-
-    Args:
-        reports: the reports.
-    """
-    rules = dict.fromkeys(row.rule for report in reports for row in report.rows if row.rule)
-    return {plain(rule): _rule(rule) for rule in rules}
+    """Return the words of the rules in reports, and whether they have a page."""
+    rules: dict[str, object] = {}
+    for rule in dict.fromkeys(row.rule for report in reports for row in report.rows if row.rule):
+        known = reasons.reason_of(rule)
+        rules[plain(rule)] = {"words": plain(reasons.words(rule)), "page": known is not None and known.has_page}
+    return rules
 
 
 _WITHOUT_SCRIPT = "The graph needs JavaScript, which is off here; the other parts of the page do not."
@@ -95,11 +79,8 @@ _WITHOUT_SCRIPT = "The graph needs JavaScript, which is off here; the other part
 class Comparison:
     """What a graph shows beside others, by vertex: rows, then inputs and outputs of the model.
 
-    Attributes:
-        title: name of the graph.
-        links: number of each vertex, equal for the same op in other graphs; -1 for a vertex that is not compared.
-        changes: changes of each vertex that has some.
-        casts: sign of each Cast that no other graph has, by its position in the report.
+    `links`: the number of each vertex, equal for the same op in other graphs, -1 for one that is not compared; `casts`:
+    the sign of each Cast that no other graph has, by its position in the report.
     """
 
     title: str
@@ -186,7 +167,6 @@ class _Graph:
 
     def data(self, errors: Mapping[int, float]) -> dict[str, object]:
         """Return everything that the graph shows, as `graph_data` does."""
-        words = self.words
         tree = tree_of(self.paths, self.order, self.labels)
         places = layers_of(tree, self.edges(), self.order)
         ends = 2 * self.number
@@ -194,31 +174,31 @@ class _Graph:
             "rows": len(self.report.rows),
             "inputs": len(self.report.inputs),
             "outputs": len(self.report.outputs),
-            "ops": self._columns(words)
+            "ops": self._columns(self.words.number)
             | {
-                "side": [*map(side_of, self.report.rows), *(self._port_side(port.dtype) for port in self._all_ports)],
+                "side": [*map(side_of, self.report.rows), *(side_of_type(port.dtype) for port in self._all_ports)],
                 "scope": tree.home,
                 "place": places[:ends],
                 "reads": self.reads,
             },
             "scopes": {"name": [plain(name) for name in tree.names], "parent": tree.parents, "place": places[ends:]},
-            "casts": self._casts(words),
+            "casts": self._casts(),
         }
         if self.facts is not None:
             data["flops"] = [round(count) for count in self.facts.flops]
         if errors:
             shares = (errors.get(at) for at in range(len(self.report.rows)))
             data["errors"] = [share if share is not None and isfinite(share) else None for share in shares]
-        return data | self._compared(words)
+        return data | self._compared()
 
-    def _compared(self, words: Words) -> dict[str, object]:
+    def _compared(self) -> dict[str, object]:
         """Return title, links and changes of a graph beside others; nothing for one that stands alone."""
         if self.comparison is None:
             return {}
         changes = [(at, change) for at, group in sorted(self.comparison.changes.items()) for change in group]
         columns: dict[str, list[int]] = {"vertex": [at for at, _ in changes]}
         for column, name in (("kind", "kind"), ("of", "variable"), ("before", "before"), ("after", "after")):
-            columns[column] = [words.number(getattr(change, name)) for _, change in changes]
+            columns[column] = [self.words.number(getattr(change, name)) for _, change in changes]
         title = {"title": plain(self.comparison.title), "inventory": self.report.inventory}
         return title | {"link": list(self.comparison.links), "changes": columns}
 
@@ -228,80 +208,57 @@ class _Graph:
             return plain(self.report.rows[vertex].path).rpartition("/")[2] or self.report.rows[vertex].op
         return plain(self._all_ports[vertex - self.first_input].name)
 
-    def _columns(self, words: Words) -> dict[str, list[int] | list[str]]:
-        """Return the columns of the vertices. A name is a prefix, by its number, and the rest."""
-        prefixes, rests, kinds, dtypes, rules, notes = [], [], [], [], [], []
-        because, entries, inputs, outputs, variables = [], [], [], [], []
-        number = words.number
+    def _columns(self, number: Callable[[str], int]) -> dict[str, list[int | str]]:
+        """Return the columns of the vertices, texts by their number; a name is a prefix and the rest."""
+        cells = [*self._row_cells(number), *self._port_cells(number)]
+        return {name: [vertex[at] for vertex in cells] for at, name in enumerate(_COLUMNS)}
+
+    def _row_cells(self, number: Callable[[str], int]) -> Iterator[tuple[int | str, ...]]:
         for row in self.report.rows:
             prefix, slash, rest = plain(row.path).rpartition("/")
-            prefixes.append(number(prefix + slash))
-            rests.append(rest)
-            kinds.append(number(row.op))
-            dtypes.append(number(row.dtype))
-            rules.append(number(row.rule or ""))
-            notes.append(number(row.note))
-            because.append(row.because_row)
             entry = f"{row.color}: {row.source}{': ' + row.reason if row.reason else ''}" if row.color else ""
-            entries.append(number(entry))
-            inputs.append(number(", ".join(row.inputs)))
-            outputs.append(number(", ".join(row.outputs)))
+            stated = [f"{name} {dtype}" for name, dtype in row.variables.items()]
             mixed = len(set(row.variables.values())) > 1
-            variables.append(
-                number(plain(", ".join(f"{name} {dtype}" for name, dtype in row.variables.items()))) if mixed else 0
+            yield (
+                number(prefix + slash),
+                rest,
+                *map(number, (row.op, row.dtype, row.rule or "", row.note)),
+                row.because_row,
+                *map(number, (entry, ", ".join(row.inputs), ", ".join(row.outputs))),
+                number(plain(", ".join(stated))) if mixed else 0,
             )
+
+    def _port_cells(self, number: Callable[[str], int]) -> Iterator[tuple[int | str, ...]]:
         for kind, ports in (("Input", self.report.inputs), ("Output", self.report.outputs)):
             for port in ports:
                 dtype = number(port.dtype)
-                for column in (prefixes, rules, notes, entries, variables):
-                    column.append(0)
-                rests.append(plain(port.name))
-                kinds.append(number(kind))
-                dtypes.append(dtype)
-                because.append(NO_ROW)
-                inputs.append(dtype if kind == "Output" else 0)
-                outputs.append(dtype if kind == "Input" else 0)
-        return {
-            "prefix": prefixes,
-            "name": rests,
-            "op": kinds,
-            "dtype": dtypes,
-            "rule": rules,
-            "note": notes,
-            "because": because,
-            "entry": entries,
-            "inputs": inputs,
-            "outputs": outputs,
-            "variables": variables,
-        }
+                ends = (dtype, 0) if kind == "Output" else (0, dtype)
+                yield 0, plain(port.name), number(kind), dtype, 0, 0, NO_ROW, 0, *ends, 0
 
     @property
     def _all_ports(self) -> tuple[PortRow, ...]:
         return (*self.report.inputs, *self.report.outputs)
 
-    def _port_side(self, dtype: str) -> int:
-        return LOW if dtype in _LOW else HIGH if dtype in _FLOATING else OTHER
-
     # -- casts -------------------------------------------------------------------------------------
 
-    def _casts(self, words: Words) -> list[dict[str, object]]:
+    def _casts(self) -> list[dict[str, object]]:
         """Return the Casts in the result, each with the edges that it stands on: vertex and reader, in turn."""
         result: list[dict[str, object]] = []
         signs = self.comparison.casts if self.comparison is not None else {}
         for at, cast in enumerate(self.report.casts):
-            if cast.origin == "folded" or not {cast.from_, cast.to} <= _FLOATING:
+            if cast.origin == "folded" or not {cast.from_, cast.to} <= FLOATING:
                 continue
             moved = _stated_bytes(cast)
             if moved is None and self.facts is not None:
                 moved = self.facts.cast_bytes(cast)
-            made = self._made(cast)
+            made = cast.after if cast.after != NO_ROW else self._ports.get(cast.value, NO_ROW)
             edges = [end for reader in self._readers_behind(made, cast) for end in (made, reader)]
             shown: dict[str, object] = {
                 "value": plain(cast.scope + cast.value),
                 "from": plain(cast.from_),
                 "to": plain(cast.to),
                 "origin": plain(cast.origin),
-                "why": words.number(plain(cast.reason)),
+                "why": self.words.number(plain(cast.reason)),
                 "readers": cast.readers,
                 "edges": edges,
             }
@@ -309,12 +266,9 @@ class _Graph:
             result.append(shown | ({"bytes": moved} if moved is not None else {}))
         return result
 
-    def _made(self, cast: CastRow) -> int:
-        """Return the vertex that computes what a Cast reads; NO_ROW for a weight."""
-        return cast.after if cast.after != NO_ROW else self._ports.get(cast.value, NO_ROW)
-
     @cached_property
     def _ports(self) -> Mapping[str, int]:
+        """Vertices of the inputs by name."""
         return {port.name: at for at, port in enumerate(self.report.inputs, self.first_input)}
 
     @cached_property
@@ -362,18 +316,12 @@ class _Graph:
 
 def _stated_bytes(cast: CastRow) -> int | None:
     """Return the bytes that a Cast reads and writes, by the size in its report; None where that is unknown."""
-    if cast.size is None or cast.from_ not in _DTYPES or cast.to not in _DTYPES:
+    if cast.size is None or not {cast.from_, cast.to} <= DTYPES.keys():
         return None
-    written, read = _DTYPES[cast.to].nbytes(1), _DTYPES[cast.from_].nbytes(1)
+    written, read = DTYPES[cast.to].nbytes(1), DTYPES[cast.from_].nbytes(1)
     return cast.size + cast.size * read // written if written else None
 
 
 def _passes(row: Row) -> bool:
     """True for a Cast between floats: a value passes through it to its readers."""
-    return row.op in CASTS and {*row.inputs[:1], *row.outputs[:1]} <= _FLOATING
-
-
-def _rule(rule: str) -> dict[str, object]:
-    """Return the words of a rule, and whether it has a page."""
-    known = reasons.reason_of(rule)
-    return {"words": plain(reasons.words(rule)), "page": known is not None and known.has_page}
+    return row.op in CASTS and {*row.inputs[:1], *row.outputs[:1]} <= FLOATING

@@ -13,13 +13,7 @@ Edges = Iterable[tuple[int, int]]
 
 
 def layers_of(tree: Tree, edges: Edges, order: Sequence[int]) -> list[int]:
-    """Return layer and order of each part: vertices first, then scopes; two numbers each, -1 for parts not drawn.
-
-    Args:
-        tree: scopes of the vertices.
-        edges: vertices, each with one that reads it.
-        order: vertices that are drawn, each after those that it reads.
-    """
+    """Return layer and order of each part: vertices first, then scopes; two numbers each, -1 for parts not drawn."""
     number = len(tree.home)
     placed = [-1] * (2 * (number + len(tree.names)))
     inner = _inner_edges(tree, edges, frozenset(order))
@@ -81,7 +75,7 @@ def _layered(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> l
         rows[layer[part]].append(part)
     place: dict[Part, float] = {}
     for row in rows:
-        centers = {part: _mean([place[read] for read in reads[part]]) for part in row}
+        centers = {part: sum(place[read] for read in reads[part]) / max(len(reads[part]), 1) for part in row}
         row.sort(key=lambda part: centers[part])
         place |= {part: i - (len(row) - 1) / 2 for i, part in enumerate(row)}
     return [row for row in rows if row]
@@ -106,7 +100,3 @@ def _ranked(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> li
                     done.add(reader)
                     ready.append(reader)
     return ranked
-
-
-def _mean(places: Sequence[float]) -> float:
-    return sum(places) / len(places) if places else 0.0

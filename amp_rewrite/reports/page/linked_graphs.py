@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.graph import Comparison, Words, board, graph_data, rules_of
 from amp_rewrite.reports.page.markup import short
+from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.rows import ReportData
 from amp_rewrite.reports.sides import Sides
 
@@ -26,12 +26,7 @@ LEAD = (
 
 @gc_paused()
 def linked_graphs(titles: Sequence[str], sides: Sides) -> Figure:
-    """Return both models of a difference as graphs whose ops are linked.
-
-    Args:
-        titles: names of the models.
-        sides: the models, op by op.
-    """
+    """Return both models of a difference as graphs whose ops are linked."""
     words = Words()
     pairs = list(sides.pairs())
     graphs: list[dict[str, object]] = []
@@ -47,9 +42,8 @@ def linked_graphs(titles: Sequence[str], sides: Sides) -> Figure:
         assert isinstance(scopes, dict)
         scopes["link"] = links
     rules = rules_of(sides.reports)
-    return Figure(
-        NAME, "Both graphs", LEAD, board(NAME), {"graphs": graphs, "rules": rules, "words": list(words.known)}
-    )
+    data = {"graphs": graphs, "rules": rules, "words": list(words.known)}
+    return Figure(NAME, "Both graphs", LEAD, board(NAME), data)
 
 
 def _facts(view: View | None, report: ReportData) -> Facts | None:

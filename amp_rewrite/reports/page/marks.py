@@ -1,13 +1,12 @@
-"""Marks between the two axes of a plot, in percent of its area."""
+"""Marks of charts, in percent: those between the two axes of a plot, and those in the rows of one axis."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element
 
-from amp_rewrite.reports.page.axis import Axis, percent
-from amp_rewrite.reports.page.bins import Bin
+from amp_rewrite.reports.page.axis import Axis, Bin, percent
 from amp_rewrite.reports.page.markup import element, hint
 
 _ROOM, _RING, _RINGS = 0.07, 0.065, 15
@@ -19,46 +18,33 @@ Point = tuple[float, float | None]
 """Place and number; None for a number that was not measured."""
 
 
-def band(y: Axis, low: float, high: float, kind: str) -> list[Element]:
-    """Return a band across the area from one number to another; nothing if it lies beyond the axis.
+def _extent(axis: Axis, low: float, high: float, least: float = 0.0) -> tuple[float, float] | None:
+    """Return the places of two numbers; None for NaN, or if they are nearer than `least`."""
+    start, end = axis.at(low), axis.at(high)
+    return None if start is None or end is None or end - start < least else (start, end)
 
-    Args:
-        y: the vertical axis.
-        low: lower number.
-        high: upper number.
-        kind: class of the band.
-    """
-    bottom, top = y.at(low), y.at(high)
-    if bottom is None or top is None or top <= bottom:
+
+# -- in a plot -----------------------------------------------------------------------------------------
+
+
+def band(y: Axis, low: float, high: float, kind: str) -> list[Element]:
+    """Return a band across the area from one number to another; nothing if it lies beyond the axis."""
+    bottom, top = _extent(y, low, high) or (0.0, 0.0)
+    if top <= bottom:
         return []
     place = {"y": percent(1 - top), "height": percent(top - bottom)}
     return [element("rect", x="0%", width="100%", class_=f"band {kind}", **place)]
 
 
 def caption(y: Axis, low: float, high: float, words: str) -> list[Element]:
-    """Return words at the upper right of a band; nothing if the band has no room for them.
-
-    Args:
-        y: the vertical axis.
-        low: lower number of the band.
-        high: its upper number.
-        words: what it means.
-    """
-    bottom, top = y.at(low), y.at(high)
-    if bottom is None or top is None or top - bottom < _ROOM:
-        return []
-    return [element("text", words, x="100%", dx="-4", y=percent(1 - top), dy="14", class_="words")]
+    """Return words at the upper right of a band; nothing if the band has no room for them."""
+    extent = _extent(y, low, high, _ROOM)
+    place = percent(1 - extent[1]) if extent else ""
+    return [element("text", words, x="100%", dx="-4", y=place, dy="14", class_="words")] if extent else []
 
 
 def limit(y: Axis, number: float, words: str, kind: str = "tolerance") -> list[Element]:
-    """Return a line across the area at a number, with words on it; nothing if it lies beyond the axis.
-
-    Args:
-        y: the vertical axis.
-        number: where the line stands.
-        words: its label.
-        kind: class of the line.
-    """
+    """Return a line across the area at a number, with words on it; nothing if it lies beyond the axis."""
     if not y.holds(number):
         return []
     line = element("line", x1="0%", x2="100%", y1=y.up(number), y2=y.up(number), class_=kind)
@@ -67,14 +53,7 @@ def limit(y: Axis, number: float, words: str, kind: str = "tolerance") -> list[E
 
 
 def steps(x: Axis, y: Axis, points: Iterable[Point], kind: str) -> list[Element]:
-    """Return a line of steps: each number from its place to the next one. It breaks where a number is missing.
-
-    Args:
-        x: the horizontal axis.
-        y: the vertical axis.
-        points: place and number of each step.
-        kind: class of the line.
-    """
+    """Return a line of steps: each number from its place to the next one. It breaks where a number is missing."""
     parts, before = [], False
     for place, number in points:
         start, end, height = x.at(place), x.at(place + 1), None if number is None else y.at(number)
@@ -88,79 +67,56 @@ def steps(x: Axis, y: Axis, points: Iterable[Point], kind: str) -> list[Element]
 
 
 def envelope(x: Axis, y: Axis, bins: Iterable[Bin], kind: str) -> list[Element]:
-    """Return a filled area from the least to the largest number of each bin.
-
-    Args:
-        x: the horizontal axis.
-        y: the vertical axis.
-        bins: what `binned` returns.
-        kind: class of the area.
-    """
+    """Return a filled area from the least to the largest number of each bin."""
     parts = []
     for part in bins:
         left, right = x.at(part.first) or 0.0, x.at(part.last + 1) or 0.0
-        bottom, top = y.at(part.low), y.at(part.high)
-        if bottom is not None and top is not None:
-            corners = (_grain(left), _grain(1 - bottom + 0.002), _grain(1 - top - 0.002), _grain(right))
+        if extent := _extent(y, part.low, part.high):
+            corners = (_grain(left), _grain(1 - extent[0] + 0.002), _grain(1 - extent[1] - 0.002), _grain(right))
             parts.append("M{0} {1}V{2}H{3}V{1}Z".format(*corners))
     return _path("".join(parts), f"filled {kind}")
 
 
 def polyline(x: Axis, y: Axis, points: Iterable[tuple[float, float]], kind: str) -> list[Element]:
-    """Return a line through points.
-
-    Args:
-        x: the horizontal axis.
-        y: the vertical axis.
-        points: place and number of each.
-        kind: class of the line.
-    """
+    """Return a line through points."""
     places = ((x.at(place), y.at(number)) for place, number in points)
     corners = [f"{_grain(a)} {_grain(1 - height)}" for a, height in places if a is not None and height is not None]
     return _path("M" + "L".join(corners), f"line {kind}") if corners else []
 
 
 def dots(x: Axis, y: Axis, points: Iterable[tuple[float, float | None, str]], kind: str) -> list[Element]:
-    """Return a dot for each number, which hovering names; a triangle at the edge for one beyond the axis.
+    """Return a dot for each place, number and words, which hovering shows; a triangle for a number beyond the axis.
 
-    Args:
-        x: the horizontal axis.
-        y: the vertical axis.
-        points: place, number and words of each dot; one without a number is left out.
-        kind: class of the dots.
+    A point without a number is left out.
     """
-    return [mark for place, number, words in points for mark in _dot(x, y, place, number, words, kind)]
+    marks = []
+    for place, number, words in points:
+        across = x.along(place)
+        if number is not None and not y.holds(number):
+            top = math.isnan(number) or number > y.high
+            mark, height, shift = ("▲", "0%", "11") if top else ("▼", "100%", "-2")
+            side = {"x": across, "y": height, "dy": shift, "text_anchor": "middle"}
+            marks.append(element("text", mark, hint(words), **side, class_=f"edge {kind}"))
+        elif number is not None:
+            marks.append(element("circle", hint(words), cx=across, cy=y.up(number), r=3.5, class_=f"dot {kind}"))
+    return marks
 
 
 def spans(x: Axis, y: Axis, items: Iterable[tuple[float, float, float, str]], kind: str) -> list[Element]:
-    """Return an upright bar for each span of numbers, which hovering names.
-
-    Args:
-        x: the horizontal axis.
-        y: the vertical axis.
-        items: place, least and largest number, and words of each bar.
-        kind: class of the bars.
-    """
+    """Return an upright bar for each place, least and largest number and words, which hovering shows."""
     marks = []
     for place, low, high, words in items:
-        left, right, bottom, top = x.at(place + 0.1), x.at(place + 0.9), y.at(low), y.at(high)
-        if None not in (left, right, bottom, top):
-            assert left is not None and right is not None and bottom is not None and top is not None
-            sides = {"x": percent(left), "width": percent(right - left)}
-            ends = {"y": percent(1 - top - 0.002), "height": percent(top - bottom + 0.004)}
+        if (across := _extent(x, place + 0.1, place + 0.9)) and (extent := _extent(y, low, high)):
+            sides = {"x": percent(across[0]), "width": percent(across[1] - across[0])}
+            ends = {"y": percent(1 - extent[1] - 0.002), "height": percent(extent[1] - extent[0] + 0.004)}
             marks.append(element("rect", hint(words), class_=f"span {kind}", **sides, **ends))
     return marks
 
 
 def pins(x: Axis, y: Axis, items: Sequence[tuple[float, float, str]]) -> list[Element]:
-    """Return rings with a short mark each, such as a number, that the text below a chart explains.
+    """Return a ring for each place and number, with a short mark that the text below a chart explains.
 
-    A ring that would cover another one stands above or below it.
-
-    Args:
-        x: the horizontal axis.
-        y: the vertical axis.
-        items: place, number and mark of each; NaN stands at the top.
+    A ring that would cover another one stands above or below it, and one for NaN at the top.
     """
     taken: list[tuple[float, float]] = []
     for place, number, _ in items:
@@ -182,20 +138,6 @@ def _pin(across: float, down: float, mark: str) -> Element:
     return element("svg", ring, words, x=percent(across), y=percent(down), overflow="visible")
 
 
-def _dot(x: Axis, y: Axis, place: float, number: float | None, words: str, kind: str) -> Iterator[Element]:
-    if number is None:
-        return
-    across = x.along(place)
-    if not y.holds(number):
-        top = math.isnan(number) or number > y.high
-        mark, height, shift = ("▲", "0%", "11") if top else ("▼", "100%", "-2")
-        yield element(
-            "text", mark, hint(words), x=across, y=height, dy=shift, text_anchor="middle", class_=f"edge {kind}"
-        )
-    else:
-        yield element("circle", hint(words), cx=across, cy=y.up(number), r=3.5, class_=f"dot {kind}")
-
-
 def _path(drawn: str, kind: str) -> list[Element]:
     """Return a path in units of the whole area, in lines of constant width."""
     if not drawn:
@@ -207,3 +149,46 @@ def _path(drawn: str, kind: str) -> list[Element]:
 
 def _grain(share: float) -> str:
     return f"{share * _GRAIN:.5g}"
+
+
+# -- in a row ------------------------------------------------------------------------------------------
+
+
+def stretch(axis: Axis, low: float, high: float, kind: str, words: str = "") -> list[Element]:
+    """Return a bar in a row, from one number to another; hovering shows the words."""
+    if (extent := _extent(axis, low, high)) is None:
+        return []
+    sides = {"x": percent(extent[0]), "width": percent(max(extent[1] - extent[0], 0.003))}
+    return [element("rect", hint(words), y="20%", height="60%", class_=f"span {kind}", **sides)]
+
+
+def backdrop(axis: Axis, low: float, high: float, kind: str) -> list[Element]:
+    """Return a band over the full height of a row."""
+    start, end = _extent(axis, low, high) or (0.0, 0.0)
+    sides = {"x": percent(start), "width": percent(end - start)}
+    return [element("rect", **sides, y="0%", height="100%", class_=f"band {kind}")] if end > start else []
+
+
+def whisker(axis: Axis, low: float, high: float) -> list[Element]:
+    """Return a line with ends in a row: a spread."""
+    ends = (axis.along(low), axis.along(high))
+    beyond = spot(axis, high, "muted", f"{high:.4g}") if high > axis.high else []
+    bars = [element("line", x1=end, x2=end, y1="30%", y2="70%", class_="whisker") for end in ends]
+    return [element("line", x1=ends[0], x2=ends[1], y1="50%", y2="50%", class_="whisker"), *bars, *beyond]
+
+
+def upright(axis: Axis, number: float, kind: str) -> list[Element]:
+    """Return a line across a row at a number; nothing if it lies beyond the axis."""
+    place = axis.along(number)
+    return [element("line", x1=place, x2=place, y1="0%", y2="100%", class_=kind)] if axis.holds(number) else []
+
+
+def spot(axis: Axis, number: float | None, kind: str, words: str = "") -> list[Element]:
+    """Return a dot in a row, whose words hovering shows; a triangle at the end beyond the axis, nothing for None."""
+    if number is None:
+        return []
+    if not axis.holds(number):
+        arrow = "▶" if math.isnan(number) or number > axis.high else "◀"
+        place = {"x": "100%" if arrow == "▶" else "0%", "text_anchor": "end" if arrow == "▶" else "start"}
+        return [element("text", arrow, hint(words), y="50%", dy="0.35em", class_=f"edge {kind}", **place)]
+    return [element("circle", hint(words), cx=axis.along(number), cy="50%", r=4.5, class_=f"dot {kind}")]

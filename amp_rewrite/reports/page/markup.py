@@ -11,21 +11,7 @@ _SHORT, _HINT = 160, 400
 
 
 def element(tag: str, *children: Element | str, **attributes: str | float) -> Element:
-    """Return an element with children and attributes.
-
-    Args:
-        tag: name of the element.
-        children: elements and texts. Control characters, bidirectional marks and lone surrogates in texts are escaped,
-            as `plain` does.
-        attributes: `class_` and `for_` stand for the words that Python reserves; other underscores become hyphens.
-
-    Returns:
-        The element.
-
-    Example:
-        >>> written(element("text", "a < b", x=3, text_anchor="end"))
-        '<text x="3" text-anchor="end">a &lt; b</text>'
-    """
+    """Return an element with children and attributes."""
     built = Element(tag, {name.rstrip("_").replace("_", "-"): _attribute(value) for name, value in attributes.items()})
     last: Element | None = None
     for child in children:

@@ -11,7 +11,6 @@ from importlib.resources import files
 from itertools import islice
 from xml.etree.ElementTree import Element
 
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.markup import element, written
 from amp_rewrite.reports.render import plain
 
@@ -22,13 +21,25 @@ _SCRIPT = ("dom", "graph_model", "graph_layout", "graph_details", "graph_tables"
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """A title and figures.
+class Figure:
+    """A drawing on a page, and the numbers that it shows.
 
-    Attributes:
-        title: name of the model and what the page shows.
-        figures: in reading order.
+    `name` is its key in JSON and its anchor, `lead` one sentence that says what is seen. `drawing` is readable in black
+    and white, with a text for screen readers; `data` is everything that is drawn, as JSON. `notebook`: notebooks show
+    it, too, since it is small and needs no script.
     """
+
+    name: str
+    title: str
+    lead: str
+    drawing: Element
+    data: Mapping[str, object]
+    notebook: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A title, which names the model and what is shown, and figures in reading order."""
 
     title: str
     figures: Sequence[Figure]
@@ -44,11 +55,14 @@ class Page:
 
     def to_html(self) -> str:
         """Return the page as one HTML text, without references to other files."""
-        script = _script()
+        parts = "".join(_resource(f"script/{name}.js") for name in _SCRIPT)
+        script = f'"use strict";\n(() => {{\n{parts}}})();\n'
+        digest = b64encode(sha256(script.encode()).digest()).decode()  # a page runs its own script alone
+        policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
         head = element(
             "head",
             element("meta", charset="utf-8"),
-            element("meta", **{"http-equiv": "Content-Security-Policy", "content": _policy(script)}),
+            element("meta", **{"http-equiv": "Content-Security-Policy", "content": policy}),
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("title", self.title),
         )
@@ -61,12 +75,6 @@ class Page:
             f'<script type="application/json" id="data">{numbers}</script>'
             f"<script>{script}</script></body></html>\n"
         )
-
-
-def _policy(script: str) -> str:
-    """Return the policy that lets a page run its own script alone, and ask for nothing."""
-    digest = b64encode(sha256(script.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
 def fragment(figures: Iterable[Figure]) -> str:
@@ -92,11 +100,6 @@ def _section(figure: Figure) -> Element:
     heading = element("h2", figure.title, id=f"{figure.name}-title")
     lead = element("p", figure.lead, class_="lead")
     return element("section", heading, lead, figure.drawing, id=figure.name, aria_labelledby=f"{figure.name}-title")
-
-
-def _script() -> str:
-    """Return the script of a page: its parts, in a scope and order of their own."""
-    return '"use strict";\n(() => {\n' + "".join(_resource(f"script/{name}.js") for name in _SCRIPT) + "})();\n"
 
 
 def _style() -> str:

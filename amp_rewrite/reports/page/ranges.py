@@ -10,13 +10,11 @@ from xml.etree.ElementTree import Element
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import count
 from amp_rewrite.files.rounding import Fit
-from amp_rewrite.reports.page.axis import Axis, finite, number_text
-from amp_rewrite.reports.page.bars import backdrop, stretch
-from amp_rewrite.reports.page.bins import MOST_POINTS, binned
+from amp_rewrite.reports.page.axis import MOST_POINTS, Axis, binned, finite, number_text
 from amp_rewrite.reports.page.chart import Line, numbers, plot, rows, sample
-from amp_rewrite.reports.page.figure import Figure
-from amp_rewrite.reports.page.marks import band, caption, envelope, limit, pins, spans
+from amp_rewrite.reports.page.marks import backdrop, band, caption, envelope, limit, pins, spans, stretch
 from amp_rewrite.reports.page.markup import element, short
+from amp_rewrite.reports.page.page import Figure
 
 _NAMED = 12
 """Values that the second chart names."""
@@ -68,19 +66,14 @@ class _Value:
 
 
 def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
-    """Return the ranges of values as a figure.
-
-    Args:
-        values: range of each value by its name, in topological order.
-        to: the low type that they must fit.
-        data: where the data come from.
-    """
+    """Return the ranges of values as a figure."""
     seen = [_Value(i, name, fit, to) for i, (name, fit) in enumerate(values.items()) if fit.absmax or fit.nonfinite]
     tight = sorted(seen, key=lambda value: (not value.infinite, value.headroom, value.place))[:_NAMED]
     lows = [value.fit.absmin for value in seen]
     y = _axis("magnitude, smallest to largest that is not zero", seen, to)
-    x = Axis.linear("value, by depth", [0, max(len(seen), 1)], zero=True, whole=True)
-    marks = _bands(y, to)
+    x = Axis.depth("value", len(seen))
+    bands = ((to.tiny, to.max, "low"), (to.smallest_subnormal, to.tiny, "cast"), (to.max, math.inf, "high"))
+    marks = [mark for low, high, kind in bands for mark in band(y, low, high, kind)]
     whole = len(seen) <= MOST_POINTS
     bins = [] if whole else binned(lows, [value.fit.absmax for value in seen])
     if whole:
@@ -91,9 +84,13 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
                 if v.beyond is (kind == "high")
             )
             marks += spans(x, y, chosen, kind)
-    marks += [] if whole else envelope(x, y, bins, "low")
+    marks += envelope(x, y, bins, "low")
     at = {value.place: i for i, value in enumerate(seen)}
-    marks += [*_others(y, to), *_captions(y, to)]
+    other = next(dtype for dtype in LOW_TYPES if dtype is not to)
+    marks += limit(y, other.max, f"largest {other.spelling}", "reference")
+    marks += limit(y, other.tiny, f"smallest normal {other.spelling}", "reference")
+    for (low, high, _), words in zip(bands, (f"{to.spelling} normal", "subnormal", "overflow"), strict=True):
+        marks += caption(y, low, high, words)
     marks += pins(x, y, [(at[v.place] + 0.5, v.fit.absmax, str(i)) for i, v in enumerate(tight[:_PINS], 1)])
     lead = _lead(seen, tight, to, data, left_out=len(values) - len(seen), bins=len(bins))
     legend = [
@@ -107,17 +104,20 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
         "div",
         plot(x, y, marks, name=lead, legend=legend),
         element("h3", "Tightest values", class_="part"),
-        _named(tight, to),
+        _named(tight, to, bands),
         _table(seen if whole else tight, whole=whole),
     )
     drawn: dict[str, object] = {
         "to": to.spelling,
-        "bands": {dtype.spelling: _band(dtype) for dtype in LOW_TYPES},
+        "bands": {
+            dtype.spelling: {"subnormal": dtype.smallest_subnormal, "normal": dtype.tiny, "largest": dtype.max}
+            for dtype in LOW_TYPES
+        },
         "values": shown,
         "tightest": [value.name for value in tight],
         "seen": len(seen),
         "left_out": len(values) - len(seen),
-        "bins": [{"first": b.first, "last": b.last, "low": finite(b.low), "high": finite(b.high)} for b in bins],
+        "bins": [part.data for part in bins],
     }
     return Figure("ranges", "Ranges", lead, drawing, drawn, notebook=True)
 
@@ -149,60 +149,24 @@ def _ends(fit: Fit) -> str:
     return f"{number_text(fit.absmin)} to {number_text(fit.absmax)}" if fit.absmax else "no finite number"
 
 
-def _bands(y: Axis, to: DType) -> list[Element]:
-    return [
-        *band(y, to.tiny, to.max, "low"),
-        *band(y, to.smallest_subnormal, to.tiny, "cast"),
-        *band(y, to.max, math.inf, "high"),
-    ]
-
-
-def _captions(y: Axis, to: DType) -> list[Element]:
-    return [
-        *caption(y, to.tiny, to.max, f"{to.spelling} normal"),
-        *caption(y, to.smallest_subnormal, to.tiny, "subnormal"),
-        *caption(y, to.max, math.inf, "overflow"),
-    ]
-
-
-def _others(y: Axis, to: DType) -> list[Element]:
-    """Return the bounds of the other low type."""
-    other = next(dtype for dtype in LOW_TYPES if dtype is not to)
-    return [
-        *limit(y, other.max, f"largest {other.spelling}", "reference"),
-        *limit(y, other.tiny, f"smallest normal {other.spelling}", "reference"),
-    ]
-
-
-def _named(tight: Sequence[_Value], to: DType) -> Element:
+def _named(tight: Sequence[_Value], to: DType, bands: Sequence[tuple[float, float, str]]) -> Element:
     axis = _axis("magnitude", tight, to)
     lines = []
     for i, value in enumerate(tight, 1):
-        marks = [
-            *backdrop(axis, to.tiny, to.max, "low"),
-            *backdrop(axis, to.smallest_subnormal, to.tiny, "cast"),
-            *backdrop(axis, to.max, math.inf, "high"),
-            *stretch(axis, value.fit.absmin, value.fit.absmax, "high" if value.beyond else "low", _ends(value.fit)),
-        ]
+        marks = [mark for low, high, kind in bands for mark in backdrop(axis, low, high, kind)]
+        kind = "high" if value.beyond else "low"
+        marks += stretch(axis, value.fit.absmin, value.fit.absmax, kind, _ends(value.fit))
         lines.append(Line(f"{i} · {value.name}", marks, value.words))
     return rows(axis, lines, name=f"Values with the least headroom in {to.spelling}")
 
 
 def _table(values: Iterable[_Value], *, whole: bool) -> Element:
     head = ("value", "smallest", "largest", "headroom", "overflow", "subnormal", "flushed to zero", "infinite or NaN")
-    cells = (
-        (
-            v.name,
-            number_text(v.fit.absmin),
-            number_text(v.fit.absmax),
-            number_text(v.headroom),
-            *(
-                _percent(part, v.fit.count)
-                for part in (v.fit.overflow, v.fit.subnormal, v.fit.flushed, v.fit.nonfinite)
-            ),
-        )
-        for v in values
-    )
+    cells = []
+    for v in values:
+        parts = (v.fit.overflow, v.fit.subnormal, v.fit.flushed, v.fit.nonfinite)
+        sizes = map(number_text, (v.fit.absmin, v.fit.absmax, v.headroom))
+        cells.append((v.name, *sizes, *(_percent(part, v.fit.count) for part in parts)))
     return numbers(head, cells, right=7, note="" if whole else "The tightest values; the file of ranges holds all.")
 
 
@@ -212,10 +176,6 @@ def _axis(label: str, values: Iterable[_Value], to: DType) -> Axis:
     least, most = _LEAST, (_MOST if to is DType.FLOAT16 else math.inf)
     float16 = DType.FLOAT16.smallest_subnormal, 10 * DType.FLOAT16.max
     return Axis.logarithmic(label, [*(min(max(size, least), most) for size in sizes), *float16])
-
-
-def _band(dtype: DType) -> dict[str, float]:
-    return {"subnormal": dtype.smallest_subnormal, "normal": dtype.tiny, "largest": dtype.max}
 
 
 def _percent(part: int, whole: int) -> str:

@@ -39,11 +39,7 @@ class Tree:
         return len(self.names) - 1
 
     def parts(self, order: Sequence[int]) -> dict[int, list[int]]:
-        """Return the parts of each scope, in the order of their first vertex: vertices, and scopes after their number.
-
-        Args:
-            order: vertices that are drawn, each after those that it reads.
-        """
+        """Return the parts of each scope, in the order of their first vertex: vertices, then scopes by number."""
         parts: dict[int, list[int]] = defaultdict(list)
         seen = {ROOT}
         for vertex in order:
@@ -100,13 +96,7 @@ def _named(row: Row) -> Path:
 
 
 def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> Tree:
-    """Return the tree of scopes. A scope of one part gives way to that part, and a large one is split into groups.
-
-    Args:
-        paths: scopes of each vertex.
-        order: vertices that are drawn, each after those that it reads.
-        label: names a vertex, for the names of groups.
-    """
+    """Return the tree of scopes. A scope of one part gives way to that part, and a large one is split into groups."""
     whole = Tree()
     known: dict[Path, int] = {(): ROOT}
     for path in paths:

@@ -9,12 +9,11 @@ from itertools import accumulate, groupby
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.errors import count
-from amp_rewrite.reports.page.axis import Axis, percent
-from amp_rewrite.reports.page.bins import MOST_POINTS
+from amp_rewrite.reports.page.axis import MOST_POINTS, Axis, percent
 from amp_rewrite.reports.page.chart import Line, rows, sample, table
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.markup import element, hint, short
-from amp_rewrite.reports.runs import Run
+from amp_rewrite.reports.page.page import Figure
+from amp_rewrite.reports.sides import Run
 
 _ROWS, _OPEN = 500, 50
 """Changed ops in the table, and up to how many it is unfolded."""
@@ -24,16 +23,9 @@ _KINDS = {"float16": "low", "bfloat16": "low", "float32": "high", "float64": "hi
 
 
 def strips_figure(a: str, b: str, runs: Sequence[Run], summary: str) -> Figure:
-    """Return two models as strips of ops, aligned by the ops that they share.
-
-    Args:
-        a: name of the first model.
-        b: name of the second one.
-        runs: the ops of both.
-        summary: the differences in one line.
-    """
+    """Return two models as strips of ops, aligned by the ops that they share."""
     total = sum(run.ops for run in runs)
-    axis = Axis.linear("op, by depth", [0, max(total, 1)], zero=True, whole=True)
+    axis = Axis.depth("op", total)
     bins = _binned(runs, total) if len(runs) > MOST_POINTS else []
     lines = [
         Line(f"A: {a}", _shares(bins, total, "a") if bins else _strip(runs, total, "a")),
@@ -64,12 +56,7 @@ def strips_figure(a: str, b: str, runs: Sequence[Run], summary: str) -> Figure:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places of changes in the graphs of a page.
-
-    Attributes:
-        figure: name of the figure that holds the graphs.
-        at: number of the graph and vertex of each change; None for one that no graph shows.
-    """
+    """Number of the graph and vertex of each change in a figure; None for one that no graph shows."""
 
     figure: str
     at: Sequence[tuple[int, int] | None] = ()
@@ -81,14 +68,7 @@ def changes_figure(
     settings: Sequence[tuple[str, str, str]] = (),
     places: Places | None = None,
 ) -> Figure:
-    """Return the ops that changed as a table, the kinds of difference counted.
-
-    Args:
-        changes: kind, title, op, types and why of each difference.
-        counts: number of differences of each kind.
-        settings: name, value in A and value in B of settings that differ.
-        places: where the changes stand in graphs, to which the rows of the table then lead.
-    """
+    """Return the ops that changed as a table, the kinds of difference counted."""
     shown = changes[:_ROWS]
     head = ("change", "op", "type", "dtype", "why")
     cells = ([change[name] for name in ("kind", "title", "op", "types", "why")] for change in shown)
@@ -100,7 +80,10 @@ def changes_figure(
     each = table(head, cells)
     if places is not None:
         each.set("data-board", f"{places.figure}-board")
-        _lead(each, places.at)
+        for row, at in zip(each.iterfind("table/tbody/tr"), places.at, strict=False):
+            if at is not None:
+                row.set("data-at", f"{at[0]} {at[1]}")
+                row[1].set("data-op", "")  # the script makes a link of the name
     parts = [
         element("h3", "By type", class_="part"),
         table(("change", "type", "dtype", "number"), sums[:_ROWS], right=1),
@@ -108,22 +91,13 @@ def changes_figure(
     ]
     stated = [element("h3", "Settings", class_="part"), table(("setting", "A", "B"), settings)] if settings else []
     drawing = element("div", *(parts if changes else []), *stated)
-    told = {name: [a, b] for name, a, b in settings}
     data = {
         "counts": dict(counts),
-        "settings": told,
+        "settings": {name: [a, b] for name, a, b in settings},
         "changes": [dict(change) for change in shown],
         "in_all": len(changes),
     }
     return Figure("changes", "Differences", lead, drawing, data)
-
-
-def _lead(drawn: Element, places: Sequence[tuple[int, int] | None]) -> None:
-    """Tell the rows of a table which vertex they are about; the script makes links of their names."""
-    for row, at in zip(drawn.iterfind("table/tbody/tr"), places, strict=False):
-        if at is not None:
-            row.set("data-at", f"{at[0]} {at[1]}")
-            row[1].set("data-op", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from xml.etree.ElementTree import Element
 from amp_rewrite.decide import reasons
 from amp_rewrite.reports.page.barcode import low_name
 from amp_rewrite.reports.page.chart import table
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.markup import element
+from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.render import count, share, size
 from amp_rewrite.reports.rows import ReportData
 from amp_rewrite.reports.summary import shift_counts
@@ -33,12 +33,7 @@ _WORDS = {
 
 
 def summary_cards(report: ReportData, work: Work | None = None) -> Figure:
-    """Return the summary of a report as a figure.
-
-    Args:
-        report: the report.
-        work: operations and bytes of its model; None if the model is not at hand.
-    """
+    """Return the summary of a report as a figure."""
     findings = _findings(report)
     totals = report.totals
     data: dict[str, object] = {
@@ -52,7 +47,9 @@ def summary_cards(report: ReportData, work: Work | None = None) -> Figure:
     if work is not None:
         data["work"] = asdict(work)
     low = low_name(report)
-    cards = [] if report.inventory else [_evidence(report)]
+    level = report.evidence.level
+    evidence = _card("evidence", _WORDS.get(level, level), str(report.evidence), class_=f"card evidence {level}")
+    cards = [] if report.inventory else [evidence]
     cards.append(_share(f"compute ops in {low}", totals.compute_lowered, totals.compute_ops, "compute ops"))
     if work is not None and work.flops:
         cards.append(_share(f"FLOPs in {low}", work.flops_low, work.flops, "FLOPs"))
@@ -60,7 +57,9 @@ def summary_cards(report: ReportData, work: Work | None = None) -> Figure:
         cards.append(_share(f"bytes moved in {low}", work.bytes_low, work.bytes, "bytes"))
     cards += [_casts(report), _weights(report)]
     if report.shifts:
-        cards.append(_shifts(report))
+        regions = [row for row in report.shifts if row.exponent]
+        values = count(sum(row.values for row in regions), "value")
+        cards.append(_card("regions shifted", str(len(regions)), f"{values}: {shift_counts(report.shifts)}"))
     parts = [element("div", *cards, class_="cards")]
     if report.shifts:
         parts += [element("h3", "Range shifts", class_="part"), _regions(report)]
@@ -72,14 +71,8 @@ def summary_cards(report: ReportData, work: Work | None = None) -> Figure:
 
 def _card(name: str, value: str, *more: Element | str, **attributes: str) -> Element:
     head = (element("p", name, class_="name"), element("p", value, class_="value"))
-    return element("div", *head, *(part if isinstance(part, Element) else element("p", part) for part in more),
-                   **{"class_": "card", **attributes})  # fmt: skip
-
-
-def _evidence(report: ReportData) -> Element:
-    evidence = report.evidence
-    level = evidence.level
-    return _card("evidence", _WORDS.get(level, level), str(evidence), class_=f"card evidence {level}")
+    parts = (part if isinstance(part, Element) else element("p", part) for part in more)
+    return element("div", *head, *parts, **{"class_": "card", **attributes})
 
 
 def _share(name: str, part: float, whole: float, unit: str) -> Element:
@@ -109,46 +102,31 @@ def _amount(number: float) -> str:
 
 def _casts(report: ReportData) -> Element:
     totals = report.totals
+    if report.inventory:
+        return _card("Casts", str(totals.casts_existing))
     inserted = totals.casts_to_low + totals.casts_to_float32
     more = [f"{totals.casts_to_low} to {low_name(report)}, {totals.casts_to_float32} to float32"] if inserted else []
     rest = ((totals.casts_existing, "of the model itself"), (totals.casts_folded, "folded"))
     more += [f"{number} {words}" for number, words in rest if number]
-    if report.inventory:
-        return _card("Casts", str(totals.casts_existing))
     return _card("Casts inserted", str(inserted), *more)
 
 
 def _weights(report: ReportData) -> Element:
     totals = report.totals
     types = ", ".join(f"{dtype} {size(number)}" for dtype, number in sorted(report.weights.items()))
-    if not totals.baked:
-        return _card("weights", size(totals.weights_before), types, class_="card weights")
-    moved = f"{size(totals.weights_before)} → {size(totals.weights_after)}"
-    return _card("weights", moved, types, class_="card weights")
-
-
-def _shifts(report: ReportData) -> Element:
-    regions = [row for row in report.shifts if row.exponent]
-    values = sum(row.values for row in regions)
-    return _card("regions shifted", str(len(regions)), f"{count(values, 'value')}: {shift_counts(report.shifts)}")
+    after = f" → {size(totals.weights_after)}" if totals.baked else ""
+    return _card("weights", f"{size(totals.weights_before)}{after}", types, class_="card weights")
 
 
 def _regions(report: ReportData) -> Element:
     """Return the table of regions: exponent, evidence, sizes and headroom before and after."""
     head = ("largest value", "evidence", "remarks", "times", "values", "magnitude", "headroom", "then")
-    cells = (
-        (
-            row.value,
-            row.evidence,
-            row.why or (f"undone at {count(len(row.ends), 'op')}" if row.ends else ""),
-            f"2^-{row.exponent}" if row.exponent else "1",
-            str(row.values),
-            f"{row.absmax:.4g}" if row.absmax else "",
-            f"{row.headroom:.2g}" if row.absmax else "",
-            f"{row.headroom_after:.2g}" if row.absmax else "",
-        )
-        for row in report.shifts
-    )
+    cells = []
+    for row in report.shifts:
+        why = row.why or (f"undone at {count(len(row.ends), 'op')}" if row.ends else "")
+        times = f"2^-{row.exponent}" if row.exponent else "1"
+        sizes = (f"{row.absmax:.4g}", f"{row.headroom:.2g}", f"{row.headroom_after:.2g}")
+        cells.append((row.value, row.evidence, why, times, str(row.values), *(sizes if row.absmax else ("", "", ""))))
     return table(head, cells, right=5)
 
 
@@ -160,16 +138,18 @@ def _findings(report: ReportData) -> list[dict[str, object]]:
     cards: list[dict[str, object]] = []
     for kind, group in groups.items():
         parts = [reasons.remarked(kind, message).split(" · ") for _, message in group]
-        card: dict[str, object] = {
-            "kind": kind,
-            "words": reasons.KINDS.get(kind, ""),
-            "fact": all(reasons.is_fact(kind, message) for _, message in group),
-            "number": len(group),
-            "means": parts[0][1] if len(parts[0]) > 1 else "",
-            "do": " · ".join(parts[0][2:]),
-            "what": [{"subject": subject, "what": part[0]} for (subject, _), part in zip(group, parts, strict=True)],
-        }
-        cards.append(card)
+        what = [{"subject": subject, "what": part[0]} for (subject, _), part in zip(group, parts, strict=True)]
+        cards.append(
+            {
+                "kind": kind,
+                "words": reasons.KINDS.get(kind, ""),
+                "fact": all(reasons.is_fact(kind, message) for _, message in group),
+                "number": len(group),
+                "means": "".join(parts[0][1:2]),
+                "do": " · ".join(parts[0][2:]),
+                "what": what,
+            }
+        )
     return sorted(cards, key=lambda card: bool(card["fact"]))
 
 

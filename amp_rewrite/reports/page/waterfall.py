@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import count
-from amp_rewrite.reports.page.axis import Axis, finite, number_text
-from amp_rewrite.reports.page.bins import MOST_POINTS, binned
+from amp_rewrite.reports.page.axis import MOST_POINTS, Axis, binned, finite, height, number_text
 from amp_rewrite.reports.page.chart import numbers, plot, remarks, sample
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.marks import dots, envelope, limit, pins, steps
 from amp_rewrite.reports.page.markup import element, short
+from amp_rewrite.reports.page.page import Figure
 
 _ADDING = 5
 """Ops that add most, named below the chart."""
+_DUST = 1e-6
+"""Errors below this part of the spacing at 1 would squeeze the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,93 +43,65 @@ class Marked:
 
 
 def waterfall(rows: Sequence[Errors], marked: Marked, low: str, data: str, notes: Sequence[str] = ()) -> Figure:
-    """Return the errors of ops along the depth as a figure.
-
-    Args:
-        rows: the ops, in topological order.
-        marked: tolerance and named ops.
-        low: the low type.
-        data: where the data come from.
-        notes: caveats.
-    """
+    """Return the errors of ops along the depth as a figure."""
     eps = DType.parse(low).eps
-    sizes = [number for row in rows for number in (row.accumulated, row.own)]
-    y = Axis.logarithmic("error of an op's output, relative", [*_down_to(sizes, eps), eps, *_above(marked.tolerance)])
-    x = Axis.linear("op, by depth", [0, max(len(rows), 1)], zero=True, whole=True)
+    sizes = [n for row in rows for n in (row.accumulated, row.own) if n is not None and n > eps * _DUST]
+    above = [] if marked.tolerance is None else [marked.tolerance, 3 * marked.tolerance]  # its line is not the edge
+    y = Axis.logarithmic("error of an op's output, relative", [*sizes, eps, *above])
+    x = Axis.depth("op", len(rows))
     whole = len(rows) <= MOST_POINTS
     totals = [row.accumulated for row in rows]
     bins = [] if whole else binned(totals, totals)
-    adding = _adding(rows)
+    lost = [not math.isfinite(total) for total in totals]
+    added = sorted((i for i, row in enumerate(rows) if row.own), key=lambda i: (-height(rows[i].own or 0.0), i))
+    adding = added[:_ADDING]
     marks = limit(y, eps, f"spacing of {low} at 1", "reference")
     if marked.tolerance is not None:
         marks += limit(y, marked.tolerance, f"tolerance {marked.tolerance:g}")
     if whole:
-        marks += steps(x, y, ((i, _drawn(row.accumulated)) for i, row in enumerate(rows)), "high")
-        lost = [(i + 0.5, math.inf, f"{rows[i].op}: infinite or NaN") for i in _first_lost(rows)]
-        marks += dots(x, y, lost, "high")
+        marks += steps(x, y, enumerate(map(height, totals)), "high")
+        first_lost = (i for i, now in enumerate(lost) if now and not (i and lost[i - 1]))
+        marks += dots(x, y, ((i + 0.5, math.inf, f"{rows[i].op}: infinite or NaN") for i in first_lost), "high")
     else:
         marks += envelope(x, y, bins, "high")
     chosen = [i for i, row in enumerate(rows) if row.own] if whole else adding
     own = ((i + 0.5, rows[i].own, f"{rows[i].op} ({rows[i].kind}) adds {number_text(rows[i].own)}") for i in chosen)
     marks += dots(x, y, own, "low")
-    named = _named(marked, adding)
-    marks += pins(x, y, [(i + 0.5, _height(rows[i], mark), mark) for mark, i in named.items()])
+    places = {"T": marked.beyond, "J": marked.jump if marked.jump != marked.beyond else None}
+    named = {mark: i for mark, i in places.items() if i is not None}  # by their mark
+    named |= {str(number): i for number, i in enumerate((i for i in adding if i not in named.values()), 1)}
+    ends = ((mark, i, rows[i].own if mark.isdecimal() else totals[i]) for mark, i in named.items())
+    marks += pins(x, y, [(i + 0.5, height(end or 0.0), mark) for mark, i, end in ends])
     lead = _lead(rows, marked, low, data, len(bins))
     legend = [
         sample("high", "accumulated: of the output, in the model as it runs", "line" if whole else "filled"),
         sample("low", "local: added by the op alone", "dot"),
-        *([sample("high", "infinite or NaN", "edge")] if any(map(_lost, totals)) else []),
+        *([sample("high", "infinite or NaN", "edge")] if any(lost) else []),
     ]
-    picture = plot(x, y, marks, name=lead, legend=legend)
-    drawing = element(
-        "div", picture, _explained(rows, marked, named), *remarks(notes), _table(rows, adding, whole=whole)
+    cells = (
+        (r.op, r.kind, r.dtype, number_text(r.own), number_text(r.accumulated))
+        for r in (rows if whole else [rows[i] for i in adding])
     )
+    note = "" if whole else "The ops that add most; the JSON of locate holds all."
+    table = numbers(("op", "type", "runs as", "adds", "off by"), cells, right=2, note=note)
+    picture = plot(x, y, marks, name=lead, legend=legend)
+    drawing = element("div", picture, _explained(rows, marked, named), *remarks(notes), table)
     drawn: dict[str, object] = {
         "low": low,
         "tolerance": marked.tolerance,
         "eps": eps,
-        "first_beyond": _name(rows, marked.beyond),
-        "first_jump": _name(rows, marked.jump),
+        "first_beyond": None if marked.beyond is None else rows[marked.beyond].op,
+        "first_jump": None if marked.jump is None else rows[marked.jump].op,
         "adding": [rows[i].op for i in adding],
         "ops": len(rows),
         "notes": list(notes),
-        "rows": [_row(i, rows[i]) for i in (range(len(rows)) if whole else sorted({*adding, *named.values()}))],
-        "bins": [{"first": b.first, "last": b.last, "low": finite(b.low), "high": finite(b.high)} for b in bins],
+        "rows": [
+            {"place": i} | asdict(rows[i]) | {"own": finite(rows[i].own), "accumulated": finite(rows[i].accumulated)}
+            for i in (range(len(rows)) if whole else sorted({*adding, *named.values()}))
+        ],
+        "bins": [part.data for part in bins],
     }
     return Figure("errors", "Errors along the depth", lead, drawing, drawn, notebook=True)
-
-
-def _down_to(numbers: Sequence[float | None], eps: float) -> list[float]:
-    """Return the numbers without those so small that they would squeeze the others."""
-    return [number for number in numbers if number is not None and number > eps * 1e-6]
-
-
-def _above(tolerance: float | None) -> list[float]:
-    """Return the tolerance and a number above it, so that its line is not the upper edge."""
-    return [] if tolerance is None else [tolerance, 3 * tolerance]
-
-
-def _first_lost(rows: Sequence[Errors]) -> list[int]:
-    """Return the first op of each group of neighbours whose errors are infinite or NaN."""
-    lost = [_lost(row.accumulated) for row in rows]
-    return [i for i, (now, before) in enumerate(zip(lost, [False, *lost], strict=False)) if now and not before]
-
-
-def _adding(rows: Sequence[Errors]) -> list[int]:
-    order = sorted((i for i, row in enumerate(rows) if row.own), key=lambda i: (-_drawn(rows[i].own or 0.0), i))
-    return order[:_ADDING]
-
-
-def _named(marked: Marked, adding: Sequence[int]) -> dict[str, int]:
-    """Return the named ops by their mark: J and T at the accumulated error, numbers at the local one."""
-    places = {"T": marked.beyond, "J": marked.jump if marked.jump != marked.beyond else None}
-    named = {mark: i for mark, i in places.items() if i is not None}
-    others = (i for i in adding if i not in named.values())
-    return named | {str(number): i for number, i in enumerate(others, 1)}
-
-
-def _height(row: Errors, mark: str) -> float:
-    return _drawn(row.own or 0.0) if mark.isdecimal() else _drawn(row.accumulated)
 
 
 def _explained(rows: Sequence[Errors], marked: Marked, named: Mapping[str, int]) -> Element:
@@ -166,27 +139,3 @@ def _lead(rows: Sequence[Errors], marked: Marked, low: str, data: str, bins: int
         )
         words.append(f"of the local errors the {_ADDING} largest.")
     return " ".join(words)
-
-
-def _table(rows: Sequence[Errors], adding: Sequence[int], *, whole: bool) -> Element:
-    chosen = rows if whole else [rows[i] for i in adding]
-    cells = ((r.op, r.kind, r.dtype, number_text(r.own), number_text(r.accumulated)) for r in chosen)
-    note = "" if whole else "The ops that add most; the JSON of locate holds all."
-    return numbers(("op", "type", "runs as", "adds", "off by"), cells, right=2, note=note)
-
-
-def _row(place: int, row: Errors) -> dict[str, object]:
-    numbers = {"own": finite(row.own), "accumulated": finite(row.accumulated)}
-    return {"place": place, "op": row.op, "kind": row.kind, "dtype": row.dtype, **numbers, "overflows": row.overflows}
-
-
-def _name(rows: Sequence[Errors], place: int | None) -> str | None:
-    return None if place is None else rows[place].op
-
-
-def _lost(number: float) -> bool:
-    return not math.isfinite(number)
-
-
-def _drawn(number: float) -> float:
-    return number if math.isfinite(number) else math.inf

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.errors import count
-from amp_rewrite.reports.page.figure import Figure
 from amp_rewrite.reports.page.markup import element
+from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.render import cut, plain
 
 _LINE = 1000
@@ -16,33 +16,19 @@ _MARKS = {"ok": "✓", "finding": "✗", "advice": "→", "unknown": "?"}
 
 
 def checks_figure(checks: Sequence[Mapping[str, str]], brief: str, data: Mapping[str, object]) -> Figure:
-    """Return checks as a list, each with its remedy.
-
-    Args:
-        checks: topic, state, fact and remedy of each.
-        brief: the outcome in one line.
-        data: the JSON of the checks.
-    """
+    """Return checks as a list, each with its remedy."""
     items = []
     for check in checks:
-        head: list[Element | str] = [
-            element("b", f"{_MARKS.get(check['state'], '?')} {check['topic']}"),
-            f" {check['state']}",
-        ]
-        remedy = [element("div", _short(check["remedy"]), class_="remedy")] if check["remedy"] else []
-        items.append(element("li", *head, element("div", _short(check["fact"])), *remedy, class_=check["state"]))
+        topic = element("b", f"{_MARKS.get(check['state'], '?')} {check['topic']}")
+        facts = [element("div", _short(check["fact"]))]
+        facts += [element("div", _short(check["remedy"]), class_="remedy")] if check["remedy"] else []
+        items.append(element("li", topic, f" {check['state']}", *facts, class_=check["state"]))
     lead = f"{count(len(checks), 'check')}: {brief}."
     return Figure("checks", "Checks", lead, element("ul", *items, class_="checks"), data)
 
 
 def reasons_figure(chains: Sequence[str], brief: str, data: Mapping[str, object]) -> Figure:
-    """Return chains of reasons as lists, one for each op.
-
-    Args:
-        chains: the text of each chain: a step begins at the margin, what belongs to it is indented.
-        brief: the outcome in one line.
-        data: the JSON of the chains.
-    """
+    """Return chains of reasons as lists, one for each op."""
     lists = [element("ul", *_steps(chain.splitlines()), class_="reasons") for chain in chains]
     return Figure("reasons", "Reasons", f"{_short(brief)}.", element("div", *lists), data)
 

@@ -22,10 +22,11 @@ from amp_rewrite.deploy.bench.bench import parse_sizes
 from amp_rewrite.deploy.bench.candidate import Candidate, distinct_names
 from amp_rewrite.deploy.bench.child import Job, Outcome, apart, outcome_of
 from amp_rewrite.deploy.bench.device import GpuMemory
+from amp_rewrite.deploy.bench.entry import Changed, Entry, Largest, Sized
 from amp_rewrite.deploy.bench.memory import largest, parse_bytes
 from amp_rewrite.deploy.bench.plot import check_plot, plot
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type, changes, read_profile
-from amp_rewrite.deploy.bench.result import Benchmark, Changed, Entry, Largest, Sized
+from amp_rewrite.deploy.bench.result import Benchmark
 from amp_rewrite.deploy.bench.timing import SpeedUp, Timing, interleaved, runs_per_round, speed_up, warm_up
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.schema import TENSOR

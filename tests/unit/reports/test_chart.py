@@ -12,11 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_rewrite.reports.page.axis import Axis, number_text
-from amp_rewrite.reports.page.bars import backdrop, spot, stretch, upright, whisker
-from amp_rewrite.reports.page.bins import binned
+from amp_rewrite.reports.page.axis import Axis, binned, number_text
 from amp_rewrite.reports.page.chart import Line, numbers, plot, rows, sample
-from amp_rewrite.reports.page.marks import band, caption, dots, envelope, limit, pins, polyline, spans, steps
+from amp_rewrite.reports.page.marks import (
+    backdrop,
+    band,
+    caption,
+    dots,
+    envelope,
+    limit,
+    pins,
+    polyline,
+    spans,
+    spot,
+    steps,
+    stretch,
+    upright,
+    whisker,
+)
 from amp_rewrite.reports.page.markup import written
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)

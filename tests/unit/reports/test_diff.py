@@ -27,7 +27,7 @@ from amp_rewrite.reports.match import match
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import CastRow, Header, PortRow, Row, Totals
-from amp_rewrite.reports.runs import Run
+from amp_rewrite.reports.sides import Run
 from support.paths import TESTS
 
 GOLDEN = TESTS / "golden"

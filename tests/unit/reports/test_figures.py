@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,17 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_rewrite import DType
+from amp_rewrite.deploy.bench.charts import latency_chart, memory_chart, ops_chart, throughput_chart
+from amp_rewrite.deploy.bench.entry import Changed, Entry, Sized
+from amp_rewrite.deploy.bench.profile import OpChange, OpTime
+from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.rounding import Fit
-from amp_rewrite.reports.page import timings
-from amp_rewrite.reports.page.figure import Figure
+from amp_rewrite.reports.page.described import described_figure
 from amp_rewrite.reports.page.markup import written
-from amp_rewrite.reports.page.outputs import Allowed, Scored, outputs_figure
-from amp_rewrite.reports.page.page import Page
+from amp_rewrite.reports.page.outputs import Allowed, Scored, Tried, outputs_figure, trials_figure
+from amp_rewrite.reports.page.page import Figure, Page
 from amp_rewrite.reports.page.ranges import ranges_figure
 from amp_rewrite.reports.page.strips import changes_figure, strips_figure
-from amp_rewrite.reports.page.trials import Tried, trials_figure
 from amp_rewrite.reports.page.waterfall import Errors, Marked, waterfall
-from amp_rewrite.reports.runs import Run, runs_of
+from amp_rewrite.reports.sides import Run, runs_of
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 SIZE = st.floats(0.0, allow_infinity=False)
@@ -55,8 +58,22 @@ LIMITS = st.builds(Allowed, NAME, NAME, st.floats(0.0), st.booleans())
 TRIED = st.builds(Tried, COUNT, st.integers(0, 10**6), MAYBE, st.booleans())
 RUNS = st.builds(Run, st.integers(1, 9), *[st.sampled_from(["float16", "float32", "int64", ""])] * 2, st.booleans())
 SECONDS = st.floats(1e-9, 1e3)
-TIMED = st.builds(timings.Timed, NAME, *[SECONDS] * 4, st.one_of(st.none(), st.integers(0, 10**12)))
-MOVED = st.builds(timings.Moved, NAME, NAME, *[st.one_of(st.none(), SECONDS)] * 2)
+
+
+def timed(name: str, median: float, p5: float, p95: float, copies: float, memory: int | None = None) -> Entry:
+    return Entry(name, (), False, Timing(1, median, p5, p95), Timing(1, copies, copies, copies), {}, memory)
+
+
+def moved(name: str, kind: str, before: float | None, after: float | None) -> OpChange:
+    return OpChange(*(None if seconds is None else OpTime(name, kind, "", "", seconds) for seconds in (before, after)))
+
+
+def swept(entry: Entry, items: int, throughput: float) -> Entry:
+    return replace(entry, sweep=(Sized(items, replace(entry.latency, median=items / throughput)),))
+
+
+TIMED = st.builds(timed, NAME, *[SECONDS] * 4, st.one_of(st.none(), st.integers(0, 10**12)))
+MOVED = st.builds(moved, NAME, NAME, SECONDS, st.one_of(st.none(), SECONDS))
 
 
 @given(st.dictionaries(NAME, FITS, max_size=6), st.sampled_from([DType.FLOAT16, DType.BFLOAT16]))
@@ -92,17 +109,16 @@ def test_any_trials_are_drawn(trials: list[Tried], chosen: Tried, allowed: Allow
 
 @settings(max_examples=40)
 @given(st.lists(TIMED, min_size=1, max_size=4), st.lists(MOVED, max_size=30))
-def test_any_times_are_drawn(timed: list[timings.Timed], moved: list[timings.Moved]) -> None:
-    assert [row["median"] for row in checked(timings.latency_figure(timed, "a CPU"))["models"]] == [
-        t.median for t in timed
-    ]
-    memory = timings.memory_figure(timed)
-    assert memory is None or [row["memory"] for row in checked(memory)["models"]] == [t.memory for t in timed]
-    ops = checked(timings.ops_figure("b", moved, 1))
-    assert ops["compared"] == len(moved) and len(ops["ops"]) <= 24
-    swept = [timings.Swept(t.model, 1 + i, t.median) for i, t in enumerate(timed)]
-    throughput = timings.throughput_figure(swept)
-    assert throughput is not None and len(checked(throughput)["rows"]) == len(timed)
+def test_any_times_are_drawn(entries: list[Entry], ops: list[OpChange]) -> None:
+    latency = checked(described_figure(latency_chart(entries, "a CPU")))
+    assert [row["median"] for row in latency["models"]] == [entry.latency.median for entry in entries]
+    memory = memory_chart(entries)
+    drawn = memory and checked(described_figure(memory))["models"]
+    assert drawn is None or [row["memory"] for row in drawn] == [entry.memory for entry in entries]
+    changed = checked(described_figure(ops_chart(Changed("b", tuple(ops)), 1)))
+    assert changed["compared"] == len(ops) and len(changed["ops"]) <= 24
+    throughput = throughput_chart([swept(entry, 1 + i, entry.latency.median) for i, entry in enumerate(entries)])
+    assert throughput is not None and len(checked(described_figure(throughput))["rows"]) == len(entries)
 
 
 @given(st.lists(RUNS, max_size=8))
@@ -189,11 +205,11 @@ def test_a_waterfall_names_the_first_op_beyond_the_tolerance() -> None:
 
 def test_caveats_and_settings_stand_below_their_figures() -> None:
     notes = ("random data show little", "<i>NaN</i>")
-    timed = [timings.Timed("a", 1.0, 1.0, 1.0, 1.0, None)]
+    entries = [timed("a", 1.0, 1.0, 1.0, 1.0)]
     for figure in (
         outputs_figure([], Allowed("error", "error", 1.0, False), "ok", notes),
         waterfall([], Marked(None, None, None), "float16", "random", notes),
-        timings.latency_figure(timed, "a CPU", notes),
+        described_figure(latency_chart(entries, "a CPU", notes)),
     ):
         assert checked(figure)["notes"] == list(notes)
         assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in written(figure.drawing)
@@ -236,13 +252,15 @@ def test_strips_align_both_models_and_mark_what_changed() -> None:
 def test_names_of_any_length_leave_sentences_readable() -> None:
     name = "<b>\u202e" + "n" * 100_000
     fit, allowed = Fit(9, 0, 2.0, 1.0), Allowed("error", "error", 1.0, False)
+    throughput = throughput_chart([swept(timed(name, 1.0, 1.0, 1.0, 1.0), 1, 1.0)])
+    assert throughput is not None
     for figure in (
         ranges_figure({name: fit}, DType.FLOAT16, name),
         waterfall([Errors(name, name, name, 1.0, 1.0, True)], Marked(0.1, 0, 0), "float16", name, [name]),
         outputs_figure([Scored(name, 0, 1.0, 1.0, True, name)], allowed, name, [name]),
-        timings.latency_figure([timings.Timed(name, 1.0, 1.0, 1.0, 1.0, 1)], name, [name]),
-        timings.throughput_figure([timings.Swept(name, 1, 1.0)]),
-        timings.ops_figure(name, [timings.Moved(name, name, 1.0, 2.0)], 1),
+        described_figure(latency_chart([timed(name, 1.0, 1.0, 1.0, 1.0, 1)], name, [name])),
+        described_figure(throughput),
+        described_figure(ops_chart(Changed(name, (moved(name, name, 1.0, 2.0),)), 1)),
         strips_figure(name, name, [], name),
         changes_figure([dict.fromkeys(("kind", "title", "op", "types", "why"), name)], {}, [(name, name, name)]),
     ):
