@@ -47,8 +47,8 @@ def described(name: str) -> dict[str, Any]:
         raise PatternError(f"no rule or reason {name!r}; {advice(name, sorted(names), '`amp-rewrite rule` lists all')}")
     record = known.get(name)
     spoken = record.reason if record is not None else name
-    held = record.held if record is not None else ()
-    cases = {case: {end: known[name].model(end, case) for end in _HEADINGS} for case in held}
+    pairs = record.pairs if record is not None else ()
+    cases = {case: {end: known[name].model(end, case) for end in _HEADINGS} for case in pairs}
     reason = REASONS.get(spoken)
     return {
         "name": record.name if record is not None and name not in KINDS else name,

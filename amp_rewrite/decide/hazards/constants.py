@@ -100,13 +100,13 @@ def _compared(view: View, overflowing: Mapping[ValueId, Fill]) -> dict[OpId, OpI
 def underflow(view: View, to: DType) -> Iterator[Held]:
     """Hold ops whose weights or only factor lose digits, or whose divisor or scale is below the normal numbers."""
     for op in view.ops:
-        read = ((slot, float32_constant(view, op, slot)) for slot in _FACTOR_SLOTS.get(op.kind, ()))
-        for slot, value in read:
-            low = value is not None and reads_low(view, Use(op.id, slot), to)
-            least = _vanishing(view, op, slot, value, to) if value is not None and low else None
-            if least is not None and value is not None:
-                name = view.value_name(value)
-                note = f"constant {name!r} goes down to {least:g}, below {to.tiny:g}"
+        for slot in _FACTOR_SLOTS.get(op.kind, ()):
+            value = float32_constant(view, op, slot)
+            if value is None or not reads_low(view, Use(op.id, slot), to):
+                continue
+            least = _vanishing(view, op, slot, value, to)
+            if least is not None:
+                note = f"constant {view.value_name(value)!r} goes down to {least:g}, below {to.tiny:g}"
                 yield Held(op.id, None, note)
 
 

@@ -111,7 +111,11 @@ def _computed(view: View) -> dict[OpId, OpId]:
             continue
         slots = _WHOLE.get(op.kind, ())
         floats = [v for at, v in enumerate(op.inputs) if at in slots and v is not None]
-        if op.kind in ROUNDS | {"Sign"} or _casts(view, op, op.inputs, _WHOLE_TYPES) or _is_whole_one_hot(view, op):
+        if (
+            op.kind in ROUNDS | {"Sign"}
+            or _casts(view, op, op.inputs, _WHOLE_TYPES)
+            or (op.kind == "OneHot" and _is_whole(view, op.inputs[2]))
+        ):
             births.add(op.id)
         elif whole.isdisjoint(floats) or not all(v in whole or _is_whole(view, v) for v in floats):
             continue
@@ -125,11 +129,7 @@ def _computed(view: View) -> dict[OpId, OpId]:
     return {**path, **{op.id: op.id for op in ends if not reached.keys().isdisjoint(op.inputs)}}
 
 
-def _is_whole_one_hot(view: View, op: Op) -> bool:
-    return op.kind == "OneHot" and op.inputs[2] is not None and _is_whole(view, op.inputs[2])
-
-
-def _is_whole(view: View, value: ValueId) -> bool:
+def _is_whole(view: View, value: ValueId | None) -> bool:
     """True for a constant of whole numbers."""
     elements = view.array(value)
     return elements is not None and elements.dtype.kind in "fiu" and bool((elements == np.round(elements)).all())

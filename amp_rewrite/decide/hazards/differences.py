@@ -82,14 +82,11 @@ def _met(flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> Collection[Op
 
 def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId | None]]:
     """Yield minuend and subtrahend of an op, in both orders: the sign of a variance does not matter."""
-    if op.kind not in PAIR_SUMS or len(op.inputs) != 2:
-        return
-    for kept, other in (op.inputs, op.inputs[::-1]):
+    pair = op.kind in PAIR_SUMS and len(op.inputs) == 2
+    for kept, other in (op.inputs, op.inputs[::-1]) if pair else ():
         negated = view.producer(other, "Neg")
-        if op.kind == "Sub":
-            yield kept, other
-        elif negated is not None:
-            yield kept, negated.inputs[0]
+        if op.kind == "Sub" or negated is not None:
+            yield kept, negated.inputs[0] if op.kind == "Add" and negated is not None else other
 
 
 def _variance(view: View, minuend: ValueId | None, subtrahend: ValueId | None) -> Collection[OpId]:

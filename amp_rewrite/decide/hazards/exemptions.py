@@ -72,18 +72,11 @@ def _small_sums(view: View, shapes: Callable[[], Shapes]) -> Iterator[OpId]:
 
 def _squares_alone(view: View, groups: Sequence[Cluster]) -> Iterator[OpId]:
     """Yield each Pow with the exponent 2 that no reduction, root or divisor reads: what is said of Mul holds for it."""
-    clustered = {op for group in groups for op in group.ops}
-    copies: Flow | None = None
+    clustered, copies = {op for group in groups for op in group.ops}, Flow.of(view, COPIES)
     for op in view.ops:
-        if (
-            op.kind == "Pow"
-            and op.id not in clustered
-            and computes_float32(view, op)
-            and number(view, op.inputs[1]) == 2
-        ):
-            copies = copies or Flow.of(view, COPIES)
-            if not any(map(_sums_or_divides, _readers(copies, op))):
-                yield op.id
+        square = op.kind == "Pow" and op.id not in clustered and number(view, op.inputs[1]) == 2
+        if square and computes_float32(view, op) and not any(map(_sums_or_divides, _readers(copies, op))):
+            yield op.id
 
 
 def _sums_or_divides(op: Op) -> bool:

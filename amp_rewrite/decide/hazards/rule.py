@@ -42,13 +42,13 @@ class Record:
         return f"{DOCS}/{self.name}.md"
 
     @property
-    def held(self) -> tuple[str, ...]:
+    def pairs(self) -> tuple[str, ...]:
         """Return the names of the pairs of models."""
         return (self.name,)
 
     def model(self, end: str, case: str = "") -> str:
         """Return the ONNX text of one of the `MODELS`; `case`: another pair than the first."""
-        file = f"{case or self.held[0]}.{end}.onnxtxt"
+        file = f"{case or self.pairs[0]}.{end}.onnxtxt"
         return resources.files("amp_rewrite").joinpath(self.folder, file).read_text("utf-8")
 
 
@@ -76,7 +76,7 @@ class Rule(Record, Generic[P, R]):
         return tuple(name for name in (*self.cases, *self.former) if name != self.name)
 
     @property
-    def held(self) -> tuple[str, ...]:
+    def pairs(self) -> tuple[str, ...]:
         """Return the names of the pairs of models."""
         return self.cases or (self.name,)
 

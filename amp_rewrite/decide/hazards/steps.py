@@ -24,8 +24,7 @@ def first_inputs(view: View, kinds: Container[str], but: Container[OpId] = ()) -
 def float32_constant(view: View, op: Op, slot: int) -> ValueId | None:
     """Return an input that is a float32 constant; None for other inputs and for one that is left out."""
     value = op.inputs[slot] if slot < len(op.inputs) else None
-    constant = view.dtype(value) is DType.FLOAT and view.constant(value) is not None
-    return value if constant else None
+    return value if view.dtype(value) is DType.FLOAT and view.constant(value) is not None else None
 
 
 def summed_length(op: Op, slot: int, shape: Shape) -> int | None:

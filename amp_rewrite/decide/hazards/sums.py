@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from math import prod
 
@@ -12,25 +13,8 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import described, equation, summed_length
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import (
-    Flow,
-    computes_float32,
-    first_input_of,
-    float32,
-    number,
-    origin,
-)
-from amp_rewrite.ir.op_classes import (
-    ALL,
-    COPIES,
-    HEAVY,
-    LAYERS,
-    PAIR_SUMS,
-    PRODUCTS,
-    REDUCTIONS,
-    SELECTIONS,
-    SUMS,
-)
+from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, makers, number, origin
+from amp_rewrite.ir.op_classes import ALL, COPIES, HEAVY, LAYERS, PAIR_SUMS, PRODUCTS, REDUCTIONS, SELECTIONS, SUMS
 from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, shape_at, shapes_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -77,14 +61,23 @@ def running_sums(view: View, to: DType) -> Iterator[Held]:
 
 
 def accumulators(view: View) -> Iterator[Held]:
-    """Hold the sums by which the state of a body gets from its start to its end."""
-    flow = Flow.of(view, {**COPIES, **SELECTIONS, **REDUCTIONS, **_SUMS})
+    """Hold the sums by which the state of a body gets from its start to its end. O(values) for each state."""
+    flow, seen = Flow.of(view, {**COPIES, **SELECTIONS, **REDUCTIONS, **_SUMS}), set[ValueId]()
     for out, into in view.carried:
-        owner = view.scopes[view.values[out].scope].owner
-        loop = described(view, owner) if owner is not None else "the loop"
-        for op_id in flow.path({out: owner}, flow.forth({into: owner}, float32(view)).__contains__):
+        owner = view.scopes[view.values[into].scope].owner
+        if owner is None or out in seen:
+            continue
+        cycle = flow.back({out: owner}, flow.forth({into: owner}, partial(_before, view, owner)).__contains__)
+        seen.update(cycle)
+        for op_id in makers(view, cycle):
             if view.ops[op_id].kind in _SUMS:
-                yield Held(op_id, owner, f"sums up over {loop}")
+                yield Held(op_id, owner, f"sums up over {described(view, owner)}")
+
+
+def _before(view: View, owner: OpId, value: ValueId) -> bool:
+    """True for a float32 value that no op from an owner of bodies on makes: the ops of a body come before its owner."""
+    made_by = view.values[value].producer
+    return view.dtype(value) is DType.FLOAT and (made_by is None or made_by < owner)
 
 
 def small_steps(view: View) -> Iterator[Held]:

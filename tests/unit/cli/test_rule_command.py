@@ -54,7 +54,7 @@ def test_a_rule_is_printed_with_headings_models_and_page(rule: Rule[Any] | Fusio
     text = run(rule.name).stdout
     assert text.startswith(f"{rule.name}: {rule.promise}\n")
     assert all(f"\n\n{head}\n  " in text for head in rule.sections)
-    assert all(textwrap.indent(rule.model(end, case), "  ") in f"{text}\n" for case in rule.held for end in MODELS)
+    assert all(textwrap.indent(rule.model(end, case), "  ") in f"{text}\n" for case in rule.pairs for end in MODELS)
     assert f"docs        {DOCS}/{rule.name}.md" in text
 
 

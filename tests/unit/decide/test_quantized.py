@@ -6,9 +6,10 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.quantized import integer_ops, quantized
+from amp_rewrite.decide.hazards.quantized import quantized
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.patterns.integers import integer_ops
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import Converted, convert
 from support.held import pins_of

@@ -22,7 +22,7 @@ FIXTURES = (
     *sorted((ROOT / "examples" / "models").glob("*.onnx")),
 )
 named = pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
-CASES = [(rule, case) for rule in RULES for case in rule.held]
+CASES = [(rule, case) for rule in RULES for case in rule.pairs]
 
 
 def report_of(text: str, target: str = "") -> Report:
