@@ -170,8 +170,8 @@ def register() -> None:
 
 def script(shell: str, program: click.Command) -> str:
     """Return the completion script for a shell."""
-    made = {known.name: known for known in _SHELLS}[shell]
-    return made(program, {}, NAME, COMPLETE).source()
+    shell_class = {known.name: known for known in _SHELLS}[shell]
+    return shell_class(program, {}, NAME, COMPLETE).source()
 
 
 def patterns(incomplete: str) -> list[CompletionItem[str]]:

@@ -37,12 +37,12 @@ def parser() -> argparse.ArgumentParser:
 
     An abbreviated option is an error, as is one that AutoCast does not have.
     """
-    made = argparse.ArgumentParser(
+    command = argparse.ArgumentParser(
         prog="python -m amp_rewrite.compat.autocast",
         description="Convert a model with the options of ModelOpt AutoCast; `amp-rewrite convert` has more.",
         allow_abbrev=False,
     )
-    add = made.add_argument
+    add = command.add_argument
     add("--onnx_path", required=True, help="the model")
     add("--output_path", help="the file to write, replaced if it exists; default: MODEL.fp16.onnx or MODEL.bf16.onnx")
     add("--low_precision_type", "-t", choices=tuple(_TYPES), default="fp16", help="--to")
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
         add(f"--{name}", nargs="+", metavar="X", help=f"no effect: {_WHY[name]}")
     add("--opset", type=int, metavar="N", help="--opset")
     add("--use_standalone_type_inference", action="store_true", help="accepted: types never come from ONNX's inference")
-    return made
+    return command
 
 
 def translated(given: argparse.Namespace) -> list[str]:

@@ -73,6 +73,6 @@ def matching_nothing(names: Mapping[str, str]) -> Iterator[None]:
     """Let patterns match nothing while the body runs, then warn of those in `names`, which says what they stand for."""
     with one_of_many() as unmatched:
         yield
-    for pattern in unmatched.keys() & names.keys():
-        # the frame of the context manager counts, too
-        warnings.warn(f"{names[pattern]} is not in the model, so it has no effect", UserWarning, stacklevel=5)
+    for pattern, what in names.items():
+        if pattern in unmatched:  # the frame of the context manager counts, too
+            warnings.warn(f"{what} is not in the model, so it has no effect", UserWarning, stacklevel=5)

@@ -19,7 +19,7 @@ from amp_rewrite.fleet.naming import SAME, Rule, fields_of, placed
 from amp_rewrite.fleet.outcome import FAILED, Outcome
 from amp_rewrite.fleet.staged import copy, run
 from amp_rewrite.fleet.summary import Summary
-from amp_rewrite.fleet.tree import Choice, Found, Item, find
+from amp_rewrite.fleet.tree import Choice, Item, Listing, find
 from amp_rewrite.fleet.urls import name_of, real, url_of
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.options import Request
@@ -81,25 +81,25 @@ class Batch:
         words = list(sources)
         if not words:
             raise PolicyError("there is nothing to convert; name a folder, a glob or files")
-        found = find(words, asked.choice, asked.out)
-        targets = _targets(found, rule, asked.out)
-        found.models = list(targets.values())
-        found.data = {item.path: found.data[item.path] for item in found.models if item.path in found.data}
-        copies = [(item.path, asked.out / item.relative) for item in found.others]
+        listing = find(words, asked.choice, asked.out)
+        targets = _targets(listing, rule, asked.out)
+        listing.models = list(targets.values())
+        listing.data = {item.path: listing.data[item.path] for item in listing.models if item.path in listing.data}
+        copies = [(item.path, asked.out / item.relative) for item in listing.others]
         summary = Summary.of(asked.summary) if asked.summary else None
         stay = [asked.summary] if asked.summary else []
         copies = [(path, to) for path, to in copies if not any(_same(path, other) for other in (to, *stay))]
         if summary is not None and asked.write:
             summary.check(overwrite=asked.saving.overwrite, resume=asked.resume)
-        _check_targets(targets, copies, found, asked)
+        _check_targets(targets, copies, listing, asked)
         known = summary.read() if summary is not None and asked.resume else {}
         key = key_of(request, options, asked.checks)
-        jobs = [replace(job, options=dict(options), key=key) for job in _jobs(targets, found, rule, asked, known)]
+        jobs = [replace(job, options=dict(options), key=key) for job in _jobs(targets, listing, rule, asked, known)]
         order = {name_of(task.source): i for i, task in enumerate(task for job in jobs for task in job.tasks)}
         earlier = {source: outcome for source, outcome in known.items() if source in order}
-        sizes = {name_of(task.source): _bytes(task.source, found) for job in jobs for task in job.tasks}
+        sizes = {name_of(task.source): _bytes(task.source, listing) for job in jobs for task in job.tasks}
         names = {real(item.path): target for target, item in targets.items()}
-        return cls(asked, jobs, copies, names, found.remarks, order, sizes, (*patterns, *strict, *cache), earlier)
+        return cls(asked, jobs, copies, names, listing.remarks, order, sizes, (*patterns, *strict, *cache), earlier)
 
     def run(self, executor: Executor | None, jobs: int, progress: Tell | None = None) -> Iterator[Outcome]:
         """Copy and convert; yield the outcome of each model as soon as it is known, and of copies that fail.
@@ -172,13 +172,13 @@ class Batch:
                 raise PatternError((where if len(models) > 1 else f"{first.source}: ") + first.unmatched[pattern])
 
 
-def _bytes(path: Path, found: Found) -> int:
+def _bytes(path: Path, listing: Listing) -> int:
     """Return the bytes of a model and its external data; 1 for files that cannot be looked at."""
-    if path in found.sizes:
-        files = {path, *map(Path, found.data.get(path, ()))}
-        return 1 + sum(found.sizes.get(file, 0) for file in files)
+    if path in listing.sizes:
+        files = {path, *map(Path, listing.data.get(path, ()))}
+        return 1 + sum(listing.sizes.get(file, 0) for file in files)
     try:
-        return 1 + sum(Path(file).stat().st_size for file in (str(path), *found.data.get(path, ())))
+        return 1 + sum(Path(file).stat().st_size for file in (str(path), *listing.data.get(path, ())))
     except OSError:
         return 1
 
@@ -194,12 +194,12 @@ def _same(a: Path, b: Path) -> bool:
     return real(a) == real(b)
 
 
-def _targets(found: Found, rule: Rule, out: Path) -> dict[Path, Item]:
+def _targets(listing: Listing, rule: Rule, out: Path) -> dict[Path, Item]:
     """Return the sources by target. In a folder converted into itself, results of an earlier run are no sources.
 
     PolicyError if two models would get one name.
     """
-    pairs = [(out / item.relative.with_name(rule.model(item.relative)), item) for item in found.models]
+    pairs = [(out / item.relative.with_name(rule.model(item.relative)), item) for item in listing.models]
     made = {real(target): item for target, item in pairs if _same(target.parent, item.path.parent)}
     targets: dict[Path, Item] = {}
     for target, item in pairs:
@@ -214,11 +214,11 @@ def _targets(found: Found, rule: Rule, out: Path) -> dict[Path, Item]:
 
 
 def _check_targets(
-    targets: Mapping[Path, Item], copies: Sequence[tuple[Path, Path]], found: Found, asked: Asked
+    targets: Mapping[Path, Item], copies: Sequence[tuple[Path, Path]], listing: Listing, asked: Asked
 ) -> None:
     """Raise an error if a target is a source, is the copy of another file, or is there and must stay."""
-    read = {real(item.path) for item in (*found.models, *found.others)}
-    read |= {file for files in found.data.values() for file in files}
+    read = {real(item.path) for item in (*listing.models, *listing.others)}
+    read |= {file for files in listing.data.values() for file in files}
     rule = f"name another folder, or name results otherwise, as in {spelled('name', '{stem}_fp16.onnx')}"
     for target, item in targets.items():
         if real(target) in read and not target.is_symlink():
@@ -245,7 +245,7 @@ def _check_targets(
 
 
 def _jobs(
-    targets: Mapping[Path, Item], found: Found, rule: Rule, asked: Asked, known: Mapping[str, Outcome]
+    targets: Mapping[Path, Item], listing: Listing, rule: Rule, asked: Asked, known: Mapping[str, Outcome]
 ) -> list[Job]:
     """Return a job for each model, or for several of one folder that share external data.
 
@@ -254,20 +254,20 @@ def _jobs(
     groups: dict[int, list[tuple[Path, Item]]] = {}
     group_of: dict[str, int] = {}  # by data file
     for number, (target, item) in enumerate(targets.items()):
-        files = found.data.get(item.path, ()) if asked.saving.external_data is not False else ()
+        files = listing.data.get(item.path, ()) if asked.saving.external_data is not False else ()
         joined = {group_of[file] for file in files if file in group_of}
         beside = [g for g in joined if groups[g][0][0].parent == target.parent]
         own = min(beside, default=number)
         members = [*(pair for g in sorted(beside) for pair in groups.pop(g)), (target, item)]
         groups[own] = members
-        group_of.update((file, own) for _, member in members for file in found.data.get(member.path, ()))
+        group_of.update((file, own) for _, member in members for file in listing.data.get(member.path, ()))
     saving, spelled_out = replace(asked.saving, resume=asked.resume), options_are_spelled()
     jobs = []
     for _, members in sorted(groups.items()):
-        shared = rule.shared(Path(found.data[members[0][1].path][0])) if len(members) > 1 else ""
+        shared = rule.shared(Path(listing.data[members[0][1].path][0])) if len(members) > 1 else ""
         tasks = []
         for target, item in members:
-            files = found.data.get(item.path, ()) if url_of(item.path) else ()
+            files = listing.data.get(item.path, ()) if url_of(item.path) else ()
             data, outcome = shared or rule.data(target.name), known.get(name_of(item.path))
             tasks.append(Task(item.path, target, data, _checks(asked, item), outcome, files))
         jobs.append(Job(tuple(tasks), {}, saving, "", write=asked.write, by_option=spelled_out))

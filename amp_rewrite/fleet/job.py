@@ -144,8 +144,8 @@ def _write_shared(job: Job, works: Sequence[_Work]) -> None:
             if work.task.target.exists() and not (job.saving.overwrite or work.written_before()):
                 check_target(work.task.target, False)
         asked = replace(job.saving, overwrite=renewed, external_data=first.task.data)
-        made = [(work, work.converted.result) for work in ready if work.converted is not None]
-        models = [(Saving.of(work.task.target, model.path, model.nbytes, asked), model.proto) for work, model in made]
+        pairs = [(work.task.target, work.converted.result) for work in ready if work.converted is not None]
+        models = [(Saving.of(target, model.path, model.nbytes, asked), model.proto) for target, model in pairs]
         save_together(models, first.writing)
 
     first.attempt(write)

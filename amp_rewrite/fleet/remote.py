@@ -53,18 +53,18 @@ def listed(place: Path) -> Iterator[tuple[Path, Path, int]]:
     store, root = store_of(place)
     with _named_error(place, "list"):
         if has_magic(root):
-            found = store.glob(root, detail=True)
+            entries = store.glob(root, detail=True)
             parts = PurePosixPath(root).parts
             base = PurePosixPath(*parts[: next(i for i, part in enumerate(parts) if has_magic(part))])
             place = Path(*place.parts[: len(place.parts) - (len(parts) - len(base.parts))])
         else:
-            found, base = store.find(root, detail=True), PurePosixPath(root)
-        if set(found) == {root}:  # a file
+            entries, base = store.find(root, detail=True), PurePosixPath(root)
+        if set(entries) == {root}:  # a file
             base, place = base.parent, place.parent
-    for path in sorted(found):
+    for path in sorted(entries):
         relative = PurePosixPath(path).relative_to(base)
-        if found[path]["type"] == "file" and not any(part.startswith(".") for part in relative.parts[:-1]):
-            yield place / relative, Path(relative), int(found[path].get("size") or 0)
+        if entries[path]["type"] == "file" and not any(part.startswith(".") for part in relative.parts[:-1]):
+            yield place / relative, Path(relative), int(entries[path].get("size") or 0)
 
 
 def present(out: Path) -> set[Path]:

@@ -29,7 +29,7 @@ class Item:
 
 
 @dataclass(slots=True)
-class Found:
+class Listing:
     """Models, other files, and remarks on what was left out.
 
     `data`: the external data of each model that has some. `sizes`: those of files in stores, in bytes.
@@ -76,7 +76,7 @@ def is_batch(word: str | Path) -> bool:
     return bool(url_of(text)) or Path(text).is_dir() or (glob.has_magic(text) and not os.path.lexists(text))
 
 
-def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -> Found:
+def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -> Listing:
     """Return the files that sources stand for, in order, but none in the folder `out`.
 
     The files of one folder keep their places below it; of several, those below the folder above. Folders whose name
@@ -85,7 +85,7 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -
     ModelError for a source that does not exist or matches nothing, and if none of the files is a model.
     """
     words = [local(source) for source in sources]
-    found = Found()
+    listing = Listing()
     own = real(out)
     items: dict[Path, Item] = {}
     named = [Path(word) for word in words if not is_batch(word)]
@@ -98,10 +98,10 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -
                 raise ModelError(f"cannot read {path}: No such file or directory")
             more: Iterable[Item] = [Item(path, _below(path, base))]
         elif url_of(word):
-            more = list(_in_store(Path(word), own, found.sizes))
+            more = list(_in_store(Path(word), own, listing.sizes))
         elif Path(word).is_dir():
             begin = Path(Path(word).resolve().name) if several else Path()
-            more = [Item(item.path, begin / item.relative) for item in _walk(Path(word), own, choice, found.remarks)]
+            more = [Item(item.path, begin / item.relative) for item in _walk(Path(word), own, choice, listing.remarks)]
         else:
             more = list(_globbed(word, own))
             if not more:
@@ -111,23 +111,23 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -
                 items.setdefault(item.path, item)
     single = {path for path in named if path.suffix.lower() in _TEXTS}
     for item in items.values():
-        kind = found.models if item.path.suffix.lower() == SUFFIX or item.path in single else found.others
+        kind = listing.models if item.path.suffix.lower() == SUFFIX or item.path in single else listing.others
         kind.append(item)
-    if not found.models:
-        raise ModelError(_no_models(words, len(found.others)))
+    if not listing.models:
+        raise ModelError(_no_models(words, len(listing.others)))
     weights: set[str] = set()
-    for item in found.models:
-        if item.path in found.sizes:
+    for item in listing.models:
+        if item.path in listing.sizes:
             from amp_rewrite.fleet import remote
 
             named_by = remote.data_files(item.path)
         else:
             named_by = data_files(item.path)
         if files := tuple(map(real, named_by)):
-            found.data[item.path] = files
+            listing.data[item.path] = files
             weights.update(files)
-    found.others = [item for item in found.others if real(item.path) not in weights]
-    return found
+    listing.others = [item for item in listing.others if real(item.path) not in weights]
+    return listing
 
 
 def _in_store(place: Path, out: str, sizes: dict[Path, int]) -> Iterator[Item]:

@@ -38,8 +38,8 @@ def package_config() -> dict[str, Any]:
     Raises:
         ConfigError: Olive is not installed, or its configuration has another form.
     """
-    found = find_spec("olive")
-    own = None if found is None or found.origin is None else Path(found.origin).with_name("olive_config.json")
+    spec = find_spec("olive")
+    own = None if spec is None or spec.origin is None else Path(spec.origin).with_name("olive_config.json")
     if own is None or not own.is_file():
         raise ConfigError(
             "Olive is not installed here, so its passes are not known; pip install olive-ai, or print this package's"

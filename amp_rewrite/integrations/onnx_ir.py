@@ -55,9 +55,9 @@ class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no ty
         source = Model.load(model)
         converted = convert(source, **self._options)
         self.report = converted.report
-        made = to_ir(converted.result)
-        _carry_meta(model, made)
-        return PassResult(made, converted.result.proto != source.proto)
+        ir_model = to_ir(converted.result)
+        _carry_meta(model, ir_model)
+        return PassResult(ir_model, converted.result.proto != source.proto)
 
 
 def convert_program(program: Any, **options: Unpack[Options]) -> Report:
@@ -115,16 +115,16 @@ def to_ir(model: Model) -> IrModel:
         stubs[location] = stub
         tensor.ClearField("external_data")
         tensor.external_data.add(key="location", value=location)
-    made = onnx_ir.from_proto(proto)
+    ir_model = onnx_ir.from_proto(proto)
 
     def replaced(tensor: Any) -> Any:
         return _lazy(model, stubs[tensor.location], tensor) if isinstance(tensor, onnx_ir.ExternalTensor) else tensor
 
-    functions = made.functions.values()
-    for graph in (*made.graphs(), *(graph for function in functions for graph in function.subgraphs())):
+    functions = ir_model.functions.values()
+    for graph in (*ir_model.graphs(), *(graph for function in functions for graph in function.subgraphs())):
         for value in graph.initializers.values():
             value.const_value = replaced(value.const_value)
-    for holder in (made.graph, *functions):
+    for holder in (ir_model.graph, *functions):
         for owner in (holder, *holder.all_nodes()):
             for attribute in [*getattr(owner, "attributes", {}).values()]:
                 if attribute.type.name in ("TENSOR", "TENSORS") and attribute.value is not None:
@@ -133,7 +133,7 @@ def to_ir(model: Model) -> IrModel:
                     owner.attributes[attribute.name] = onnx_ir.Attr(
                         attribute.name, attribute.type, held, doc_string=attribute.doc_string
                     )
-    return made  # type: ignore[no-any-return]
+    return ir_model  # type: ignore[no-any-return]
 
 
 def _lazy(model: Model, stub: TensorProto, stated: Any) -> Any:
@@ -155,12 +155,12 @@ def _lazy(model: Model, stub: TensorProto, stated: Any) -> Any:
     )
 
 
-def _carry_meta(source: onnx_ir.Model, made: onnx_ir.Model) -> None:
+def _carry_meta(source: onnx_ir.Model, ir_model: onnx_ir.Model) -> None:
     """Copy `meta`, which no proto holds, from what has the same name: nodes by that of their first output."""
-    made.meta.update(source.meta)
-    made.graph.meta.update(source.graph.meta)
+    ir_model.meta.update(source.meta)
+    ir_model.graph.meta.update(source.graph.meta)
     known = dict(_named(source))
-    for name, thing in _named(made):
+    for name, thing in _named(ir_model):
         if name in known:
             thing.meta.update(known[name].meta)
 

@@ -29,9 +29,9 @@ class Lineage:
         """Value behind each value, through casts between floats and those that copy; mostly the value itself."""
         source = [value.id for value in self.view.values]
         for op in self.casting:
-            read, made = op.inputs[0], op.outputs[0]
-            if (op.id in self.casts or keeps_type(self.view, op)) and read is not None and made is not None:
-                source[made] = source[read]
+            read, result = op.inputs[0], op.outputs[0]
+            if (op.id in self.casts or keeps_type(self.view, op)) and read is not None and result is not None:
+                source[result] = source[read]
         return source
 
     @cached_property
@@ -39,7 +39,7 @@ class Lineage:
         """Row that computes each value; NO_ROW for one that no op computes."""
         constants = {op.id for op in self.view.ops if op.kind == "Constant"}
         producers = [self.view.values[source].producer for source in self.source]
-        return [NO_ROW if made_by is None or made_by in constants else made_by for made_by in producers]
+        return [NO_ROW if producer is None or producer in constants else producer for producer in producers]
 
     @cached_property
     def inputs(self) -> Sequence[ValueId]:
@@ -77,7 +77,7 @@ class Lineage:
             if op.id not in dead and all(v is None or self._unread(v, dead) for v in op.outputs):
                 dead.add(op.id)
                 reads = [*op.inputs, *(v for body in op.bodies for v in self.view.scopes[body].outputs)]
-                waiting += [made_by for v in reads if (made_by := self.view.producer(v)) is not None]
+                waiting += [producer for v in reads if (producer := self.view.producer(v)) is not None]
         return frozenset(dead)
 
     def _unread(self, value: ValueId, dead: Collection[OpId]) -> bool:

@@ -63,9 +63,9 @@ class LocatedErrors:
                 f"{self.source}: measures {count(len(self.errors), 'op')}, of which {model} has {here}; hand in the"
                 " errors of this model"
             )
-        found = {at: error for at, row in enumerate(rows) if (error := self.of(row)) is not None}
-        total = sum(error.own for error in found.values() if not error.lost)
-        return {at: 1.0 if error.lost else error.own / total if total else 0.0 for at, error in found.items()}
+        measured = {at: error for at, row in enumerate(rows) if (error := self.of(row)) is not None}
+        total = sum(error.own for error in measured.values() if not error.lost)
+        return {at: 1.0 if error.lost else error.own / total if total else 0.0 for at, error in measured.items()}
 
 
 def _decoded(text: bytes) -> Mapping[tuple[str, str], LocalError]:

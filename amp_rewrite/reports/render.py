@@ -39,7 +39,7 @@ def harmless(text: str) -> str:
 
     Names come out of model files. JSON stays the same JSON.
     """
-    return _COMMAND.sub(lambda found: found[0].replace(":", "\\x3a", 1).replace("#", "\\u0023", 1), text)
+    return _COMMAND.sub(lambda match: match[0].replace(":", "\\x3a", 1).replace("#", "\\u0023", 1), text)
 
 
 _COMMAND = re.compile(r"^[^\S\n]*::|##(?=[A-Za-z]*\[)", re.MULTILINE)

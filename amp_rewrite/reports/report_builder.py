@@ -21,7 +21,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import made_variable, read_variable
-from amp_rewrite.ir.op_classes import CASTS, HEAVY, INTEGER
+from amp_rewrite.ir.op_classes import CASTS, HEAVY, INTEGER, QUANTIZERS
 from amp_rewrite.ir.patterns.integers import integer_ops
 from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, Signature, ValueType
 from amp_rewrite.ir.shapes.onnx_shapes import declared_dims

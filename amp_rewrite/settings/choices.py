@@ -176,12 +176,12 @@ class Target(_Choice):
         value = f"{family.value}:{word}"
         if kernels is None and value in cls._value2member_map_:
             return cast(Self, cls._value2member_map_[value])
-        made = object.__new__(cls)
-        made._name_, made._value_ = f"{family.name}:{word}", value
-        made._release, made._read, made._family = release or word, kernels, family.value
+        target = object.__new__(cls)
+        target._name_, target._value_ = f"{family.name}:{word}", value
+        target._release, target._read, target._family = release or word, kernels, family.value
         if kernels is None:
-            cls._value2member_map_[value] = made
-        return made
+            cls._value2member_map_[value] = target
+        return target
 
     @property
     def release(self) -> str:

@@ -44,9 +44,9 @@ def bounds(
     check_page(html, overwrite=overwrite, read=(model,) if ranges is None else (model, ranges))
     from amp_rewrite.evidence.bounds import bounds
 
-    found = bounds(model, dict(map(_range, input)), to=settings.to, ranges=ranges)
-    terminal.show(found.to_json() if as_json else found.text(*names, verbose=verbose))
-    write_page(found, html, quiet=False)
+    proofs = bounds(model, dict(map(_range, input)), to=settings.to, ranges=ranges)
+    terminal.show(proofs.to_json() if as_json else proofs.text(*names, verbose=verbose))
+    write_page(proofs, html, quiet=False)
 
 
 def _range(text: str) -> tuple[str, tuple[float, float]]:

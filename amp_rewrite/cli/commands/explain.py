@@ -48,5 +48,5 @@ def explain(model: Path, names: tuple[str, ...], bounds: bool, as_json: bool, **
     if bounds:
         from amp_rewrite.evidence.bounds import bounds as proved
 
-        found = proved(model, to=settings.to)
-        terminal.show("\n" + found.text(*names))
+        proofs = proved(model, to=settings.to)
+        terminal.show("\n" + proofs.text(*names))

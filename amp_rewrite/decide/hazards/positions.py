@@ -12,7 +12,7 @@ from amp_rewrite.decide.hazards.fills import CARRIES, to_softmax
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import described, equation, first_inputs, results_of, summed_length
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
+from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, makers, origin
 from amp_rewrite.ir.op_classes import (
     COPIES,
     ELEMENTLESS,
@@ -73,10 +73,14 @@ def positions(view: View, to: DType) -> Iterator[Held]:
     Source: Su et al. 2021, "RoFormer"; Vaswani et al. 2017; Press et al. 2022, "Train Short, Test Long"; far_rotary
         among the hard models of this project; IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
-    learned = cache(lambda: Flow.of(view).forth(results_of(view, _LEARNED), float32(view)))
+    learned = _learned(view)
     yield from angles(view)
     yield from places(view, learned)
     yield from biases(view, to, learned)
+
+
+def _learned(view: View) -> Learned:
+    return cache(lambda: Flow.of(view).forth(results_of(view, _LEARNED), float32(view)))
 
 
 def angles(view: View) -> Iterator[Held]:
@@ -159,21 +163,29 @@ def places(view: View, learned: Learned) -> Iterator[Held]:
 
 def biases(view: View, to: DType, learned: Learned) -> Iterator[Held]:
     """Hold the ops from a bias that counts positions through its sum with scores to the softmax."""
+    counting = counting_biases(view, to, learned)
+    carries = Flow.of(view, CARRIES)
+    for op_id, (softmax, note) in to_softmax(carries, counting, "a bias that grows with the position").items():
+        yield Held(op_id, softmax, note)
+
+
+def counting_biases(view: View, to: DType, learned: Learned | None = None) -> set[ValueId]:
+    """Return the float32 values that count positions, and as a bias of scores would cost these digits. O(nodes)."""
+    learned = learned or _learned(view)
     sums = [op for op in view.ops if op.kind in PAIR_SUMS and computes_float32(view, op)]
     far = {v for op in sums for v in op.inputs if v is not None and _counts_far(view, v, to)}
     rows = scored_rows(view, cache(partial(stored, view))) if far else ()
     near = {term.op.id for row in rows if row.near(to) for term in row.terms}
     counting = {v for op in sums if op.id not in near for v in op.inputs if v in far}
-    carries = Flow.of(view, CARRIES)
     if ranges := results_of(view, ("CumSum", "Range")):
-        reached = carries.forth(dict.fromkeys((*ranges, *counted(view))), float32(view))
+        reached = Flow.of(view, CARRIES).forth(dict.fromkeys((*ranges, *counted(view))), float32(view))
         counting.update(v for v in reached if v not in learned())
-    for op_id, (softmax, note) in to_softmax(carries, counting, "a bias that grows with the position").items():
-        yield Held(op_id, softmax, note)
+    return counting
 
 
 def _counts_far(view: View, value: ValueId, to: DType) -> bool:
-    """True for a constant whose rows count in equal steps and reach far beyond the scores."""
+    """True for a constant, or a copy of one, whose rows count in equal steps and reach far beyond the scores."""
+    value = origin(view, value, first_input_of(COPIES))
     tensor = view.constant(value)
     if tensor is None or not tensor.dims or not LEAST <= tensor.dims[-1] <= math.prod(tensor.dims) <= MOST:
         return False

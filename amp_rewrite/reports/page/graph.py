@@ -148,7 +148,7 @@ class _Graph:
 
         Constants have none, and Casts of the model between floats stand on edges, but for those that are read.
         """
-        read = {made for reads in self.reads for made in reads}
+        read = {producer for reads in self.reads for producer in reads}
         rows = enumerate(self.report.rows)
         drawn = [at for at, row in rows if row.op != "Constant" and (at in read or not _passes(row))]
         return [*range(self.first_input, self.first_output), *drawn, *range(self.first_output, self.number)]
@@ -163,7 +163,7 @@ class _Graph:
 
     def edges(self) -> Iterator[tuple[int, int]]:
         """Yield the edges: a vertex, and one that reads it."""
-        return ((made, at) for at, reads in enumerate(self.reads) for made in reads if made != NO_ROW)
+        return ((producer, at) for at, reads in enumerate(self.reads) for producer in reads if producer != NO_ROW)
 
     def data(self, errors: Mapping[int, float]) -> dict[str, object]:
         """Return everything that the graph shows, as `graph_data` does."""
@@ -251,8 +251,8 @@ class _Graph:
             moved = _stated_bytes(cast)
             if moved is None and self.facts is not None:
                 moved = self.facts.cast_bytes(cast)
-            made = cast.after if cast.after != NO_ROW else self._ports.get(cast.value, NO_ROW)
-            edges = [end for reader in self._readers_behind(made, cast) for end in (made, reader)]
+            producer = cast.after if cast.after != NO_ROW else self._ports.get(cast.value, NO_ROW)
+            edges = [end for reader in self._readers_behind(producer, cast) for end in (producer, reader)]
             shown: dict[str, object] = {
                 "value": plain(cast.scope + cast.value),
                 "from": plain(cast.from_),
@@ -276,17 +276,17 @@ class _Graph:
         """Readers of each vertex: vertex, and position in its reads."""
         readers: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for at, reads in enumerate(self.reads):
-            for slot, made in enumerate(reads):
-                if made != NO_ROW:
-                    readers[made].append((at, slot))
+            for slot, producer in enumerate(reads):
+                if producer != NO_ROW:
+                    readers[producer].append((at, slot))
         return readers
 
-    def _readers_behind(self, made: int, cast: CastRow) -> list[int]:
+    def _readers_behind(self, producer: int, cast: CastRow) -> list[int]:
         """Return the readers that read a vertex through a Cast: in its type, or through it in another one."""
-        if made == NO_ROW:
+        if producer == NO_ROW:
             return []
-        written = self._written(made, cast.slot)
-        readers = self._readers.get(made, ())
+        written = self._written(producer, cast.slot)
+        readers = self._readers.get(producer, ())
         return list(dict.fromkeys(at for at, slot in readers if self._passes_through(cast, written, at, slot)))
 
     def _passes_through(self, cast: CastRow, written: str, at: int, slot: int) -> bool:
@@ -307,10 +307,10 @@ class _Graph:
         row = self.report.rows[at]
         return row.inputs[slot] if slot < len(row.inputs) else "", row.via.get(str(slot), "")
 
-    def _written(self, made: int, slot: int) -> str:
-        if made >= self.first_input:
-            return self.report.inputs[made - self.first_input].dtype
-        outputs = self.report.rows[made].outputs
+    def _written(self, producer: int, slot: int) -> str:
+        if producer >= self.first_input:
+            return self.report.inputs[producer - self.first_input].dtype
+        outputs = self.report.rows[producer].outputs
         return outputs[slot] if slot < len(outputs) else ""
 
 

@@ -32,14 +32,14 @@ def _inner_edges(tree: Tree, edges: Edges, drawn: Collection[int]) -> dict[int, 
     met: dict[tuple[int, int], tuple[int, int, int]] = {}
     inner: dict[int, dict[Part, dict[Part, None]]] = defaultdict(lambda: defaultdict(dict))
     number = len(tree.home)
-    for made, read in edges:
-        if made not in drawn or read not in drawn:
+    for producer, reader in edges:
+        if producer not in drawn or reader not in drawn:
             continue
-        ends = tree.home[made], tree.home[read]
+        ends = tree.home[producer], tree.home[reader]
         if ends not in met:
             met[ends] = _meeting(tree, depth, *ends)
         scope, first, second = met[ends]
-        source, target = number + first if first >= 0 else made, number + second if second >= 0 else read
+        source, target = number + first if first >= 0 else producer, number + second if second >= 0 else reader
         inner[scope][source][target] = None
     return inner
 

@@ -8,7 +8,9 @@ it is shown every key by a query of zeros, which weighs all keys alike; where th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
+from amp_rewrite.decide.hazards.positions import counting_biases
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND, write
@@ -38,8 +40,14 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
 def sites(view: View, context: Context) -> Iterator[tuple[OpId, Site | str]]:
     """Yield each attention that is written out, at any opset, by its last op: its site, or why one operator cannot
     compute it. Equivalence is not proved yet."""
+    counting = cache(lambda: counting_biases(view, context.to))
     for last, form in forms(view):
-        yield last, form if isinstance(form, str) else site_of(view, form, context.to, context.dims(view))
+        if isinstance(form, str):
+            yield last, form
+        elif form.biases and not counting().isdisjoint(form.biases):
+            yield last, f"the bias of its scores grows with the position, and would be added in {context.to.spelling}"
+        else:
+            yield last, site_of(view, form, context.to, context.dims(view))
 
 
 def forms(view: View) -> Iterator[tuple[OpId, Form | str]]:
