@@ -120,7 +120,7 @@ def test_every_op_before_rounded_outputs_is_measured_or_refused() -> None:
     may = frozenset((op.id, v.name) for op in view.ops for v in view.variables[op.id])
     fed = {"x": x.astype(np.float32)}
     with pytest.raises(GradientError, match="Round"):
-        predict(Asked(view, may, DType.FLOAT16), [(fed, runs.reference(fed))], runs, blind=False)
+        predict(Asked(view, may, DType.FLOAT16), [(fed, runs.reference(fed))], runs, search=True)
 
 
 def test_an_op_without_a_gradient_rule_is_named_and_unknown_without_a_run() -> None:
