@@ -115,7 +115,6 @@ class Foresight:
         """
         from amp_rewrite.evidence.prediction.alone import Alone  # late: gradients take long to import
         from amp_rewrite.evidence.prediction.prediction import Asked, predict
-        from amp_rewrite.evidence.prediction.probes import FEW
 
         to, saturate = draft.request.to, draft.hazards.saturate
         wide = Widened.of(draft.view, base) if draft.view.low_types else None
@@ -126,7 +125,7 @@ class Foresight:
                 alone = Alone(board) if board is not None else None
             else:
                 alone = Alone(*twin) if twin is not None else None
-            prediction = predict(asked, batches, alone, probes=FEW, blind=False)
+            prediction = predict(asked, batches, alone, search=True)
         except (GradientError, ModelError):  # an opset before 12, no floating output, a gradient that does not open
             return None
         return cls(draft, pins, base, prediction, islands or draft.request.placement.islands, wide)

@@ -30,7 +30,7 @@ from amp_rewrite.rewrite.autodiff.vjp.paths import captures
 from amp_rewrite.rewrite.opset import moved_to
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
-WIDTH = 6
+WIDTH = 5
 """Numbers of a site, see `Measured`."""
 
 
@@ -40,6 +40,7 @@ class Measured:
 
     `square`: sum (g·δ)², where δ is the rounding error and g = ∂L/∂v. `bound`: sum |g·δ|. `signed`: sum g·δ. `lost`:
     a finite value becomes infinite, and g is not 0 there. `wild`: a gradient is not finite where δ is not 0.
+    `unclear`: sites that must be measured with care, since their sums are not finite.
     """
 
     square: NDArray[np.float64]
@@ -47,6 +48,7 @@ class Measured:
     signed: NDArray[np.float64]
     lost: NDArray[np.bool_]
     wild: NDArray[np.bool_]
+    unclear: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Adjoint:
     """The model of `sites`, open for inputs of one shape.
 
     `seeds`: the names of the seed of each output. `dark`: sites without a usable gradient, with the reason; their
-    numbers mean nothing. `blocked`: ops that no gradient passes, by name.
+    numbers mean nothing. `blocked`: ops that no gradient passes, by name. `careful`: sites where infinities are told
+    from errors, which takes five times the passes over a value.
     """
 
     runner: Runner
@@ -62,6 +65,7 @@ class Adjoint:
     sites: int
     dark: Mapping[int, str]
     blocked: Mapping[str, str]
+    careful: frozenset[int] = frozenset()
 
     def run(self, batch: Batch, seeds: Mapping[str, NDArray[np.float32]]) -> Measured:
         """Return the numbers of each site for a batch and a seed of each output."""
@@ -69,19 +73,19 @@ class Adjoint:
         fed = {**{self.seeds[name]: seed for name, seed in seeds.items()}, **batch}
         (packed,) = self.runner.run({name: array for name, array in fed.items() if name in inputs}).values()
         table = np.asarray(packed, np.float64).reshape(-1, WIDTH)
-        unit = table[:, 0]
-        square, bound, signed = table[:, 1] * unit**2, table[:, 2] * unit, table[:, 3] * unit
-        return Measured(square, bound, signed, table[:, 4] > 0, table[:, 5] > 0)
+        square, bound, signed, lost, wild = table.T
+        unclear = frozenset(np.flatnonzero(~np.isfinite(table).all(axis=1)).tolist()) - self.careful
+        return Measured(square, bound, signed, lost > 0, wild > 0, unclear)
 
 
 def adjoint(
     view: View, sites: Sequence[Site], to: DType, outputs: Mapping[str, tuple[int, ...]], batch: Batch,
-    *, saturate: Collection[ValueId] = (),
+    *, saturate: Collection[ValueId] = (), careful: frozenset[int] = frozenset(),
 ) -> Adjoint:  # fmt: skip
     """Return the adjoint model of a float32 view for inputs of the shapes of a batch.
 
     `outputs`: the shape of each floating output that counts. `saturate`: values that are clamped before they are
-    rounded. GradientError before opset 12. O(nodes + uses).
+    rounded. `careful`: sites that are measured with care. GradientError before opset 12. O(nodes + uses).
     """
     taken = set(view.names)
     copied = with_copies(view, sites, to, saturate, taken)
@@ -96,13 +100,14 @@ def adjoint(
     dark = _dark(b.facts.view, wrt, loss, blocked)
     flows = {name for node in b.nodes[before:] for name in node.output}
     measure = _Measuring(b)
-    for name, pair in zip(names, copied.pairs, strict=True):
-        measure.add(*pair, gradients[name] if name not in dark and gradients[name] in flows else None)
+    for i, (name, pair) in enumerate(zip(names, copied.pairs, strict=True)):
+        measured = name not in dark and gradients[name] in flows
+        measure.add(*pair, gradients[name] if measured else None, careful=i in careful)
     b.nodes.extend(measure.packed())
     refill(b.graph, "output", [declared(measure.result, DType.FLOAT, None)])
     runner = Runner.open(b.model(), SessionOptions(optimized=False, planned=False, spinning=False))
     reasons = {i: dark[name] for i, name in enumerate(names) if name in dark}
-    return Adjoint(runner, seeds, len(sites), reasons, blocked)
+    return Adjoint(runner, seeds, len(sites), reasons, blocked, careful)
 
 
 def _with_loss(
@@ -214,30 +219,33 @@ class _Measuring:
         self.b = b
         self.rows: list[str] = []
         self.zero, self.infinity = b.scalar(0.0, DType.FLOAT), b.scalar(np.inf, DType.FLOAT)
-        self.least = b.constant(np.array([1e-30], np.float32))
         self.nothing = b.constant(np.zeros(WIDTH, np.float32))
+        self.sound = b.constant(np.zeros(2, np.float32))
 
-    def add(self, name: str, low: str, gradient: str | None) -> None:
-        """Add a row: unit, sum (g·δ)² / unit², sum |g·δ| / unit, sum g·δ / unit, lost, wild."""
+    def add(self, name: str, low: str, gradient: str | None, *, careful: bool) -> None:
+        """Add a row: sum (g·δ)², sum |g·δ|, sum g·δ, lost, wild. Squares that underflow are far below any error."""
         if gradient is None:
             self.rows.append(self.nothing)
             return
         b = self.b
         delta = b.op("Sub", low, name)
+        if not careful:
+            self._sums(b.op("Mul", gradient, delta), self.sound)
+            return
         exists = b.op("Less", b.op("Abs", delta), self.infinity)
         over = b.op("And", b.op("Less", b.op("Abs", name), self.infinity), b.op("Not", exists))
         product = b.op("Mul", gradient, b.op("Where", exists, delta, self.zero))
         tame = b.op("Less", b.op("Abs", product), self.infinity)
-        effect = b.reshape(b.op("Where", tame, product, self.zero), [-1])
-        size = b.op("Abs", effect)
-        unit = b.op("Max", b.op("ReduceMax", size, keepdims=1), self.least)
-        scaled = b.op("Div", effect, unit)
-        square = b.op("ReduceSumSquare", scaled, keepdims=1)
-        bound, signed = (b.op("ReduceSum", x, keepdims=1) for x in (b.op("Div", size, unit), scaled))
         felt = b.op("Where", over, b.op("Abs", gradient), self.zero)
         lost = b.op("ReduceSum", b.reshape(felt, [-1]), keepdims=1)
         wild = b.op("ReduceSum", b.reshape(b.cast(b.op("Not", tame), DType.FLOAT, of=DType.BOOL), [-1]), keepdims=1)
-        self.rows.append(b.op("Concat", unit, square, bound, signed, lost, wild, axis=0))
+        self._sums(b.op("Where", tame, product, self.zero), lost, wild)
+
+    def _sums(self, effect: str, *flaws: str) -> None:
+        b = self.b
+        flat = b.reshape(effect, [-1])
+        sums = (b.op(kind, flat, keepdims=1) for kind in ("ReduceSumSquare", "ReduceL1", "ReduceSum"))
+        self.rows.append(b.op("Concat", *sums, *flaws, axis=0))
 
     def packed(self) -> list[NodeProto]:
         """Return the nodes that join all rows, the last site first, as the backward pass comes to them."""

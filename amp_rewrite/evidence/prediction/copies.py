@@ -6,6 +6,7 @@ reader is decomposed into.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,8 +21,11 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.builder import new_cast, new_constant, new_node
 from amp_rewrite.ir.dataflow import read_variable
 from amp_rewrite.ir.names import numbered
-from amp_rewrite.ir.op_classes import UNREPEATABLE
+from amp_rewrite.ir.op_classes import HEAVY, UNREPEATABLE
 from amp_rewrite.ir.view import MAIN, OpId, ValueId, View
+
+_LARGE = 1 << 16
+"""Numbers of a large matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +110,13 @@ class _Copying:
         return name, (shadow, self._rounded(shadow, site.value))
 
     def _shadow(self, op_id: OpId) -> dict[str, str]:
-        """Append an op that reads rounded operands; return its results. None for an op that draws random numbers."""
+        """Append an op that reads rounded operands; return its results.
+
+        None for an op that draws random numbers, and for a product with a large matrix: its rounding errors are as
+        large whatever it reads, and it takes long.
+        """
         op = self.view.ops[op_id]
-        if op.kind in UNREPEATABLE:
+        if op.kind in UNREPEATABLE or (op.kind in HEAVY and any(map(self._is_large, op.operands))):
             return {}
         node = clone(op.node)
         self._reread(node, op_id, self._low_names)
@@ -117,6 +125,10 @@ class _Copying:
         node.ClearField("name")
         self.behind.append(node)
         return results
+
+    def _is_large(self, value: ValueId) -> bool:
+        tensor = self.view.constant(value)
+        return tensor is not None and math.prod(tensor.dims) > _LARGE
 
     def _reread(self, node: NodeProto, op_id: OpId, names: dict[tuple[ValueId, Vertex], str]) -> None:
         """Make a node read other names at the inputs of a reader."""

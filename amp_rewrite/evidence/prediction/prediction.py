@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from amp_rewrite.evidence.instrument.vertices import Choice, Vertex
 from amp_rewrite.evidence.metric import Criterion
 from amp_rewrite.evidence.prediction.adjoint import Adjoint, adjoint
 from amp_rewrite.evidence.prediction.alone import Alone
-from amp_rewrite.evidence.prediction.probes import Outputs, Probing, probing, worst_of
+from amp_rewrite.evidence.prediction.probes import Outputs, probing, worst_of
 from amp_rewrite.evidence.prediction.profile import profiled
 from amp_rewrite.evidence.prediction.sites import Sites
 from amp_rewrite.ir.view import OpId, ValueId, View
@@ -194,22 +194,22 @@ def predict(
     batches: Iterable[tuple[Batch, Mapping[str, Any]]],
     alone: Alone | None = None,
     *,
-    probes: Probing | None = None,
+    search: bool = False,
     seed: int = 0,
-    blind: bool = True,
 ) -> Prediction:
     """Return the prediction for a float32 model, from batches with the outputs of the reference.
 
     `alone` runs the ops that no gradient tells of, and the model with all ops low; without it the first are unknown,
-    and errors are thought even. `probes`: for each batch, by default by the size of the model. `blind`: run every op
-    alone where steps, such as Round, stand before all outputs. GradientError before opset 12, for a model without
-    floating outputs, and without `blind` for one whose outputs are all steps.
+    and errors are thought even. `search`: for a search, with few probes; else every op is run alone where steps, such
+    as Round, stand before all outputs. GradientError before opset 12, for a model without floating outputs, and in a
+    search for one whose outputs are all steps.
     """
     view = asked.view
-    number_of, repeats = probes or probing(view)
+    number_of, repeats = probing(view, search=search)
     sites = Sites.of(view, asked.may, asked.to)
     rng = np.random.default_rng(seed)
     opened: dict[object, Adjoint] = {}
+    careful = frozenset[int]()
     outputs: list[Outputs] = []
     rows: list[tuple[Floats, Floats, Floats]] = []
     fed: list[Batch] = []
@@ -219,16 +219,20 @@ def predict(
         if not values:
             raise GradientError("the model has no floating output with elements; its error cannot be predicted")
         key = tuple((name, np.shape(value)) for name, value in sorted(batch.items()))
+        shapes = {name: tuple(y.shape) for name, y in values.items()}
+        build = partial(adjoint, view, sites.all, asked.to, shapes, batch, saturate=asked.saturate)
         if key not in opened:
-            shapes = {name: tuple(y.shape) for name, y in values.items()}
-            opened[key] = adjoint(view, sites.all, asked.to, shapes, batch, saturate=asked.saturate)
-            if not blind and len(opened[key].dark) == len(sites.all):
+            opened[key] = build(careful=careful)
+            if search and len(opened[key].dark) == len(sites.all):
                 raise GradientError("no gradient reaches the outputs: they are steps, such as those of a Round")
         outputs.append(Outputs.of(number, values, number_of))
         fed.append(batch)
         for probe in range(len(outputs[-1].probes)):
             for _ in range(repeats):
-                got = opened[key].run(batch, outputs[-1].seeds(probe, rng))
+                seeds = outputs[-1].seeds(probe, rng)
+                while (got := opened[key].run(batch, seeds)).unclear:
+                    careful |= got.unclear
+                    opened[key] = build(careful=careful)
                 rows.append((got.square, got.signed, got.bound))
                 lost |= got.lost
                 wild |= got.wild

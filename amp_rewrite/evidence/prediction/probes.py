@@ -24,8 +24,9 @@ class Probing(NamedTuple):
     repeats: int
 
 
-FEW, MANY = Probing(4, 1), Probing(16, 4)
-"""Of a large model, whose runs take time, and of a small one, whose adjoint model takes longer to build."""
+FEWEST, FEW, MANY = Probing(2, 1), Probing(4, 1), Probing(16, 4)
+"""Of a search in a large model, whose runs take time and whose trials correct the prediction; of one that is large or
+searched; of a small model, whose adjoint model takes longer to build."""
 _LARGE = 1 << 22
 """Numbers in the weights of a large model."""
 _DRAWS = 4096
@@ -34,11 +35,11 @@ _EVEN = 0.02
 """Part of an error that is spread evenly over a probe, whatever the profile says."""
 
 
-def probing(view: View) -> Probing:
-    """Return how a model is probed. O(constants)."""
+def probing(view: View, *, search: bool = False) -> Probing:
+    """Return how a model is probed, alone or in a search. O(constants)."""
     tensors = (view.constant(value.id) for value in view.values)
     numbers = sum(math.prod(tensor.dims) for tensor in tensors if tensor is not None)
-    return FEW if numbers > _LARGE else MANY
+    return (MANY, FEW, FEWEST)[(numbers > _LARGE) + search]
 
 
 @dataclass(frozen=True, slots=True)
