@@ -87,12 +87,21 @@ def test_early_stopping_ends_with_the_best_state() -> None:
             now[0] = next(rates)
 
     now[0] = next(rates)
-    stopping = EarlyStopping("val_loss", patience=1, restore_best=True)
+    stopping = EarlyStopping("val_loss", patience=2, restore_best=True)
     options: dict[str, Any] = {"validation_split": 0.25, "callbacks": [Rate(), stopping], "batch_size": 75}
     history = made.fit(data, epochs=9, learning_rate=lambda step: now[0], **options)
 
     assert len(history.epochs) == 4
     assert same(made.state, best) and made.steps == 2
+
+
+@pytest.mark.parametrize(("patience", "epochs"), [(0, 3), (1, 3), (2, 4), (3, 5)])
+def test_patience_counts_epochs_without_improvement_as_keras_does(patience: int, epochs: int) -> None:
+    stopping = EarlyStopping("val_loss", patience)
+    losses = [1.0, 0.5, 0.5, 0.6, 0.7, 0.8]
+    stopping.begin(_trainer())
+    stops = [stopping.epoch_end(_trainer(), e, {"val_loss": loss}) for e, loss in enumerate(losses)]
+    assert stops.index(True) + 1 == epochs
 
 
 def test_the_best_checkpoint_is_written(tmp_path: Path) -> None:
