@@ -187,10 +187,11 @@ class Trainer:
             FeedError: the data do not fit.
         """
         if not isinstance(epochs, int) or epochs < 0:
-            hint = "; targets are arrays of the same mapping: fit({'image': x, 'label': y})" if np.ndim(epochs) else ""
-            raise TrainingError(
-                f"epochs is {type(epochs).__name__ if hint else epochs!r}; use a whole number ≥ 0{hint}"
-            )
+            if np.ndim(epochs):
+                raise TrainingError(
+                    "epochs is an array; targets are arrays of one mapping with the inputs: fit({'image': x, 'label': y})"
+                )
+            raise TrainingError(f"epochs is {epochs!r}; use a whole number ≥ 0")
         return Fitting.of(self, batches, options).run(range_of(epochs, options), learning_rate, progress)
 
     def take(self, batch: Batch, number: int, learning_rate: Rate | None) -> dict[str, Array]:

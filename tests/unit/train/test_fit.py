@@ -121,6 +121,17 @@ def test_a_monitor_asks_for_the_mode_of_a_name_that_it_does_not_know() -> None:
     assert EarlyStopping("val_worst", mode="min").improved({"val_worst": 1.0})
 
 
+def test_one_callback_needs_no_list() -> None:
+    log: list[int] = []
+
+    class Epochs(Callback):
+        def epoch_end(self, trainer: Any, epoch: int, log_: Any) -> None:
+            log.append(epoch)
+
+    _trainer().fit(_arrays(), epochs=2, callbacks=Epochs())
+    assert log == [0, 1]
+
+
 def test_targets_in_the_place_of_epochs_are_told_of() -> None:
     with pytest.raises(TrainingError, match=r"^epochs is an array; targets are arrays of one mapping"):
         _trainer().fit({"x": np.zeros((4, 8))}, np.zeros(4))  # type: ignore[arg-type]
