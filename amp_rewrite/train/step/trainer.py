@@ -189,7 +189,8 @@ class Trainer:
         if not isinstance(epochs, int) or epochs < 0:
             if np.ndim(epochs):
                 raise TrainingError(
-                    "epochs is an array; targets are arrays of one mapping with the inputs: fit({'image': x, 'label': y})"
+                    "epochs is an array; targets are arrays of one mapping with the inputs, as in fit({'image': x,"
+                    " 'label': y})"
                 )
             raise TrainingError(f"epochs is {epochs!r}; use a whole number ≥ 0")
         return Fitting.of(self, batches, options).run(range_of(epochs, options), learning_rate, progress)
