@@ -78,7 +78,7 @@ def is_expanded(array: Array) -> bool:
     if array.ndim < 3 or rows < _LEAST_ROWS or array.shape[-2] != rows or _equal(array):
         return False
     pairs, most = array.reshape(-1, rows * rows), _FEW * rows * rows
-    return len(np.unique(pairs[0])) <= most and len(np.unique(pairs.T, axis=0)) <= most
+    return bool(len(np.unique(pairs[0])) <= most and len(np.unique(pairs.T, axis=0)) <= most)
 
 
 def _equal(array: Array) -> bool:
