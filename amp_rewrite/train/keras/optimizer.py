@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.evidence.data.npy import Npz
 from amp_rewrite.settings.loss_scale import Array, Gradient, serialize
-from amp_rewrite.train.keras.saved_state import SCALE_KEYS, saved_state
 from amp_rewrite.train.keras.variables import GradsAndVars, Variable, Variables, differentiable, listed, pairs_of, times
 from amp_rewrite.train.update import optimizers
 
@@ -353,3 +354,30 @@ def _first(value: object, var: Variable, slot: str) -> Array:
 
 
 _ALIASES = {"lr": "learning_rate"}
+
+
+# -- saved state ---------------------------------------------------------------------------------------
+
+SCALE_KEYS = ("loss_scale/current_loss_scale", "loss_scale/good_steps")
+"""Paths of a dynamic loss scale's state."""
+COUNT = "iter"
+LIMIT = 1 << 40
+"""Limit for the bytes of a checkpoint in memory."""
+_OF_TRAINER = {"step": COUNT, "loss_scale": SCALE_KEYS[0], "good_steps": SCALE_KEYS[1]}
+_SLOT = "slot/"
+_HEADER = "amp_rewrite/"
+
+
+def saved_state(saved: Mapping[str, Array] | str | os.PathLike[str]) -> dict[str, Array]:
+    """Return the state of an optimizer by the paths of `checkpoint`: "iter", "<variable>/<slot>", the loss scale.
+
+    `saved`: the result of `checkpoint`, or the contents or the path of a file of `Trainer.save`. FeedError for a file
+    that is damaged.
+    """
+    if isinstance(saved, (str, os.PathLike)):
+        file = Npz(Path(saved))
+        saved = file.read({name: name for name in file.names}, LIMIT)
+    if not any(name.startswith(_HEADER) for name in saved) and "step" not in saved:
+        return dict(saved)
+    own = {key: saved[name] for name, key in _OF_TRAINER.items() if name in saved}
+    return own | {name.removeprefix(_SLOT): array for name, array in saved.items() if name.startswith(_SLOT)}

@@ -49,5 +49,7 @@ def _parsed(text: str, outputs: Collection[str]) -> Metric:
         hint = advice(text.partition("(")[0].strip(), METRICS, f"use one of {', '.join(METRICS)}")
         raise TrainingError(f"unknown metric {text!r}; {hint}")
     (term,) = terms(text, outputs.__contains__, options)
+    if not term.loss:
+        raise TrainingError(f"the metric {text!r} lacks what it reads; write {text}(OUTPUT, TARGET)")
     given: dict[str, Any] = {name: value for name, value in term.options.items() if name in options[term.loss]}
     return METRICS[term.loss](term.prediction, *(() if term.target is None else (term.target,)), **given)

@@ -66,7 +66,7 @@ def _scales_tokens(view: View, value: Value, array: Array) -> bool:
     if array.ndim < 3 or array.shape[-1] != 1 or array.shape[-2] == 1 or not (array == 1).all():
         return False
     others = [v for use in view.uses[value.id] for v in view.ops[use.op].inputs if v is not None and v != value.id]
-    return array.shape[0] > 1 or all(view.producer(v, "LayerNormalization") is not None for v in others)
+    return bool(array.shape[0] > 1) or all(view.producer(v, "LayerNormalization") is not None for v in others)
 
 
 def is_expanded(array: Array) -> bool:
@@ -77,8 +77,8 @@ def is_expanded(array: Array) -> bool:
     rows = array.shape[-1]
     if array.ndim < 3 or rows < _LEAST_ROWS or array.shape[-2] != rows or _equal(array):
         return False
-    pairs = np.ascontiguousarray(array.reshape(-1, rows * rows).T)
-    return len(np.unique(pairs, axis=0)) <= _FEW * rows * rows
+    pairs, most = array.reshape(-1, rows * rows), _FEW * rows * rows
+    return bool(len(np.unique(pairs[0])) <= most and len(np.unique(pairs.T, axis=0)) <= most)
 
 
 def _equal(array: Array) -> bool:

@@ -13,6 +13,16 @@ _TERM = re.compile(r"\s*(?:(?P<factor>[-+]?[\d.]+(?:e[-+]?\d+)?)\s*\*\s*)?(?P<re
 _CALL = re.compile(r"(\w+)\s*\((.*)\)", re.DOTALL)
 _OPTION = re.compile(r"(?P<before>.*),\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<value>\[[^\[\]]*\]|[^,\[\]=]+)\s*", re.DOTALL)
 
+_ELSEWHERE = {
+    **dict.fromkeys(("sparse_categorical_crossentropy", "crossentropy", "crossentropyloss"), "cross_entropy"),
+    "categorical_crossentropy": "categorical_cross_entropy",
+    **dict.fromkeys(("binary_crossentropy", "bce", "bce_with_logits"), "binary_cross_entropy"),
+    **dict.fromkeys(("kl_div", "kld", "kullback_leibler_divergence"), "kl_divergence"),
+    **dict.fromkeys(("mse", "l2"), "mean_squared_error"),
+    **dict.fromkeys(("mae", "l1"), "mean_absolute_error"),
+}
+"""Names of losses in Keras and PyTorch, in lower case without "_loss", and those here."""
+
 Known = Callable[[str], bool]
 """True for the name of a value of the model."""
 
@@ -70,7 +80,8 @@ def _term(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> Ter
     if known(match["rest"]) or call is None:
         return Term(match["rest"] if match["factor"] else text, factor=factor)
     if call[1] not in losses:
-        hint = advice(call[1], losses, f"use one of {', '.join(losses)}")
+        own = _ELSEWHERE.get(call[1].lower().removesuffix("_loss"))
+        hint = f"it is {own} here" if own else advice(call[1], losses, f"use one of {', '.join(losses)}")
         raise TrainingError(f"unknown loss {call[1]!r}; {hint}")
     inside, options = _options(call[1], call[2], known, losses[call[1]])
     prediction, target = _arguments(inside, known)

@@ -31,9 +31,9 @@ from amp_rewrite.train.parallel.replicas import Replicas, averaged, check_strate
 from amp_rewrite.train.parallel.sharding import handed_round, owners_of
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.assembly import with_outputs
+from amp_rewrite.train.step.batch_check import read_by
 from amp_rewrite.train.step.optimizer_state import slot_of
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.step.step_inputs import read_by
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.graph import REGION, StateVariable
 

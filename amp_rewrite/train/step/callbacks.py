@@ -71,6 +71,11 @@ class Callback:
         """
 
 
+_FALLING = ("loss", "error", "perplexity", "entropy", "divergence", "huber", "contrastive", "cosine", "mae", "mse")
+_RISING = ("acc", "auc", "f1", "top_k", "precision", "recall", "score", "similarity")
+"""Parts of names of numbers that are better if they are less, and if they are more."""
+
+
 class _Monitor(Callback):
     """Base of callbacks that compare a number with its best value so far; subclasses have these fields."""
 
@@ -81,7 +86,12 @@ class _Monitor(Callback):
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "min", "max"):
             raise TrainingError(f"mode is {self.mode!r}; use auto, min or max")
-        falling = any(word in self.monitor for word in ("loss", "error", "perplexity"))
+        falling, rising = (any(word in self.monitor for word in words) for words in (_FALLING, _RISING))
+        if self.mode == "auto" and falling == rising:
+            raise TrainingError(
+                f"{type(self).__name__} cannot tell by the name if {self.monitor!r} should fall or rise; say mode='min'"
+                " or mode='max'"
+            )
         self.sign = 1.0 if self.mode == "min" or (self.mode == "auto" and falling) else -1.0
         self.best = math.inf
 
@@ -106,7 +116,7 @@ class EarlyStopping(_Monitor):
         monitor: a number of an epoch.
         patience: epochs without improvement after which `fit` stops.
         restore_best: end with the state of the best epoch.
-        mode: "min", "max", or "auto": min for losses and errors, else max.
+        mode: "min", "max", or "auto": min for losses and errors, max for accuracy, AUC, F1 and the like.
         min_delta: least change that counts.
     """
 

@@ -29,7 +29,7 @@ class FitOptions(TypedDict, total=False):
         validation_data: data to evaluate after each epoch, as `fit` takes them.
         validation_split: evaluate the last rows of arrays, this share of them, and do not train on them.
         metrics: metrics of the validation data, as `evaluate` takes them.
-        callbacks: objects derived from `Callback`.
+        callbacks: objects derived from `Callback`, or one.
         first_epoch: number of the first epoch, for a run that is resumed.
     """
 
@@ -39,7 +39,7 @@ class FitOptions(TypedDict, total=False):
     validation_data: object
     validation_split: float
     metrics: Sequence[Metric | str]
-    callbacks: Sequence[Callback]
+    callbacks: Sequence[Callback] | Callback
     first_epoch: int
 
 
@@ -117,7 +117,8 @@ class Fitting:
             rows, held = rows.split(share)
             validation = held.arrays
         feed = trainer.feed(data if rows is None else lambda: rows.batches(0))
-        callbacks = tuple(options.get("callbacks", ()))
+        given = options.get("callbacks", ())
+        callbacks = (given,) if isinstance(given, Callback) else tuple(given)
         metrics: dict[str, list[float]] = {name: [] for name in trainer.step.metrics}
         asked = options.get("metrics", ())
         if asked and validation is None:

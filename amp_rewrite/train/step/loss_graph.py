@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.fingerprint import fingerprint
@@ -14,22 +14,10 @@ from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_o
 from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.train.objective.module_parameters import ModuleParameters
 from amp_rewrite.train.objective.parameters import Choice, trained
 from amp_rewrite.train.step.assembly import Prepared, lowered
 from amp_rewrite.train.step.training_report import TrainingReport, model_name
 from amp_rewrite.train.update.graph import Buffers
-
-
-@dataclass(frozen=True)
-class LossSettings:
-    """How a loss is built: its policy, the parameters that are trained, training mode, and how ops are lowered."""
-
-    policy: Policy
-    parameters: str | Sequence[str] | None = None
-    freeze: str | Sequence[str] = ()
-    training_mode: bool = False
-    painting: Painting = field(default_factory=Painting)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +42,14 @@ class LossGraph:
     report: TrainingReport
 
 
-def loss_graph(given: object, source: Model, loss: str, settings: LossSettings) -> LossGraph:
+def loss_graph(
+    source: Model, loss: str, choice: Choice, policy: Policy, training_mode: bool, painting: Painting
+) -> LossGraph:
     """Build the graph of a loss of a model and open it, on CUDA if available, else emulated on the CPU.
 
-    `given`: what the model was loaded from. Errors are those of `training_step`.
+    Errors are those of `training_step`.
     """
-    choice = Choice(settings.parameters, settings.freeze, ModuleParameters.of(given, source))
-    ready = Prepared.of(source, loss, settings.training_mode, lambda view, name: trained(view, name, choice))
+    ready = Prepared.of(source, loss, training_mode, lambda view, name: trained(view, name, choice))
     b, aim = ready.b, ready.aim
     seed = b.input("seed", DType.FLOAT, ())
     grads = {
@@ -72,7 +61,7 @@ def loss_graph(given: object, source: Model, loss: str, settings: LossSettings) 
         for name, (new, start) in ready.buffers.items()
     }
     whole = ready.with_results((*grads.values(), *(new for new, _ in buffers.values())))
-    result, conversion = lowered(whole, settings.policy, settings.painting)
+    result, conversion = lowered(whole, policy, painting)
     providers = (CUDA, CPU) if cuda_opens() else (CPU,)
     if conversion is not None and CUDA not in providers:
         result = emulate(result)

@@ -22,9 +22,11 @@ from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
+from amp_rewrite.train.objective.module_parameters import ModuleParameters
+from amp_rewrite.train.objective.parameters import Choice
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.assembly import policy_of, with_state, with_values
-from amp_rewrite.train.step.loss_graph import LossGraph, LossSettings, loss_graph
+from amp_rewrite.train.step.loss_graph import LossGraph, loss_graph
 from amp_rewrite.train.step.optimizer_state import by_path
 from amp_rewrite.train.step.training_report import TrainingReport
 from amp_rewrite.train.update.graph import StateVariable
@@ -88,8 +90,9 @@ class ModelLoss:
         """
         require("ModelLoss")
         chosen = policy_of(process.policy_of_sessions() if policy is None else policy)
-        settings = LossSettings(chosen, parameters, freeze, training_mode, painting)
-        graph = loss_graph(model, Model.load(model, folder=folder), loss, settings)
+        source = Model.load(model, folder=folder)
+        choice = Choice(parameters, freeze, ModuleParameters.of(model, source))
+        graph = loss_graph(source, loss, choice, chosen, training_mode, painting)
         state = {name: start.copy() for name, (_, start) in graph.buffers.items()}
         if graph.random is not None:
             state |= {graph.random.state: initial_random_state(seed), graph.random.replica: np.array(0, np.int64)}

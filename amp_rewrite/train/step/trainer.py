@@ -24,12 +24,11 @@ from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.metrics.metric import Metric
 from amp_rewrite.train.metrics.metric_text import metrics_of
 from amp_rewrite.train.step import checkpoint
-from amp_rewrite.train.step.batch_check import check_batch
+from amp_rewrite.train.step.batch_check import batch_model, check_batch, read_by
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, Scores, range_of
 from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, shown, slots_of
 from amp_rewrite.train.step.rows import Rows
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.step.step_inputs import batch_model, read_by
 from amp_rewrite.train.update.optimizers.optimizer import AVERAGE
 
 
@@ -188,6 +187,11 @@ class Trainer:
             FeedError: the data do not fit.
         """
         if not isinstance(epochs, int) or epochs < 0:
+            if np.ndim(epochs):
+                raise TrainingError(
+                    "epochs is an array; targets are arrays of one mapping with the inputs, as in fit({'image': x,"
+                    " 'label': y})"
+                )
             raise TrainingError(f"epochs is {epochs!r}; use a whole number ≥ 0")
         return Fitting.of(self, batches, options).run(range_of(epochs, options), learning_rate, progress)
 

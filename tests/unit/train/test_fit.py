@@ -13,6 +13,7 @@ import pytest
 
 from amp_rewrite.errors import FeedError, TrainingError
 from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.train.metrics.metric_text import metrics_of
 from amp_rewrite.train.step import callbacks
 from amp_rewrite.train.step.callbacks import BestCheckpoint, Callback, CSVLog, EarlyStopping, JSONLog, TensorBoard
 from amp_rewrite.train.step.trainer import Trainer
@@ -87,12 +88,58 @@ def test_early_stopping_ends_with_the_best_state() -> None:
             now[0] = next(rates)
 
     now[0] = next(rates)
-    stopping = EarlyStopping("val_loss", patience=1, restore_best=True)
+    stopping = EarlyStopping("val_loss", patience=2, restore_best=True)
     options: dict[str, Any] = {"validation_split": 0.25, "callbacks": [Rate(), stopping], "batch_size": 75}
     history = made.fit(data, epochs=9, learning_rate=lambda step: now[0], **options)
 
     assert len(history.epochs) == 4
     assert same(made.state, best) and made.steps == 2
+
+
+@pytest.mark.parametrize(("patience", "epochs"), [(0, 3), (1, 3), (2, 4), (3, 5)])
+def test_patience_counts_epochs_without_improvement_as_keras_does(patience: int, epochs: int) -> None:
+    stopping = EarlyStopping("val_loss", patience)
+    losses = [1.0, 0.5, 0.5, 0.6, 0.7, 0.8]
+    stopping.begin(_trainer())
+    stops = [stopping.epoch_end(_trainer(), e, {"val_loss": loss}) for e, loss in enumerate(losses)]
+    assert stops.index(True) + 1 == epochs
+
+
+@pytest.mark.parametrize(
+    ("monitor", "better"),
+    [("val_cross_entropy", 0.1), ("val_mae", 0.1), ("val_mean_squared_error", 0.1), ("val_auc", 0.9), ("f1", 0.9)],
+)
+def test_a_monitor_knows_by_the_name_what_is_better(monitor: str, better: float) -> None:
+    stopping = EarlyStopping(monitor)
+    assert stopping.improved({monitor: 0.5}) and stopping.improved({monitor: better})
+    assert not stopping.improved({monitor: 0.5})
+
+
+def test_a_monitor_asks_for_the_mode_of_a_name_that_it_does_not_know() -> None:
+    with pytest.raises(TrainingError, match=r"by the name if 'val_worst' should fall or rise; say mode='min'"):
+        EarlyStopping("val_worst")
+    assert EarlyStopping("val_worst", mode="min").improved({"val_worst": 1.0})
+
+
+def test_one_callback_needs_no_list() -> None:
+    log: list[int] = []
+
+    class Epochs(Callback):
+        def epoch_end(self, trainer: Any, epoch: int, log_: Any) -> None:
+            log.append(epoch)
+
+    _trainer().fit(_arrays(), epochs=2, callbacks=Epochs())
+    assert log == [0, 1]
+
+
+def test_targets_in_the_place_of_epochs_are_told_of() -> None:
+    with pytest.raises(TrainingError, match=r"^epochs is an array; targets are arrays of one mapping"):
+        _trainer().fit({"x": np.zeros((4, 8))}, np.zeros(4))  # type: ignore[arg-type]
+
+
+def test_a_metric_without_its_output_says_how_to_write_it() -> None:
+    with pytest.raises(TrainingError, match=r"^the metric 'accuracy' lacks .* write accuracy\(OUTPUT, TARGET\)"):
+        metrics_of(["accuracy"], ["y"])
 
 
 def test_the_best_checkpoint_is_written(tmp_path: Path) -> None:

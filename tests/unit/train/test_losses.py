@@ -14,6 +14,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.gradients import gradients
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.train.objective.loss_text import terms
 from amp_rewrite.train.objective.losses import Objective, objective
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
@@ -337,3 +338,19 @@ def test_training_by_probabilities_equals_training_by_logits() -> None:
         for name in ("p", "y")
     ]
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("sparse_categorical_crossentropy", "cross_entropy"),
+        ("categorical_crossentropy", "categorical_cross_entropy"),
+        ("CrossEntropyLoss", "cross_entropy"),
+        ("mse_loss", "mean_squared_error"),
+        ("MAE", "mean_absolute_error"),
+    ],
+)
+def test_names_of_losses_in_keras_and_pytorch_lead_to_those_here(name: str, own: str) -> None:
+    with pytest.raises(TrainingError) as error:
+        terms(f"{name}(y, t)", {"y"}.__contains__, {"cross_entropy": ()})
+    assert str(error.value) == f"unknown loss {name!r}; it is {own} here"

@@ -8,13 +8,9 @@ from typing import Any
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.update.optimizers.adafactor import Adafactor
-from amp_rewrite.train.update.optimizers.adagrad import Adagrad
-from amp_rewrite.train.update.optimizers.adam import Adam, AdamW
-from amp_rewrite.train.update.optimizers.lamb import LAMB
-from amp_rewrite.train.update.optimizers.lion import Lion
+from amp_rewrite.train.update.optimizers.adam import LAMB, Adam, AdamW
+from amp_rewrite.train.update.optimizers.descent import SGD, Adagrad, Lion, RMSprop
 from amp_rewrite.train.update.optimizers.optimizer import Optimizer
-from amp_rewrite.train.update.optimizers.rmsprop import RMSprop
-from amp_rewrite.train.update.optimizers.sgd import SGD
 from amp_rewrite.train.update.schedules import rate_of_config
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {

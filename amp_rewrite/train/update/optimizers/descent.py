@@ -1,0 +1,122 @@
+"""Gradient descent and its relatives: SGD, RMSprop, Adagrad, Lion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic, Result, Values, number
+from amp_rewrite.train.update.optimizers.optimizer import Optimizer
+from amp_rewrite.train.update.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Gradient descent, with Keras's momentum: velocity = momentum * velocity - rate * gradient.
+
+    Args:
+        learning_rate: a number, or a `Schedule`.
+        momentum: factor of the velocity; 0 for none.
+        nesterov: change by momentum * velocity - rate * gradient (Sutskever et al., 2013).
+
+    Example:
+        >>> from amp_rewrite.train import SGD
+        >>> SGD(0.1, momentum=0.9).spelling
+        'sgd,learning_rate=0.1,momentum=0.9'
+    """
+
+    learning_rate: float | Schedule = 0.01
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def slots(self) -> Mapping[str, float]:
+        return {"momentum": 0.0} if self.momentum else {}
+
+    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
+        if not self.momentum:
+            return variable - rate * gradient, {}
+        factor = number(self.momentum)
+        velocity = factor * slots["momentum"] - rate * gradient
+        move = factor * velocity - rate * gradient if self.nesterov else velocity
+        return variable + move, {"momentum": velocity}
+
+
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """Tieleman and Hinton's RMSprop; epsilon is added to the root, as in Keras without momentum and in PyTorch.
+
+    Args:
+        learning_rate: a number, or a `Schedule`.
+        rho: decay of the mean square.
+        momentum: factor of the velocity; 0 for none.
+        epsilon: added to the root.
+    """
+
+    learning_rate: float | Schedule = 0.001
+    rho: float = 0.9
+    momentum: float = 0.0
+    epsilon: float = 1e-7
+
+    def slots(self) -> Mapping[str, float]:
+        return {"rms": 0.0, "momentum": 0.0} if self.momentum else {"rms": 0.0}
+
+    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
+        rms = number(self.rho) * slots["rms"] + number(1 - self.rho) * (gradient * gradient)
+        move = rate * gradient / (by.sqrt(rms) + number(self.epsilon))
+        if not self.momentum:
+            return variable - move, {"rms": rms}
+        velocity = number(self.momentum) * slots["momentum"] + move
+        return variable - velocity, {"rms": rms, "momentum": velocity}
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Duchi, Hazan and Singer's Adagrad; epsilon is added to the root.
+
+    Args:
+        learning_rate: a number, or a `Schedule`.
+        initial_accumulator_value: first value of the sum of squares.
+        epsilon: added to the root.
+    """
+
+    learning_rate: float | Schedule = 0.001
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+
+    def slots(self) -> Mapping[str, float]:
+        return {"accumulator": self.initial_accumulator_value}
+
+    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
+        accumulator = slots["accumulator"] + gradient * gradient
+        return variable - rate * gradient / (by.sqrt(accumulator) + number(self.epsilon)), {"accumulator": accumulator}
+
+
+@dataclass(frozen=True)
+class Lion(Optimizer):
+    """Lion of Chen et al. (Symbolic Discovery of Optimization Algorithms, 2023, algorithm 2), with decoupled decay.
+
+    A step is the sign of a momentum, times the rate. Take a rate 3 to 10 times smaller than that of AdamW, and a weight
+    decay as many times larger. Defaults are the paper's.
+
+    Args:
+        learning_rate: a number, or a `Schedule`.
+        beta_1: share of the momentum in the direction of a step.
+        beta_2: decay of the momentum.
+
+    Example:
+        >>> from amp_rewrite.train import Lion
+        >>> Lion(1e-4, weight_decay=0.1).spelling
+        'lion,weight_decay=0.1,learning_rate=0.0001'
+    """
+
+    learning_rate: float | Schedule = 0.0001
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    SLOTS: ClassVar[Mapping[str, float]] = {"m": 0.0}
+    DECOUPLED: ClassVar[bool] = True
+
+    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
+        direction = number(self.beta_1) * slots["m"] + number(1 - self.beta_1) * gradient
+        m = number(self.beta_2) * slots["m"] + number(1 - self.beta_2) * gradient
+        return variable - rate * by.sign(direction), {"m": m}
