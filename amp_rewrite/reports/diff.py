@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.change import CastChange, Change
@@ -236,18 +237,18 @@ def _kind(was: str, now: str) -> str:
 def _crossings(a: Flow, b: Flow, matches: Matches) -> Iterator[PlacedChange]:
     """Yield operands and outputs of the model that come from another op, which computes the same in other types."""
     for i, j, place, source, other in crossed(a, b, matches):
-        was, now = (_described(flow.report.rows[row]) for flow, row in ((a, source), (b, other)))
-        if place == NO_ROW:
-            first = _first_output(a.report), _first_output(b.report)
-            change = Change("retyped", b.outputs[j].name, "graph output", before=was, after=now)
-            yield PlacedChange(change, first[0] + i, first[1] + j)
-        else:
-            row = b.report.rows[j]
-            yield PlacedChange(Change("retyped", row.path, row.op, row.scope, was, now, f"input {place}"), i, j)
-
-
-def _described(row: Row) -> str:
-    return f"{row.dtype} of {row.path}"
+        row = b.report.rows[other]
+        for change in _changes(a.report.rows[source], row, attributes=True):
+            of = f"{row.op} {change.variable}".strip()
+            if place == NO_ROW:
+                first = _first_output(a.report), _first_output(b.report)
+                change = replace(change, name=b.outputs[j].name, op="graph output", scope="", variable=of, was="")
+                yield PlacedChange(change, first[0] + i, first[1] + j)
+            else:
+                reader = b.report.rows[j]
+                slot = f"input {place}: {of}"
+                change = replace(change, name=reader.path, op=reader.op, scope=reader.scope, variable=slot, was="")
+                yield PlacedChange(change, i, j)
 
 
 def _one_sided(kind: str, row: Row) -> Change:

@@ -53,8 +53,8 @@ def matched(a: Flow, b: Flow) -> tuple[tuple[int, int], ...]:
 def crossed(a: Flow, b: Flow, matches: Matches) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield operands of matching ops that are computed alike, by other ops than those that match, in other types.
 
-    Each is a pair of readers, the place in their reads, and the rows behind it; an output of the model is a reader at
-    place `NO_ROW`, by its position. Ops whose operands commute read them in any order.
+    Each is a pair of readers, the place in their reads, and the rows above it that differ first; an output of the model
+    is a reader at place `NO_ROW`, by its position. Ops whose operands commute read them in any order.
     """
     to_b = dict(matches.rows)
     operands = [(i, j, place, r, s) for i, j in matches.rows for place, r, s in _operands(a, b, i, j, to_b)]
@@ -68,10 +68,14 @@ def crossed(a: Flow, b: Flow, matches: Matches) -> Iterator[tuple[int, int, int,
     interned: dict[Hashable, int] = {}
     sides = [_Side(flow, *_numbered(matches.inputs, matches.outputs, k)) for k, flow in enumerate((a, b))]
     (kinds, others), (exact, other_exact) = ([side.up(word, interned) for side in sides] for word in (_op, _types))
-    for operand in moved:
-        r, s = operand[3:]
+    for i, j, place, r, s in moved:
         if kinds[r] == others[s] and exact[r] != other_exact[s]:
-            yield operand
+            above: tuple[int, int] | None = (r, s)
+            while above is not None and _types(a.report.rows[r]) == _types(b.report.rows[s]):
+                r, s = above
+                reads = zip(a.reads[r], b.reads[s], strict=False)
+                above = next(((x, y) for x, y in reads if x >= 0 and y >= 0 and exact[x] != other_exact[y]), None)
+            yield i, j, place, r, s
 
 
 def _operands(a: Flow, b: Flow, i: int, j: int, to_b: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:

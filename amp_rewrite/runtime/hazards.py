@@ -161,10 +161,15 @@ def _biased_layers(view: View, made: Made) -> Iterator[Op]:
                 yield op
 
 
+def _low(view: View, made: Made, *kinds: str) -> Iterator[Op]:
+    """Yield ops of these kinds with a float16 result."""
+    ops = (op for op in view.ops if op.kind in kinds)
+    return (op for op in ops if any(made(value) is DType.FLOAT16 for value in op.results))
+
+
 def _recurrent(view: View, made: Made) -> Iterator[Op]:
     """Yield float16 LSTMs."""
-    lstms = (op for op in view.ops if op.kind == "LSTM")
-    yield from (op for op in lstms if any(made(v) is DType.FLOAT16 for v in op.results))
+    return _low(view, made, "LSTM")
 
 
 def _captured(view: View, made: Made) -> Iterator[Op]:
@@ -176,7 +181,7 @@ def _captured(view: View, made: Made) -> Iterator[Op]:
 
 def _wide_heads(view: View, made: Made) -> Iterator[Op]:
     """Yield float16 Attention with heads of more than 256 elements."""
-    ops = [op for op in view.ops if op.kind == "Attention" and any(made(v) is DType.FLOAT16 for v in op.results)]
+    ops = list(_low(view, made, "Attention"))
     shapes = shapes_of(view) if ops else {}
     for op in ops:
         query = op.inputs[0]
@@ -195,9 +200,7 @@ _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalizatio
 
 def _summed_norms(view: View, made: Made) -> Iterator[Op]:
     """Yield float16 norms of a sum, which onnxruntime fuses with it, and such fused norms."""
-    for op in view.ops:
-        if op.kind not in (*_NORMS, *_SKIP_NORMS) or op.outputs[0] is None or made(op.outputs[0]) is not DType.FLOAT16:
-            continue
+    for op in _low(view, made, *_NORMS, *_SKIP_NORMS):
         maker = view.producer(op.inputs[0])
         if op.kind in _SKIP_NORMS or (maker is not None and maker.kind == "Add"):
             yield op
@@ -205,16 +208,12 @@ def _summed_norms(view: View, made: Made) -> Iterator[Op]:
 
 def _grouped(view: View, made: Made) -> Iterator[Op]:
     """Yield float16 convolutions of several groups."""
-    for op in view.ops:
-        grouped = op.kind in ("Conv", "ConvTranspose") and int_attribute(op.node, "group", 1) > 1
-        if grouped and any(made(value) is DType.FLOAT16 for value in op.results):
-            yield op
+    return (op for op in _low(view, made, "Conv", "ConvTranspose") if int_attribute(op.node, "group", 1) > 1)
 
 
 def _norms(view: View, made: Made) -> Iterator[Op]:
     """Yield float16 LayerNormalizations."""
-    norms = (op for op in view.ops if op.kind == "LayerNormalization")
-    yield from (op for op in norms if op.outputs[0] is not None and made(op.outputs[0]) is DType.FLOAT16)
+    return _low(view, made, "LayerNormalization")
 
 
 _ISSUES = "https://github.com/microsoft/onnxruntime/issues"

@@ -113,12 +113,14 @@ def load_kernels(release: str = "") -> Kernels:
 @functools.cache
 def load_webgpu_kernels() -> Kernels:
     """Load the kernel table of the WebGPU provider, of which `python -m suites.webgpu table` probes each row."""
-    return kernels_of(json.loads((_TABLES / "webgpu_kernels.json").read_text(encoding="utf-8")), "webgpu")
+    return kernels_of(_stored("webgpu_kernels"), "webgpu")
 
 
 def releases() -> tuple[str, ...]:
     """Return the releases of onnxruntime-gpu that have a table, oldest first."""
-    return tuple(sorted((_release(_newest()["runtime"]), *_history()["releases"]), key=release_number))
+    return tuple(
+        sorted((_release(_stored("cuda_kernels")["runtime"]), *_stored("cuda_history")["releases"]), key=release_number)
+    )
 
 
 def kernels_of(table: Mapping[str, Any], provider: str = "cuda") -> Kernels:
@@ -137,23 +139,17 @@ def kernels_of(table: Mapping[str, Any], provider: str = "cuda") -> Kernels:
 
 
 @functools.cache
-def _newest() -> Mapping[str, Any]:
-    table: Mapping[str, Any] = json.loads((_TABLES / "cuda_kernels.json").read_text(encoding="utf-8"))
-    return table
-
-
-@functools.cache
-def _history() -> Mapping[str, Any]:
-    table: Mapping[str, Any] = json.loads((_TABLES / "cuda_history.json").read_text(encoding="utf-8"))
+def _stored(name: str) -> Mapping[str, Any]:
+    table: Mapping[str, Any] = json.loads((_TABLES / f"{name}.json").read_text(encoding="utf-8"))
     return table
 
 
 def _row(release: str) -> Mapping[str, Any]:
     """Return the whole table of a release: the newest, with the changes of each older release down to it."""
-    table = _newest()
+    table = _stored("cuda_kernels")
     if release == _release(table["runtime"]):
         return table
-    history = _history()
+    history = _stored("cuda_history")
     table = {**table, "sets": history["sets"]}
     for older, change in history["releases"].items():
         table = patched(table, change)

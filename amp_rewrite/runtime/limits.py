@@ -40,65 +40,25 @@ class Limits:
 _HALF, _BRAIN = DType.FLOAT16, DType.BFLOAT16
 _ORT_DOCS = "https://onnxruntime.ai/docs/execution-providers"
 
+_TENSORRT_LACKS = """
+AffineGrid Bernoulli CenterCropPad Col2Im Compress ConcatFromSequence DFT Det DynamicQuantizeLinear
+ImageDecoder MatMulInteger ConvInteger MaxRoiPool MaxUnpool MelWeightMatrix Multinomial
+NegativeLogLikelihoodLoss Optional OptionalGetElement OptionalHasElement QLinearConv QLinearMatMul SequenceAt
+SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap
+SoftmaxCrossEntropyLoss SplitToSequence Unique
+"""
+_TENSORRT_LACKS_IN_BFLOAT16 = """
+BlackmanWindow DeformConv GridSample HammingWindow HannWindow Mish NonMaxSuppression NonZero RoiAlign STFT
+"""
+
 LIMITS: Mapping[str, Limits] = {
     "tensorrt": Limits(
         "TensorRT",
         frozenset({_HALF, _BRAIN}),
         24,
         "https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md (TensorRT 10.15)",
-        absent=frozenset(
-            {
-                "AffineGrid",
-                "Bernoulli",
-                "CenterCropPad",
-                "Col2Im",
-                "Compress",
-                "ConcatFromSequence",
-                "DFT",
-                "Det",
-                "DynamicQuantizeLinear",
-                "ImageDecoder",
-                "MatMulInteger",
-                "ConvInteger",
-                "MaxRoiPool",
-                "MaxUnpool",
-                "MelWeightMatrix",
-                "Multinomial",
-                "NegativeLogLikelihoodLoss",
-                "Optional",
-                "OptionalGetElement",
-                "OptionalHasElement",
-                "QLinearConv",
-                "QLinearMatMul",
-                "SequenceAt",
-                "SequenceConstruct",
-                "SequenceEmpty",
-                "SequenceErase",
-                "SequenceInsert",
-                "SequenceLength",
-                "SequenceMap",
-                "SoftmaxCrossEntropyLoss",
-                "SplitToSequence",
-                "Unique",
-            }
-        ),
-        without={
-            _HALF: frozenset({"STFT"}),
-            _BRAIN: frozenset(
-                {
-                    "BlackmanWindow",
-                    "DeformConv",
-                    "GridSample",
-                    "HammingWindow",
-                    "HannWindow",
-                    "Mish",
-                    "NonMaxSuppression",
-                    "NonZero",
-                    "RoiAlign",
-                    "STFT",
-                }
-            ),
-        },
+        absent=frozenset(_TENSORRT_LACKS.split()),
+        without={_HALF: frozenset({"STFT"}), _BRAIN: frozenset(_TENSORRT_LACKS_IN_BFLOAT16.split())},
     ),
     "directml": Limits(
         "DirectML",

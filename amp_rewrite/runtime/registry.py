@@ -30,6 +30,12 @@ class Formals:
     types: Mapping[str, str]
     variables: frozenset[str]
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Formals:
+        """Return those of a schema as JSON has it."""
+        types = {name: spelling for name, spelling, *_ in (*row["inputs"], *row["outputs"])}
+        return cls(types, frozenset(row["types"]))
+
 
 Schemas = Mapping[str, Mapping[int, Formals]]
 """The versions of each operator by "domain::Op"."""
@@ -83,8 +89,7 @@ def _schemas(rows: Iterable[Mapping[str, Any]]) -> Schemas:
     """Return the schemas of a dump; of one without them, those of onnx and of onnxruntime's own operators."""
     found: dict[str, dict[int, Formals]] = {}
     for row in rows:
-        types = {name: spelling for name, spelling, *_ in (*row["inputs"], *row["outputs"])}
-        found.setdefault(f"{row['domain']}::{row['op']}", {})[row["since"]] = Formals(types, frozenset(row["types"]))
+        found.setdefault(f"{row['domain']}::{row['op']}", {})[row["since"]] = Formals.of(row)
     return found or dict(_known_schemas())
 
 
@@ -97,8 +102,7 @@ def _known_schemas() -> Iterator[tuple[str, dict[int, Formals]]]:
         variables = frozenset(c.type_param_str for c in s.type_constraints)
         found.setdefault(f"{s.domain or 'ai.onnx'}::{s.name}", {})[s.since_version] = Formals(types, variables)
     for key, row in contrib_schemas().items():
-        types = {name: spelling for name, spelling, *_ in (*row["inputs"], *row["outputs"])}
-        found.setdefault(key, {})[row["since"]] = Formals(types, frozenset(row["types"]))
+        found.setdefault(key, {})[row["since"]] = Formals.of(row)
     yield from found.items()
 
 

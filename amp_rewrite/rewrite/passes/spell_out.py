@@ -75,7 +75,8 @@ def _spelled(view: View, op: Op, context: Context) -> Replacement | str:
     scale, bias = (array.reshape(wide) for array in numbers)
     weights = [stored("groups", (0, groups, -1), np.int64), stored("ones", np.ones(groups), np.float32)]
     weights += [stored("zeros", np.zeros(groups), np.float32)]
-    weights += [stored("scale", scale, np.float32), stored("bias", bias, np.float32)]
+    # onnxruntime's quantizers name the scale of a value NAME_scale, and take what has that name for it
+    weights += [stored("gamma", scale, np.float32), stored("bias", bias, np.float32)]
     ahead, dims = [new_node("Reshape", [x, weights[0].name], name("grouped"))], (0, channels, *shape[2:])
     if dims.count(None) > 1:
         ahead.append(new_node("Shape", [x], name("shape")))

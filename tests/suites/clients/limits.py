@@ -56,13 +56,6 @@ LIMITS = (
         "Above BASIC a CPU session makes FusedConv and FusedGemm, which have no float16 kernel on CUDA: these ops stay "
         "float32.",
     ),
-    Limit(
-        ("onnxruntime quantize_static",),
-        "after",
-        frozenset({"tool"}),
-        "The tool ends in a ValueError over the scales of a bias.",
-        frozenset({"unet_dynamo21"}),
-    ),
     *(
         Limit(tools, order, frozenset({"tool"}), why, frozenset({model}))
         for tools, model, why in (

@@ -129,6 +129,13 @@ FOLDED = {
     + " h = Identity (c40)",
     "Gather": "h = Gather (big, i)",
     "a product of columns and rows": "a = Add (col, row) h = Add (a, deep)",
+    "StringConcat, doubling": 's0 = Constant <value_strings = ["aaaaaaaa"]> ()'
+    + "".join(f" s{k + 1} = StringConcat (s{k}, s{k})" for k in range(40))
+    + " e = Equal (s40, s0) h = Cast <to = 1> (e)",
+    "RegexFullMatch": f's = Constant <value_strings = ["{"a" * 40}!"]> ()'
+    + ' m = RegexFullMatch <pattern = "(a+)+b"> (s) h = Cast <to = 1> (m)',
+    "CenterCropPad": f"s = Constant <value = int64[2] {VAST}> () h = CenterCropPad (w, s)",
+    "HannWindow": "n = Constant <value_int = 1000000000000> () h = HannWindow (n)",
 }  # fmt: skip
 
 
