@@ -167,7 +167,8 @@ def export(one: Architecture, folder: Path, exporters: Sequence[str], *, real: b
                 said[exporter] = "fixed" if by.fixed or not one.dynamic else "dynamic"
                 break
             except Exception as error:  # noqa: BLE001  # exporters raise whatever the traced code raises
-                said[exporter] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                why = " ".join(str(error).rpartition("Exception summary")[2].split())  # dynamo gives advice first
+                said[exporter] = f"{type(error).__name__}: {why[:200]}"
                 path.unlink(missing_ok=True)
     (folder / f"{one.name}.json").write_text(json.dumps(said))
 

@@ -53,10 +53,12 @@ WIDTHS = ("model", "parameters", "inputs")
 
 
 def taken(given: Sequence[str], kept: dict[str, Any]) -> dict[str, Any]:
-    """Return the results with the rows and exports of folders, each given as NAME=FOLDER."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=measure.ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    """Return the results with the rows and exports of folders, each given as NAME=FOLDER.
+
+    New and changed rows get the last commit that changed the package.
+    """
+    command = ["git", "log", "-1", "--format=%h", "--", "amp_rewrite"]
+    commit = subprocess.run(command, cwd=measure.ROOT, capture_output=True, text=True, check=True).stdout.strip()
     groups = kept.setdefault("groups", {})
     for word in given:
         name, _, folder = word.partition("=")
