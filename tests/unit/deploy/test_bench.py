@@ -203,7 +203,17 @@ def test_a_limit_that_nothing_reaches_or_that_one_item_exceeds_says_so() -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("8GB", 8 * 10**9), ("1.5 GiB", 3 << 29), ("12", 12), ("3kb", 3000), ("2MiB", 2 << 20)]
+    ("text", "size"),
+    [
+        ("8GB", 8 * 10**9),
+        ("1.5 GiB", 3 << 29),
+        ("12", 12),
+        ("12 b", 12),
+        ("3kb", 3000),
+        ("4 KiB", 4096),
+        ("5mb", 5 * 10**6),
+        ("2MiB", 2 << 20),
+    ],
 )
 def test_sizes_of_memory_are_read(text: str, size: int) -> None:
     assert parse_bytes(text) == size

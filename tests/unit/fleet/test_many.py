@@ -425,6 +425,25 @@ def test_a_summary_is_not_replaced_unasked(src: Path, out: Path, tmp_path: Path)
         convert_many(src, out=out, summary=tmp_path / "model.onnx")
 
 
+@pytest.mark.parametrize("name", ["s.jsonl", "s.ndjson", "s.json", "S.JSON"])
+def test_a_summary_may_have_each_suffix_of_lines_of_json(src: Path, out: Path, tmp_path: Path, name: str) -> None:
+    done(src, out=out, summary=tmp_path / name, include="model.onnx")
+    assert {json.loads(line)["rc"] for line in (tmp_path / name).read_text().splitlines()} == {0}
+
+
+@pytest.mark.parametrize("suffix", [".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt"])
+def test_a_text_is_a_model_only_where_it_is_named_itself(out: Path, tmp_path: Path, suffix: str) -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
+    if suffix not in (".onnxtxt", ".onnxtext"):
+        text = str(onnx.parser.parse_model(text))
+    file = tmp_path / "texts" / f"model{suffix}"
+    file.parent.mkdir()
+    file.write_text(text, "utf-8")
+    assert [outcome.rc for outcome in done(file, out=out)] == [0]
+    with pytest.raises(ModelError):
+        convert_many(file.parent, out=out.with_name("other"))
+
+
 def test_an_interrupt_leaves_whole_files_and_a_summary_to_resume_from(
     src: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
