@@ -342,6 +342,13 @@ def test_the_time_of_an_op_is_its_median_over_runs_of_which_the_first_do_not_cou
     ]
 
 
+def test_only_the_kernels_of_nodes_are_ops(tmp_path: Path) -> None:
+    waits = {**event("up", 2, 70), "name": "up_fence_before"}
+    elsewhere = {**event("session", 3, 80), "cat": "Session"}
+    found = read_profile(written(tmp_path, run_of(0), event("up", 1, 5), waits, elsewhere))
+    assert [(op.name, round(op.seconds, 12)) for op in found] == [("up", 5e-6)]
+
+
 def test_a_profile_of_too_few_runs_and_another_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"^profile.json holds 1 runs, and 3 do not count; run the model more often$"):
         read_profile(written(tmp_path, run_of(0)), skip=3)
