@@ -8,6 +8,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -423,6 +424,17 @@ def test_a_summary_is_not_replaced_unasked(src: Path, out: Path, tmp_path: Path)
         convert_many(src, out=out, summary=tmp_path / "s.jsonl")
     with pytest.raises(ReportError, match=r"name a \.jsonl file"):
         convert_many(src, out=out, summary=tmp_path / "model.onnx")
+
+
+def test_a_line_of_a_summary_has_milliseconds_and_leaves_out_what_says_nothing() -> None:
+    outcome = Outcome("a.onnx", "b.onnx", rc=0, seconds=1.23456)
+    line = json.loads(outcome.to_json())
+    assert line["seconds"] == 1.235
+    assert not {"error", "finished", "unmatched", "trace"} & line.keys()
+    assert Outcome.from_json(outcome.to_json()) == replace(outcome, seconds=1.235)
+    failed = replace(outcome, rc=2, error="no such file", finished=True)
+    assert json.loads(failed.to_json())["error"] == "no such file"
+    assert Outcome.from_json(failed.to_json()).finished
 
 
 @pytest.mark.parametrize("name", ["s.jsonl", "s.ndjson", "s.json", "S.JSON"])
