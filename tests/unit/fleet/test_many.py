@@ -426,6 +426,13 @@ def test_a_summary_is_not_replaced_unasked(src: Path, out: Path, tmp_path: Path)
         convert_many(src, out=out, summary=tmp_path / "model.onnx")
 
 
+def test_a_folder_that_holds_a_model_of_tensorflow_is_named_as_one(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "saved_model.pb").write_bytes(b"\x08\x01\x12\x03\n\x01\n")
+    with pytest.raises(ModelError, match=r"saved_model\.pb is a TensorFlow SavedModel, not an ONNX model; "):
+        convert_many(tmp_path / "saved", out=out)
+
+
 def test_a_line_of_a_summary_has_milliseconds_and_leaves_out_what_says_nothing() -> None:
     outcome = Outcome("a.onnx", "b.onnx", rc=0, seconds=1.23456)
     line = json.loads(outcome.to_json())
