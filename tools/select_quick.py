@@ -282,7 +282,7 @@ def words(chosen: list[Unit], left: list[Unit], before: list[str]) -> list[str]:
     return [
         FOLDER,
         *sorted(outside),
-        "-mnot slow",
+        "-mnot slow and not torch and not transformers",
         *(f"--ignore={name}" for name in sorted(closed)),
         *(f"--deselect={name}" for name in sorted(dropped)),
     ]
