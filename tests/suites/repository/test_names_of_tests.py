@@ -39,7 +39,8 @@ def test_the_folders_of_unit_are_wings() -> None:
 def test_names_are_short_and_each_is_defined_once(path: Path) -> None:
     found = names(path)
     assert [name for name in found if len(name) > LONGEST] == []
-    assert [name for name in found if name.count("_") < 2] == [], "one word says no behavior"
+    helpers = {"test_step"}  # a function of Keras models, inside a test
+    assert [name for name in found if name.count("_") < 2 and name not in helpers] == [], "one word says no behavior"
     assert [name for name, count in Counter(found).items() if count > 1] == []
 
 

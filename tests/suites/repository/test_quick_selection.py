@@ -94,7 +94,7 @@ def test_the_arguments_are_folders_and_what_is_left_out(tool: Any) -> None:
     before = [
         "tests/unit",
         "tests/suites/harm",
-        "-mnot slow",
+        "-mnot slow and not torch and not transformers",
         "--ignore=tests/unit/ir/test_unmeasured.py",
         "--ignore=tests/unit/decide/test_a.py",
         f"--deselect={MODULE}::test_half",
@@ -104,7 +104,7 @@ def test_the_arguments_are_folders_and_what_is_left_out(tool: Any) -> None:
     assert tool.words(*chosen(tool, 3), before) == [
         "tests/unit",
         *sorted((*tool.ALWAYS, "tests/suites/harm")),
-        "-mnot slow",
+        "-mnot slow and not torch and not transformers",
         "--ignore=tests/unit/decide/test_b.py",
         "--ignore=tests/unit/ir/test_unmeasured.py",
         f"--deselect={MODULE}::test_all_again",

@@ -212,3 +212,17 @@ def test_an_op_that_computes_no_floats_never_stayed_float32() -> None:
     assert "Shape" not in text
     assert "ops          90: 87 float16, 1 float32, 2 without floats\n" in text
     assert "why 1 op stayed float32\n" in text
+
+
+@pytest.mark.parametrize(
+    ("start", "whole"), [("{", True), ("[", True), ("|", True), ("::", True), ("next: ", True), ("words ", False)]
+)
+def test_lines_that_are_copied_stay_whole_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], start: str, whole: bool
+) -> None:
+    monkeypatch.setattr(terminal, "columns", lambda stream: 24)
+    line = start + "a line that is longer than the terminal is wide"
+    terminal.show(f"a head\n{line}", commands=True)
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert (head, len(lines) == 1) == ("a head", whole)
+    assert " ".join(" ".join(lines).split()) == line

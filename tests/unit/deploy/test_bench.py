@@ -204,7 +204,17 @@ def test_a_limit_that_nothing_reaches_or_that_one_item_exceeds_says_so() -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("8GB", 8 * 10**9), ("1.5 GiB", 3 << 29), ("12", 12), ("3kb", 3000), ("2MiB", 2 << 20)]
+    ("text", "size"),
+    [
+        ("8GB", 8 * 10**9),
+        ("1.5 GiB", 3 << 29),
+        ("12", 12),
+        ("12 b", 12),
+        ("3kb", 3000),
+        ("4 KiB", 4096),
+        ("5mb", 5 * 10**6),
+        ("2MiB", 2 << 20),
+    ],
 )
 def test_sizes_of_memory_are_read(text: str, size: int) -> None:
     assert parse_bytes(text) == size
@@ -331,6 +341,13 @@ def test_the_time_of_an_op_is_its_median_over_runs_of_which_the_first_do_not_cou
         OpTime("up", "Mul", CPU, "float32", 5e-6),
         OpTime("in", "Neg", CPU, "float16", 4e-6),
     ]
+
+
+def test_only_the_kernels_of_nodes_are_ops(tmp_path: Path) -> None:
+    waits = {**event("up", 2, 70), "name": "up_fence_before"}
+    elsewhere = {**event("session", 3, 80), "cat": "Session"}
+    found = read_profile(written(tmp_path, run_of(0), event("up", 1, 5), waits, elsewhere))
+    assert [(op.name, round(op.seconds, 12)) for op in found] == [("up", 5e-6)]
 
 
 def test_a_profile_of_too_few_runs_and_another_file_are_refused(tmp_path: Path) -> None:

@@ -148,6 +148,13 @@ def test_batches_are_read_one_after_the_other() -> None:
     assert verify(RELU, RELU, batches, rtol=0.0).fed == Fed("batches()", False, 4)
 
 
+def test_progress_counts_the_batches_that_are_done() -> None:
+    told: list[tuple[int, int]] = []
+    batches = [{"x": np.zeros((2, 3), np.float32)}] * 3
+    verify(RELU, RELU, batches, rtol=0.0, progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
 def test_random_data_are_said_to_be_random() -> None:
     verdict = verify(RELU, RELU, Feed.randomly(RELU, seed=3), rtol=0.0)
     assert (verdict.fed, verdict.notes) == (

@@ -135,3 +135,13 @@ def test_external_parts_of_sparse_tensors_are_read_and_checked(folder):
     (folder / "m.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(ModelError, match="tensor 's'"):
         Model.load(folder / "m.onnx")
+
+
+def test_bytes_beside_external_data_are_ignored(folder: Path) -> None:
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=(8000,), raw_data=bytes(32_000))
+    external(tensor, "w.bin")
+    (folder / "m.onnx").write_bytes(one(tensor).SerializeToString())
+    model = Model.load(folder / "m.onnx")
+    (stub,) = model.proto.graph.initializer
+    assert stub.raw_data == b""
+    np.testing.assert_array_equal(model.array(stub), np.arange(8000, dtype=np.float32))

@@ -36,6 +36,7 @@ def refusal(path: Path) -> str:
         (b"ftrt" + bytes(20), "is a TensorRT engine", "that it was made from"),
         (b"\x08\x01\x12\x03\n\x01\x0a", "is a TensorFlow SavedModel", "--saved-model"),
         (b"\n" + bytes([len(NODE)]) + NODE, "is a frozen TensorFlow graph", "--graphdef"),
+        (b"\n\x0a\n\x01w\x12\x05Const", "is a frozen TensorFlow graph", "--graphdef"),
     ],
 )
 def test_another_format_is_known_by_its_content(tmp_path: Path, content: bytes, words: str, remedy: str) -> None:
@@ -43,6 +44,12 @@ def test_another_format_is_known_by_its_content(tmp_path: Path, content: bytes, 
     said = refusal(tmp_path / "any.bin")
     assert said.startswith(f"{tmp_path / 'any.bin'} {words}") and ", not an ONNX model; " in said
     assert remedy in said
+
+
+@pytest.mark.parametrize("content", [b"\n\x03abc", b"\x12\x05Const", b"\nConst and Placeholder", b"\x0b" + NODE[1:]])
+def test_what_only_begins_like_another_format_is_not_named_after_it(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "any.bin").write_bytes(content)
+    assert "TensorFlow" not in refusal(tmp_path / "any.bin")
 
 
 def test_the_way_to_onnx_quotes_names(tmp_path: Path) -> None:

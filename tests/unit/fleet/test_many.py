@@ -8,6 +8,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -423,6 +424,43 @@ def test_a_summary_is_not_replaced_unasked(src: Path, out: Path, tmp_path: Path)
         convert_many(src, out=out, summary=tmp_path / "s.jsonl")
     with pytest.raises(ReportError, match=r"name a \.jsonl file"):
         convert_many(src, out=out, summary=tmp_path / "model.onnx")
+
+
+def test_a_folder_that_holds_a_model_of_tensorflow_is_named_as_one(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "saved_model.pb").write_bytes(b"\x08\x01\x12\x03\n\x01\n")
+    with pytest.raises(ModelError, match=r"saved_model\.pb is a TensorFlow SavedModel, not an ONNX model; "):
+        convert_many(tmp_path / "saved", out=out)
+
+
+def test_a_line_of_a_summary_has_milliseconds_and_leaves_out_what_says_nothing() -> None:
+    outcome = Outcome("a.onnx", "b.onnx", rc=0, seconds=1.23456)
+    line = json.loads(outcome.to_json())
+    assert line["seconds"] == 1.235
+    assert not {"error", "finished", "unmatched", "trace"} & line.keys()
+    assert Outcome.from_json(outcome.to_json()) == replace(outcome, seconds=1.235)
+    failed = replace(outcome, rc=2, error="no such file", finished=True)
+    assert json.loads(failed.to_json())["error"] == "no such file"
+    assert Outcome.from_json(failed.to_json()).finished
+
+
+@pytest.mark.parametrize("name", ["s.jsonl", "s.ndjson", "s.json", "S.JSON"])
+def test_a_summary_may_have_each_suffix_of_lines_of_json(src: Path, out: Path, tmp_path: Path, name: str) -> None:
+    done(src, out=out, summary=tmp_path / name, include="model.onnx")
+    assert {json.loads(line)["rc"] for line in (tmp_path / name).read_text().splitlines()} == {0}
+
+
+@pytest.mark.parametrize("suffix", [".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt"])
+def test_a_text_is_a_model_only_where_it_is_named_itself(out: Path, tmp_path: Path, suffix: str) -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
+    if suffix not in (".onnxtxt", ".onnxtext"):
+        text = str(onnx.parser.parse_model(text))
+    file = tmp_path / "texts" / f"model{suffix}"
+    file.parent.mkdir()
+    file.write_text(text, "utf-8")
+    assert [outcome.rc for outcome in done(file, out=out)] == [0]
+    with pytest.raises(ModelError):
+        convert_many(file.parent, out=out.with_name("other"))
 
 
 def test_an_interrupt_leaves_whole_files_and_a_summary_to_resume_from(

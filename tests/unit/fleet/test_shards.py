@@ -93,3 +93,14 @@ def test_what_does_not_go_together_is_a_usage_error(folder: Path, more: tuple[st
 def test_merging_is_associative(folder: Path) -> None:
     a, b, c = (verify("net.onnx", "low.onnx", shard, tolerance=1e-2) for shard in shards())
     assert isinstance(a, Verdict) and a.merge(b).merge(c) == a.merge(b.merge(c))
+
+
+def test_without_a_number_of_jobs_no_process_is_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(count: int) -> None:
+        raise AssertionError(f"{count} processes")
+
+    monkeypatch.setattr("amp_rewrite.fleet.shards.cores", lambda: 3)
+    monkeypatch.setattr("amp_rewrite.fleet.shards.Processes", refused)
+    assert verify_many("net.onnx", "low.onnx", shards(), tolerance=1e-2).fed.batches == 6
+    with pytest.raises(AssertionError, match="2 processes"):
+        verify_many("net.onnx", "low.onnx", shards(), jobs=2, tolerance=1e-2)

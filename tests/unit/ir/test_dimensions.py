@@ -70,6 +70,13 @@ def test_a_dimension_keeps_its_name_through_what_a_shape_is_computed_by(
     assert followed(body, inputs or "float[b,n,32] x") == tuple("?" if d is None else d for d in expected)
 
 
+@pytest.mark.parametrize(("to", "known"), [("6", True), ("7", True), ("1", False), ("9", False)])
+def test_products_of_sizes_are_followed_through_casts_between_integers_alone(to: str, known: bool) -> None:
+    there = f"f = Cast <to = {to}> (m)  g = Cast <to = 7> (f)  t = Concat <axis = 0> (b1, g, rest)  y = Reshape (x, t)"
+    dims = followed(f"{SHAPE} m = Mul (n1, two) {there}")
+    assert dims == (DOUBLE if known else ("b", "?", "?"))
+
+
 def test_what_two_unknown_lengths_broadcast_to_is_the_same_each_time() -> None:
     body = "a = Add (x, w)  c = Add (w, x)  y = Concat <axis = 0> (a, c)"
     assert followed(body, "float[b,n] x, float[m] w")[1] == "?"

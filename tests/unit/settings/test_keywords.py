@@ -227,3 +227,14 @@ def test_save_checks_its_keywords(keyword: str, tmp_path: Path) -> None:
             result.save(path, **{"overwrite": True, keyword: "no"})  # type: ignore[arg-type]
         assert path.read_bytes() == b"kept"
         result.save(path, overwrite=True, external_data=None)
+
+
+@pytest.mark.parametrize("word", ["tolerance", "rtol", "atol", "metric", "at_least", "at_most"])
+def test_a_measure_of_the_outputs_that_convert_does_not_take_names_those_that_do(word: str) -> None:
+    with pytest.raises(TypeError, match=rf"convert\(\) got .*'{word}'; repair and verify take it"):
+        convert(NET, **{word: 1e-2})
+
+
+def test_another_keyword_that_convert_does_not_take_names_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"convert\(\) got an unexpected keyword argument 'leve'; did you mean 'level'"):
+        convert(NET, leve="default")

@@ -177,6 +177,22 @@ def test_several_tests_of_one_condition_must_all_hold(tmp_path: Path) -> None:
     assert lists.entries_of("", "Gemm")[0].condition.__str__() == "transA=1, operands<2|==3"
 
 
+@pytest.mark.parametrize(
+    ("condition", "counts"),
+    [("<2", {1}), ("<=2", {1, 2}), ("2", {2}), (">=2", {2, 3}), (">2", {3})],
+)
+def test_operands_are_counted_by_each_comparison(tmp_path: Path, condition: str, counts: set[int]) -> None:
+    lists = overlaid(tmp_path, f"deny: [{{op: Gemm, when: {{operands: ['{condition}']}}}}]")
+    assert {count for count in (1, 2, 3) if color(lists, "Gemm", operands=count) == "deny"} == counts
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft"])
+def test_an_op_that_a_known_domain_does_not_have_is_refused(tmp_path: Path, domain: str) -> None:
+    with pytest.raises(ListError, match="no such op as"):
+        overlaid(tmp_path, f"deny: ['{domain}::Nonesuch']" if domain else "deny: [Nonesuch]")
+    assert color(overlaid(tmp_path, "deny: ['my.domain::Nonesuch']"), "Nonesuch", "my.domain") == "deny"
+
+
 # ---- overlays
 
 

@@ -227,6 +227,8 @@ def test_io_rules_give_types_to_float32_inputs_and_outputs_and_the_last_one_wins
     [
         ("ids=float16", "io 'ids=float16': no float32 input or output is named 'ids'; there are: x, past_key, mask, y, "
          "present_key"),
+        ("in:present_*=float16",
+         "io 'in:present_*=float16': no float32 input is named 'present_*'; there are: x, past_key, mask"),
         ("out:past_*=float16",
          "io 'out:past_*=float16': no float32 output is named 'past_*'; there are: y, present_key"),
         ("mesk=float16", "io 'mesk=float16': no float32 input or output is named 'mesk'; did you mean 'mask'?"),
