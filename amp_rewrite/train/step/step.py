@@ -12,7 +12,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.view import View
+from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.loss_scale import Array, LossScale
@@ -93,9 +93,21 @@ class TrainingStep:
     adapters: str = ""
 
     @property
+    def target(self) -> Target | None:
+        """The first of the targets; None without any."""
+        return self.targets[0] if self.targets else None
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the trained initializers."""
         return tuple(s.input for s in self.state if s.name.startswith("parameter/"))
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Parameters read by several ops: tied on purpose, or merged by an exporter because they were equal."""
+        view = View.of(self._forward())
+        readers = {v.name: {use.op for use in view.uses[v.id]} for v in view.values if v.scope == MAIN}
+        return tuple(name for name in self.parameters if len(readers[name]) > 1)
 
     @property
     def lowered(self) -> bool:
