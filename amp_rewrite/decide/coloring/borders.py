@@ -6,6 +6,8 @@ depends on the colors of an op's neighbours; the safety rules in `decide/hazards
 
 from __future__ import annotations
 
+from functools import cache, partial
+
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.hazards.rule import Rule, rule
@@ -132,7 +134,7 @@ def _is_tiny(state: State, op: Op) -> bool:
 
 def raw_values(state: State) -> None:
     """Keep clear ops, sums and products of raw values in float32 where a reader needs float32."""
-    raw, computed = set[int](), _behind_products(state)
+    raw, computed = set[int](), cache(partial(_behind_products, state))
     for v in _movable(state):
         sources, op = state.vertices.sources[v], state.op(v)
         if (op.kind != "Concat" and any(s in state.low and s not in raw for s in sources)) or op.kind in HEAVY:
@@ -140,7 +142,7 @@ def raw_values(state: State) -> None:
         if not state.clear(v) and op.kind not in PAIR_SUMS | {"Mul"}:
             continue
         read, _ = _ports(state, v)
-        of_raw = [_maker(state, r) in raw or not (_low(state, r) or r in computed) for r in read]
+        of_raw = [_maker(state, r) in raw or not (_low(state, r) or r in computed()) for r in read]
         if of_raw and (any(of_raw) if op.kind == "Concat" else all(of_raw)):
             raw.add(v)
     for v in sorted(raw, reverse=True):

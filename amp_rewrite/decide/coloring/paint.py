@@ -80,9 +80,17 @@ def paint(
     gate = Gate.of(options.target, to)
     entries = entries_of(view, lists.at_level(options.level))
     state = State(view, Vertices.build(view, entries, gate), gate, to, options, hazards)
-    for rule in (*SPREAD, *((place,) if place is not None else ()), *FINISH):
+    for rule in (*SPREAD, *((place,) if place is not None else ())):
         rule(state)
+    finish(state)
     return state.coloring(entries)
+
+
+def finish(state: State) -> None:
+    """Run the last rules, unless they have run."""
+    for rule in () if state.finished else FINISH:
+        rule(state)
+    state.finished = True
 
 
 def _with_keywords(options: PaintOptions, hazards: Hazards, old: Mapping[str, Any]) -> tuple[PaintOptions, Hazards]:

@@ -65,6 +65,7 @@ class State:
     `low` and `denied` hold the paint of vertices, `frozen` that of ops. `upcast` is the paint of variables that are low
     in the model and become float32, `upcast_refused` that of ops for which this was asked but is impossible. Neither
     has vertices, so nothing spreads from them. `costs`: those of the placement, if there is one.
+    `finished`: the last rules have run.
     """
 
     view: View
@@ -79,6 +80,7 @@ class State:
     upcast: dict[tuple[OpId, str], Paint] = field(default_factory=dict)
     upcast_refused: dict[OpId, Paint] = field(default_factory=dict)
     costs: CostModel | None = None
+    finished: bool = False
 
     @property
     def sizes(self) -> CostModel:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
-from amp_rewrite.decide.coloring.paint import FINISH
+from amp_rewrite.decide.coloring.paint import finish
 from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, CostModel
 from amp_rewrite.decide.placement.cut_problem import CutProblem
@@ -48,15 +48,17 @@ class Placing:
         self.vertices = tuple((state.vertices.all[v].op, state.vertices.all[v].variables[0]) for v in vertices)
         best = self.labelling.best()
         self.spread = [v in state.low for v in vertices]
+        finished = state
         if best != self.spread:  # compare with the labels that the painter's last rules leave
-            copy = replace(state, low=dict(state.low), denied=dict(state.denied))
-            for rule in FINISH:
-                rule(copy)
-            self.spread = [v in copy.low for v in vertices]
+            finished = replace(state, low=dict(state.low), denied=dict(state.denied))
+            finish(finished)
+            self.spread = [v in finished.low for v in vertices]
         self.cut = self.labelling.improved(self.spread, best, 1 if self.islands else _WORTH)
         for v, before, low in zip(vertices, self.spread, self.cut, strict=True):
             if low is not before and problem.free(v):
                 _paint(state, v, low=low)
+        if not self.moved:
+            state.low, state.denied, state.finished = finished.low, finished.denied, finished.finished
 
     @property
     def moved(self) -> bool:
