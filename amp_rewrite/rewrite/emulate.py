@@ -28,8 +28,7 @@ from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.rewrite.sums.site import Recipe
-from amp_rewrite.rewrite.sums.written import Written
+from amp_rewrite.rewrite.sums.site import Recipe, Written
 from amp_rewrite.settings.choices import Target, TargetName
 
 _KEPT_EDGES = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import e, log2, sqrt
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.rewrite.sums.site import LowBuilder, Site
+from amp_rewrite.rewrite.sums.site import LowBuilder, Recipe, Site
+
+Unary = Callable[[LowBuilder, str], str]
 
 # Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
 _ERF = (0.3275911, 0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
@@ -47,24 +50,24 @@ def low_sigmoid(b: LowBuilder, x: str) -> str:
     return b.low("Div", one, b.low("Add", one, low_exp(b, b.op("Neg", x))))
 
 
-def exponential(b: LowBuilder, site: Site) -> list[str]:
-    return [low_exp(b, site.input(0))]
+def low_softplus(b: LowBuilder, x: str) -> str:
+    """A logarithm of one plus an exponential, on the side where that does not overflow."""
+    one = b.number(1.0)
+    below = low_log(b, b.low("Add", one, low_exp(b, x)))
+    above = b.low("Add", x, low_log(b, b.low("Add", one, low_exp(b, b.op("Neg", x)))))
+    return b.op("Where", b.op("Greater", x, b.number(0.0)), above, below)
 
 
-def logarithm(b: LowBuilder, site: Site) -> list[str]:
-    return [low_log(b, site.input(0))]
+def low_hard_swish(b: LowBuilder, x: str) -> str:
+    """A line between 0 and 1, times x."""
+    one, zero = b.number(1.0), b.number(0.0)
+    line = b.low("Add", b.low("Mul", b.number(1 / 6), x), b.number(0.5))
+    return b.low("Mul", x, b.op("Max", zero, b.op("Min", one, line)))
 
 
-def error_function(b: LowBuilder, site: Site) -> list[str]:
-    return [low_erf(b, site.input(0))]
-
-
-def tanh(b: LowBuilder, site: Site) -> list[str]:
-    return [low_tanh(b, site.input(0))]
-
-
-def sigmoid(b: LowBuilder, site: Site) -> list[str]:
-    return [low_sigmoid(b, site.input(0))]
+def unary(function: Unary) -> Recipe:
+    """Return the recipe of a function of one value."""
+    return lambda b, site: [function(b, site.input(0))]
 
 
 def gelu(b: LowBuilder, site: Site) -> list[str] | None:
@@ -76,23 +79,8 @@ def gelu(b: LowBuilder, site: Site) -> list[str] | None:
     return [b.low("Mul", b.low("Mul", b.number(0.5), x), b.low("Add", b.number(1.0), scaled))]
 
 
-def softplus(b: LowBuilder, site: Site) -> list[str]:
-    """A logarithm of one plus an exponential, on the side where that does not overflow."""
-    x, one = site.input(0), b.number(1.0)
-    below = low_log(b, b.low("Add", one, low_exp(b, x)))
-    above = b.low("Add", x, low_log(b, b.low("Add", one, low_exp(b, b.op("Neg", x)))))
-    return [b.op("Where", b.op("Greater", x, b.number(0.0)), above, below)]
-
-
 def elu(b: LowBuilder, site: Site) -> list[str]:
     """An exponential less one below zero."""
     x, alpha = site.input(0), b.number(site.attribute("alpha", 1.0))
     below = b.low("Mul", alpha, b.low("Sub", low_exp(b, x), b.number(1.0)))
     return [b.op("Where", b.op("Less", x, b.number(0.0)), below, x)]
-
-
-def hard_swish(b: LowBuilder, site: Site) -> list[str]:
-    """A line between 0 and 1, times x."""
-    x, one, zero = site.input(0), b.number(1.0), b.number(0.0)
-    line = b.low("Add", b.low("Mul", b.number(1 / 6), x), b.number(0.5))
-    return [b.low("Mul", x, b.op("Max", zero, b.op("Min", one, line)))]

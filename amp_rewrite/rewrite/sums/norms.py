@@ -4,55 +4,39 @@ from __future__ import annotations
 
 import numpy as np
 
-from amp_rewrite.rewrite.sums.site import LowBuilder, Site
+from amp_rewrite.rewrite.sums.site import LowBuilder, Recipe, Site
 
 
-def layer_norm(b: LowBuilder, site: Site) -> list[str] | None:
-    """LayerNormalization; mean and inverse deviation come in float32."""
-    return _normalized(b, site, site.input(0), (site.input(1), site.input(2)), centered=True)
+def norm(*, centered: bool, skips: bool = False) -> Recipe:
+    """Return the recipe of a norm over the last axes: by deviation if `centered`, else by root mean square.
 
+    `skips`: for onnxruntime's norms of a sum, which is rounded before it is normalized and is a result, too.
+    """
 
-def rms_norm(b: LowBuilder, site: Site) -> list[str] | None:
-    """RMSNormalization, and SimplifiedLayerNormalization of onnxruntime."""
-    return _normalized(b, site, site.input(0), (site.input(1), ""), centered=False)
+    def build(b: LowBuilder, site: Site) -> list[str] | None:
+        shape, x, first = site.shape(0), site.input(0), 1 + skips
+        if shape is None:
+            return None
+        if skips:
+            x = b.low("Add", x, site.input(1))
+            if bias := site.input(first + 1 + centered):
+                x = b.low("Add", x, bias)
+        axes = list(range((-1 if skips else site.attribute("axis", -1)) % len(shape), len(shape)))
+        epsilon = b.constant(np.array(site.attribute("epsilon", 1e-12 if skips else 1e-5), np.float32))
+        variance = b.reduce("ReduceMean", b.op("Mul", x, x), axes, keepdims=True)
+        value, mean = x, ""
+        if centered:
+            mean = b.reduce("ReduceMean", x, axes, keepdims=True)
+            variance = b.op("Sub", variance, b.op("Mul", mean, mean))
+            value = b.low("Sub", x, b.rounded(mean))
+        inverse = b.op("Reciprocal", b.op("Sqrt", b.op("Add", variance, epsilon)))
+        value = b.low("Mul", b.low("Mul", value, b.rounded(inverse)), site.input(first))
+        if centered and (shift := site.input(first + 1)):
+            value = b.low("Add", value, shift)
+        results = [value, mean, inverse] if centered else [value, inverse]
+        return [*results, *[""] * (3 - len(results)), x] if skips else results
 
-
-def skip_layer_norm(b: LowBuilder, site: Site) -> list[str] | None:
-    """SkipLayerNormalization: the sum is rounded before it is normalized."""
-    return _of_sum(b, site, site.input(4), (site.input(2), site.input(3)), centered=True)
-
-
-def skip_rms_norm(b: LowBuilder, site: Site) -> list[str] | None:
-    """SkipSimplifiedLayerNormalization."""
-    return _of_sum(b, site, site.input(3), (site.input(2), ""), centered=False)
-
-
-def _of_sum(b: LowBuilder, site: Site, bias: str, affine: tuple[str, str], *, centered: bool) -> list[str] | None:
-    total = b.low("Add", site.input(0), site.input(1))
-    if bias:
-        total = b.low("Add", total, bias)
-    made = _normalized(b, site, total, affine, centered=centered)
-    return None if made is None else [*made, *[""] * (3 - len(made)), total]
-
-
-def _normalized(b: LowBuilder, site: Site, x: str, affine: tuple[str, str], *, centered: bool) -> list[str] | None:
-    shape = site.shape(0)
-    if shape is None:
-        return None
-    skip = site.op.domain == "com.microsoft"
-    axes = list(range((-1 if skip else site.attribute("axis", -1)) % len(shape), len(shape)))
-    epsilon = b.constant(np.array(site.attribute("epsilon", 1e-12 if skip else 1e-5), np.float32))
-    variance = b.reduce("ReduceMean", b.op("Mul", x, x), axes, keepdims=True)
-    value, mean = x, ""
-    if centered:
-        mean = b.reduce("ReduceMean", x, axes, keepdims=True)
-        variance = b.op("Sub", variance, b.op("Mul", mean, mean))
-        value = b.low("Sub", x, b.rounded(mean))
-    inverse = b.op("Reciprocal", b.op("Sqrt", b.op("Add", variance, epsilon)))
-    value = b.low("Mul", b.low("Mul", value, b.rounded(inverse)), affine[0])
-    if affine[1]:
-        value = b.low("Add", value, affine[1])
-    return [value, mean, inverse] if centered else [value, inverse]
+    return build
 
 
 def instance_norm(b: LowBuilder, site: Site) -> list[str] | None:

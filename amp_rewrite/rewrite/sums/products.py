@@ -19,12 +19,7 @@ def _added(b: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
 
 def _by_four(b: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
     """Four products are added up among themselves first, as WGSL's dot does."""
-    products = b.low("Mul", *parts)
-    terms = [b.op("Gather", products, b.constant(np.array(i, np.int64)), axis=2) for i in range(_VECTOR)]
-    total = terms[0]
-    for term in terms[1:]:
-        total = b.low("Add", total, term)
-    return [b.low("Add", states[0], total)]
+    return [b.low("Add", states[0], b.summed(b.low("Mul", *parts), _VECTOR))]
 
 
 def matmul(b: LowBuilder, site: Site) -> list[str] | None:
@@ -70,38 +65,27 @@ def gemm(b: LowBuilder, site: Site) -> list[str] | None:
 
 
 def conv(b: LowBuilder, site: Site) -> list[str] | None:
-    """Conv: over the positions of the kernel, and the channels of a group at each."""
-    weight = site.static(1)
+    """Conv and ConvTranspose: over the positions of the kernel, and the channels of a group at each.
+
+    ConvTranspose goes from the last position to the first.
+    """
+    weight, transposed = site.static(1), site.op.op_type == "ConvTranspose"
     if weight is None or len(weight) < 3:
         return None
     groups, taps = site.attribute("group", 1), prod(weight[2:])
-    outer, inner = weight[0] // groups, weight[1]
-    rows = b.op("Transpose", b.shaped(site.input(1), [groups, outer, inner, taps]), perm=[0, 1, 3, 2])
-    return _convolved(b, site, (groups, outer, inner), rows, list(range(taps)))
-
-
-def conv_transpose(b: LowBuilder, site: Site) -> list[str] | None:
-    """ConvTranspose: over the positions of the kernel from the last to the first, and the channels at each."""
-    weight = site.static(1)
-    if weight is None or len(weight) < 3:
-        return None
-    groups, taps = site.attribute("group", 1), prod(weight[2:])
-    inner, outer = weight[0] // groups, weight[1]
-    order = list(range(taps))[::-1]
-    rows = b.op("Transpose", b.shaped(site.input(1), [groups, inner, outer, taps]), perm=[0, 2, 3, 1])
-    return _convolved(b, site, (groups, outer, inner), b.op("Gather", rows, b.ints(order), axis=2), order)
-
-
-def _convolved(b: LowBuilder, site: Site, sizes: tuple[int, int, int], rows: str, order: list[int]) -> list[str]:
-    """Return the sum over patches [batch, groups, 1, terms, places] and weights [groups, outer, taps, inner]."""
-    groups, outer, inner = sizes
+    first, second = weight[0] // groups, weight[1]
+    rows = b.shaped(site.input(1), [groups, first, second, taps])
+    rows = b.op("Transpose", rows, perm=[0, 2, 3, 1] if transposed else [0, 1, 3, 2])
+    outer, inner = (second, first) if transposed else (first, second)
+    order = list(range(taps))[:: -1 if transposed else 1]
+    if transposed:
+        rows = b.op("Gather", rows, b.ints(order), axis=2)
     plain = b.op(site.op.op_type, *site.inputs[:2], **site.attributes())
-    patches = taken_apart(b, site, groups * inner, (site.static(1) or ())[2:])
-    patches = b.shaped(patches, [0, groups, inner, len(order), -1])
+    patches = b.shaped(taken_apart(b, site, groups * inner, weight[2:]), [0, groups, inner, taps, -1])
     if order[0]:
         patches = b.op("Gather", patches, b.ints(order), axis=3)
-    patches = b.shaped(b.op("Transpose", patches, perm=[0, 1, 3, 2, 4]), [0, groups, 1, len(order) * inner, -1])
-    weights = b.shaped(rows, [1, groups, outer, len(order) * inner, 1])
+    patches = b.shaped(b.op("Transpose", patches, perm=[0, 1, 3, 2, 4]), [0, groups, 1, taps * inner, -1])
+    weights = b.shaped(rows, [1, groups, outer, taps * inner, 1])
     start = b.zeros_like(b.shaped(plain, [0, groups, outer, -1]))
     total = b.scan([start], [(patches, 3), (weights, 3)], _added, 4)[0]
     if site.input(2):
@@ -114,14 +98,12 @@ def taken_apart(b: LowBuilder, site: Site, channels: int, kernel: tuple[int, ...
 
     By the op itself, channel by channel, with a kernel for each position that is 1 there and 0 elsewhere.
     """
-    taps = prod(kernel)
-    ones = np.tile(np.eye(taps, dtype=np.float32), (channels, 1)).reshape(channels, taps, *kernel)
-    flat = ones.reshape(channels * taps, 1, *kernel)
-    transposed = site.op.op_type == "ConvTranspose"
+    taps, kind = prod(kernel), "ConvTranspose" if site.op.op_type == "ConvTranspose" else "Conv"
+    shape = (channels, taps) if kind == "ConvTranspose" else (channels * taps, 1)
+    ones = np.tile(np.eye(taps, dtype=np.float32), (channels, 1)).reshape(*shape, *kernel)
     kept = {"auto_pad", "dilations", "kernel_shape", "output_padding", "output_shape", "pads", "strides"}
     attributes = {name: value for name, value in site.attributes().items() if name in kept}
-    kind = "ConvTranspose" if transposed else "Conv"
-    return b.op(kind, site.input(0), b.constant(ones if transposed else flat), **attributes, group=channels)
+    return b.op(kind, site.input(0), b.constant(ones), **attributes, group=channels)
 
 
 def einsum(b: LowBuilder, site: Site) -> list[str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -10,9 +9,9 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
-from amp_rewrite.rewrite.sums.activations import low_exp, low_log
+from amp_rewrite.rewrite.sums.activations import Unary, low_exp, low_log
 from amp_rewrite.rewrite.sums.products import taken_apart
-from amp_rewrite.rewrite.sums.site import LowBuilder, Recipe, Site
+from amp_rewrite.rewrite.sums.site import LowBuilder, Recipe, Site, Step
 
 LANES, LANES_OF_ALL, LANES_OF_POOL = 64, 256, 128
 """Threads that share a sum: of some axes, of all of them, of a global pool."""
@@ -37,8 +36,7 @@ def lane_sum(b: LowBuilder, row: Row, lanes: int, *, combine: str = "Add", whole
         total = b.shaped(parts, [0, lanes])
     else:
         start = b.zeros_like(b.op("Gather", parts, b.constant(np.array(0, np.int64)), axis=1), neutral)
-        step = lambda body, states, cut: [body.low(combine, states[0], cut[0])]  # noqa: E731
-        total = b.scan([start], [(parts, 1)], step, 2)[0]
+        total = b.scan([start], [(parts, 1)], _folding(combine), 2)[0]
     left = lanes if whole or row.length is None else min(row.length, lanes)
     while left > 1:
         half, interval = left // 2, -(-left // 2)
@@ -46,6 +44,10 @@ def lane_sum(b: LowBuilder, row: Row, lanes: int, *, combine: str = "Add", whole
         total = b.op("Concat", sums, b.picked(total, half, 1, 1), axis=1) if interval > half else sums
         left = interval
     return b.picked(total, 0, 1, 1) if row.length is not None and row.length <= lanes and not whole else total
+
+
+def _folding(op_type: str) -> Step:
+    return lambda body, states, parts: [body.low(op_type, states[0], parts[0])]
 
 
 def _filled(b: LowBuilder, row: Row, lanes: int, fill: float) -> str:
@@ -83,40 +85,19 @@ def reduced_axes(b: LowBuilder, site: Site) -> list[int] | None:
     shape = site.shape(0)
     if shape is None:
         return None
-    stated = site.attribute("axes", None)
+    stated = site.attribute("axes", site.value(1))
     if stated is None and site.input(1):
-        stated = site.value(1)
-        if stated is None:
-            return None
+        return None
     if stated is None or len(stated) == 0:
         return [] if site.attribute("noop_with_empty_axes", 0) else list(range(len(shape)))
     return sorted({int(axis) % len(shape) for axis in np.asarray(stated).reshape(-1)})
-
-
-def _lanes(site: Site, axes: list[int]) -> int:
-    return LANES_OF_ALL if site.shape(0) is not None and len(axes) == len(site.shape(0) or ()) else LANES
-
-
-def _plain(b: LowBuilder, x: str) -> str:
-    return x
 
 
 def _squared(b: LowBuilder, x: str) -> str:
     return b.low("Mul", x, x)
 
 
-def _absolute(b: LowBuilder, x: str) -> str:
-    return b.op("Abs", x)
-
-
-def _exponential(b: LowBuilder, x: str) -> str:
-    return b.low("Exp", x)
-
-
-Unary = Callable[[LowBuilder, str], str]
-
-
-def reduction(before: Unary = _plain, after: str = "", combine: str = "Add") -> Recipe:
+def reduction(before: Unary = lambda b, x: x, after: str = "", combine: str = "Add") -> Recipe:
     """Return the recipe of a reduction: `before` on each term, `after` on the sum, both rounded."""
 
     def build(b: LowBuilder, site: Site) -> list[str] | None:
@@ -126,7 +107,8 @@ def reduction(before: Unary = _plain, after: str = "", combine: str = "Add") -> 
         if not axes:
             return [b.rounded(site.plain(b))]
         row = rows_of(b, site, before(b, site.input(0)), axes)
-        total = lane_sum(b, row, _lanes(site, axes), combine=combine)
+        lanes = LANES_OF_ALL if len(axes) == len(site.shape(0) or ()) else LANES
+        total = lane_sum(b, row, lanes, combine=combine)
         if after == "Mean":
             total = b.low("Div", total, _count(b, row))
         elif after:
@@ -145,10 +127,10 @@ def _count(b: LowBuilder, row: Row) -> str:
 
 
 REDUCTIONS: dict[str, Recipe] = {
-    "ReduceL1": reduction(_absolute),
+    "ReduceL1": reduction(lambda b, x: b.op("Abs", x)),
     "ReduceL2": reduction(_squared, "Sqrt"),
     "ReduceLogSum": reduction(after="Log"),
-    "ReduceLogSumExp": reduction(_exponential, "Log"),
+    "ReduceLogSumExp": reduction(lambda b, x: b.low("Exp", x), "Log"),
     "ReduceMean": reduction(after="Mean"),
     "ReduceProd": reduction(combine="Mul"),
     "ReduceSum": reduction(),
@@ -197,15 +179,11 @@ def softmax(b: LowBuilder, site: Site) -> list[str] | None:
     return [b.op("Transpose", result, perm=back) if order != sorted(order) else result]
 
 
-def _gathered(width: int) -> Callable[[LowBuilder, list[str], list[str]], list[str]]:
+def _gathered(width: int) -> Step:
     def step(b: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
         top, total = states
         highest = b.op("Max", top, b.reduce("ReduceMax", parts[0], [2], keepdims=False))
-        terms = low_exp(b, b.low("Sub", parts[0], b.shaped(highest, [0, 0, 1])))
-        each = [b.op("Gather", terms, b.constant(np.array(i, np.int64)), axis=2) for i in range(width)]
-        added = each[0]
-        for term in each[1:]:
-            added = b.low("Add", added, term)
+        added = b.summed(low_exp(b, b.low("Sub", parts[0], b.shaped(highest, [0, 0, 1]))), width)
         scaled = b.low("Mul", total, low_exp(b, b.low("Sub", top, highest)))
         return [highest, b.low("Add", scaled, added)]
 
@@ -224,8 +202,7 @@ def global_average_pool(b: LowBuilder, site: Site) -> list[str] | None:
     if shape is None or len(shape) < 3:
         return None
     row = rows_of(b, site, site.input(0), list(range(2, len(shape))))
-    total = lane_sum(b, row, LANES_OF_POOL, whole=True)
-    mean = b.low("Div", total, _count(b, row))
+    mean = b.low("Div", lane_sum(b, row, LANES_OF_POOL, whole=True), _count(b, row))
     return [b.op("Reshape", mean, b.op("Shape", site.plain(b)))]
 
 
@@ -238,11 +215,10 @@ def average_pool(b: LowBuilder, site: Site) -> list[str] | None:
     plain = site.plain(b)
     parts = b.shaped(taken_apart(b, site, channels, kernel), [0, channels, taps, -1])
     start = b.zeros_like(b.shaped(plain, [0, channels, -1]))
-    step = lambda body, states, cut: [body.low("Add", states[0], cut[0])]  # noqa: E731
-    total = b.op("Reshape", b.scan([start], [(parts, 2)], step, 3)[0], b.op("Shape", plain))
+    total = b.op("Reshape", b.scan([start], [(parts, 2)], _folding("Add"), 3)[0], b.op("Shape", plain))
     if site.attribute("count_include_pad", 0):
         return [b.low("Div", total, b.number(taps))]
-    kept = dict(site.attributes("ceil_mode", "count_include_pad").items())
+    kept = site.attributes("ceil_mode", "count_include_pad")
     every = b.constant(np.ones((channels, 1, *kernel), np.float32))
     count = b.op("Conv", b.zeros_like(site.input(0), 1.0), every, **kept, group=channels)
     return [b.low("Div", total, count)]

@@ -1,9 +1,10 @@
-"""The place of one low op in a twin: its inputs there, and what is known of their shapes and values."""
+"""Low ops of a twin, written out as a device computes them: their inputs, shapes and values, and their builder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ import onnx.helper
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import Builder, declared
-from amp_rewrite.ir.schema import attribute
-from amp_rewrite.ir.shapes.onnx_shapes import Shape
-from amp_rewrite.ir.view import Op
+from amp_rewrite.ir.schema import TENSOR, attribute
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, shape_at, shapes_of
+from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
+from amp_rewrite.ir.view import Op, ValueId, View
 
 
 class LowBuilder(Builder):
@@ -50,6 +53,11 @@ class LowBuilder(Builder):
         """Return `count` neighbors along an axis, from `first` on."""
         return self.op("Gather", x, self.ints(range(first, first + count)), axis=axis)
 
+    def summed(self, x: str, count: int) -> str:
+        """Add up the first `count` slices of axis 2, one by one."""
+        slices = [self.op("Gather", x, self.constant(np.array(i, np.int64)), axis=2) for i in range(count)]
+        return reduce(partial(self.low, "Add"), slices)
+
     def scan(self, states: Sequence[str], parts: Sequence[tuple[str, int]], step: Step, rank: int) -> list[str]:
         """Append a Scan over slices of `parts`, each a value and the axis along which it is cut.
 
@@ -65,11 +73,9 @@ class LowBuilder(Builder):
         read = [declared(name, DType.FLOAT, None) for name in names]
         made = [declared(name, DType.FLOAT, [None] * rank) for name in results]  # onnxruntime wants the rank
         body = onnx.helper.make_graph(inner.nodes, "step", read, made)
-        inputs = (*states, *(name for name, _ in parts))
-        axes = [axis for _, axis in parts]
-        return list(
-            self.ops("Scan", *inputs, results=len(results), body=body, num_scan_inputs=len(parts), scan_input_axes=axes)
-        )
+        inputs, axes = (*states, *(name for name, _ in parts)), [axis for _, axis in parts]
+        stated: dict[str, Any] = {"body": body, "num_scan_inputs": len(parts), "scan_input_axes": axes}
+        return list(self.ops("Scan", *inputs, results=len(results), **stated))
 
 
 Step = Callable[[LowBuilder, list[str], list[str]], list[str]]
@@ -112,8 +118,8 @@ class Site:
 
     def attribute(self, name: str, default: Any) -> Any:
         """Return an attribute of the node."""
-        found = attribute(self.node, name)
-        return default if found is None else onnx.helper.get_attribute_value(found)
+        stated = attribute(self.node, name)
+        return default if stated is None else onnx.helper.get_attribute_value(stated)
 
     def attributes(self, *dropped: str) -> dict[str, Any]:
         """Return the node's attributes but some, as keywords."""
@@ -126,3 +132,43 @@ class Site:
 
 Recipe = Callable[[LowBuilder, Site], "list[str] | None"]
 """Nodes of one op as a device computes it: its outputs, each of values of the low type; None if shapes are unknown."""
+
+_MOST_LISTED = 64
+"""Elements of a constant that states axes."""
+
+
+class Written:
+    """Writes ops out, by the recipes of a device. ModelError for an opset without Scan."""
+
+    def __init__(self, view: View, recipes: Mapping[str, Recipe]) -> None:
+        self._view, self._recipes, self._shapes = view, recipes, shapes_of(view)
+        self._opset = view.opsets.get("", FIRST_UNBATCHED_SCAN)
+        if self._opset < FIRST_UNBATCHED_SCAN:
+            raise ModelError(
+                f"the model imports ai.onnx opset {self._opset}, and sums are written out from opset"
+                f" {FIRST_UNBATCHED_SCAN} on; convert it with --opset, or emulate with accumulate='float32'"
+            )
+
+    def out(self, op: Op, node: NodeProto, taken: set[str]) -> tuple[list[NodeProto], list[str]] | None:
+        """Return the nodes of a float16 op and the names of its results; None if it is computed in float32 inside.
+
+        `node`: the op with the inputs of the twin. `taken`: names in use, to which those of the nodes are added.
+        """
+        view, recipe = self._view, self._recipes.get(op.kind)
+        if recipe is None or not op.outputs or op.outputs[0] is None:
+            return None
+        kind = view.types[op.outputs[0]]
+        if kind is None or kind.container != TENSOR or kind.dtype is not DType.FLOAT16:
+            return None
+        builder = LowBuilder(taken, opset=self._opset, region=node.name or op.name, dtype=DType.FLOAT16)
+        shapes = tuple(shape_at(self._shapes, view, value) for value in op.inputs)
+        results = recipe(builder, Site(op, node, shapes, tuple(map(self._listed, op.inputs))))
+        return None if results is None else (builder.nodes, results)
+
+    def _listed(self, value: ValueId | None) -> Array | None:
+        """Return a small constant."""
+        tensor = self._view.constant(value) if value is not None else None
+        if tensor is None or tensor.ByteSize() > 16 * _MOST_LISTED:
+            return None
+        values: Array = self._view.model.array(tensor)
+        return values if values.size <= _MOST_LISTED else None
