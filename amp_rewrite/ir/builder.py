@@ -113,6 +113,10 @@ class Surroundings:
         """Add a node after, with `result` as its output."""
         self.behind.append(new_node(op_type, inputs, result, f"{result}_{op_type}", **attributes))
 
+    def parts(self) -> dict[str, Any]:
+        """Return the nodes and constants as keywords of a replacement."""
+        return {"ahead": tuple(self.ahead), "behind": tuple(self.behind), "weights": tuple(self.weights)}
+
 
 # -- graphs ----------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from amp_rewrite.decide.hazards.rule import Record
 from amp_rewrite.ir.versions import FIRST_FUSED
@@ -51,6 +52,8 @@ _SKIP = "Shapes of x and skip that are not known to be equal; another axis than 
 _BIAS = "A bias that is not one axis of the size of the last."
 _GELU = "Constants that differ from those of GELU in float32's digits."
 
+_contrib = partial(FusionRule, fuse=Fuse.CONTRIB)
+
 FUSIONS: tuple[FusionRule, ...] = (
     FusionRule(
         "constant",
@@ -85,32 +88,22 @@ FUSIONS: tuple[FusionRule, ...] = (
     FusionRule("gelu_erf", "Gelu", "x · ½ (1 + erf(x / √2))", _GELU),
     FusionRule("gelu_tanh", "Gelu", "x · ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))", _GELU),
     FusionRule("attention", "Attention", "softmax(Q Kᵀ · scale, masked) V", _ATTENTION),
-    FusionRule(
+    _contrib(
         "multi_head_attention",
         "MultiHeadAttention",
         "softmax(Q Kᵀ · scale, masked) V before opset 23",
         f"{_ATTENTION} A mask that does not state every query and key.",
-        Fuse.CONTRIB,
     ),
-    FusionRule(
-        "skip_layer_normalization", "SkipLayerNormalization", "LayerNormalization of x + skip", _SKIP, Fuse.CONTRIB
-    ),
-    FusionRule(
-        "skip_rms_normalization",
-        "SkipSimplifiedLayerNormalization",
-        "RMSNormalization of x + skip",
-        _SKIP,
-        Fuse.CONTRIB,
-    ),
-    FusionRule("bias_gelu", "BiasGelu", "Gelu of x + bias", _BIAS, Fuse.CONTRIB),
-    FusionRule("bias_gelu_tanh", "FastGelu", "Gelu with tanh of x + bias", _BIAS, Fuse.CONTRIB),
-    FusionRule("quick_gelu", "QuickGelu", "x · sigmoid(a x)", "A factor a that is not one constant.", Fuse.CONTRIB),
-    FusionRule(
+    _contrib("skip_layer_normalization", "SkipLayerNormalization", "LayerNormalization of x + skip", _SKIP),
+    _contrib("skip_rms_normalization", "SkipSimplifiedLayerNormalization", "RMSNormalization of x + skip", _SKIP),
+    _contrib("bias_gelu", "BiasGelu", "Gelu of x + bias", _BIAS),
+    _contrib("bias_gelu_tanh", "FastGelu", "Gelu with tanh of x + bias", _BIAS),
+    _contrib("quick_gelu", "QuickGelu", "x · sigmoid(a x)", "A factor a that is not one constant."),
+    _contrib(
         "scaled_product",
         "FusedMatMul",
         "A product of factors that are transposed or scaled by constants",
         "A scale outside 1/64 to 64; a constant factor, which the runtime transposes once.",
-        Fuse.CONTRIB,
     ),
 )
 """All fusions. With `--fuse contrib` GELU is fused below its opset, too."""

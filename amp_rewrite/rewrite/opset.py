@@ -27,7 +27,7 @@ from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.schema import normal_domain, onnx_schema, signature
 from amp_rewrite.ir.versions import FIRST_FUSED, MEANING_CHANGES, NEWEST_MOVED, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
-from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
+from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import sites
 from amp_rewrite.rewrite.check import examined
 from amp_rewrite.rewrite.fusions import FUSIONS

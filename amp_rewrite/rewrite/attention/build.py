@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import Surroundings
-from amp_rewrite.ir.view import OpId, ValueId
+from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH
 from amp_rewrite.rewrite.replacement import Replacement, fused_node
 
@@ -19,35 +19,30 @@ if TYPE_CHECKING:
     from amp_rewrite.rewrite.attention.layout import Source
     from amp_rewrite.rewrite.attention.legality import Site
 
+KIND = "attention"
 _QUERY_AXIS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """The operator, the nodes ahead of it and behind it, and the constants that they read.
+class Written(Replacement):
+    """A replacement by one operator. `shown`: its constant that stands for a mask whose numbers are known."""
 
-    `shown`: the constant among them that stands for a mask whose numbers are known.
-    """
-
-    node: NodeProto
-    ahead: tuple[NodeProto, ...]
-    behind: tuple[NodeProto, ...]
-    weights: tuple[TensorProto, ...]
     shown: str | None = None
-
-    @property
-    def nodes(self) -> tuple[NodeProto, ...]:
-        """The operator with its neighbours, in order."""
-        return (*self.ahead, self.node, *self.behind)
-
-    def replacing(self, kind: str, ops: tuple[OpId, ...], last: OpId) -> Replacement:
-        """Return the replacement of ops by these nodes."""
-        return Replacement(kind, ops, last, self.node, self.weights, ahead=self.ahead, behind=self.behind)
 
 
 def write(site: Site) -> Written:
     """Return the nodes of a site. Those of its mask alone have the same names wherever that mask is read."""
     return _Writer(site).written()
+
+
+def _with_freed(view: View, ops: Iterable[OpId], moves: Iterable[OpId]) -> tuple[OpId, ...]:
+    """Return the ops, and the moves that only replaced ops read."""
+    gone = set(ops)
+    for op_id in sorted(moves, reverse=True):
+        result = view.ops[op_id].outputs[0]
+        if result is not None and result not in view.yielded and all(use.op in gone for use in view.uses[result]):
+            gone.add(op_id)
+    return tuple(sorted(gone))
 
 
 class _Writer(Surroundings):
@@ -73,7 +68,9 @@ class _Writer(Surroundings):
         attended = self._ended(result, seeing if zeroed else None)
         attributes = {"scale": site.form.scale, **({"is_causal": 1} if site.causal else {})}
         node = fused_node("Attention", site.last, reads, [attended], attributes)
-        return Written(node, tuple(self.ahead), tuple(self.behind), tuple(self.weights), self.shown)
+        ended = site.form.ops if site.end is None else (*site.form.ops, site.end.id)
+        ops = _with_freed(site.view, ended, (*site.queries.ops, *site.keys.ops, *site.values.ops))
+        return Written(KIND, ops, site.last.id, node, **self.parts(), shown=self.shown)
 
     def _operand(self, source: Source, words: str) -> str:
         name = self.view.value_name(source.value)

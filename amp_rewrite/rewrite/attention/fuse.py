@@ -7,17 +7,15 @@ it is shown every key by a query of zeros, which weighs all keys alike; where th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, View
-from amp_rewrite.rewrite.attention.build import write
+from amp_rewrite.rewrite.attention.build import KIND, write
 from amp_rewrite.rewrite.attention.equivalence import mismatch_of
 from amp_rewrite.rewrite.attention.legality import Site, site_of
 from amp_rewrite.rewrite.attention.recognize import Form, form_of
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, too_old
-
-KIND = "attention"
 
 
 def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
@@ -29,7 +27,12 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
             yield Refusal(KIND, last, form if isinstance(form, str) else too_old(opset, "Attention", first))
         return
     for last, site in sites(view, context):
-        yield Refusal(KIND, last, site) if isinstance(site, str) else _fusion(site)
+        if isinstance(site, str):
+            yield Refusal(KIND, last, site)
+        else:
+            written = write(site)
+            why = mismatch_of(site, written)
+            yield Refusal(KIND, last, why) if why is not None else written
 
 
 def sites(view: View, context: Context) -> Iterator[tuple[OpId, Site | str]]:
@@ -45,24 +48,3 @@ def forms(view: View) -> Iterator[tuple[OpId, Form | str]]:
         form = form_of(view, op) if op.kind == "Softmax" else None
         if form is not None:
             yield (op.id, form) if isinstance(form, str) else (form.last.id, form)
-
-
-def _fusion(site: Site) -> Outcome:
-    """Return the operator in place of the ops, or how it differs from them on random inputs."""
-    written = write(site)
-    why = mismatch_of(site, written)
-    if why is not None:
-        return Refusal(KIND, site.form.last.id, why)
-    ended = site.form.ops if site.end is None else (*site.form.ops, site.end.id)
-    moves = (*site.queries.ops, *site.keys.ops, *site.values.ops)
-    return written.replacing(KIND, _with_freed(site.view, ended, moves), site.last.id)
-
-
-def _with_freed(view: View, ops: Iterable[OpId], moves: Iterable[OpId]) -> tuple[OpId, ...]:
-    """Return the ops, and the moves that only ops that go read."""
-    gone = set(ops)
-    for op_id in sorted(moves, reverse=True):
-        result = view.ops[op_id].outputs[0]
-        if result is not None and result not in view.yielded and all(use.op in gone for use in view.uses[result]):
-            gone.add(op_id)
-    return tuple(sorted(gone))

@@ -6,19 +6,30 @@ that go and that formula are run in float64. onnxruntime is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import declared
+from amp_rewrite.ir.dataflow import alone, exposed, number, only_reader, trail
+from amp_rewrite.ir.op_classes import SCALINGS
+from amp_rewrite.ir.patterns.activations import QUICK_GELU
+from amp_rewrite.ir.patterns.match import ENTRY, Search
+from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.shapes.inference import MADE_UP
-from amp_rewrite.ir.shapes.onnx_shapes import Dims
-from amp_rewrite.ir.view import MAIN, ScopeId, View
+from amp_rewrite.ir.shapes.onnx_shapes import Dims, shape_at
+from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
+from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.contrib.multi_head_attention import fuse_attentions
-from amp_rewrite.rewrite.contrib.recognize import MATCHERS, Match, Site
-from amp_rewrite.rewrite.equivalence import node_mismatch
+from amp_rewrite.rewrite.equivalence import Arrays, gate_magnitude, node_mismatch
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement
+from amp_rewrite.rewrite.reference import DOMAIN
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node
 
 _LATEST = 23
 """The opset from which the standard has all the operators that these are made of."""
@@ -31,7 +42,7 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
     """
     whole = [o for o in fuse_clusters(view, context, _LATEST) if isinstance(o, Replacement)]
     for outcome in fuse_attentions(view, context):
-        yield _declaring(view, context.dims(view), outcome)
+        yield _declaring(view, context, outcome)
     site = Site.of(view, whole, context)
     for matcher in MATCHERS:
         for match in matcher(site):
@@ -43,15 +54,355 @@ def _proved(site: Site, match: Match) -> Outcome:
     why = node_mismatch(site.view, fusion.ops, fusion.node, match.tried, match.magnitude, site.view.opsets)
     if why is not None:
         return Refusal(fusion.kind, fusion.last, why)
-    return _declaring(site.view, site.context.dims(site.view), fusion)
+    return _declaring(site.view, site.context, fusion)
 
 
-def _declaring(view: View, dims: Mapping[tuple[ScopeId, str], Dims], outcome: Outcome) -> Outcome:
+def _declaring(view: View, context: Context, outcome: Outcome) -> Outcome:
     """Return a fusion of the main graph with the types of its results, which onnx cannot infer."""
     if isinstance(outcome, Refusal) or view.ops[outcome.last].scope != MAIN:
         return outcome
-    results = []
+    results, dims = [], context.dims(view)
     for name in (name for node in (outcome.node, *outcome.behind) for name in node.output if (MAIN, name) in dims):
         known = [d if isinstance(d, int | str) and not str(d).startswith(MADE_UP) else None for d in dims[MAIN, name]]
         results.append(declared(name, DType.FLOAT, known))
     return replace(outcome, declared=tuple(results))
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A replacement to prove, and the shapes with which ops and node are tried.
+
+    `tried`: a shape for random numbers, for every value that the ops read and that is not a constant, and for weights
+    whose numbers do not matter. `elementwise`: each element of the result depends on one of the input.
+    """
+
+    replacement: Replacement
+    tried: Mapping[ValueId, tuple[int, ...]]
+    elementwise: bool = False
+
+    def magnitude(self, fed: Arrays, y: Array) -> Array:
+        """Return the magnitude of a result; for an activation that of each element, whose input is the sum it reads."""
+        return gate_magnitude(sum(fed.values(), np.zeros(())), y) if self.elementwise else np.array(np.abs(y).max())
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of the standard: one op, or several that compute it. `inputs` are those of `node`."""
+
+    ops: tuple[OpId, ...]
+    last: Op
+    node: NodeProto
+    inputs: tuple[ValueId | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A model to search: `whole` are its operators by type, written out or not."""
+
+    view: View
+    whole: Mapping[str, Sequence[Operator]]
+    context: Context
+
+    @classmethod
+    def of(cls, view: View, written_out: Sequence[Replacement], context: Context) -> Site:
+        """Return the site of a view, in which some operators of the standard are written out op by op."""
+        whole: dict[str, list[Operator]] = {kind: [] for kind in (*_SKIP_NORMS, "Gelu")}
+        for op in view.ops:
+            if op.kind in whole:
+                whole[op.kind].append(Operator((op.id,), op, op.node, op.inputs))
+        for fusion in written_out:
+            read = {view.value_name(v): v for o in fusion.ops for v in view.ops[o].operands}
+            inputs = tuple(read[name] for name in fusion.node.input)
+            operator = Operator(fusion.ops, view.ops[fusion.last], fusion.node, inputs)
+            whole.setdefault(fusion.node.op_type, []).append(operator)
+        return cls(view, whole, context)
+
+    def shape(self, value: ValueId | None) -> Dims | None:
+        """Return the shape of a value as far as it is known. In bodies, whose turns may differ, names are left out."""
+        if value is not None and self.view.values[value].scope != MAIN:
+            return self.context.shape(self.view, value)
+        return shape_at(self.context.dims(self.view), self.view, value)
+
+    def floats(self, ops: Collection[OpId]) -> bool:
+        """True if all numbers that ops read and make are float32, but for integers."""
+        values = {v for o in ops for v in self.view.ops[o].ports}
+        dtypes = {self.view.dtype(v) for v in values}
+        return DType.FLOAT in dtypes and all(d is not None and (d is DType.FLOAT or not d.floating) for d in dtypes)
+
+    def names(self, *values: ValueId | None) -> list[str]:
+        """Return the names of values, "" for one that is left out."""
+        return ["" if value is None else self.view.value_name(value) for value in values]
+
+    def like(self, value: ValueId | None, last: int) -> tuple[int, ...]:
+        """Return a small shape of the rank of a value, of one axis if that is not known, that ends with `last`."""
+        return (2,) * (len(self.shape(value) or (last,)) - 1) + (last,)
+
+    def scaled(self, op: Op | None) -> tuple[ValueId, float] | None:
+        """Return what a float32 Mul or Div applies one constant number to, and the factor."""
+        if op is None or op.kind not in SCALINGS:
+            return None
+        for slot in (1, 0) if op.kind == "Mul" else (1,):
+            value = op.inputs[1 - slot]
+            shape = self.shape(value)
+            factor = number(self.view, op.inputs[slot], axes=1 if shape is None else len(shape))
+            if value is not None and factor:
+                return value, factor if op.kind == "Mul" else 1 / factor
+        return None
+
+
+def _orders(add: Op) -> Iterator[tuple[ValueId, ValueId]]:
+    """Yield the two operands of a sum in both orders."""
+    for a, b in (add.inputs, add.inputs[::-1]):
+        if a is not None and b is not None:
+            yield a, b
+
+
+# -- a sum and its normalization -------------------------------------------------------------------
+
+_SKIP_NORMS = {
+    "LayerNormalization": ("skip_layer_normalization", "SkipLayerNormalization"),
+    "RMSNormalization": ("skip_rms_normalization", "SkipSimplifiedLayerNormalization"),
+}
+"""A normalization of the standard: the kind of fusion, and its twin that adds first."""
+_RANKS = (2, 3)  # tokens, or batch and tokens, by features: its kernels take no other
+_EPSILON = 1e-5  # the default of both norms
+
+
+def skip_norms(site: Site) -> Iterator[Match | Refusal]:
+    """Yield each normalized sum of two tensors of one shape. Other readers of the sum get it from the same node."""
+    view = site.view
+
+    def copied(op: Op) -> ValueId | None:
+        return op.inputs[0] if op.kind in ("Cast", "Identity") and alone(view, op.inputs[0], op) else None
+
+    for op_type, (kind, _) in _SKIP_NORMS.items():
+        for norm in site.whole[op_type]:
+            copies, total = trail(view, norm.inputs[0], copied)
+            add = view.producer(total, "Add")
+            if add is None or any(op.scope != norm.last.scope for op in (add, *copies)):
+                continue
+            outcome = _skip_norm(site, norm, add, copies)
+            yield Refusal(kind, norm.last.id, outcome) if isinstance(outcome, str) else outcome
+
+
+def _skip_norm(site: Site, norm: Operator, add: Op, copies: Sequence[Op]) -> Match | str:
+    view, (total, gamma, beta) = site.view, (*norm.inputs, None)[:3]
+    assert total is not None
+    ops = (add.id, *(op.id for op in copies), *norm.ops)
+    shape = site.shape(total)
+    read = (v for op in (add, *copies) for v in op.operands)
+    if not site.floats(ops) or any(view.dtype(v) is not DType.FLOAT for v in read):
+        return "not all of it is float32"
+    if shape is None or len(shape) not in _RANKS or not isinstance(shape[-1], int):
+        return "what is normalized is not known to have two or three axes, the last of known size"
+    odd = _odd_norm(site, norm, shape)
+    if odd is not None:
+        return odd
+    summands = _summands(site, add, shape)
+    if summands is None:
+        return "the summands are not known to have one shape, or the second to lack but the batch"
+    inner, summands, bias = _with_bias(site, add, summands, shape)
+    ops = (*inner, *ops)
+    apart = exposed(view, total) or any(use.op not in ops for use in view.uses[total])
+    for weight in (gamma, beta, bias) if apart else ():
+        made_by = view.producer(weight)
+        if made_by is not None and made_by.id > add.id:
+            return f"others read the sum, before {site.names(weight)[0]} is made"
+    kind, op_type = _SKIP_NORMS[norm.node.op_type]
+    shifts = [beta] if norm.node.op_type == "LayerNormalization" else []
+    outputs = [norm.last.node.output[0], *(["", "", *site.names(total)] if apart else [])]
+    epsilon = {"epsilon": float_attribute(norm.node, "epsilon", _EPSILON)}
+    node = fused_node(op_type, norm.last, site.names(*summands, gamma, *shifts, bias), outputs, epsilon, DOMAIN)
+    tried = dict.fromkeys(summands, (2,) * (len(shape) - 1) + (shape[-1],))
+    tried.update({v: (shape[-1],) for v in (gamma, beta, bias) if v is not None and view.constant(v) is None})
+    place = add.id if apart else None
+    return Match(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), tried)
+
+
+def _odd_norm(site: Site, norm: Operator, shape: Dims) -> str | None:
+    """Return what a norm has that its twin lacks."""
+    if any(v is not None for v in norm.last.outputs[1:]):
+        return "its mean or deviation is read"
+    if int_attribute(norm.node, "axis", -1) not in (-1, len(shape) - 1):
+        return "it is not over the last axis alone"
+    if int_attribute(norm.node, "stash_type", DType.FLOAT.code) != DType.FLOAT.code:
+        return "its statistics are not float32"
+    if any(v is not None and site.shape(v) != (shape[-1],) for v in norm.inputs[1:]):
+        return f"its scale or bias is not one number for each of the {shape[-1]} that it normalizes"
+    return None
+
+
+def _summands(site: Site, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | None:
+    """Return both operands, first the one that has the sum's shape; the other has it too, or lacks the batch alone."""
+    for a, b in _orders(add) if None not in shape else ():
+        other = site.shape(b)
+        batchless = len(shape) == max(_RANKS) and other in (shape[1:], (1, *shape[1:]))
+        if site.shape(a) == shape and (other == shape or batchless):
+            return a, b
+    return None
+
+
+def _with_bias(
+    site: Site, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
+) -> tuple[tuple[OpId, ...], tuple[ValueId, ValueId], ValueId | None]:
+    """Return the sum that makes an operand by adding a weight of one number per feature, and operands and bias then."""
+    for slot, value in enumerate(summands):
+        inner = site.view.producer(value, "Add")
+        if inner is None or inner.scope != add.scope or not alone(site.view, value, add):
+            continue
+        for a, b in _orders(inner):
+            if a == b or site.shape(b) != (shape[-1],):
+                continue
+            if site.shape(a) == site.shape(value) and site.floats((inner.id,)):
+                return (inner.id,), ((a, summands[1]) if slot == 0 else (summands[0], a)), b
+    return (), summands, None
+
+
+# -- activations -----------------------------------------------------------------------------------
+
+
+def gelus(site: Site) -> Iterator[Match | Refusal]:
+    """Yield each Gelu after a bias, and each that is written out at an opset without Gelu."""
+    for gelu in site.whole["Gelu"]:
+        x = gelu.inputs[0]
+        form = attribute(gelu.node, "approximate")
+        tanh = form is not None and form.s == b"tanh"
+        if x is None or not site.floats(gelu.ops):
+            continue
+        biased = _biased(site, gelu, x)
+        if biased is not None:
+            kind, op_type = ("bias_gelu_tanh", "FastGelu") if tanh else ("bias_gelu", "BiasGelu")
+            add, a, b, width = biased
+            yield _activation(site, kind, op_type, (add, *gelu.ops), {a: site.like(x, width), b: (width,)})
+        elif len(gelu.ops) > 1:
+            kind, op_type = ("gelu_tanh", "FastGelu") if tanh else ("gelu_erf", "Gelu")
+            yield _activation(site, kind, op_type, gelu.ops, {x: site.like(x, _WIDTH)})
+
+
+_WIDTH = 61
+"""Numbers in the last axis with which an activation is tried."""
+
+
+def _activation(
+    site: Site, kind: str, op_type: str, ops: Sequence[OpId], tried: Mapping[ValueId, tuple[int, ...]], **stated: float
+) -> Match:
+    """Return the match of ops that end in an activation of the values that are tried."""
+    last = site.view.ops[max(ops)]
+    node = fused_node(op_type, last, site.names(*tried), list(last.node.output), stated, DOMAIN)
+    return Match(Replacement(kind, tuple(ops), last.id, node), tried, elementwise=True)
+
+
+def _biased(site: Site, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId, int] | None:
+    """Return the Add before an activation that alone reads it, its operand, and its bias with that one's size."""
+    view = site.view
+    add = view.producer(x, "Add")
+    if add is None or add.scope != gelu.last.scope or not site.floats((add.id,)):
+        return None
+    if exposed(view, x) or any(use.op not in gelu.ops for use in view.uses[x]):
+        return None
+    for a, b in _orders(add):
+        whole, flat = site.shape(a), site.shape(b)
+        if a != b and whole and flat and len(flat) == 1 and isinstance(flat[0], int) and whole[-1] == flat[0]:
+            return add.id, a, b, flat[0]
+    return None
+
+
+def quick_gelus(site: Site) -> Iterator[Match]:
+    """Yield each product of x and the logistic function of x, or of x times a number."""
+    view = site.view
+    for sigmoid in (op for op in view.ops if op.kind in _QUICK_GELUS.after):
+        match = _QUICK_GELUS.direct(view, sigmoid)
+        if match is None or not site.floats(match.ops):
+            continue
+        x, alpha = match.values[ENTRY], 1.0
+        if "scaled" in match.values:
+            scaled = site.scaled(view.producer(match.values["scaled"]))
+            if scaled is None or scaled[0] != x:
+                continue
+            alpha = scaled[1]
+        yield _activation(site, "quick_gelu", "QuickGelu", sorted(match.ops), {x: site.like(x, _WIDTH)}, alpha=alpha)
+
+
+_QUICK_GELUS = Search.of(QUICK_GELU)
+
+
+# -- products --------------------------------------------------------------------------------------
+
+_MILD = 2.0**6
+"""The largest factor, and the inverse of the least, that may move into a product: numbers are then read unscaled, or
+made scaled, in the low type, which has to hold them so. Scores are scaled by 1/sqrt(size of a head) (Vaswani et al.
+2017, section 3.2.1), and heads have far less than 4096 numbers."""
+
+
+def _mild(scale: float) -> bool:
+    return 1 / _MILD <= abs(scale) <= _MILD
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A factor of a product before a swap of its last axes and scales, the ops of those, and the scale."""
+
+    value: ValueId
+    ops: tuple[OpId, ...]
+    swapped: bool
+    scale: float
+
+
+def products(site: Site) -> Iterator[Match]:
+    """Yield each MatMul whose factors are transposed or scaled, or whose result is scaled by one number."""
+    for product in site.view.ops:
+        if product.kind != "MatMul" or not site.floats((product.id,)):
+            continue
+        left, right = (_side(site, product, value) for value in product.inputs)
+        last, after = _scaled_after(site, product)
+        ops = tuple(sorted({*left.ops, *right.ops, product.id, last.id}))
+        alpha = float(np.float32(left.scale * right.scale * after))
+        if len(ops) == 1 or not math.isfinite(alpha) or abs(alpha) < DType.FLOAT.tiny or left.value == right.value:
+            continue
+        stated = {"alpha": alpha, "transA": int(left.swapped), "transB": int(right.swapped)}
+        reads = site.names(left.value, right.value)
+        node = fused_node("FusedMatMul", last, reads, list(last.node.output), stated, DOMAIN)
+        tried = {left.value: _tried(site, left, (3, 5)), right.value: _tried(site, right, (5, 4))}
+        yield Match(Replacement("scaled_product", ops, last.id, node), tried)
+
+
+def _side(site: Site, product: Op, value: ValueId | None) -> _Side:
+    """Follow a factor up past one swap of its last axes and scales that it alone reads. Weights are not followed."""
+    assert value is not None
+    view, reader, ops, swapped, scale = site.view, product, list[OpId](), False, 1.0
+    while (op := view.producer(value)) is not None and op.inputs:  # a Constant reads nothing
+        if view.constant(op.inputs[0]) is not None or not alone(view, value, reader) or not site.floats((op.id,)):
+            break
+        scaled = site.scaled(op)
+        if scaled is not None and _mild(scale * scaled[1]):
+            value, scale = scaled[0], scale * scaled[1]
+        elif not swapped and _swaps(op) and op.inputs[0] is not None:
+            value, swapped = op.inputs[0], True
+        else:
+            break
+        ops.append(op.id)
+        reader = op
+    return _Side(value, tuple(ops), swapped, scale)
+
+
+def _swaps(op: Op) -> bool:
+    """True if an op swaps the last two axes and no others."""
+    perm = permutation(op)
+    return len(perm) > 1 and perm == (*range(len(perm) - 2), len(perm) - 1, len(perm) - 2)
+
+
+def _scaled_after(site: Site, product: Op) -> tuple[Op, float]:
+    """Return the last op of a product and the one scale that follows it, or the product itself."""
+    reader = only_reader(site.view, product.outputs[0])
+    scaled = site.scaled(reader) if reader is not None and site.floats((reader.id,)) else None
+    fits = scaled is not None and scaled[0] == product.outputs[0] and _mild(scaled[1])
+    return (reader, scaled[1]) if reader is not None and scaled is not None and fits else (product, 1.0)
+
+
+def _tried(site: Site, side: _Side, last: tuple[int, int]) -> tuple[int, ...]:
+    batch = (2,) * (len(site.shape(side.value) or ()) - 2)
+    return (*batch, *(last[::-1] if side.swapped else last))
+
+
+MATCHERS: tuple[Callable[[Site], Iterator[Match | Refusal]], ...] = (skip_norms, gelus, quick_gelus, products)
+"""Of two matches that share an op the first is taken."""

@@ -7,29 +7,50 @@ query of zeros weighs all keys alike, and where the model makes 0 of such a row,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import TensorProto
 
+from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.dataflow import only_reader
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT, FIRST_REDUCTION_AXES_INPUT
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.build import Written
+from amp_rewrite.rewrite.attention.equivalence import KEYS, QUERIES, Feeds, Sizes, compared
 from amp_rewrite.rewrite.attention.fuse import sites
 from amp_rewrite.rewrite.attention.layout import RANK, dims_at
 from amp_rewrite.rewrite.attention.legality import Site
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import permutation
-from amp_rewrite.rewrite.contrib.multi_head_attention_equivalence import Base, mismatch_of
 from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node
 
 KIND = "multi_head_attention"
 _SWAP = (0, 2, 1, 3)  # heads before tokens, and back
+
+
+def _packed(array: Array) -> Array:
+    batch, heads, tokens, width = array.shape
+    return array.swapaxes(1, 2).reshape(batch, tokens, heads * width)
+
+
+_LAYOUTS: Mapping[str, Callable[[Array], Array]] = {
+    "packed": _packed,
+    "heads": lambda array: array,
+    "turned": lambda array: array.swapaxes(-1, -2),
+}
+"""Tokens by features; heads, tokens, width; heads, width, tokens."""
+
+
+class _Base(NamedTuple):
+    """One of "queries", "keys" and "values", and its layout where it is read."""
+
+    what: str
+    layout: str
 
 
 def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
@@ -71,7 +92,7 @@ class _Writer(Surroundings):
         super().__init__(site.view, site.form.last, typed=True)
         self.site, self.dims = site, dims
         self.heads, self.width, self.depth = heads, width, depth
-        self.bases: dict[str, Base] = {}
+        self.bases: dict[str, _Base] = {}
 
     def replacement(self) -> Replacement | str:
         site, form = self.site, self.site.form
@@ -81,15 +102,28 @@ class _Writer(Surroundings):
         seeing = self._seeing() if site.empty else None
         zeroed = form.zeroed and site.infinite
         reads = [*self._operands(result, None if zeroed else seeing), "", "", self._added()]
-        if Base("values", "heads") in self.bases.values() and self.width != self.depth:
+        if _Base("values", "heads") in self.bases.values() and self.width != self.depth:
             return "its values are not as wide as its keys, and their heads are split off"
         attended = self._ended(result, seeing if zeroed else None, packed=bool(moves))
         attributes = {"num_heads": self.heads, "scale": form.scale, **({"unidirectional": 1} if site.causal else {})}
         node = fused_node("MultiHeadAttention", last, reads, [attended], attributes, DOMAIN)
-        written = Written(node, tuple(self.ahead), tuple(self.behind), tuple(self.weights))
-        why = mismatch_of(site, written, self.bases, (self.heads, self.width, self.depth), packed=bool(moves))
         ops = tuple(sorted({*form.ops, *(op.id for op in moves)}))
-        return why or written.replacing(KIND, ops, last.id)
+        written = Written(KIND, ops, last.id, node, **self.parts())
+        return self._mismatch(written, packed=bool(moves)) or written
+
+    def _mismatch(self, written: Written, *, packed: bool) -> str | None:
+        """Return how the nodes differ from the ops on small random operands; None if both agree.
+
+        `packed`: the result is laid out as tokens by features, else as the ops gave it.
+        """
+
+        def feeds(q: Array, k: Array, v: Array) -> Feeds:
+            drawn, turned = {"queries": q, "keys": k, "values": v}, k.swapaxes(-1, -2)
+            read = {name: _LAYOUTS[base.layout](drawn[base.what]) for name, base in self.bases.items()}
+            return (q, turned, v), read, (q, turned, v)
+
+        drawn = Sizes((self.heads, self.heads), KEYS if self.site.causal else QUERIES, self.width, self.depth)
+        return compared(self.site, written, drawn, feeds, _LAYOUTS["packed" if packed else "heads"])
 
     # -- what it gives -----------------------------------------------------------------------------
 
@@ -164,7 +198,7 @@ class _Writer(Surroundings):
 
     def _base(self, value: ValueId, what: str, layout: str) -> str:
         name = self.site.view.value_name(value)
-        self.bases[name] = Base(what, layout)
+        self.bases[name] = _Base(what, layout)
         return name
 
     # -- its mask ----------------------------------------------------------------------------------

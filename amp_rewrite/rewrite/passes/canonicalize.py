@@ -21,7 +21,7 @@ from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import normal_domain, signature
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import OpId, View
-from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
+from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
 from amp_rewrite.rewrite.passes.additive_masks import select_biased, select_masks
 from amp_rewrite.rewrite.passes.balanced_factors import balance_factors
