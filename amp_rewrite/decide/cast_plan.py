@@ -12,7 +12,7 @@ from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
 from amp_rewrite.ir.names import numbered
-from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, INNER_DTYPE_ATTRIBUTES, TENSOR, attribute
+from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, INNER_DTYPE_ATTRIBUTES, attribute
 from amp_rewrite.ir.view import Op, OpId, Role, ScopeId, Use, ValueId, View
 
 
@@ -183,7 +183,7 @@ class _Planner:
                 continue
             if fixed is not dtype and (source := self._cast_from(value, dtype)) is not None:
                 own[dtype] = self._name(source, dtype)
-            elif self._bakes(value):
+            elif self.view.constant(value) is not None and self.view.tensor_dtype(value) is not None:
                 keeps = dtypes != [dtype]
                 own[dtype] = self._fresh(name, dtype) if keeps else name
                 self.bakes.append(Bake(value, dtype, own[dtype], keeps))
@@ -226,10 +226,6 @@ class _Planner:
             return self.io.get(value, dtype) if dtype is not None else None
         return dtype if public or yielded else None
 
-    def _bakes(self, value: ValueId) -> bool:
-        stated = self.view.types[value]
-        return self.view.constant(value) is not None and stated is not None and stated.container == TENSOR
-
     # -- casts that the model has already ------------------------------------------------------------
 
     def _fold(self, homes: Mapping[ValueId, DType], needs: _Needs) -> None:
@@ -251,7 +247,8 @@ class _Planner:
                 roots[result] = roots.get(source, source)
                 needs.setdefault(result, {dtype: list(self.view.uses[result])})
             elif dtype in _TYPES and not self._outlives(op):
-                if (before := self._widened_from(roots.get(source, source), dtype)) is not None:
+                before = self._cast_from(root := roots.get(source, source), dtype)
+                if before is not None and dtype.low and self._home(root) is DType.FLOAT:
                     self.folds[op.id] = before
                     roots[result] = roots.get(source, source)
                     past.append(op.id)
@@ -268,15 +265,14 @@ class _Planner:
             if source not in homes:
                 self._fold_repeated(source, dtype, changed)
             elif len(changed) > 1 or dtype in needs[source]:
-                self._move(needs[source], [Use(op.id, 0) for op in ops], homes[source], dtype)
+                uses = dict.fromkeys(Use(op.id, 0) for op in ops)
+                kept = [use for use in needs[source].pop(homes[source], ()) if use not in uses]
+                needs[source].update({homes[source]: kept} if kept else {})
+                needs[source].setdefault(dtype, []).extend(uses)
                 for op in ops:
                     self.folds[op.id] = source
                     self._hand_on(needs, op.id, source, but=dtype)
         self._trace()
-
-    def _widened_from(self, value: ValueId, low: DType) -> ValueId | None:
-        """Return the source of this low type from which the model's own Cast to float32 makes a value."""
-        return self._cast_from(value, low) if low.low and self._home(value) is DType.FLOAT else None
 
     def _fold_unread(self, past: Sequence[OpId], needs: _Needs) -> None:
         """Fold Casts to float32 whose only readers are Casts that read past them. O(Casts)."""
@@ -320,13 +316,6 @@ class _Planner:
         while scope is not None and scope != outer:
             scope = self.view.scopes[scope].parent
         return scope == outer
-
-    def _move(self, needs: dict[DType, list[Use]], uses: list[Use], before: DType, to: DType) -> None:
-        moved = frozenset(uses)
-        needs[before] = [use for use in needs[before] if use not in moved]
-        if not needs[before]:
-            del needs[before]
-        needs.setdefault(to, []).extend(uses)
 
     def _outlives(self, op: Op) -> bool:
         """True if an edge of a graph names the first result of an op, so that the op must stay."""

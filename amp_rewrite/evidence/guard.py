@@ -116,7 +116,9 @@ def _pinned(
     unfit: dict[ValueId, Fault] = {}
     while faults:
         coloring = paint(tuple(held.values()))
-        fresh = {pin.op: pin for pin in _unfit(view, coloring, faults, unfit) if pin.op not in held}
+        pins, low = _unfit(view, coloring, faults)
+        unfit |= low
+        fresh = {pin.op: pin for pin in pins if pin.op not in held}
         fresh = fresh or {pin.op: pin for pin in _holes(view, coloring, held) if pin.op not in held}
         if not fresh:
             break
@@ -136,9 +138,7 @@ def proved_overflowing(
     view: View, coloring: Coloring, least: Mapping[ValueId, float], to: DType, saturate: Collection[ValueId] = ()
 ) -> Mapping[ValueId, Fit]:
     """Return the values that a coloring makes or reads low, but that are proved to overflow, with their sizes."""
-    unfit: dict[ValueId, Fault] = {}
-    for _ in _unfit(view, coloring, _beyond(least, to, saturate), unfit):
-        pass
+    _, unfit = _unfit(view, coloring, _beyond(least, to, saturate))
     return {value: Fit(absmax=least[value]) for value in unfit}
 
 
@@ -152,9 +152,7 @@ def overflowing(
         for v, fault in _faults(view, ranges, to, headroom)
         if fault.rule == reasons.OVERFLOW and v not in saturate
     }
-    unfit: dict[ValueId, Fault] = {}
-    for _ in _unfit(view, coloring, faults, unfit):
-        pass
+    _, unfit = _unfit(view, coloring, faults)
     return {value: seen[value] for value in unfit}
 
 
@@ -251,32 +249,32 @@ def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
     op = view.producer(value)
     if op is None or op.bodies:
         return False
-    for read in op.inputs:
-        dtype = view.dtype(read) if read is not None else None
-        if read is None or dtype is None or not dtype.floating:
-            continue
-        fit = view.fit(read, DType.FLOAT16) if view.constant(read) is not None else seen.get(read)
-        if fit is not None and fit.nonfinite:
-            return False
+    for read in op.operands:
+        dtype = view.dtype(read)
+        if dtype is not None and dtype.floating:
+            fit = view.fit(read, DType.FLOAT16) if view.constant(read) is not None else seen.get(read)
+            if fit is not None and fit.nonfinite:
+                return False
     return True
 
 
-def _unfit(
-    view: View, coloring: Coloring, faults: Mapping[ValueId, Fault], unfit: dict[ValueId, Fault]
-) -> Iterator[Pin]:
-    """Yield a pin for each op that would write or read a faulty value in the low type; add the value to `unfit`."""
+def _unfit(view: View, coloring: Coloring, faults: Mapping[ValueId, Fault]) -> tuple[list[Pin], dict[ValueId, Fault]]:
+    """Return a pin for each op that would write or read a faulty value in the low type, and these values."""
+    pins: list[Pin] = []
+    unfit: dict[ValueId, Fault] = {}
     for value, fault in faults.items():
         name, words = view.value_name(value), _worded(fault)
         op = view.producer(value)
         if op is not None and made_low(view, coloring, value):
-            unfit.setdefault(value, fault)
-            yield Pin(op.id, fault.rule, None, f"its result {name!r} {words}", raises=True)
+            unfit[value] = fault
+            pins.append(Pin(op.id, fault.rule, None, f"its result {name!r} {words}", raises=True))
         for use in view.uses[value]:
             reader = view.ops[use.op]
             if reader.kind not in ELEMENTLESS and read_low(view, coloring, reader, use.slot):
-                unfit.setdefault(value, fault)
+                unfit[value] = fault
                 because = op.id if op is not None and op.id != use.op else None
-                yield Pin(use.op, fault.rule, because, f"its operand {name!r} {words}", raises=True)
+                pins.append(Pin(use.op, fault.rule, because, f"its operand {name!r} {words}", raises=True))
+    return pins, unfit
 
 
 def _worded(fault: Fault) -> str:
@@ -310,7 +308,7 @@ def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
 def _holes(view: View, coloring: Coloring, held: Mapping[OpId, Pin]) -> Iterator[Pin]:
     """Yield pins on low ops next to pinned ones if float32 needs fewer Casts and no option lowered them."""
     for group, edge in _movable(view, coloring, held):
-        values = {v for op in group for v in (*view.ops[op].inputs, *view.ops[op].outputs) if v is not None}
+        values = {v for op in group for v in view.ops[op].ports}
         high, low = (sum(_cast(view, coloring, v, group, is_low) for v in values) for is_low in (False, True))
         if high < low:
             note = f"between float32 ops: lowering {'it' if len(group) == 1 else 'them'} would cost Casts"
@@ -342,7 +340,7 @@ def _neighbours(view: View, op_id: OpId) -> Iterator[OpId]:
     """Yield the producers of an op's inputs and the readers of its outputs."""
     op = view.ops[op_id]
     yield from (maker.id for maker in map(view.producer, op.inputs) if maker is not None)
-    yield from (use.op for value in op.outputs if value is not None for use in view.uses[value])
+    yield from (use.op for value in op.results for use in view.uses[value])
 
 
 def _cast(view: View, coloring: Coloring, value: ValueId, group: Collection[OpId], low: bool) -> bool:
@@ -367,8 +365,7 @@ def carried(view: View, pins: Sequence[Pin]) -> Iterator[Pin]:
     for op in view.ops:
         if op.id in rules or op.bodies or op.signature is None or op.kind == "Constant" or not exact(op):
             continue
-        low = (v for v in op.inputs if v is not None and view.tensor_dtype(v) in view.low_types)
-        moved = [v for v in low if view.constant(v) is None]
+        moved = [v for v in op.operands if view.tensor_dtype(v) in view.low_types and view.constant(v) is None]
         makers = [maker for v in moved if (maker := view.producer(v)) is not None and maker.id in rules]
         if makers and len(makers) == len(moved):
             first = makers[0]

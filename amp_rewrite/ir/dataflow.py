@@ -33,16 +33,11 @@ def exposed(view: View, value: ValueId) -> bool:
 
 
 def only_reader(
-    view: View,
-    value: ValueId | None,
-    *kinds: str,
-    captured: bool = False,
-    yielded: bool = False,
+    view: View, value: ValueId | None, *kinds: str, captured: bool = False, yielded: bool = False
 ) -> Op | None:
     """Return the only reader of a value, in the same graph; None if there are others, or it is not of `kinds`.
 
-    `captured`: it may be in a body. `yielded`: the value may also be
-    exposed.
+    `captured`: it may be in a body. `yielded`: the value may also be exposed.
     """
     if value is None or (not yielded and exposed(view, value)):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -328,10 +328,6 @@ def _constant(node: NodeProto, _: Sequence[ValueType | None]) -> DType | None:
     return None
 
 
-def _stash(node: NodeProto, _: Sequence[ValueType | None]) -> DType | None:
-    return DType.of(int_attribute(node, "stash_type", DType.FLOAT.code))
-
-
 def _optional(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:
     stated = attribute(node, "type")
     content = inputs[0] if inputs and inputs[0] else type_of_proto(stated.tp) if stated is not None else None
@@ -359,12 +355,15 @@ def _first(_: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:
 
 _CLASSIFIERS = ("LabelEncoder", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
 _ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
-_STATED = {
+_STATED: Mapping[tuple[str, str], Callable[[NodeProto, Sequence[ValueType | None]], DType | None]] = {
     **{("ai.onnx.ml", op): _labels for op in _CLASSIFIERS},
     **{("com.microsoft", op): _first for op in _ATTENTIONS},
     ("", "Constant"): _constant,
     ("", "ConstantOfShape"): _constant_of_shape,
-    **{("", op): _stash for op in ("LayerNormalization", "SimplifiedLayerNormalization")},
+    **dict.fromkeys(
+        (("", "LayerNormalization"), ("", "SimplifiedLayerNormalization")),
+        lambda node, _: DType.of(int_attribute(node, "stash_type", DType.FLOAT.code)),
+    ),
     ("", "LinearAttention"): _first,
     ("", "Optional"): _optional,
 }

@@ -1,4 +1,4 @@
-"""onnx's reference, run node by node, and no node whose result would be large or take long.
+"""onnx's reference, run node by node, and no node whose result would be large or take long; movement by numpy alone.
 
 Constants are computed while a model is converted, and a node of a few bytes can state a result of any size: a fill, a
 repetition, a padding. So the size of each result is inferred from the numbers at hand before it is computed.
@@ -7,7 +7,7 @@ repetition, a padding. So the size of each result is inferred from the numbers a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from amp_rewrite.ir.op_classes import BROADCASTS, RELABELS, SAME_SHAPE, SHAPE_SL
 from amp_rewrite.ir.schema import normal_domain, onnx_schema
 
 Shape = tuple[int, ...]
+Attributes = Mapping[str, Any]
 MOST_ELEMENTS = 1 << 25
 """Elements of all results of a run; in float64, 256 MB."""
 
@@ -93,3 +94,72 @@ def _kernel(op: Any, weight: Shape = ()) -> int:
     if max(steps, default=1) <= 1:
         return 0
     return math.prod((*weight[:2], *(k * max(1, d) for k, d in zip(weight[2:], steps, strict=False))))
+
+
+# -- movement: to load onnx's reference for it would take longer than to look at most models -------------
+
+
+# What numpy raises for shapes and axes that do not go together, and a table for what it does not hold.
+_FAULTS = (ValueError, TypeError, IndexError, KeyError)
+
+
+def moved(
+    nodes: Iterable[NodeProto], result: str, feed: Mapping[str, Array], most: int = MOST_ELEMENTS
+) -> Array | None:
+    """Run nodes on a feed of their inputs; return `result`. None where one does more than move its input, would give
+    more than `most` elements together, or cannot be run: onnx's reference may tell why."""
+    known = dict(feed)
+    try:
+        for node in nodes:
+            row = _ROWS[node.op_type] if normal_domain(node.domain) == "" else None
+            if row is None or len(node.output) != 1:
+                return None
+            attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            operands = [known[name] for name in node.input]
+            if node.op_type == "Concat" and sum(x.size for x in operands) > most:
+                return None
+            array = known[node.output[0]] = row(attributes, *operands)
+            most -= array.size
+            if most < 0:
+                return None
+        return known[result]
+    except _FAULTS:
+        return None
+
+
+def _reshape(attributes: Attributes, x: Array, shape: Array) -> Array:
+    kept = not attributes.get("allowzero", 0)
+    return x.reshape([x.shape[i] if size == 0 and kept else size for i, size in enumerate(_integers(shape))])
+
+
+def _axes(attributes: Attributes, *listed: Array) -> Any:
+    """Return the axes that an input or an attribute lists; None for all."""
+    axes = _integers(*listed) if listed else attributes.get("axes")
+    return None if axes is None else tuple(axes)
+
+
+def _slice(attributes: Attributes, x: Array, starts: Array, ends: Array, *more: Array) -> Array:
+    axes = _integers(more[0]) if more else tuple(range(len(starts)))
+    steps = _integers(more[1]) if len(more) > 1 else (1,) * len(axes)
+    cut = [slice(None)] * x.ndim
+    for axis, start, end, step in zip(axes, _integers(starts), _integers(ends), steps, strict=True):
+        cut[axis] = slice(start, end, step)
+    return x[tuple(cut)]
+
+
+def _integers(values: Array) -> tuple[int, ...]:
+    return tuple(values.astype(np.int64).reshape(-1).tolist())
+
+
+_ROWS: Mapping[str, Callable[..., Array]] = {
+    "Concat": lambda attributes, *parts: np.concatenate(parts, axis=attributes["axis"]),
+    "Expand": lambda attributes, x, shape: np.broadcast_to(x, np.broadcast_shapes(x.shape, _integers(shape))),
+    "Identity": lambda attributes, x: x,
+    "Reshape": _reshape,
+    "Shape": lambda attributes, x: np.array(x.shape[attributes.get("start", 0) : attributes.get("end")], np.int64),
+    "Slice": _slice,
+    "Squeeze": lambda attributes, x, *axes: x.squeeze(_axes(attributes, *axes)),
+    "Transpose": lambda attributes, x: x.transpose(attributes.get("perm")),
+    "Unsqueeze": lambda attributes, x, *axes: np.expand_dims(x, _axes(attributes, *axes)),
+}
+"""Each of its attributes and of what it reads."""

@@ -25,8 +25,7 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import casts_floats
 from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.bounded import MOST_ELEMENTS, evaluate
-from amp_rewrite.rewrite.movement import moved
+from amp_rewrite.rewrite.bounded import MOST_ELEMENTS, evaluate, moved
 from amp_rewrite.rewrite.reference import DOMAIN, FORMULAS, computed
 from amp_rewrite.rewrite.replacement import outside
 

@@ -59,7 +59,7 @@ def _stays_float32(state: State, v: int) -> bool:
         return False
     if not state.can(v):
         return True
-    return state.options.level is not Level.UNSAFE_FORCE_ALL and state.color(v) in (Color.DENY, Color.UNLISTED)
+    return state.options.level is not Level.UNSAFE_FORCE_ALL and state.colors[v] in (Color.DENY, Color.UNLISTED)
 
 
 def _as_a_whole(state: State, cluster: Cluster, culprit: OpId) -> Paint:

@@ -78,7 +78,7 @@ def between_allow(state: State) -> None:
     With `spare_casts` a path may also start at a table of weights: the results of lookups are low once it is baked.
     And it may end at a written-out norm that allowed ops read: what a norm widens is a Cast before it or behind it.
     """
-    roots = [v for v in state.low if state.color(v) is Color.ALLOW]
+    roots = [v for v in state.low if state.colors[v] is Color.ALLOW]
     starts = [*roots, *(v for v, _ in _tables(state, lambda v: _between(state, v)))]
     downstream = set(starts)
     downstream.update(state.walk(starts, state.vertices.readers.__getitem__, lambda v: _between(state, v)))
@@ -156,7 +156,11 @@ _ATTEMPTS = 4
 
 
 def _joinable(state: State, v: int) -> bool:
-    return v not in state.low and _between(state, v) and _reads_vertices(state, v)
+    """True for a vertex that may join others: constants and vertices alone make what it reads, not edges of a graph."""
+    if v in state.low or not _between(state, v):
+        return False
+    read = filter(state.varies, state.op(v).operands)
+    return all(state.view.values[value].producer in state.vertices.by_op for value in read)
 
 
 def _joined(state: State, copied: Collection[int]) -> dict[int, OpId]:
@@ -177,16 +181,10 @@ def _joined(state: State, copied: Collection[int]) -> dict[int, OpId]:
 
 def _only_read_by(state: State, v: int, joined: Collection[int]) -> bool:
     """True if only lowered ops and `joined` ones read the results of an op."""
-    results = [value for value in state.op(v).outputs if value is not None]
+    results = state.op(v).results
     readers = [state.vertices.by_op.get(use.op) for value in results for use in state.view.uses[value]]
     low = all(at and all(r in state.low or r in joined for r in at) for at in readers)
     return low and state.view.yielded.isdisjoint(results)
-
-
-def _reads_vertices(state: State, v: int) -> bool:
-    """True if every float32 input of an op is a constant or made by a vertex, not an input or the edge of a body."""
-    read = filter(state.varies, state.op(v).operands)
-    return all(state.view.values[value].producer in state.vertices.by_op for value in read)
 
 
 def gray_after_allow(state: State) -> None:
@@ -195,7 +193,7 @@ def gray_after_allow(state: State) -> None:
     if not (state.to is DType.BFLOAT16 if follows is None else follows):
         return
     for v in range(len(state.vertices.all)):
-        if state.color(v) is not Color.GRAY or not state.free(v):
+        if state.colors[v] is not Color.GRAY or not state.free(v):
             continue
         sources = state.vertices.sources[v]
         due = next((s for s in sources if s in state.low), None)
@@ -235,15 +233,15 @@ def shapes_follow(state: State) -> None:
             continue
         source = op.inputs[0]
         because = next((state.vertices.all[s].op for s in state.vertices.sources[v] if s in state.low), None)
-        if because is not None or source in state.options.low_inputs or _only_read_low(state, source):
+        constant = state.view.constant(source) is not None
+        if (
+            because is not None
+            or source in state.options.low_inputs
+            or (constant and _read_low_alone(state, source) is not None)
+        ):
             state.low[v] = Paint(state.to, reasons.SHAPE_FOLLOWS, because)
         else:
             state.low.pop(v, None)
-
-
-def _only_read_low(state: State, value: ValueId | None) -> bool:
-    """True if a value is a constant and all ops that read its elements read them in the low type."""
-    return state.view.constant(value) is not None and _read_low_alone(state, value) is not None
 
 
 def _read_low_alone(state: State, value: ValueId | None) -> OpId | None:

@@ -14,7 +14,7 @@ from amp_rewrite.decide.hazards.find import Hazards
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import made_variable, read_variable
+from amp_rewrite.ir.dataflow import first_input_of, made_variable, read_variable, trail
 from amp_rewrite.ir.op_classes import DEQUANTIZES, ELEMENTLESS, QUANTIZERS, QUANTIZES
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.schema import unknown
@@ -94,13 +94,9 @@ class State:
         """Pins of the hazards, then those of the options."""
         return (*self.hazards.pins, *self.options.pins)
 
-    def color(self, v: int) -> Color:
-        """Return the list of a vertex; ops that the user lowers count as allowed, benign ones as gray."""
-        return self.colors[v]
-
     @cached_property
     def colors(self) -> Sequence[Color]:
-        """Colors of all vertices."""
+        """The lists of all vertices; ops that the user lowers count as allowed, benign ones as gray."""
         colors = [vertex.entry.color for vertex in self.vertices.all]
         unlisted_too = self.options.level in (Level.DEFAULT, Level.LOWER_ALL)
         for v in self.of_ops(self.hazards.benign):
@@ -116,8 +112,9 @@ class State:
     @cached_property
     def decoded_weights(self) -> Sequence[OpId]:
         """DequantizeLinear ops that read a constant, or what a QuantizeLinear makes of one, in order."""
-        view = self.view
-        return [op.id for op in view.ops if op.kind in DEQUANTIZES and _of_constant(view, op.inputs[0])]
+        view, quantized = self.view, first_input_of(QUANTIZES)
+        decoded = ((op.id, trail(view, op.inputs[0], quantized, 1)[1]) for op in view.ops if op.kind in DEQUANTIZES)
+        return [op for op, source in decoded if view.constant(source) is not None]
 
     def can(self, v: int) -> bool:
         """True if a vertex is neither frozen nor refused by the gate."""
@@ -241,12 +238,6 @@ class State:
             return None
         note = "the edges of bodies keep their type" if op.bodies else f"{op.kind} is not a known operator"
         return self.high(reasons.BOUNDARY, None, note)
-
-
-def _of_constant(view: View, value: ValueId | None) -> bool:
-    maker = view.producer(value)
-    source = maker.inputs[0] if maker is not None and maker.kind in QUANTIZES else value
-    return view.constant(source) is not None
 
 
 _UNPAINTED = {

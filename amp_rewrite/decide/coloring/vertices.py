@@ -69,7 +69,7 @@ def entries_of(view: View, lists: OpLists) -> tuple[Entry, ...]:
 def _entry(op: Op, lists: OpLists) -> Entry:
     plain = (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT, onnx.AttributeProto.STRING)
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in op.node.attribute if a.type in plain}
-    return lists.classify(op.domain, op.op_type, attributes, sum(v is not None for v in op.inputs))
+    return lists.classify(op.domain, op.op_type, attributes, len(op.operands))
 
 
 class _Group(NamedTuple):

@@ -58,8 +58,7 @@ class CostModel:
         """
         if op.kind in VIEWS or op.kind == "Dropout":
             return 0
-        moved = [v for v in values if not (op.kind in PICKS and v == op.inputs[0])]
-        flops, size = self.flops(op) if main else 0.0, sum(map(self.size, moved))
+        flops, size = self.flops(op) if main else 0.0, self._moved(op, values)
         if (flops, size) not in self.times:  # most ops of a model are as large as many others
             float32 = self._time(flops, DType.FLOAT.nbytes(size), low=False)
             self.times[flops, size] = max(0, float32 - self._time(flops, self.to.nbytes(size), low=True))
@@ -68,14 +67,12 @@ class CostModel:
     @property
     def least(self) -> int:
         """Return the time of all ops of the main graph in the low type, without Casts."""
-        total = 0
-        for op in self.view.ops:
-            if op.scope != MAIN or op.kind in VIEWS:
-                continue
-            values = [v for v in (*op.inputs, *op.outputs) if v is not None]
-            moved = [v for v in values if not (op.kind in PICKS and v == op.inputs[0])]
-            total += self._time(self.flops(op), self.to.nbytes(sum(map(self.size, moved))), low=True)
-        return total
+        ops = [op for op in self.view.ops if op.scope == MAIN and op.kind not in VIEWS]
+        return sum(self._time(self.flops(op), self.to.nbytes(self._moved(op, op.ports)), low=True) for op in ops)
+
+    def _moved(self, op: Op, values: Sequence[ValueId]) -> int:
+        """Return the elements that an op moves of these values; a table is read in part."""
+        return sum(self.size(v) for v in values if not (op.kind in PICKS and v == op.inputs[0]))
 
     def flops(self, op: Op) -> float:
         """Return the operations of a matrix product, convolution, recurrent op or attention; 0 for other ops."""

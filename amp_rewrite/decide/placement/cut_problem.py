@@ -15,7 +15,6 @@ from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
 from amp_rewrite.ir.op_classes import ELEMENTLESS, MAGNIFIES
 from amp_rewrite.ir.patterns.clusters import Cluster
-from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import OpId, Role, Use, ValueId
 from amp_rewrite.settings.list_entry import Color
 
@@ -62,7 +61,7 @@ class CutProblem:
             return v in self._falling
         if state.low[v].rule in FORCED or self._elementless(v):
             return False
-        return self.islands or state.color(v) is not Color.ALLOW
+        return self.islands or state.colors[v] is not Color.ALLOW
 
     @cached_property
     def _falling(self) -> frozenset[int]:
@@ -90,14 +89,14 @@ class CutProblem:
         """
         state = self.state
         op = state.op(v)
-        if not state.can(v) or state.color(v) not in (Color.GRAY, Color.CLEAR) or op.id in state.hazards.numbers:
+        if not state.can(v) or state.colors[v] not in (Color.GRAY, Color.CLEAR) or op.id in state.hazards.numbers:
             return False
         if v in state.denied and state.denied[v].rule != reasons.DENY_FORWARD:
             return False
         if not self.islands and any(use.op in self._float32_ops for out in op.results for use in state.view.uses[out]):
             return False
         read = {value for value in op.operands if self.state.varies(value)}
-        careful = not self.islands and state.color(v) is Color.GRAY
+        careful = not self.islands and state.colors[v] is Color.GRAY
         if careful and (len(read) > 1 or op.kind in _GROWING):
             return False
         for value in read:
@@ -231,9 +230,7 @@ class CutProblem:
                 if op.kind == "Cast" and (out := op.outputs[0]) is not None and out not in ports:
                     ports[out] = None
                     pending.append(out)
-        return tuple(
-            v for v in sorted(ports) if (t := view.types[v]) and t.container == TENSOR and self.state.varies(v)
-        )
+        return tuple(v for v in sorted(ports) if view.tensor_dtype(v) is not None and self.state.varies(v))
 
     def _conversions(self, values: Iterable[ValueId], end: _End) -> Iterator[Conversion]:
         """Yield the costs of Casts of values; a Cast of the model itself does not count as a new one."""
@@ -277,11 +274,8 @@ class CutProblem:
         """Return the vertex or label that reads a value there; None if the op takes it in either type."""
         state = self.state
         op = state.view.ops[use.op]
-        if (
-            op.id in self._fused
-            or op.kind == "Cast"
-            or (op.kind in ELEMENTLESS and op.signature and state.options.shapes_follow)
-        ):
+        follows = op.kind in ELEMENTLESS and op.signature is not None and state.options.shapes_follow
+        if op.id in self._fused or op.kind == "Cast" or follows:
             return None
         name = read_variable(op, use.slot)
         return state.vertices.of.get((op.id, name), HIGH) if name is not None else HIGH

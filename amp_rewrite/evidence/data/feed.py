@@ -15,10 +15,9 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, nearest, spelled
-from amp_rewrite.evidence.data.batch import Raw, as_array, named
 from amp_rewrite.evidence.data.npy import short
 from amp_rewrite.evidence.data.random_batches import drawn
-from amp_rewrite.evidence.data.sources import LIMIT, Filed, Source, source_of
+from amp_rewrite.evidence.data.sources import LIMIT, Filed, Raw, Source, as_array, named, source_of
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.schema import TENSOR

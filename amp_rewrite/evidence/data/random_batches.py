@@ -9,11 +9,11 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, advice, spelled
-from amp_rewrite.evidence.data.batch import Raw
 from amp_rewrite.evidence.data.npy import short
-from amp_rewrite.evidence.data.sources import LIMIT, Source
+from amp_rewrite.evidence.data.sources import LIMIT, Raw, Source
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES
 from amp_rewrite.runtime.ports import Port
 
 _DEFAULT_INTS = (0, 2)
@@ -53,7 +53,8 @@ def _drawn_shapes(ports: Sequence[Port], chosen: Mapping[str, Sequence[int]]) ->
     _check_known(chosen, ports, "shape")
     shapes = {}
     for port in ports:
-        if port.container != TENSOR or not _drawable(port.dtype):
+        drawable = port.dtype not in (None, DType.STRING) and (port.dtype.floating or port.dtype.numpy.kind in "biu")
+        if port.container != TENSOR or not drawable:
             what = f"{port.container}({port.dtype.spelling if port.dtype else 'unknown'})"
             raise FeedError(f"no random data for input {port.name!r}, which is {what}; give data for it")
         shape = chosen.get(port.name, port.shape)
@@ -68,8 +69,8 @@ def _drawn_shapes(ports: Sequence[Port], chosen: Mapping[str, Sequence[int]]) ->
             raise FeedError(f"input {port.name!r} has {fact}; {way} with {words}")
         if not port.admits(sizes) or any(size < 0 for size in sizes):
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
-        if len(sizes) > _MOST_AXES:
-            raise FeedError(f"input {port.name!r} has {len(sizes)} dimensions; arrays have at most {_MOST_AXES}")
+        if len(sizes) > MOST_AXES:
+            raise FeedError(f"input {port.name!r} has {len(sizes)} dimensions; arrays have at most {MOST_AXES}")
         if math.prod(max(1, size) for size in sizes) * 8 > LIMIT:
             raise FeedError(f"the shape {list(sizes)} of input {port.name!r} needs more than {LIMIT} bytes; take less")
         shapes[port.name] = sizes
@@ -102,14 +103,6 @@ def _assumed(port: Port, assumed: dict[str, int]) -> tuple[int, ...] | None:
         sizes.append(size)
     assumed.update(found)
     return tuple(sizes) if port.shape is not None else None
-
-
-_MOST_AXES = 64
-"""Dimensions of a numpy array, at most."""
-
-
-def _drawable(dtype: DType | None) -> bool:
-    return dtype not in (None, DType.STRING) and (dtype.floating or dtype.numpy.kind in "biu")
 
 
 def _example(port: Port) -> tuple[int, ...]:

@@ -47,23 +47,17 @@ def with_shadows(pairing: Pairing, values: Sequence[ValueId]) -> Measuring:
     Paired inputs of the op come from the reference, rounded to their type in the candidate; unpaired ones (weights,
     inserted ops, inlined functions) are computed as in the candidate.
     """
-    graph = _Merged(pairing)
-    graph.add_shadows(values)
-    return graph.measuring(values)
+    return _Merged(pairing).with_shadows(values).measuring(values)
 
 
 def with_candidate(pairing: Pairing, values: Sequence[ValueId]) -> Measuring:
     """Return a graph that measures the error of these values of the candidate as it runs."""
-    graph = _Merged(pairing)
-    graph.add_candidate()
-    return graph.measuring(values)
+    return _Merged(pairing).with_candidate().measuring(values)
 
 
 def with_shapes(pairing: Pairing, values: Sequence[ValueId]) -> Model:
     """Return a graph of both models that outputs the shapes of each value in the candidate and in the reference."""
-    graph = _Merged(pairing)
-    graph.add_candidate()
-    return graph.shaped(values)
+    return _Merged(pairing).with_candidate().shaped(values)
 
 
 class _Merged:
@@ -77,7 +71,7 @@ class _Merged:
         self.frame = clone(self.reference.model.proto.graph)
         self.provided: dict[ValueId, str] = {}
 
-    def add_candidate(self) -> None:
+    def with_candidate(self) -> _Merged:
         """Add the whole candidate, fed with the reference's inputs in its own types."""
         view = self.view
         graph = clone(view.model.proto.graph)
@@ -94,6 +88,7 @@ class _Merged:
         self.frame.sparse_initializer.extend(graph.sparse_initializer)
         self.frame.value_info.extend(graph.value_info)
         self.frame.node.extend(graph.node)
+        return self
 
     def _mine(self, name: str) -> str:
         """Return the name of a value of the candidate in this graph."""
@@ -109,12 +104,13 @@ class _Merged:
             )
         return new_cast(source, target, after.dtype, name=target)
 
-    def add_shadows(self, values: Sequence[ValueId]) -> None:
+    def with_shadows(self, values: Sequence[ValueId]) -> _Merged:
         """Add shadows of the producers of these values, and of unpaired ops upstream."""
         for op in upstream(self.view, (self.view.values[v].producer for v in values), self.pairing.values):
             for value in reads(self.view, op):
                 self._provide(value)
             self.frame.node.append(self._shadow(op))
+        return self
 
     def _provide(self, value: ValueId) -> None:
         """Name an input of a shadow: the reference's value in the candidate's type, or a weight."""
@@ -138,7 +134,7 @@ class _Merged:
         node = clone(op.node)
         rename_node(node, lambda name: read.get(name) or self._mine(name))
         _drop_names([node])
-        unpaired = (v for v in op.outputs if v is not None and v not in self.pairing.values)
+        unpaired = (v for v in op.results if v not in self.pairing.values)
         self.provided.update({v: self._mine(self.view.value_name(v)) for v in unpaired})
         return node
 

@@ -23,7 +23,7 @@ from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.builder import Builder, declared, new_constant, new_node
 from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.op_classes import PERMUTES
-from amp_rewrite.ir.schema import TENSOR, ValueType
+from amp_rewrite.ir.schema import TENSOR, ValueType, int_attribute
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN, FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, ValueId, View
 
@@ -155,7 +155,7 @@ class _Builder:
         self.view = view
         self._stem = unused_prefix("tap_", view.names)
         self._numbers = count(1)
-        used = dict.fromkeys(self._measured_in(value) for value in taps)
+        used = dict.fromkeys(map(self._measured_in, taps))
         self.range_nodes = {dtype: RangeNodes(f"{self._stem}{dtype.spelling}", dtype, to) for dtype in used}
         self.starts = self.nodes()
         self.taps: dict[ScopeId, list[ValueId]] = {}
@@ -244,36 +244,20 @@ def _out_of_if(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[
     return _Rows(out, _values(inner)), []
 
 
-def _out_of_loop(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
-    """Add a last loop state: the rows so far."""
-    read = len(node.input)
-    return _as_state(builder, node, inner, read=read, entry=read, gives=read - 1, at=read - 2)
-
-
-def _out_of_scan(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
-    """Add a last state, before the scanned inputs: the rows so far."""
-    states = len(node.input) - next(a.i for a in node.attribute if a.name == "num_scan_inputs")
-    return _as_state(builder, node, inner, read=states, entry=states, gives=states, at=states)
-
-
-def _as_state(
-    builder: _Builder, node: NodeProto, inner: list[_Rows], *, read: int, entry: int, gives: int, at: int
-) -> tuple[_Rows, list[NodeProto]]:
-    """Pass rows from iteration to iteration, as a state.
-
-    Its positions: `read` in the node's inputs, `entry` in the body's inputs, `gives` in the body's outputs, `at` in the
-    node's outputs.
-    """
+def _out_of_iterations(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
+    """Add a last state, before scanned inputs: the rows so far, passed from iteration to iteration."""
     (rows,), ((_, body),) = inner, bodies(node)
+    at = len(node.input) - int_attribute(node, "num_scan_inputs", 0)
+    ahead = 1 if node.op_type == "Loop" else 0  # a body's condition comes before its states, and so do two inputs
     before, out, nodes = builder.fresh(), builder.fresh(), builder.nodes()
     after = merging(nodes, before, rows.name, len(rows.values))
     size = [WIDTH * len(rows.values)]
     body.node.extend(nodes.nodes)
-    body.input.insert(entry, declared(before, DType.DOUBLE, size))
-    body.output.insert(gives, declared(after, DType.DOUBLE, size))
-    node.output.extend([""] * (at - len(node.output)))
-    node.output.insert(at, out)
-    node.input.insert(read, builder.starts.constant(neutral(len(rows.values))))
+    body.input.insert(at, declared(before, DType.DOUBLE, size))
+    body.output.insert(at - ahead, declared(after, DType.DOUBLE, size))
+    node.output.extend([""] * (at - 2 * ahead - len(node.output)))
+    node.output.insert(at - 2 * ahead, out)
+    node.input.insert(at, builder.starts.constant(neutral(len(rows.values))))
     return _Rows(out, rows.values), []
 
 
@@ -291,7 +275,7 @@ def _out_of_sequence_map(builder: _Builder, node: NodeProto, inner: list[_Rows])
 
 _CARRIERS: Mapping[str, _Carrier] = {
     "If": _out_of_if,
-    "Loop": _out_of_loop,
-    "Scan": _out_of_scan,
+    "Loop": _out_of_iterations,
+    "Scan": _out_of_iterations,
     "SequenceMap": _out_of_sequence_map,
 }

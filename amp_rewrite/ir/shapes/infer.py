@@ -13,8 +13,7 @@ from amp_rewrite.ir.op_classes import BROADCASTS, REDUCTIONS, SAME_SHAPE
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.inference import MADE_UP
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims, dims_of, shape_at
-from amp_rewrite.ir.shapes.reading import Contents, InventedNames, Reading
-from amp_rewrite.ir.shapes.shape_values import CONTENTS, held
+from amp_rewrite.ir.shapes.reading import CONTENTS, Contents, InventedNames, Reading, held
 from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, names_in, over, plus, product, renamed, times
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View
 
@@ -97,14 +96,6 @@ def _ruled(rules: Mapping[str, Callable[[Reading], tuple[Dim, ...] | None]], rea
         return rule(reading) if rule is not None else None
     except _FAULTS:
         return None
-
-
-def _same(reading: Reading) -> Dims:
-    return reading.shape(0)
-
-
-def _broadcast(reading: Reading) -> Dims | None:
-    return reading.broadcast(reading.dims)
 
 
 def _product(reading: Reading) -> Dims | None:
@@ -225,8 +216,8 @@ def _attended(reading: Reading) -> Dims | None:
 
 
 RULES: Mapping[str, Callable[[Reading], Dims | None]] = {
-    **dict.fromkeys(SAME_SHAPE, _same),
-    **dict.fromkeys(BROADCASTS, _broadcast),
+    **dict.fromkeys(SAME_SHAPE, lambda reading: reading.shape(0)),
+    **dict.fromkeys(BROADCASTS, lambda reading: reading.broadcast(reading.dims)),
     **dict.fromkeys(REDUCTIONS.keys() - {"CumSum"} | {"ReduceL2", "Squeeze"}, _reduced),
     "Attention": _attended,
     "Concat": _concatenated,

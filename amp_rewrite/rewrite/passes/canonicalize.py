@@ -23,7 +23,7 @@ from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INIT
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
-from amp_rewrite.rewrite.passes.additive_masks import select_biased, select_masks
+from amp_rewrite.rewrite.passes.additive_masks import select_biased, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.balanced_factors import balance_factors
 from amp_rewrite.rewrite.passes.cast_like import spell_out_casts
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
@@ -32,7 +32,6 @@ from amp_rewrite.rewrite.passes.group_norms import KIND as GROUP_NORM
 from amp_rewrite.rewrite.passes.group_norms import spell_group_norms
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
 from amp_rewrite.rewrite.passes.large_biases import split_biases
-from amp_rewrite.rewrite.passes.score_constants import shrink_score_constants
 from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings

@@ -90,13 +90,9 @@ def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, st
     """Return the functions of which a call handles these types, or an unknown one, and the functions that they call."""
     local = view.model.proto.functions
     called = {(f.domain, f.name): {(n.domain, n.op_type) for n in all_nodes(f.node)} for f in local}
-    calls = (op for op in view.ops if op.signature is None and _handles(view, op, dtypes))
+    handled = {None, *dtypes}
+    calls = (op for op in view.ops if op.signature is None and any(view.dtype(v) in handled for v in op.ports))
     return set(reach({(op.node.domain, op.op_type): None for op in calls}, called.__getitem__, called.__contains__))
-
-
-def _handles(view: View, op: Op, dtypes: Collection[DType]) -> bool:
-    types = (view.types[v] for v in op.ports)
-    return any(t is None or t.dtype is None or t.dtype in dtypes for t in types)
 
 
 def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Target) -> tuple[View, tuple[Finding, ...]]:
@@ -109,34 +105,21 @@ def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Targe
     candidates = [op for op in view.ops if _runs_as_body(op, kernels)] if kernels is not None else []
     if not candidates:
         return view, ()
-    if target is Target.WEBGPU:
-        return _opened(view, sorted({op.op_type for op in candidates if _floats(view, op)}))
-    coloring = paint(view, lists, to, PaintOptions(target=Target.ONNX))
-    lowered = [op for op in candidates if (decision := coloring.of(op.id)) is not None and decision.dtype is to]
-    note = "no CUDA kernel, so the runtime runs its function body; inlined, each op of that gets a type of its own"
+    if target is Target.WEBGPU:  # the runtime would leave them to the CPU as a whole
+        chosen = [op for op in candidates if any((t := view.dtype(v)) is not None and t.floating for v in op.ports)]
+        note = "no WebGPU kernel, and the CPU has one; inlined, the ops of its function body run on the device"
+    else:
+        coloring = paint(view, lists, to, PaintOptions(target=Target.ONNX))
+        lowered = (op for op in candidates if (decision := coloring.of(op.id)) is not None and decision.dtype is to)
+        chosen = [op for op in lowered if not _holds_denied(view, op, lists)]
+        note = "no CUDA kernel, so the runtime runs its function body; inlined, each op of that gets a type of its own"
     findings = []
-    for name in sorted({op.op_type for op in lowered if not _holds_denied(view, op, lists)}):
+    for name in sorted({op.op_type for op in chosen}):
         expanded = _expanded(view, name)
         if expanded is not None:
             view = expanded
             findings.append(Finding("inlined", name, note))
     return view, tuple(findings)
-
-
-def _opened(view: View, names: Sequence[str]) -> tuple[View, tuple[Finding, ...]]:
-    """Return a view without ops of these types, which the runtime would leave to the CPU whole."""
-    findings = []
-    for name in names:
-        expanded = _expanded(view, name)
-        if expanded is not None:
-            view = expanded
-            note = "no WebGPU kernel, and the CPU has one; inlined, the ops of its function body run on the device"
-            findings.append(Finding("inlined", name, note))
-    return view, tuple(findings)
-
-
-def _floats(view: View, op: Op) -> bool:
-    return any((dtype := view.dtype(value)) is not None and dtype.floating for value in op.ports)
 
 
 def _expanded(view: View, op_type: str) -> View | None:
@@ -146,21 +129,19 @@ def _expanded(view: View, op_type: str) -> View | None:
     """
     try:
         proto = onnx.inliner.inline_selected_functions(view.model.proto, [("", op_type)], inline_schema_functions=True)
-        made = {name for node in all_nodes(proto.graph.node) for name in node.output if name and name not in view.names}
-        names = {name: unused(f"{op_type}/{name}", view.names) for name in made}
+        results = {name for node in all_nodes(proto.graph.node) for name in node.output if name}
+        names = {name: unused(f"{op_type}/{name}", view.names) for name in results - view.names}
         rename(proto.graph, lambda name: names.get(name, name))
         return View.of(replace(view.model, proto=proto))
-    except (RuntimeError, ModelError):
-        return None
-    except TypeError:  # onnx below 1.19 inlines functions of models alone
+    except (RuntimeError, ModelError, TypeError):  # TypeError: onnx below 1.19 inlines functions of models alone
         return None
 
 
 def _runs_as_body(op: Op, kernels: Kernels) -> bool:
-    signature = op.signature
-    if signature is None or op.domain or not signature.expandable or op.bodies:
+    schema = op.signature
+    if schema is None or op.domain or not schema.expandable or op.bodies:
         return False
-    return not kernels.has("", op.op_type, signature.since)
+    return not kernels.has("", op.op_type, schema.since)
 
 
 def _holds_denied(view: View, op: Op, lists: OpLists) -> bool:
@@ -175,9 +156,8 @@ def _body(view: View, op: Op) -> FunctionProto | None:
     schema = onnx.defs.get_schema(op.op_type, view.opsets.get("", 1), "")
     if schema.has_function:  # type: ignore[attr-defined]
         return schema.function_body
-    types = [view.types[v] if v is not None else None for v in op.inputs]
-    codes = [t.dtype.code if t is not None and t.dtype is not None else None for t in types]
-    protos = [TypeProto() if code is None else make_tensor_type_proto(code, None) for code in codes]
+    dtypes = map(view.dtype, op.inputs)
+    protos = [TypeProto() if dtype is None else make_tensor_type_proto(dtype.code, None) for dtype in dtypes]
     build = schema.get_context_dependent_function  # type: ignore[attr-defined]
     built = build(op.node.SerializeToString(), [proto.SerializeToString() for proto in protos])
     return FunctionProto.FromString(built) if built else None

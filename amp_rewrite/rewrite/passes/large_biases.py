@@ -42,7 +42,10 @@ def split_biases(view: View, context: Context) -> Iterator[Outcome]:
             continue
         reader = _reader(view, op.outputs[0])
         if reader == "InstanceNormalization":
-            yield _without_bias(op, "dropped, since the InstanceNormalization behind subtracts it")
+            node = clone(op.node)
+            del node.input[2:]
+            words = "dropped, since the InstanceNormalization behind subtracts it"
+            yield Replacement("bias", (op.id,), op.id, node, findings=_finding(op, words))
         elif reader == _OUTPUT or (reader is not None and reader.endswith("Normalization")):
             yield _split(view, op)
 
@@ -70,12 +73,6 @@ def _reader(view: View, value: ValueId) -> str | None:
 
 def _finding(op: Op, words: str) -> tuple[Finding, ...]:
     return (Finding("bias", op.name, f"its bias is far larger than its weights · {words}"),)
-
-
-def _without_bias(op: Op, words: str) -> Replacement:
-    node = clone(op.node)
-    del node.input[2:]
-    return Replacement("bias", (op.id,), op.id, node, findings=_finding(op, words))
 
 
 def _split(view: View, op: Op) -> Replacement:

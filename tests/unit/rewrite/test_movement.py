@@ -7,7 +7,7 @@ import onnx.parser
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from amp_rewrite.rewrite.movement import moved
+from amp_rewrite.rewrite.bounded import moved
 
 X = np.arange(24.0).reshape(2, 3, 4)
 FLAT = np.arange(3.0).reshape(1, 3, 1)
@@ -76,6 +76,6 @@ def test_what_does_more_than_move_or_can_not_run_is_left_to_the_reference(body: 
 
 
 def test_every_row_is_held_to_the_reference() -> None:
-    from amp_rewrite.rewrite.movement import _ROWS
+    from amp_rewrite.rewrite.bounded import _ROWS
 
     assert {word for body in MOVES for word in body.split()} >= _ROWS.keys()
