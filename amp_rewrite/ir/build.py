@@ -59,16 +59,8 @@ def build(proto: ModelProto) -> Index:
         walk.names.update(_names(function.node))
     _refuse_bytes(walk.names, "a name in the model")
     settle(walk.ops, walk.values, walk.uses, walk.types, walk.scopes)
-    return Index(
-        walk.opsets,
-        tuple(walk.ops),
-        tuple(walk.values),
-        tuple(walk.scopes),
-        tuple(walk.types),
-        tuple(map(tuple, walk.uses)),
-        tuple(walk.carried),
-        frozenset(walk.names),
-    )
+    parts = tuple(walk.ops), tuple(walk.values), tuple(walk.scopes), tuple(walk.types)
+    return Index(walk.opsets, *parts, tuple(map(tuple, walk.uses)), tuple(walk.carried), frozenset(walk.names))
 
 
 def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:

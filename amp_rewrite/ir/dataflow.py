@@ -96,13 +96,13 @@ def behind(view: View, value: ValueId | None, step: Step, most: int | None = Non
 
 
 def trail(view: View, value: ValueId | None, step: Step, most: int | None = None) -> tuple[list[Op], ValueId | None]:
-    """Return the ops that `behind` yields and the last input; the value itself if there are none."""
+    """Return the ops that `behind` yields and the last input; the value itself without ops."""
     passed = list(behind(view, value, step, most))
     return [op for op, _ in passed], passed[-1][1] if passed else value
 
 
 def origin(view: View, value: ValueId, step: Step, most: int | None = None) -> ValueId:
-    """Return the last input that `behind` yields; the value itself if there is none."""
+    """Return the last input that `behind` yields; the value itself without one."""
     _, source = trail(view, value, step, most)
     assert source is not None
     return source

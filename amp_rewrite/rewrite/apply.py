@@ -252,8 +252,8 @@ class _Emitter:
         source = types[value.name]
         fresh = [(cast.name, cast.to) for cast in self.casts.get(value.id, ())]
         if value.id in self.plan.rename:
-            made = self.plan.retype.get(value.id) or self.view.dtype(value.id)
-            fresh.append((self.plan.rename[value.id], made or DType.FLOAT))
+            dtype = self.plan.retype.get(value.id) or self.view.dtype(value.id)
+            fresh.append((self.plan.rename[value.id], dtype or DType.FLOAT))
         bake = self.bakes.get(value.id)
         if bake is not None and bake.keeps_original:
             fresh.append((bake.name, bake.to))

@@ -17,7 +17,7 @@ from amp_rewrite.errors import ConversionError, Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.graphs import all_graphs, all_nodes
 from amp_rewrite.ir.schema import Signature, normal_domain, of_runtime_alone, onnx_schema, type_of_proto
-from amp_rewrite.ir.shapes.inference import infer_shapes
+from amp_rewrite.ir.shapes.onnx_shapes import infer_shapes
 from amp_rewrite.ir.versions import FIRST_CAST_BY_CODE
 from amp_rewrite.ir.view import ScopeId, View
 
@@ -30,10 +30,10 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
     fault, inferred = examined(result)
     doubts = () if fault is None else _doubts(source, fault, view.opsets.get("", FIRST_CAST_BY_CODE))
     planned = _planned(view, plan)
-    told = _told_by_onnx(view, inferred) if inferred is not None else {}
-    known = all(types.keys() <= told.get(scope, {}).keys() for scope, types in planned.items())
+    types = _inferred_types(view, inferred) if inferred is not None else {}
+    known = all(own.keys() <= types.get(scope, {}).keys() for scope, own in planned.items())
     try:
-        _compare(planned, told if known else _told_by_view(View.of(result)))
+        _compare(planned, types if known else _view_types(View.of(result)))
     except ConversionError as unplanned:
         wrong = misdeclared(view) if fault is None else _invalid(source, fault)
         if wrong is None:
@@ -129,7 +129,7 @@ _APART = "com.microsoft.default"
 
 
 _Types = Mapping[ScopeId, Mapping[str, DType]]
-"""Of values by scope, then name. A result has the scopes of its source, in the same order."""
+"""Types of values by scope, then name. A result has the scopes of its source, in the same order."""
 
 
 def _planned(view: View, plan: Plan) -> _Types:
@@ -146,29 +146,21 @@ def _planned(view: View, plan: Plan) -> _Types:
     return planned
 
 
-def _told_by_onnx(view: View, inferred: ModelProto) -> _Types:
+def _inferred_types(view: View, inferred: ModelProto) -> _Types:
     """Return the types that onnx infers; nothing if it may have believed a declaration instead.
 
     It costs a fifth of a second view, and it is not our own arithmetic.
     """
     if inferred.functions or not all(_inferred(schema) for schema in {op.signature for op in view.ops}):
         return {}
-    told: dict[ScopeId, dict[str, DType]] = {}
+    types: dict[ScopeId, dict[str, DType]] = {}
     for number, graph in enumerate(all_graphs(inferred.graph) if len(view.scopes) > 1 else (inferred.graph,)):
-        types = told[ScopeId(number)] = {}
-        for tensor in chain(graph.initializer, (sparse.values for sparse in graph.sparse_initializer)):
-            _note(types, tensor.name, DType.of(tensor.data_type))
-        for stated in chain(graph.input, graph.value_info, graph.output):
-            _note(types, stated.name, _dtype(stated.type))
-    return told
-
-
-def _note(types: dict[str, DType], name: str, dtype: DType | None) -> None:
-    """Note the type of a value. The last word counts, even that the type is not known."""
-    if dtype is not None:
-        types[name] = dtype
-    else:
-        types.pop(name, None)
+        tensors = chain(graph.initializer, (sparse.values for sparse in graph.sparse_initializer))
+        held = ((tensor.name, DType.of(tensor.data_type)) for tensor in tensors)
+        stated = ((v.name, _dtype(v.type)) for v in chain(graph.input, graph.value_info, graph.output))
+        last = dict(chain(held, stated))  # the last word counts, even that the type is not known
+        types[ScopeId(number)] = {name: dtype for name, dtype in last.items() if dtype is not None}
+    return types
 
 
 def _dtype(stated: TypeProto) -> DType | None:
@@ -183,16 +175,16 @@ def _inferred(schema: Signature | None) -> bool:
     return known is not None and bool(known.has_type_and_shape_inference_function)
 
 
-def _told_by_view(result: View) -> _Types:
-    known = [[(v.name, dtype) for v in own if (dtype := result.dtype(v.id)) is not None] for own in result.values_of]
-    return {scope.id: dict(pairs) for scope, pairs in zip(result.scopes, known, strict=True)}
+def _view_types(result: View) -> _Types:
+    known = [{v.name: dtype for v in own if (dtype := result.dtype(v.id)) is not None} for own in result.values_of]
+    return {scope.id: types for scope, types in zip(result.scopes, known, strict=True)}
 
 
-def _compare(planned: _Types, told: _Types) -> None:
+def _compare(planned: _Types, types: _Types) -> None:
     """Raise ConversionError for a value of another type than planned."""
-    for scope, types in planned.items():
-        for name, expected in types.items():
-            actual = told.get(scope, {}).get(name)
+    for scope, own in planned.items():
+        for name, expected in own.items():
+            actual = types.get(scope, {}).get(name)
             if actual is not expected:
                 raise ConversionError(
                     f"value {name!r} is {actual.spelling if actual else 'unknown'} after the conversion, not "

@@ -23,7 +23,7 @@ from amp_rewrite.ir.builder import new_cast, new_node
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import CASTS
-from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, TENSOR, set_element_type, type_of_proto
+from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, set_element_type, type_of_proto
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
@@ -160,8 +160,7 @@ class _Twin:
         return dtype if dtype in LOW_TYPES else None
 
     def _tensor(self, value: ValueId) -> bool:
-        vtype = self.view.types[value]
-        return vtype is not None and vtype.container == TENSOR
+        return self.view.tensor_dtype(value) is not None
 
     def _name(self, value: ValueId) -> str:
         """Return the name of the float32 twin of a value."""
@@ -200,7 +199,10 @@ class _Twin:
         for op_id, node in zip(scope.ops, graph.node, strict=True):
             nodes.extend(self._node(self.view.ops[op_id], node))
         self._initializers(graph, {v.name: v for v in self.view.values_of[scope.id]})
-        self._declarations(graph, scope)
+        same = {self.view.value_name(v) for v in self.kept} if scope.id == MAIN else set()
+        for formal in (*graph.input, *graph.value_info, *graph.output):
+            if formal.name not in same:
+                _widen_type(formal.type)
         refill(graph, "node", nodes)
 
     def _entries(self) -> Iterator[NodeProto]:
@@ -229,12 +231,6 @@ class _Twin:
             self._widen_tensor(sparse.values)
             sparse.values.name = self._name(values[sparse.values.name].id)
 
-    def _declarations(self, graph: GraphProto, scope: Scope) -> None:
-        same = {self.view.value_name(v) for v in self.kept} if scope.id == MAIN else set()
-        for formal in (*graph.input, *graph.value_info, *graph.output):
-            if formal.name not in same:
-                _widen_type(formal.type)
-
     # -- one node ------------------------------------------------------------------------------------
 
     def _node(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
@@ -250,8 +246,8 @@ class _Twin:
             yield from self._retargeted(op, node)
         else:
             self._widen(op, node.attribute)
-            if self.written is not None and (made := self.written.out(op, node, self.taken)) is not None:
-                yield from self._named(op, *made)
+            if self.written is not None and (steps := self.written.out(op, node, self.taken)) is not None:
+                yield from self._named(op, *steps)
                 return
             if op.kind in _BIASES and self.rounding and self._low(op.inputs[0]):
                 yield from self._summed(op, node)
@@ -336,7 +332,7 @@ class _Twin:
 
     def _stays_low(self, op: Op) -> bool:
         """True if no float32 kernel can stand for the op."""
-        if op.bodies or not any(self._low(v) for v in (*op.inputs, *op.outputs)):
+        if op.bodies or not any(map(self._low, op.ports)):
             return False
         if op.signature is None or op.kind == "BitCast":
             return True

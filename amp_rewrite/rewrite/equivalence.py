@@ -36,7 +36,7 @@ ROUNDINGS = 4
 UNIT in one of them moves the result by no more than UNIT of its magnitude."""
 
 SPREADS = (1.0, 1e-3, 30.0)
-"""Of the random inputs: usual ones, ones so small that an epsilon decides, and ones far out."""
+"""Deviations of random inputs: usual, so small that an epsilon decides, and far out."""
 
 Arrays = Mapping[str, Array]
 Magnitude = Callable[[Arrays, Array], Array]

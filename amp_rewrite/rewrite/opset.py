@@ -36,7 +36,7 @@ from amp_rewrite.settings.choices import Opset, Target
 
 
 def at_opset(
-    view: View, wanted: Opset, to: DType, target: Target, *, fusing: bool = True
+    view: View, opset: Opset, to: DType, target: Target, *, fusing: bool = True
 ) -> tuple[View, tuple[Finding, ...]]:
     """Return the view at another ai.onnx opset, and a finding that says what was gained, lost or in the way.
 
@@ -45,21 +45,21 @@ def at_opset(
     `fusing`: what is written out op by op will be fused where the opset has one op for it, which counts as served.
     """
     current = view.opsets.get("", 0)
-    if wanted == current or not current:
+    if opset == current or not current:
         return view, ()
     most = target.opset
-    if isinstance(wanted, int) and most is not None and wanted > most:
+    if isinstance(opset, int) and most is not None and opset > most:
         raise ModelError(
-            f"the model cannot be moved to opset {wanted}: target {target.value} opens models up to opset {most}; use"
+            f"the model cannot be moved to opset {opset}: target {target.value} opens models up to opset {most}; use"
             f" {spelled('opset', most)} or a newer target"
         )
-    if not isinstance(wanted, int):
+    if not isinstance(opset, int):
         return _best(view, _Judge.of(view, to, target, fusing))
-    model = moved_to(view, wanted)
+    model = moved_to(view, opset)
     moved = model if isinstance(model, str) else _indexed(model)
     if isinstance(moved, str):
         raise ModelError(
-            f"the model cannot be moved to opset {wanted}: {moved}; leave {spelled('opset')} out, or export again"
+            f"the model cannot be moved to opset {opset}: {moved}; leave {spelled('opset')} out, or export again"
         )
     return moved, (_compared(view, moved, _Judge.of(view, to, target, fusing)),)
 
@@ -83,18 +83,18 @@ class _Judge:
         return cls(to, target, dict(_wholes(view, to, target)) if fusing else {})
 
     def covers(self, view: View) -> _Coverage:
-        """Return how the target serves each op: once for the types that it has, once more for the low type."""
+        """Return the kind of each op, and how often it is served: for the types that it has, and for the low type."""
         gate = Gate.of(self.target, self.to)
         opened = self.target.opset is None or view.opsets.get("", 1) <= self.target.opset
-        served, kinds = [], []
+        coverage = []
         for op in view.ops:
             kind = self.whole.get(op.id)
             apart = kind is not None and view.opsets[""] < _ONE_OP[kind]
             known = op.signature is not None and not op.bodies
             low = known and not apart and bool(gate.lowerable_groups(view, op).groups)
-            served.append((gate.runs(view, op, ()) + low) if known and opened else 0)
-            kinds.append(f"{kind.replace('_', ' ')} as one op" if kind is not None else op.kind)
-        return _Coverage(tuple(served), tuple(kinds))
+            served = (gate.runs(view, op, ()) + low) if known and opened else 0
+            coverage.append((f"{kind.replace('_', ' ')} as one op" if kind is not None else op.kind, served))
+        return coverage
 
 
 def _wholes(view: View, to: DType, target: Target) -> Iterator[tuple[OpId, str]]:
@@ -108,16 +108,16 @@ def _wholes(view: View, to: DType, target: Target) -> Iterator[tuple[OpId, str]]
             yield from ((op, cluster.kind) for op in cluster.ops)
 
 
-@dataclass(frozen=True, slots=True)
-class _Coverage:
-    """For each op how often it is served, and what it is called."""
+_Coverage = Sequence[tuple[str, int]]
 
-    served: tuple[int, ...]
-    kinds: tuple[str, ...]
 
-    def gained(self, then: _Coverage) -> list[str]:
-        """Return the kinds of ops that are served more then."""
-        return sorted({kind for kind, a, b in zip(self.kinds, self.served, then.served, strict=True) if a < b})
+def _gained(before: _Coverage, after: _Coverage) -> list[str]:
+    """Return the kinds of ops that are served more after."""
+    return sorted({kind for (kind, a), (_, b) in zip(before, after, strict=True) if a < b})
+
+
+def _served(coverage: _Coverage) -> int:
+    return sum(times for _, times in coverage)
 
 
 _ONE_OP = {rule.name: first for rule in FUSIONS if (first := FIRST_FUSED.get(rule.operator, 0)) > OLDEST_MOVED}
@@ -129,7 +129,7 @@ def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
     current = view.opsets[""]
     own = judge.covers(view)
     best: Model | None = None
-    most = sum(own.served)
+    most = _served(own)
     barred: list[str] = []
     for opset in sorted(_candidates(view, judge), key=lambda n: (abs(n - current), n)):
         moved = moved_to(view, opset)
@@ -137,11 +137,11 @@ def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
             barred += [f"opset {opset}: {moved}"] if opset > current else []
             continue
         then = judge.covers(_relabelled(view, opset))
-        gained, lost = own.gained(then), then.gained(own)
+        gained, lost = _gained(own, then), _gained(then, own)
         if gained and lost:
             barred.append(f"opset {opset} serves {_listed(gained)} better, but not {_listed(lost)}")
-        elif sum(then.served) > most:  # nothing is lost, or the sum would be less
-            best, most = moved, sum(then.served)
+        elif _served(then) > most:  # nothing is lost, or the sum would be less
+            best, most = moved, _served(then)
     if best is not None and not isinstance(after := _indexed(best), str):
         return after, (_compared(view, after, judge),)
     note = f"opset {current} stays: no other one serves more of the model without serving some of it less"
@@ -175,9 +175,9 @@ def _versions(types: Sequence[str], opset: int, steps: Sequence[int]) -> tuple[i
 def _compared(view: View, moved: View, judge: _Judge) -> Finding:
     own, then = judge.covers(view), judge.covers(moved)
     words = [f"opset {view.opsets['']} became {moved.opsets['']}"]
-    if gained := own.gained(then):
+    if gained := _gained(own, then):
         words.append(f"the target serves {_listed(gained)} better")
-    if lost := then.gained(own):
+    if lost := _gained(then, own):
         words.append(f"it no longer serves {_listed(lost)} as well")
     return Finding("opset", "ai.onnx", "; ".join(words))
 

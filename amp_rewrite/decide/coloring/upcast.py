@@ -157,17 +157,17 @@ def _affine(state: State, cluster: Cluster) -> None:
 def _seen_type(state: State, value: ValueId, readers: frozenset[OpId]) -> DType | None:
     """Return the type in which the runtime's fusion sees a value: before the Casts that only `readers` read."""
     view = state.view
-    made = DType.FLOAT if state.made_upcast(value) else view.dtype(value)
+    dtype = DType.FLOAT if state.made_upcast(value) else view.dtype(value)
     uses = [use for use in view.uses[value] if use.op in readers]
-    needed = _read_as(state, value, uses[0]) if uses else made
+    needed = _read_as(state, value, uses[0]) if uses else dtype
     others = [use for use in view.uses[value] if use.op not in readers]
-    if made is not needed and any(_read_as(state, value, use) is needed for use in others):
+    if dtype is not needed and any(_read_as(state, value, use) is needed for use in others):
         return needed
     op = view.producer(value)
     alone = not others and not exposed(view, value)
     if op is not None and alone and op.kind in SEEN_THROUGH and op.inputs[0] is not None:
         return _seen_type(state, op.inputs[0], frozenset((op.id,)))
-    return made
+    return dtype
 
 
 def _read_as(state: State, value: ValueId, use: Use) -> DType | None:

@@ -136,7 +136,7 @@ class _Builder:
             for name in group.variables:
                 self.of[op.id, name] = at
             values = [value for slot in group.inputs if (value := op.inputs[slot]) is not None]
-            read = [made for value in values if (made := self.makers[value]) != _NO_VERTEX]
+            read = [maker for value in values if (maker := self.makers[value]) != _NO_VERTEX]
             if len(read) > 1:
                 read = sorted(set(read))
             self.sources.append(tuple(read))

@@ -332,8 +332,8 @@ class CutProblem:
     def _fusing(self) -> Sequence[tuple[int, Cluster]]:
         """Norms that the runtime fuses only with scale and bias in the type of the input, after the maker of that."""
         fusing = (norm for norm in self.state.options.norms if norm.tail and fuses(self.state, norm, self.state.to))
-        made = ((self._maker(norm.entry), norm) for norm in fusing if norm.entry is not None)
-        return [(maker, norm) for maker, norm in made if maker >= 0]
+        makers = ((self._maker(norm.entry), norm) for norm in fusing if norm.entry is not None)
+        return [(maker, norm) for maker, norm in makers if maker >= 0]
 
     @cached_property
     def _followed(self) -> Mapping[int, int]:

@@ -47,7 +47,7 @@ class Labelling:
 
     `loss[v]`: how much longer vertex v takes in float32. A value that is made in one type and read in the other takes
     one Cast, whatever the number of readers. `fixed` vertices have their label, `tied` ones have the same. `noise[v]`:
-    the cost of what vertex v rounds if it is low, `roundings` that of what it reads; none if there are none.
+    the cost of what vertex v rounds if it is low, `roundings` that of what it reads; empty without a price.
     """
 
     loss: tuple[int, ...]

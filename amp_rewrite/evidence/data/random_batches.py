@@ -90,7 +90,7 @@ def _assumed(port: Port, assumed: dict[str, int]) -> tuple[int, ...] | None:
 
     The first axis is taken for the batch unless its name says otherwise. None if a dimension tells nothing.
     """
-    sizes, found = [], dict[str, int]()
+    sizes, own = [], dict[str, int]()
     for axis, dim in enumerate(port.shape or ()):
         if isinstance(dim, int):
             sizes.append(dim)
@@ -99,9 +99,9 @@ def _assumed(port: Port, assumed: dict[str, int]) -> tuple[int, ...] | None:
         size = next((size for size, names in _USUAL.items() if word in names), 1 if axis == 0 else None)
         if size is None:
             return None
-        found[short(dim)[1:-1] if dim else f"axis {axis} of {short(port.name)[1:-1]}"] = size
+        own[short(dim)[1:-1] if dim else f"axis {axis} of {short(port.name)[1:-1]}"] = size
         sizes.append(size)
-    assumed.update(found)
+    assumed.update(own)
     return tuple(sizes) if port.shape is not None else None
 
 

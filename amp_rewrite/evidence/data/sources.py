@@ -158,8 +158,8 @@ def _of_npz(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
 
 def _of_archive(archive: Npz, keys: Mapping[str, str], known: Collection[str], limit: int) -> Raw:
     """Return one batch. Arrays that no input takes, such as labels, are named and not read."""
-    wanted = {key: name for key, name in keys.items() if key in known}
-    return {**dict.fromkeys(keys), **archive.read(wanted, limit)}
+    read = {key: name for key, name in keys.items() if key in known}
+    return {**dict.fromkeys(keys), **archive.read(read, limit)}
 
 
 def _of_folder(folder: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:

@@ -59,8 +59,8 @@ class Pairing:
             1
             for op in self.candidate.ops
             if op.scope == MAIN and not casts_floats(self.candidate, op)
-            for value in op.outputs
-            if value is not None and self.candidate.constant(value) is None and _floating(self.candidate, value)
+            for value in op.results
+            if self.candidate.constant(value) is None and _floating(self.candidate, value)
         )
 
 

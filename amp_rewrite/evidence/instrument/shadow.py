@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Batch, Feed
@@ -84,7 +84,7 @@ class Bench(Pairing):
     def shadowed(self) -> tuple[ValueId, ...]:
         """Return the candidate's values that a shadow can compute: results of low ops whose inputs are available."""
         shadowed = (op for op in self.candidate.ops if op.id in self._available and self.rounds(op))
-        return tuple(value for op in shadowed for value in op.outputs if value is not None and value in self.measured)
+        return tuple(value for op in shadowed for value in op.results if value in self.measured)
 
     def rounds(self, op: Op) -> bool:
         """True if an op can lose digits: a low op that does more than move or select its inputs."""
@@ -103,9 +103,8 @@ class Bench(Pairing):
         view = self.candidate
         low: set[OpId] = set()
         for op in view.ops:
-            dtypes = (view.dtype(v) for v in (*op.inputs, *op.outputs) if v is not None)
             within = (inner in low for body in op.bodies for inner in view.scopes[body].ops)
-            if any(dtype is not None and dtype.low for dtype in dtypes) or any(within):
+            if any(view.dtype(v) in LOW_TYPES for v in op.ports) or any(within):
                 low.add(op.id)
         return frozenset(low)
 

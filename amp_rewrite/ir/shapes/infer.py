@@ -11,8 +11,7 @@ from functools import reduce
 
 from amp_rewrite.ir.op_classes import BROADCASTS, REDUCTIONS, SAME_SHAPE
 from amp_rewrite.ir.schema import attribute
-from amp_rewrite.ir.shapes.inference import MADE_UP
-from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims, dims_of, shape_at
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, AllDims, Dims, dims_of, shape_at
 from amp_rewrite.ir.shapes.reading import CONTENTS, Contents, InventedNames, Reading, held
 from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, names_in, over, plus, product, renamed, times
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View
@@ -236,4 +235,4 @@ RULES: Mapping[str, Callable[[Reading], Dims | None]] = {
     "Transpose": _transposed,
     "Unsqueeze": _unsqueezed,
 }
-"""By op: its first result, in the opsets in which axes are attributes and in those in which they are inputs."""
+"""Rules for the first result of an op, whether its axes are attributes or inputs."""

@@ -10,8 +10,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.arrays import to_array
 from amp_rewrite.ir.op_classes import RELABELS
 from amp_rewrite.ir.schema import attribute, int_attribute
-from amp_rewrite.ir.shapes.inference import MADE_UP
-from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES, Dims
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, MOST_AXES, Dims
 from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, over, plus, product, times
 from amp_rewrite.ir.view import Op, ValueId, View
 
@@ -51,11 +50,11 @@ class Reading:
     invented: InventedNames
 
     def shape(self, slot: int) -> Dims:
-        """Return the dimensions of an input. Unknown if there are none."""
+        """Return the dimensions of an input; raise Unknown without them."""
         return _known(self.dims, slot)
 
     def elements(self, slot: int) -> Contents:
-        """Return the contents of an input. Unknown if there are none."""
+        """Return the contents of an input; raise Unknown without them."""
         return _known(self.contents, slot)
 
     def stated(self, name: str, default: int) -> int:
@@ -63,7 +62,7 @@ class Reading:
         return int_attribute(self.op.node, name, default)
 
     def integers(self, slot: int) -> tuple[int, ...]:
-        """Return the contents of an input that are all numbers. Unknown for others."""
+        """Return the contents of an input that are all numbers; raise Unknown for others."""
         contents = self.elements(slot)
         numbers = tuple(d for d in contents if isinstance(d, int))
         if len(numbers) < len(contents):
@@ -71,7 +70,7 @@ class Reading:
         return numbers
 
     def axes(self) -> tuple[int, ...]:
-        """Return the axes that an attribute or an input states. Unknown if they are not known."""
+        """Return the axes that an attribute or an input states; raise Unknown if they are not known."""
         stated = attribute(self.op.node, "axes")
         return tuple(stated.ints) if stated is not None else self.integers(1)
 
@@ -203,4 +202,4 @@ CONTENTS: Mapping[str, Callable[[Reading], Contents | None]] = {
     "Sub": _elementwise(minus),
     "Where": _elementwise(_chosen),
 }
-"""By op. An op has known contents only if those of its inputs are whole and of at most one axis."""
+"""Rules by op, for inputs whose contents are all known and of at most one axis."""

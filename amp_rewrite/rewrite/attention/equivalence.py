@@ -61,7 +61,7 @@ class Sizes(NamedTuple):
 
 
 Feeds = tuple[Sequence[Array], Arrays, tuple[Array, Array, Array]]
-"""What the ops read as queries, transposed keys and values; what the nodes read; and these three with four axes."""
+"""Queries, transposed keys and values for the ops; feeds of the nodes; and the same three with four axes."""
 
 
 def compared(

@@ -116,8 +116,9 @@ def _heads(view: View, form: Form, dims: AllDims) -> int | str:
 def _parted(view: View, form: Form, dims: AllDims, whole: Dims) -> Op | None:
     """Return the op that alone reads the result, and splits it in batch and heads."""
     reader = only_reader(view, form.last.outputs[0], "Reshape")
-    fits = reader is not None and not form.turned and None not in whole
-    return reader if reader is not None and fits and dims_at(view, dims, reader.outputs[0]) == whole else None
+    if reader is None or form.turned or None in whole:
+        return None
+    return reader if dims_at(view, dims, reader.outputs[0]) == whole else None
 
 
 def _misfit(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
@@ -150,12 +151,12 @@ def _masked(site: Site, dims: AllDims, queries: Dims, to: DType) -> Site | str:
         if not counted and (fault := _unbounded(view, bias, to)):
             return fault
     laid = {value: _laid(site, dims, value) for value in (*([form.hiding.value] if form.hiding else []), *biases)}
-    for found in laid.values():
-        if not 1 <= len(found) <= RANK:
+    for shape in laid.values():
+        if not 1 <= len(shape) <= RANK:
             return "the rank of its mask is not known"
-        if not (broadcasts(found[:-1], queries[:-1]) or _settled(view, dims, form, queries)):
+        if not (broadcasts(shape[:-1], queries[:-1]) or _settled(view, dims, form, queries)):
             return "its mask is not known to have the batch, heads and length of its queries, or one"
-    apart = frozenset(value for value, found in laid.items() if len(found) > len(_stated(site, dims, value)))
+    apart = frozenset(value for value, shape in laid.items() if len(shape) > len(_stated(site, dims, value)))
     if form.hiding is not None and form.hiding.value in apart and shown is not None:
         return "its mask is constant, and of three axes"
     stated = [shown.shape if shown is not None else laid[hiding.value]] if site.hides and hiding else []
@@ -200,7 +201,7 @@ def _settled(view: View, dims: AllDims, form: Form, queries: Dims) -> bool:
 
 def _whole(stated: Sequence[Dims], lengths: Dims) -> bool:
     """True if mask and biases together state every query and every key: the runtime's kernels broadcast neither."""
-    ends = [{found[axis] for found in stated if len(found) >= -axis} for axis in (-2, -1)]
+    ends = [{shape[axis] for shape in stated if len(shape) >= -axis} for axis in (-2, -1)]
     return None not in lengths and all(length in end for length, end in zip(lengths, ends, strict=True))
 
 

@@ -14,9 +14,9 @@ from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.const_eval import TRACED_MOVES, moves_behind, numbers
 
 LOST = -1e30
-"""At or below it a float32 number swallows the score that it is added to; it is what −3.4e38 is chosen for."""
+"""The largest float32 number that swallows any score that it is added to, as −3.4e38 is meant to."""
 OUT_OF_REACH = -DType.FLOAT16.max / 2
-"""At or below it a number has no weight beside any score of a network: masks are bounded to it before this."""
+"""The largest number without any weight beside a score of a network: masks are bounded to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,9 @@ def added(view: View, value: ValueId | None) -> Hiding | None:
         return None
     if op is not None and op.kind == "Where" and op.inputs[0] is not None:
         branches = [number(view, branch, axes=1) for branch in op.inputs[1:]]
+        test = view.producer(op.inputs[0], "Cast")  # a bool that states that a number is not 0
         for at, fill in enumerate(branches):
-            tested = op.inputs[2] if at == 0 and _tests(view, op.inputs[0], op.inputs[2]) else None
+            tested = op.inputs[2] if at == 0 and test is not None and test.inputs[0] == op.inputs[2] else None
             if fill is not None and fill <= OUT_OF_REACH and (branches[1 - at] == 0 or tested is not None):
                 shown = _seen(view, op.inputs[0], at == 1)
                 return Hiding(op.inputs[0], at == 1, fill, shown, nothing=tested) if hides(fill, shown) else None
@@ -86,12 +87,6 @@ def _seen(view: View, condition: ValueId, shows: bool) -> Array | None:
     return None
 
 
-def _tests(view: View, condition: ValueId | None, value: ValueId | None) -> bool:
-    """True if a condition states that a number is not 0."""
-    op = view.producer(condition, "Cast")
-    return op is not None and op.inputs[0] == value
-
-
 def _multiple(view: View, op: Op, value: ValueId) -> Hiding | None:
     """Return the mask (1 − m) · fill: a whole number, made of integers or bools, times one far below scores."""
     for slot in (0, 1):
@@ -106,10 +101,8 @@ def _whole(view: View, value: ValueId | None) -> bool:
     pending, seen = [value], 0
     while pending:
         read, seen = pending.pop(), seen + 1
-        dtype, held = (view.dtype(read), number(view, read, axes=1)) if read is not None else (None, None)
-        if held is not None and held.is_integer():
-            continue
-        if dtype is not None and not dtype.floating:
+        dtype, held = view.dtype(read), number(view, read, axes=1)
+        if (held is not None and held.is_integer()) or (dtype is not None and not dtype.floating):
             continue
         op = view.producer(read)
         if op is None or seen > _MOST_VALUES or op.kind not in (*TRACED_MOVES, *_KEEPING):

@@ -20,8 +20,7 @@ from amp_rewrite.files.protos import refill
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.nodes import Op, ValueId
-from amp_rewrite.ir.shapes.inference import infer_shapes
-from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES, StatedDims, stated_dims
+from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES, StatedDims, infer_shapes, stated_dims
 from amp_rewrite.ir.view import View
 
 Shape = StatedDims

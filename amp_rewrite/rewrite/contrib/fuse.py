@@ -21,8 +21,7 @@ from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.activations import QUICK_GELU
 from amp_rewrite.ir.patterns.match import ENTRY, Search
 from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
-from amp_rewrite.ir.shapes.inference import MADE_UP
-from amp_rewrite.ir.shapes.onnx_shapes import Dims, shape_at
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, shape_at
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.contrib.multi_head_attention import fuse_attentions
@@ -394,9 +393,11 @@ def _swaps(op: Op) -> bool:
 def _scaled_after(site: Site, product: Op) -> tuple[Op, float]:
     """Return the last op of a product and the one scale that follows it, or the product itself."""
     reader = only_reader(site.view, product.outputs[0])
-    scaled = site.scaled(reader) if reader is not None and site.floats((reader.id,)) else None
-    fits = scaled is not None and scaled[0] == product.outputs[0] and _mild(scaled[1])
-    return (reader, scaled[1]) if reader is not None and scaled is not None and fits else (product, 1.0)
+    if reader is not None and site.floats((reader.id,)) and (scaled := site.scaled(reader)) is not None:
+        value, scale = scaled
+        if value == product.outputs[0] and _mild(scale):
+            return reader, scale
+    return product, 1.0
 
 
 def _tried(site: Site, side: _Side, last: tuple[int, int]) -> tuple[int, ...]:
@@ -405,4 +406,4 @@ def _tried(site: Site, side: _Side, last: tuple[int, int]) -> tuple[int, ...]:
 
 
 MATCHERS: tuple[Callable[[Site], Iterator[Match | Refusal]], ...] = (skip_norms, gelus, quick_gelus, products)
-"""Of two matches that share an op the first is taken."""
+"""The matchers, in order: the first of two matches that share an op is taken."""

@@ -40,10 +40,11 @@ _ORDINARY = 2.0**6
 
 @dataclass(frozen=True, slots=True)
 class _Factor:
-    """An op that multiplies its first numbers by a constant in a slot, or (`divides`) divides them by it."""
+    """An op that multiplies its first numbers by a constant `value` in a slot, or (`divides`) divides them by it."""
 
     op: Op
     slot: int
+    value: ValueId
 
     @property
     def divides(self) -> bool:
@@ -72,7 +73,7 @@ def _factor(view: View, op: Op, value: ValueId | None = None) -> _Factor | None:
     for slot in (1,) if op.kind != "Mul" else (1, 0):
         constant, other = float32_constant(view, op, slot), op.inputs[1 - slot]
         if constant is not None and view.constant(other) is None and value in (None, other):
-            return _Factor(op, slot)
+            return _Factor(op, slot, constant)
     return None
 
 
@@ -89,11 +90,10 @@ def _behind(view: View, first: _Factor) -> _Factor | None:
 def _shift(view: View, first: _Factor, second: _Factor, to: DType) -> int | None:
     """Return k, for 2ᵏ times the first and 2⁻ᵏ times the second factor; None if there is nothing to gain."""
     scale, weights = (first, second) if second.op.kind in LAYERS else (second, first)
-    read = scale.op.inputs[scale.slot]
-    tensor = view.constant(read)
-    if read is None or tensor is None or math.prod(tensor.dims) > _SMALL:
+    tensor = view.constant(scale.value)
+    if tensor is None or math.prod(tensor.dims) > _SMALL:
         return None
-    if view.fit(read, to).absmax > _SPREAD * view.fit(read, to).absmin:
+    if view.fit(scale.value, to).absmax > _SPREAD * view.fit(scale.value, to).absmin:
         return None
     large = _magnitude(view, scale, to)
     if large < _LEAST_SCALE if scale is second else not _is_lossy(view, scale, to):
@@ -110,16 +110,14 @@ def _shift(view: View, first: _Factor, second: _Factor, to: DType) -> int | None
 
 def _is_lossy(view: View, factor: _Factor, to: DType) -> bool:
     """True if the constant loses digits in the low type; of scales only single numbers count."""
-    value = factor.op.inputs[factor.slot]
-    single = value is not None and view.fit(value, to).count == 1
-    return value is not None and (single or factor.op.kind in LAYERS) and loses_digits(view, value, to)
+    counts = view.fit(factor.value, to).count == 1 or factor.op.kind in LAYERS
+    return counts and loses_digits(view, factor.value, to)
 
 
 def _magnitude(view: View, factor: _Factor, to: DType) -> float:
     """Return by how much a factor multiplies at most."""
-    value = factor.op.inputs[factor.slot]
-    fit = view.fit(value, to) if value is not None else None
-    if fit is None or fit.nonfinite or not fit.absmax:
+    fit = view.fit(factor.value, to)
+    if fit.nonfinite or not fit.absmax:
         return math.nan
     return 1 / fit.absmin if factor.divides else fit.absmax
 
@@ -138,8 +136,8 @@ def _scaled(view: View, first: _Factor, second: _Factor, shift: int, names: set[
             name = claimed(f"{node.input[slot]}_scaled", names)
             tensors.append(from_array(array, name))
             node.input[slot] = name
-        told = (Finding("scaled", factor.op.name, f"its constant is stored times 2^{slots[0][1]}"),)
-        yield Replacement("scaled", (factor.op.id,), factor.op.id, node, tuple(tensors), findings=told)
+        finding = Finding("scaled", factor.op.name, f"its constant is stored times 2^{slots[0][1]}")
+        yield Replacement("scaled", (factor.op.id,), factor.op.id, node, tuple(tensors), findings=(finding,))
 
 
 def _times(array: Array | None, power: int) -> Array | None:

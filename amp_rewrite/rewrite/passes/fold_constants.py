@@ -73,8 +73,10 @@ def _computed(view: View) -> Mapping[ValueId, Array]:
         result = op.outputs[0]
         if result is None or view.values[result].public or view.dtype(result) not in _TYPES:
             continue
-        if op.kind == "Shape":
-            known.update(_shape(view, op, result))
+        if op.kind == "Shape":  # for the shape of a constant its values need not be read
+            if (tensor := view.constant(op.inputs[0])) is not None:
+                start, end = int_attribute(op.node, "start", 0), int_attribute(op.node, "end", len(tensor.dims))
+                known[result] = np.array(tensor.dims[start:end], np.int64)
             continue
         values = op.operands
         if view.dtype(result) is not DType.FLOAT and any(view.dtype(v) is DType.FLOAT for v in values):
@@ -83,23 +85,12 @@ def _computed(view: View) -> Mapping[ValueId, Array]:
         if not all(value in known or value in tensors for value in values):
             continue
         array = _run(view, op, [known[v] if v in known else view.model.array(tensors[v]) for v in values])
-        if array is not None and array.size <= LARGEST and _finite(array):
+        if array is None or array.size > LARGEST:
+            continue
+        # A NaN has several forms, and a division by zero is left to the runtime.
+        if array.dtype.kind != "f" or bool(np.isfinite(array).all()):
             known[result] = array
     return known
-
-
-def _shape(view: View, op: Op, result: ValueId) -> Mapping[ValueId, Array]:
-    """Return the shape of a constant, for which its values need not be read."""
-    tensor = view.constant(op.inputs[0])
-    if tensor is None:
-        return {}
-    start, end = int_attribute(op.node, "start", 0), int_attribute(op.node, "end", len(tensor.dims))
-    return {result: np.array(tensor.dims[start:end], np.int64)}
-
-
-def _finite(array: Array) -> bool:
-    """True if all numbers are finite: a NaN has several forms, and a division by zero is left to the runtime."""
-    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 def _small(view: View, value: ValueId) -> TensorProto | None:
@@ -111,7 +102,7 @@ def _small(view: View, value: ValueId) -> TensorProto | None:
 
 def _run(view: View, op: Op, operands: list[Array]) -> Array | None:
     """Run an op; None if onnx's reference does not run it, or gives another type than the schema says."""
-    feed = dict(zip([name for name in op.node.input if name], operands, strict=True))
+    feed = dict(zip(filter(None, op.node.input), operands, strict=True))
     results = run([op.node], op.node.output[0], [feed], view.opsets, LARGEST)
     dtype = view.dtype(op.outputs[0])
     if isinstance(results, str) or dtype is None or results[0].dtype != dtype.numpy:

@@ -71,8 +71,8 @@ class LowBuilder(Builder):
             results[slot] = inner.fresh(f"{inner._region}/out")
             inner.name(result, results[slot])
         read = [declared(name, DType.FLOAT, None) for name in names]
-        made = [declared(name, DType.FLOAT, [None] * rank) for name in results]  # onnxruntime wants the rank
-        body = onnx.helper.make_graph(inner.nodes, "step", read, made)
+        ends = [declared(name, DType.FLOAT, [None] * rank) for name in results]  # onnxruntime wants the rank
+        body = onnx.helper.make_graph(inner.nodes, "step", read, ends)
         inputs, axes = (*states, *(name for name, _ in parts)), [axis for _, axis in parts]
         stated: dict[str, Any] = {"body": body, "num_scan_inputs": len(parts), "scan_input_axes": axes}
         return list(self.ops("Scan", *inputs, results=len(results), **stated))

@@ -36,4 +36,4 @@ WEBGPU: Mapping[str, Recipe] = {
     "com.microsoft::SkipLayerNormalization": norms.norm(centered=True, skips=True),
     "com.microsoft::SkipSimplifiedLayerNormalization": norms.norm(centered=False, skips=True),
 }
-"""As the shaders of onnxruntime's WebGPU provider 0.4.0 do, by kind of op."""
+"""Recipes by kind of op, after the shaders of onnxruntime's WebGPU provider 0.4.0."""

@@ -12,8 +12,7 @@ import pytest
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.shapes.infer import known_dims
-from amp_rewrite.ir.shapes.inference import MADE_UP
-from amp_rewrite.ir.shapes.onnx_shapes import Dims
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims
 from amp_rewrite.ir.shapes.symbolic import Dim, Size, countable, minus, over, plus, product, renamed, times
 from amp_rewrite.ir.view import MAIN, View
 from support.paths import TESTS

@@ -9,7 +9,7 @@ from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.shapes import inference
-from amp_rewrite.ir.shapes.inference import MADE_UP, infer_shapes
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, infer_shapes
 
 WIDTH = 3
 Port = tuple[str, tuple[object, ...]]

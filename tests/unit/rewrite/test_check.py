@@ -38,12 +38,12 @@ def test_what_is_as_planned_passes_and_the_teller_is_the_one_meant(
 ) -> None:
     found = converted(TEXTS[teller])
     asked = []
-    monkeypatch.setattr(module, "_told_by_view", lambda view: asked.append(view) or _told_by_view(view))
+    monkeypatch.setattr(module, "_view_types", lambda view: asked.append(view) or _view_types(view))
     assert check(found.view.model, found.view, found.plan, found.result) == ()
     assert bool(asked) is teller.startswith("our schemas")
 
 
-_told_by_view = module._told_by_view
+_view_types = module._view_types
 
 
 @pytest.mark.parametrize("teller", TEXTS)
