@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -62,44 +62,40 @@ class _Candidate:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Formula:
-    """An operator, how a cluster is read as one, and the magnitude of what it gives."""
+_Magnitude = Callable[[Array, Array], Array]
+_Formula = tuple[str, Callable[[_Case], _Candidate | str], _Magnitude]
+"""An operator, the reading of a cluster as one, and the magnitude of a result by input and result."""
 
-    op_type: str
-    read: Callable[[_Case], _Candidate | str]
-    magnitude: Callable[[Array, Array], Array] = field(default=lambda _, y: np.abs(y).max())
+
+def _largest(_: Array, result: Array) -> Array:
+    magnitude: Array = np.abs(result).max()
+    return magnitude
 
 
 def _fused(case: _Case, formula: _Formula) -> Replacement | str:
     view, entry, ops = case.view, case.cluster.entry, case.cluster.ops
-    first = FIRST_FUSED[formula.op_type]
-    if case.opset < first:
-        return too_old(case.opset, formula.op_type, first)
+    op_type, read, magnitude = formula
+    if case.opset < FIRST_FUSED[op_type]:
+        return too_old(case.opset, op_type, FIRST_FUSED[op_type])
     if not only_float32(view, ops):
         return "not all of it is float32"
     if entry is None:
         return "what it is applied to is not one value"
-    candidate = formula.read(case)
+    candidate = read(case)
     if isinstance(candidate, str):
         return candidate
-    stray = [v for v in outside(view, ops) if v not in (entry, *candidate.reads) and not _scalar(case, v)]
+    others = [v for v in outside(view, ops) if v not in (entry, *candidate.reads)]
+    stray = [v for v in others if (t := view.constant(v)) is None or math.prod(t.dims) != 1]
     if stray:
         return f"it also reads {view.value_name(stray[0])}, which is not one constant number"
     reads = [view.value_name(v) for v in (entry, *candidate.reads)]
     last = view.ops[max(ops)]
-    node = fused_node(formula.op_type, last, reads, last.node.output[:1], candidate.attributes)
+    node = fused_node(op_type, last, reads, last.node.output[:1], candidate.attributes)
     tried = {entry: candidate.shape}
     tried.update((v, candidate.shape[-1:]) for v in candidate.reads if view.constant(v) is None)
     opsets = {**view.opsets, "": case.opset}
-    why = node_mismatch(view, ops, node, tried, lambda fed, y: formula.magnitude(fed[reads[0]], y), opsets)
+    why = node_mismatch(view, ops, node, tried, lambda fed, y: magnitude(fed[reads[0]], y), opsets)
     return why or Replacement(case.cluster.kind, ops, last.id, node)
-
-
-def _scalar(case: _Case, value: ValueId) -> bool:
-    """True if a value is one constant number, or the axes of a reduction."""
-    tensor = case.view.constant(value)
-    return tensor is not None and math.prod(tensor.dims) == 1
 
 
 def divide_by_roots(view: View, context: Context) -> Iterator[Outcome]:
@@ -181,9 +177,9 @@ def _gelu(approximate: str) -> Callable[[_Case], _Candidate | str]:
 
 
 _FORMULAS: Mapping[str, _Formula] = {
-    "layer_normalization": _Formula("LayerNormalization", _norm),
-    "rms_normalization": _Formula("RMSNormalization", _norm),
-    "softmax": _Formula("Softmax", _softmax),
-    "gelu_erf": _Formula("Gelu", _gelu("none"), gate_magnitude),
-    "gelu_tanh": _Formula("Gelu", _gelu("tanh"), gate_magnitude),
+    "layer_normalization": ("LayerNormalization", _norm, _largest),
+    "rms_normalization": ("RMSNormalization", _norm, _largest),
+    "softmax": ("Softmax", _softmax, _largest),
+    "gelu_erf": ("Gelu", _gelu("none"), gate_magnitude),
+    "gelu_tanh": ("Gelu", _gelu("tanh"), gate_magnitude),
 }
