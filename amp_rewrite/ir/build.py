@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -14,6 +14,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import FIRST_IR_WITH_OPSET_IMPORTS
 from amp_rewrite.files.tensors import elements
+from amp_rewrite.ir.graphs import all_nodes, graphs_in
+from amp_rewrite.ir.graphs import bodies as bodies
 from amp_rewrite.ir.node_check import missing_value, violation
 from amp_rewrite.ir.nodes import Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId
 from amp_rewrite.ir.schema import PLAIN_CONSTANTS, TENSOR, Signature, ValueType, normal_domain, signature, type_of_proto
@@ -56,24 +58,11 @@ def build(proto: ModelProto) -> Index:
     walk = _Build(proto)
     walk.graph(proto.graph, None, "", "", ChainMap(), [])
     for function in proto.functions:
-        walk.names.update(_names(function.node))
+        walk.names.update(name for n in all_nodes(function.node) for name in (n.name, *n.input, *n.output))
     _refuse_bytes(walk.names, "a name in the model")
     settle(walk.ops, walk.values, walk.uses, walk.types, walk.scopes)
     parts = tuple(walk.ops), tuple(walk.values), tuple(walk.scopes), tuple(walk.types)
     return Index(walk.opsets, *parts, tuple(map(tuple, walk.uses)), tuple(walk.carried), frozenset(walk.names))
-
-
-def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
-    """Yield the graphs in a node's attributes, each with the attribute's name."""
-    return _graphs(node.attribute[:])
-
-
-def _graphs(stated: Iterable[AttributeProto]) -> Iterator[tuple[str, GraphProto]]:
-    for a in stated:
-        if a.type == AttributeProto.GRAPH:
-            yield a.name, a.g
-        elif a.type == AttributeProto.GRAPHS:
-            yield from ((a.name, graph) for graph in a.graphs)
 
 
 def check_imports(proto: ModelProto) -> None:
@@ -106,13 +95,6 @@ def _refuse_bytes(texts: Iterable[str], what: str) -> None:
     for text in texts:
         if isinstance(text, bytes):
             raise ModelError(f"{what} is not UTF-8: {text[:80]!r}; the file is damaged, export it again")
-
-
-def _names(nodes: Iterable[NodeProto]) -> Iterator[str]:
-    for node in nodes:
-        yield from (node.name, *node.input, *node.output)
-        for _, graph in bodies(node):
-            yield from _names(graph.node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +235,7 @@ class _Build:
         fault = self._violation(schema, read, written, stated) if schema is not None else missing_value(stated)
         if fault:
             raise ModelError(f"node {name!r} ({op_type}) {fault}")
-        graphs = list(_graphs(stated)) if stated else ()
+        graphs = list(graphs_in(stated)) if stated else ()
         scopes = self._bodies(node, domain, name, frame, inputs, graphs) if graphs else ()
         ids = count(len(self.values))  # the ids of the values that `_result` defines below
         outputs = tuple([ValueId(next(ids)) if out else None for out in written])
@@ -274,13 +256,12 @@ class _Build:
         self, schema: Signature, read: Sequence[str], written: Sequence[str], stated: Sequence[AttributeProto]
     ) -> str | None:
         """Return how a node breaks its schema, else None. Most nodes are like many others, and are checked once."""
-        if stated or "" in read or "" in written:
-            return violation(schema, read, written, stated)
+        plain = not (stated or "" in read or "" in written)
         alike = schema, len(read), len(written)
-        if alike in self.sound:
+        if plain and alike in self.sound:
             return None
         fault = violation(schema, read, written, stated)
-        if fault is None:
+        if plain and fault is None:
             self.sound.add(alike)
         return fault
 

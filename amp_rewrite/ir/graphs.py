@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.build import bodies
+
+
+def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
+    """Yield the graphs in a node's attributes, each with the attribute's name."""
+    return graphs_in(node.attribute[:])
+
+
+def graphs_in(stated: Iterable[AttributeProto]) -> Iterator[tuple[str, GraphProto]]:
+    """Yield the graphs in attributes, each with the attribute's name."""
+    for a in stated:
+        if a.type == AttributeProto.GRAPH:
+            yield a.name, a.g
+        elif a.type == AttributeProto.GRAPHS:
+            yield from ((a.name, graph) for graph in a.graphs)
 
 
 def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:

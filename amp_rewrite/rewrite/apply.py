@@ -12,8 +12,8 @@ from amp_rewrite.decide.cast_plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.builder import new_cast, new_node
+from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import (
     DTYPE_ATTRIBUTES,

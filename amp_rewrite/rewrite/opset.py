@@ -21,7 +21,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError, one_line, spelled
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.schema import normal_domain, onnx_schema, signature

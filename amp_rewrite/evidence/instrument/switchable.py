@@ -20,8 +20,8 @@ from amp_rewrite.evidence.instrument.vertices import Choice, Vertex, maker_of, r
 from amp_rewrite.files.model import HEAVY, Model, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import nbytes
-from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.builder import Builder, declared, new_branch, new_if
+from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CLIP_WITH_INPUTS, FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, Use, Value, ValueId, View

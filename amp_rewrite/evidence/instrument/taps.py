@@ -19,8 +19,8 @@ from amp_rewrite.evidence.instrument.range_nodes import WIDTH, RangeNodes, chose
 from amp_rewrite.evidence.ranges import key
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.builder import Builder, declared, new_constant, new_node
+from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.op_classes import PERMUTES
 from amp_rewrite.ir.schema import TENSOR, ValueType, int_attribute

@@ -25,13 +25,11 @@ from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
 from amp_rewrite.rewrite.passes.additive_masks import select_biased, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.balanced_factors import balance_factors
-from amp_rewrite.rewrite.passes.cast_like import spell_out_casts
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
 from amp_rewrite.rewrite.passes.fold_constants import fold_constants
-from amp_rewrite.rewrite.passes.group_norms import KIND as GROUP_NORM
-from amp_rewrite.rewrite.passes.group_norms import spell_group_norms
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
 from amp_rewrite.rewrite.passes.large_biases import split_biases
+from amp_rewrite.rewrite.passes.spell_out import GROUP_NORM, spell_group_norms, spell_out_casts
 from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings

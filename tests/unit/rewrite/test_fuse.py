@@ -16,8 +16,8 @@ from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.equivalence import ROUNDINGS, UNIT, mismatch
 from amp_rewrite.rewrite.opset import at_opset
 from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
-from amp_rewrite.rewrite.passes.cast_like import spell_out_casts
 from amp_rewrite.rewrite.passes.inline import inline_functions
+from amp_rewrite.rewrite.passes.spell_out import spell_out_casts
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.runtime.kernels import Kernels

@@ -1,16 +1,15 @@
-"""GroupNormalization as InstanceNormalization between two Reshapes, as PyTorch exports it below opset 21.
-
-onnxruntime has no CUDA kernel for GroupNormalization, and opens it into some 25 nodes with Casts between.
-"""
+"""Operators without kernels of their own, spelled out by others: CastLike and GroupNormalization."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import numpy as np
+import onnx.helper
 from onnx import TensorProto
 
 from amp_rewrite.files.arrays import from_array
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import float_attribute, int_attribute
@@ -18,15 +17,40 @@ from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.equivalence import double, mismatch, run, runs_of, trial_shape
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, only_float32
 
-KIND = "group_normalization"
+GROUP_NORM = "group_normalization"
+
+
+def spell_out_casts(view: View, context: Context) -> Iterator[Replacement]:
+    """Replace each CastLike by the Cast that it amounts to, which does not read the model tensor.
+
+    No runtime of note has a kernel for CastLike: it runs as this very Cast.
+    """
+    for op in view.ops:
+        like = op.inputs[1] if op.kind == "CastLike" else None
+        dtype = view.dtype(like)
+        if dtype is None or op.inputs[0] is None:
+            continue
+        node = clone(op.node)
+        del node.input[1:]
+        if view.dtype(op.inputs[0]) is dtype:
+            node.op_type = "Identity"
+            del node.attribute[:]
+        else:
+            node.op_type = "Cast"
+            node.attribute.append(onnx.helper.make_attribute("to", dtype.code))
+        yield Replacement("cast_like", (op.id,), op.id, node, frees=False, findings=())
 
 
 def spell_group_norms(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each GroupNormalization with constant scale and bias, one number per channel. O(ops)."""
+    """Replace each GroupNormalization with constant scale and bias, one number per channel. O(ops).
+
+    By InstanceNormalization between two Reshapes, as PyTorch exports it below opset 21: onnxruntime has no CUDA kernel
+    for GroupNormalization, and opens it into some 25 nodes with Casts between.
+    """
     for op in view.ops:
         if op.kind == "GroupNormalization" and only_float32(view, (op.id,)):
             outcome = _spelled(view, op, context)
-            yield Refusal(KIND, op.id, outcome) if isinstance(outcome, str) else outcome
+            yield Refusal(GROUP_NORM, op.id, outcome) if isinstance(outcome, str) else outcome
 
 
 def _spelled(view: View, op: Op, context: Context) -> Replacement | str:
@@ -71,4 +95,6 @@ def _spelled(view: View, op: Op, context: Context) -> Replacement | str:
     spelled = run([*ahead, node, *behind], result, [fed], view.opsets)
     before = runs_of(view, (op.id,), result, [feed])
     why = mismatch(before, spelled, [np.abs(y).max() for y in spelled] if not isinstance(spelled, str) else [])
-    return why or Replacement(KIND, (op.id,), op.id, node, tuple(weights), ahead=tuple(ahead), behind=tuple(behind))
+    return why or Replacement(
+        GROUP_NORM, (op.id,), op.id, node, tuple(weights), ahead=tuple(ahead), behind=tuple(behind)
+    )
