@@ -166,11 +166,8 @@ class Trials:
 
     def _margin(self, held: frozenset[int]) -> float:
         """Return the margin, at most half the slack of the trial with all regions pinned."""
-        best = (
-            worst_score(self.verdicts[self.whole], self.trial.by)
-            if self.whole and self.whole in self.verdicts
-            else None
-        )
+        verdict = self.verdicts.get(self.whole) if self.whole else None
+        best = None if verdict is None else worst_score(verdict, self.trial.by)
         if best is None or held == self.whole:
             return 0.0 if held and held == self.whole else self.margin
         limit = 1.0 if isinstance(self.trial.by, Tolerance) else self.trial.by.limit

@@ -72,10 +72,9 @@ def _ports(side: str, names: Sequence[str], counts: tuple[int, int], needed: Col
         return f"has {count} {side}s, but needs {counts[0]}; add what is missing"
     if count > counts[1]:
         return f"has more {side}s than its schema; remove {side} {counts[1]}"
-    if "" in names:
-        for slot, name in enumerate(names):
-            if not name and slot in needed:
-                return f"leaves out {side} {slot}, which is not optional; name it"
+    for slot, name in enumerate(names) if "" in names else ():
+        if not name and slot in needed:
+            return f"leaves out {side} {slot}, which is not optional; name it"
     return None
 
 

@@ -89,20 +89,16 @@ def findings(view: View, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
     """Return a finding for each fusion, one for all folded constants, and one for each kind and reason of refusal."""
     replacements = [o for o in outcomes if isinstance(o, Replacement)]
     own = [r.findings if r.findings is not None else (_fusion(view, r),) for r in replacements if r.kind != "constant"]
-    folded = _folded(view, [r for r in replacements if r.kind == "constant"])
-    return (*dict.fromkeys(finding for each in own for finding in each), *folded, *_refused(view, outcomes))
+    names = ", ".join(view.ops[r.last].name for r in replacements if r.kind == "constant")
+    folded = Finding("fused", "constants", f"computed now, to the same bits as at run time: {names}")
+    fused = dict.fromkeys(finding for each in own for finding in each)
+    return (*fused, *([folded] if names else []), *_refused(view, outcomes))
 
 
 def _fusion(view: View, fusion: Replacement) -> Finding:
     words = fusion.kind.replace("_", " ")
     parts = ", ".join(view.ops[op].name for op in fusion.ops)
     return Finding("fused", view.ops[fusion.last].name, f"{words}: one {fusion.node.op_type} in place of {parts}")
-
-
-def _folded(view: View, constants: Sequence[Replacement]) -> Iterable[Finding]:
-    if constants:
-        names = ", ".join(view.ops[constant.last].name for constant in constants)
-        yield Finding("fused", "constants", f"computed now, to the same bits as at run time: {names}")
 
 
 def _refused(view: View, outcomes: Sequence[Outcome]) -> Iterable[Finding]:

@@ -90,9 +90,8 @@ class Coloring:
     @property
     def float32_ops(self) -> int:
         """Number of ops of which no variable becomes the low type, of those with one that could."""
-        return len({op for op, _ in self.paints}) - len(
-            {op for (op, _), p in self.paints.items() if p.dtype is self.to}
-        )
+        low = {op for (op, _), paint in self.paints.items() if paint.dtype is self.to}
+        return len({op for op, _ in self.paints} - low)
 
     @property
     def changes(self) -> bool:

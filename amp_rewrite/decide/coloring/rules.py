@@ -64,8 +64,7 @@ def deny_forward(state: State) -> None:
     if state.options.level is Level.LOWER_ALL:
         return
     ends = [v for v, color in enumerate(state.colors) if color in (Color.DENY, Color.GRAY)]
-    conductors = set(ends)
-    conductors.update(state.walk(ends, state.vertices.sources.__getitem__, state.clear))
+    conductors = {*ends, *state.walk(ends, state.vertices.sources.__getitem__, state.clear)}
     loud = [v for v in denied if state.vertices.all[v].op not in state.hazards.numbers]
     reached = state.walk(loud, state.vertices.readers.__getitem__, conductors.__contains__)
     for v, due in reached.items():
@@ -80,8 +79,7 @@ def between_allow(state: State) -> None:
     """
     roots = [v for v in state.low if state.colors[v] is Color.ALLOW]
     starts = [*roots, *(v for v, _ in _tables(state, lambda v: _between(state, v)))]
-    downstream = set(starts)
-    downstream.update(state.walk(starts, state.vertices.readers.__getitem__, lambda v: _between(state, v)))
+    downstream = {*starts, *state.walk(starts, state.vertices.readers.__getitem__, lambda v: _between(state, v))}
     norms = _norm_entries(state)
 
     def before(v: int) -> Sequence[int]:

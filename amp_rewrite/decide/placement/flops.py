@@ -59,11 +59,7 @@ def _dimension(sizes: Sizes, value: ValueId | None, axis: int) -> int:
 
 
 def _product(sizes: Sizes, op: Op) -> float:
-    """Count a MatMul: each result sums as many products as the first factor has columns."""
-    return 2.0 * sizes.size(op.outputs[0]) * _dimension(sizes, op.inputs[0], -1)
-
-
-def _gemm(sizes: Sizes, op: Op) -> float:
+    """Count a MatMul or Gemm: each result sums as many products as the first factor has columns."""
     summed = 0 if int_attribute(op.node, "transA", 0) else -1
     return 2.0 * sizes.size(op.outputs[0]) * _dimension(sizes, op.inputs[0], summed)
 
@@ -200,8 +196,7 @@ _ONNX: _Table = (
     (_attention, "Attention"),
     (_convolution, "Conv DeformConv"),
     (_einsum, "Einsum"),
-    (_gemm, "Gemm"),
-    (_product, "MatMul"),
+    (_product, "Gemm MatMul"),
     (_recurrent, " ".join(sorted(RECURRENT))),
     (_spread, "CausalConvWithState ConvTranspose"),
 )

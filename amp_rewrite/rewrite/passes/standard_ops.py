@@ -12,7 +12,6 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import axes_of, number, only_reader
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import int_attribute
-from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.equivalence import gate_magnitude, node_mismatch, trial_shape
@@ -47,10 +46,6 @@ class _Case:
     cluster: Cluster
     context: Context
     opset: int
-
-    def shape(self, value: ValueId | None) -> Shape | None:
-        """Return the shape of a value as far as it is known."""
-        return self.context.shape(self.view, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +116,7 @@ _DIVIDED = ("layer_normalization", "rms_normalization")
 
 def _norm(case: _Case) -> _Candidate | str:
     """Return the parts of a normalization over the last axis: a constant epsilon below the root, scale, then bias."""
-    shape = case.shape(case.cluster.entry)
+    shape = case.context.shape(case.view, case.cluster.entry)
     width = shape[-1] if shape else None
     if shape is None or width is None:
         return "the size of the axis that it normalizes is not known"
@@ -136,7 +131,7 @@ def _norm(case: _Case) -> _Candidate | str:
         return "no scale follows, and the operator wants one"
     reads = tuple(captured[name] for name in ("scale", "bias") if name in captured)
     for value in reads:
-        if case.shape(value) != (width,):
+        if case.context.shape(case.view, value) != (width,):
             return f"{case.view.value_name(value)} is not one number for each of the {width} that it normalizes"
     return _Candidate(reads, {"axis": -1, "epsilon": epsilon}, trial_shape(len(shape), width))
 
@@ -158,7 +153,7 @@ def _reduces_elsewhere(case: _Case, rank: int) -> str | None:
 
 
 def _softmax(case: _Case) -> _Candidate | str:
-    shape = case.shape(case.cluster.entry)
+    shape = case.context.shape(case.view, case.cluster.entry)
     if shape is None:
         return "the rank of what it is applied to is not known"
     wrong = _reduces_elsewhere(case, len(shape))
@@ -167,7 +162,7 @@ def _softmax(case: _Case) -> _Candidate | str:
 
 def _gelu(approximate: str) -> Callable[[_Case], _Candidate | str]:
     def read(case: _Case) -> _Candidate | str:
-        shape = case.shape(case.cluster.entry)
+        shape = case.context.shape(case.view, case.cluster.entry)
         ranks = [len(t.dims) for v in outside(case.view, case.cluster.ops) if (t := case.view.constant(v)) is not None]
         if max(ranks, default=0) > (len(shape) if shape is not None else 0):
             return "the rank of what it is applied to is not known, or less than that of its constants"
