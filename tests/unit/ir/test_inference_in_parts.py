@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 from amp_rewrite.ir.graphs import all_graphs
-from amp_rewrite.ir.shapes import inference
+from amp_rewrite.ir.shapes import onnx_shapes
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, infer_shapes
 
 WIDTH = 3
@@ -46,7 +46,7 @@ def _port(port: ValueInfoProto) -> Port:
 
 @pytest.mark.parametrize("most", [1, 2, 5, 64])
 def test_parts_give_the_shapes_that_onnx_infers_at_once(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(inference, "_MOST", most)
+    monkeypatch.setattr(onnx_shapes, "_MOST", most)
     model = model_of_branches(7)
     before = model.SerializeToString(deterministic=True)
     result = infer_shapes(model, strict_mode=True, check_type=True)
@@ -56,7 +56,7 @@ def test_parts_give_the_shapes_that_onnx_infers_at_once(monkeypatch: pytest.Monk
 
 
 def test_lengths_made_up_in_different_parts_have_different_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "_MOST", 1)
+    monkeypatch.setattr(onnx_shapes, "_MOST", 1)
     shapes = {p.name: p.type.tensor_type.shape.dim for p in infer_shapes(model_of_branches(4)).graph.value_info}
     names = [shapes[f"n{at}"][1].dim_param for at in range(4)]
     assert len(set(names)) == len(names)
@@ -64,7 +64,7 @@ def test_lengths_made_up_in_different_parts_have_different_names(monkeypatch: py
 
 
 def test_an_error_of_a_part_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "_MOST", 1)
+    monkeypatch.setattr(onnx_shapes, "_MOST", 1)
     model = model_of_branches(3)
     model.graph.node[-1].op_type = "Reshape"
     with pytest.raises(onnx.shape_inference.InferenceError):
