@@ -20,7 +20,7 @@ CLASSES = {
 }
 KNOWN = frozenset(schema.name for schema in onnx.defs.get_all_schemas()).union(*CLASSES.values())
 
-PATTERNS = ("ir/patterns/", "rewrite/contrib/recognize.py")
+PATTERNS = ("ir/patterns/", "rewrite/contrib/fuse.py")
 """Where written-out operators are recognized: the operators that one operand of a pattern may be are no class."""
 
 ELSEWHERE = {
