@@ -19,7 +19,7 @@ from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.names import claimed
-from amp_rewrite.ir.op_classes import COMPARISONS
+from amp_rewrite.ir.op_classes import COMPARISONS, HEAVY
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.rewrite.replacement import Context, Replacement
 from amp_rewrite.rewrite.shift.equations import Equations, value_at
@@ -301,7 +301,7 @@ class _Emitter:
         before = np.float32(number)
         with np.errstate(over="ignore", under="ignore"):
             after = np.ldexp(before, -exponent)
-        if name in FACTORS and 1.0 in (before, after):
+        if name in FACTORS and op.kind in HEAVY and 1.0 in (before, after):
             return None  # kernels for rows add up in another order where there is nothing to multiply by
         normal = not before or float(np.finfo(np.float32).tiny) <= abs(float(after)) <= DType.FLOAT.max
         return float(after) if normal else None

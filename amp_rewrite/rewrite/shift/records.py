@@ -31,7 +31,7 @@ y* = x0           : GlobalAveragePool GlobalMaxPool GridSample Neg ReduceL1 Redu
 y* = x0           : ReduceMean ReduceMin ReduceSum Relu Reshape ReverseSequence Slice SpaceToDepth Split Squeeze
 y* = x0           : Tile TopK Transpose Trilu Unsqueeze LeakyRelu MaxPool MaxUnpool CenterCropPad Col2Im
 y* = x0           : PRelu
-y0 = x0           : DFT RoiAlign RotaryEmbedding com.microsoft::RotaryEmbedding
+y0 = x0           : DFT Dropout RoiAlign RotaryEmbedding com.microsoft::RotaryEmbedding
 y0 = x1, y0 = x2  : Where
 y0 = x0, y0 = x1  : TensorScatter
 y0 = x0, alpha = - 2x0 : LRN
@@ -57,7 +57,8 @@ y0 = x1, y0 = x2, epsilon = 2x0 : RMSNormalization InstanceNormalization GroupNo
 x1 = x0, x4 = x0, y3 = x0, y1 = x0, y2 = - x0, epsilon = 2x0, y0 = x2, y0 = x3 : com.microsoft::SkipLayerNormalization
 x1 = x0, x4 = x0, y3 = x0, y2 = - x0, epsilon = 2x0, y0 = x2 : com.microsoft::SkipSimplifiedLayerNormalization
 x3 = x2, x4 = x2, y2 = x2, y0 = x5, y0 = x6, epsilon = 2x2 : com.microsoft::EmbedLayerNormalization
-?x0               : LpNormalization Sign Shape Size ArgMax ArgMin Hardmax IsNaN NonZero
+y0 = x0 + x1, x2 = y0, x4 = y0, y1 = y0, scale = - 2y0 : com.microsoft::Attention
+?x0               : LpNormalization Sign Shape Size ArgMax ArgMin Hardmax IsInf IsNaN NonZero
 x0 = x1           : Equal Greater GreaterOrEqual Less LessOrEqual QuantizeLinear com.microsoft::QuantizeLinear
 y0 = x1           : DequantizeLinear com.microsoft::DequantizeLinear
 y1 = x0           : DynamicQuantizeLinear
@@ -259,10 +260,6 @@ def _pad(_: View, op: Op) -> str:
     return "y0 = x0, y0 = x2" + (", value = x0" if attribute(op.node, "value") is not None else "")
 
 
-def _dropout(view: View, op: Op) -> str:
-    return "y0 = x0"
-
-
 def _has(op: Op, *slots: int) -> bool:
     return any(slot < len(op.inputs) and op.inputs[slot] is not None for slot in slots)
 
@@ -272,16 +269,18 @@ def _shows_scores(op: Op) -> bool:
     return len(op.outputs) > 3 and op.outputs[3] is not None
 
 
+_SLOTS = {"Attention": (4, 9), "MultiHeadAttention": (6, 3), "DecoderMaskedMultiHeadAttention": (5, 10)}
+"""The inputs of attentions that hold the keys of a cache, with the values behind them, and a bias."""
+
+
 def _attention(view: View, op: Op) -> str:
-    """Scores are restored by `scale`; softcap, mask and softmax see them as they were. Scores as a result end it."""
-    return "" if _shows_scores(op) else "scale = - x0 - x1, y0 = x2, x4 = x1, x5 = x2, y1 = x1, y2 = x2"
+    """Scores are restored by `scale`; softcap, mask and softmax see them as they were. Scores as a result end it.
 
-
-def _multi_head(view: View, op: Op) -> str:
-    """Packed keys and values share an exponent with what they are packed with; so do all with a bias."""
-    first = op.op_type == "MultiHeadAttention"
-    past, bias = (6, 3) if first else (5, 10)
-    key, value = ("x1", "x2") if _has(op, 2) else ("x1", "x1") if _has(op, 1) else ("x0", "x0")
+    Packed keys and values share an exponent with what they are packed with; so do all with a bias.
+    """
+    past, bias = _SLOTS[op.op_type]
+    key = "x1" if _has(op, 1) else "x0"
+    value = "x2" if _has(op, 2) else key
     laws = [f"scale = - x0 - {key}", f"y0 = {value}", f"x{past} = {key}", f"x{past + 1} = {value}"]
     laws += [f"y1 = {key}", f"y2 = {value}"]
     if _has(op, bias):
@@ -300,21 +299,12 @@ def _grouped(view: View, op: Op) -> str:
     return ", ".join([*laws, f"scale = - x0 - {key}", f"x3 = {key}", f"y1 = {key}"])
 
 
-def _packed(view: View, op: Op) -> str:
-    """One product makes queries, keys and values."""
-    return "y0 = x0 + x1, x2 = y0, x4 = y0, y1 = y0, scale = - 2y0"
-
-
 def _fused(view: View, op: Op) -> str:
     """The activation behind a product passes a shift if the operator of its name does."""
     stated = attribute(op.node, "activation")
     if stated is not None and stated.s not in (b"", b"Relu", b"LeakyRelu"):
         return ""
     return _rows()["Gemm" if op.op_type == "FusedGemm" else "Conv"] + (", y0 = x3" if op.op_type == "FusedConv" else "")
-
-
-def _is_inf(_: View, __: Op) -> str:
-    return "?x0"
 
 
 _SPECIAL: Mapping[str, Callable[[View, Op], str]] = {
@@ -324,18 +314,15 @@ _SPECIAL: Mapping[str, Callable[[View, Op], str]] = {
     "CastLike": _cast,
     "Clip": _clip,
     "Div": _div,
-    "Dropout": _dropout,
-    "IsInf": _is_inf,
     "Pad": _pad,
     "Pow": _pow,
     "Resize": _resize,
     "ScatterElements": _scatter,
     "ScatterND": _scatter,
     "Upsample": _resize,
-    "com.microsoft::Attention": _packed,
-    "com.microsoft::DecoderMaskedMultiHeadAttention": _multi_head,
+    "com.microsoft::DecoderMaskedMultiHeadAttention": _attention,
     "com.microsoft::FusedConv": _fused,
     "com.microsoft::FusedGemm": _fused,
     "com.microsoft::GroupQueryAttention": _grouped,
-    "com.microsoft::MultiHeadAttention": _multi_head,
+    "com.microsoft::MultiHeadAttention": _attention,
 }

@@ -26,7 +26,7 @@ from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.pipeline.repaired import Repaired
 from amp_rewrite.reports.report import Report
 from support.cases import build
-from support.hard_models import HARD
+from support.hard_models import HARD, halved
 
 MODULE = sys.modules["amp_rewrite.pipeline.repair"]  # the name in the package is the function
 NEAR: dict[str, Any] = {"metric": "scaled", "at_most": 1e-2}
@@ -297,3 +297,12 @@ def test_the_evidence_has_the_error_as_a_number_too() -> None:
     evidence = report.evidence
     assert evidence.largest_error is not None and f"{evidence.largest_error:.2g}" == evidence.error
     assert Report.from_json(report.to_json(), "r").evidence == evidence
+
+
+def test_a_half_model_is_repaired_from_the_predicted_errors_of_its_twin() -> None:
+    hard = HARD["offset_norm"]()
+    half = halved(hard.model)
+    found = repair(half, {name: array.astype(np.float16) for name, array in hard.batch.items()}, tolerance=1e-2)
+    assert found.solved
+    assert len(found.trail) <= 5
+    assert any("to the outputs" in region.because for region in found.regions)
