@@ -12,6 +12,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state
 from amp_rewrite.settings import loss_scale as scales
@@ -96,6 +97,13 @@ class TrainingStep:
     def parameters(self) -> tuple[str, ...]:
         """Names of the trained initializers."""
         return tuple(s.input for s in self.state if s.name.startswith("parameter/"))
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Parameters read by several ops: tied on purpose, or merged by an exporter because they were equal."""
+        view = View.of(self._forward())
+        readers = {v.name: {use.op for use in view.uses[v.id]} for v in view.values if v.scope == MAIN}
+        return tuple(name for name in self.parameters if len(readers[name]) > 1)
 
     @property
     def lowered(self) -> bool:
