@@ -116,12 +116,12 @@ def rises(groups: Mapping[str, Any], reasons: Sequence[Mapping[str, Any]]) -> It
                     yield row.model, to, what, errors, reason(row, to, reasons)
 
 
-def only_a(groups: Mapping[str, Any], reasons: Sequence[Mapping[str, Any]]) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each model where only reference A is right: errors, the value and the findings."""
+def wrong(groups: Mapping[str, Any], word: str, reasons: Sequence[Mapping[str, Any]]) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each model whose judgement begins with a word: errors, and the value that is felt."""
     for group in groups.values():
         for to in TYPES:
             for row in judged(group, to):
-                if row.fault or not row.judgement.startswith("harmed") or "B" in row.judgement.partition(":")[2]:
+                if row.fault or not row.judgement.startswith(word):
                     continue
                 errors = (f"{row.shown(way):.1e}" for way in ("ours", "A", "B"))
                 yield row.model, to, *errors, reason(row, to, reasons)
@@ -179,9 +179,10 @@ def page(results: Mapping[str, Any]) -> str:
     head = ("group", "type", "models", "right", "harmed", "only A right", "undecided", "wrong in all", "not measured")
     lines = [INTRO.format(onnxruntime=results["machine"]["versions"]["onnxruntime-gpu"])]
     lines += [f"Measured at {', '.join(commits)}.", "", *measure.markdown(head, counts(groups)), ""]
-    if alone := list(only_a(groups, reasons)):
-        lines += ["## Where only A is right", ""]
-        lines += [*measure.markdown(("model", "type", "ours", "A", "B", "the value that is rounded"), alone), ""]
+    for title, word in (("Harmed", "harmed: B"), ("Where only A is right", "harmed: A")):
+        if found := list(wrong(groups, word, reasons)):
+            columns = ("model", "type", "ours", "A", "B", "the value that is rounded")
+            lines += [f"## {title}", "", *measure.markdown(columns, found), ""]
     lines += ["## What rose, and why", ""]
     lines += [*measure.markdown(("model", "type", "what", "error", "reason"), rises(groups, reasons)), ""]
     tried = sum(

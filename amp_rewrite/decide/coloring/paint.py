@@ -35,6 +35,7 @@ SPREAD: tuple[Rule, ...] = (
 )
 FINISH: tuple[Rule, ...] = (
     borders.hold_borders,
+    rules.copies_rise,
     rules.large_tables,
     groups.clusters_whole,
     groups.norm_affine,

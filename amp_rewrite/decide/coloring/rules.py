@@ -16,8 +16,8 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.dataflow import exposed, first_input_of, made_variable, origin
-from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS, GENERATORS, LABEL_LOSSES, RANDOM
+from amp_rewrite.ir.dataflow import exposed, first_input_of, made_variable, origin, read_variable
+from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, GENERATORS, LABEL_LOSSES, RANDOM
 from amp_rewrite.ir.view import Op, OpId, ValueId
 from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color
@@ -208,6 +208,47 @@ def allow_through_clear(state: State) -> None:
     reached = state.walk(list(state.low), near, lambda v: state.clear(v) and state.free(v))
     for v, due in reached.items():
         state.low[v] = Paint(state.to, reasons.ALLOW_THROUGH_CLEAR, due)
+
+
+def copies_rise(state: State) -> None:
+    """Take copies of low values back to float32 if one Cast in front of them is cheaper than several behind them."""
+    if not state.options.spare_casts:
+        return
+    tied = {v for cluster in state.vertices.clusters for v in cluster}
+    leaving: dict[int, list[ValueId]] = {}
+    """Copies for float32 ops alone, each with the values behind it that these read."""
+    for v in sorted(state.low, reverse=True):
+        op = state.op(v)
+        if op.kind in COPIES and v not in tied and op.id not in state.options.lower:
+            cast = _cast_behind(state, op, leaving)
+            if cast is not None:
+                leaving[v] = cast
+    first: dict[ValueId, list[int]] = {}
+    for v in leaving:
+        if leaving.keys().isdisjoint(state.vertices.sources[v]):
+            first.setdefault(next(filter(state.varies, state.op(v).operands)), []).append(v)
+    for value, copies in first.items():
+        behind = [each for v in copies for each in leaving[v]]
+        if len(behind) > 1 and state.sizes.cast(value) < sum(map(state.sizes.cast, behind)):
+            rising = [*copies, *state.walk(copies, state.vertices.readers.__getitem__, leaving.__contains__)]
+            for v in rising:
+                del state.low[v]
+                state.denied[v] = state.high(reasons.MIN_CUT, None, f"one Cast in front spares {len(behind)} behind")
+
+
+def _cast_behind(state: State, op: Op, leaving: Mapping[int, list[ValueId]]) -> list[ValueId] | None:
+    """Return the values that float32 ops read of a copy of one value and of copies behind it; None if others do."""
+    if sum(map(state.varies, op.operands)) != 1 or any(exposed(state.view, value) for value in op.results):
+        return None
+    cast: list[ValueId] = []
+    for value in op.results:
+        uses = [(use, read_variable(state.view.ops[use.op], use.slot)) for use in state.element_uses(value)]
+        makers = [state.vertices.of.get((use.op, name), -1) if name is not None else -1 for use, name in uses]
+        if any(v in state.low and v not in leaving for v in makers):
+            return None
+        cast += [value] if any(v not in leaving for v in makers) else []
+        cast += [each for v in dict.fromkeys(makers) for each in leaving.get(v, ())]
+    return cast
 
 
 def weights_follow(state: State) -> None:
