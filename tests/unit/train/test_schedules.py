@@ -245,3 +245,15 @@ def test_a_plateau_reduces_the_rate_as_in_pytorch() -> None:
         rates.append(ours.rate(epoch, 0.1))
 
     assert rates == pytest.approx(expected) and len(set(rates)) > 3
+
+
+def test_a_plateau_is_counted_from_the_start_again_in_each_fit() -> None:
+    plateau = ReduceLROnPlateau("loss", 0.5, 1, cooldown=1, min_lr=0.03, min_delta=0.1)
+    trainer = trainer_of(SGD())
+    for _ in range(2):
+        plateau.begin(trainer)
+        rates = [plateau.rate(0, 0.1)]
+        for epoch, number in enumerate([2.0, 1.0, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95]):
+            plateau.epoch_end(trainer, epoch, {"loss": number})
+            rates.append(plateau.rate(epoch, 0.1))
+        assert rates == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.03, 0.03, 0.03], abs=1e-9)
