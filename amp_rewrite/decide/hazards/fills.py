@@ -22,13 +22,14 @@ _PURE_COPIES = {**COPIES, **dict.fromkeys(FILLS, (0,))}
 CARRIES = {**COPIES, **SELECTIONS, **dict.fromkeys(AFFINE, ALL)}
 _SOFTMAX = SOFTMAXES | {"Exp"}  # Exp: a softmax written out
 _SELECTING = {**SELECTIONS, "Clip": (1, 2), **dict.fromkeys(FILLS, (2,))}
-_ATTENTION_MASKS = {
+ATTENTION_MASKS = {
     "Attention": (3,),
     "com.microsoft::Attention": (5,),
     "com.microsoft::DecoderMaskedMultiHeadAttention": (4,),
     "com.microsoft::GroupQueryAttention": (10,),
     "com.microsoft::MultiHeadAttention": (5,),
 }
+"""Inputs that an operator adds to its scores."""
 _SENTINEL = 1e30
 """No quantity of a network is as large: a larger number is there to win or lose every comparison."""
 
@@ -157,7 +158,7 @@ def unfit_readers(view: View, to: DType, value: ValueId, fill: Fill) -> tuple[se
 
 def _selects(op: Op, use: Use, fill: Fill) -> bool:
     """True if an op compares or selects with the fill and does not compute with it."""
-    if use.slot in _ATTENTION_MASKS.get(op.kind, ()) or op.kind in CLAMPS:
+    if use.slot in ATTENTION_MASKS.get(op.kind, ()) or op.kind in CLAMPS:
         return True
     sentinel = fill.level is not None and (fill.level < 0 or fill.level >= _SENTINEL)
     return sentinel and use.slot in _SELECTING.get(op.kind, ())

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, partial
 
+import numpy as np
+
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.counts import counted
-from amp_rewrite.decide.hazards.fills import CARRIES, to_softmax
+from amp_rewrite.decide.hazards.fills import ATTENTION_MASKS, CARRIES, to_softmax
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import described, equation, first_inputs, results_of, summed_length
 from amp_rewrite.dtypes import DType
@@ -28,7 +30,7 @@ from amp_rewrite.ir.op_classes import (
 )
 from amp_rewrite.ir.patterns.activations import snakes
 from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
-from amp_rewrite.ir.patterns.scores import FAR, counts_far, scored_rows, stored
+from amp_rewrite.ir.patterns.scores import FAR, FILL, counts_far, scored_rows, stored
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, fixed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -64,7 +66,7 @@ def positions(view: View, to: DType) -> Iterator[Held]:
         RoiAlign or NonMaxSuppression read. Attention with linear biases whose constant or counted grid reaches beyond
         ±64 in float16, ±8 in bfloat16, or has an unknown length; learned and bucketed biases are left alone, and so is
         a constant that is within this reach at the best key of every row. Another constant is moved there beforehand: a
-        softmax does not see what is subtracted from a whole row.
+        softmax does not see what is subtracted from a whole row. The mask of an attention operator counts as a bias.
     Why: Above 2048 the float16 spacing is 2, a third of a turn: the phase is lost. At 640 it is half a pixel, that of
         bfloat16 four pixels. At 1000 it is 0.5, which the differences between scores do not survive.
     Example: sin(position · frequency) in a rotary embedding at position 8191; anchor boxes of detectors, keypoints,
@@ -162,11 +164,30 @@ def places(view: View, learned: Learned) -> Iterator[Held]:
 
 
 def biases(view: View, to: DType, learned: Learned) -> Iterator[Held]:
-    """Hold the ops from a bias that counts positions through its sum with scores to the softmax."""
-    counting = counting_biases(view, to, learned)
+    """Hold the ops from a bias that counts positions through its sum with scores to the softmax, or to attention."""
+    counting, name = counting_biases(view, to, learned), "a bias that grows with the position"
     carries = Flow.of(view, CARRIES)
-    for op_id, (softmax, note) in to_softmax(carries, counting, "a bias that grows with the position").items():
+    for op_id, (softmax, note) in to_softmax(carries, counting, name).items():
         yield Held(op_id, softmax, note)
+    masks = [
+        (op, value)
+        for op in view.ops
+        for slot, value in enumerate(op.inputs if op.kind in ATTENTION_MASKS else ())
+        if value is not None and slot in ATTENTION_MASKS[op.kind]
+    ]
+    reached = carries.forth(dict.fromkeys(counting), float32(view)) if masks else {}
+    far = cache(partial(_far_at_best, view, to))
+    for op, mask in masks:
+        if mask in reached or far(mask):
+            yield Held(op.id, None, f"its mask is {name}")
+
+
+def _far_at_best(view: View, to: DType, value: ValueId) -> bool:
+    """True for a constant, or a copy of one, that counts, and is large at the best key that some row shows."""
+    numbers = stored(view, origin(view, value, first_input_of(COPIES)))
+    if numbers is None or not counts_far(numbers, to):
+        return False
+    return bool((abs(np.where(numbers > -FILL, numbers, -np.inf).max(axis=-1)) > FAR[to]).any())
 
 
 def counting_biases(view: View, to: DType, learned: Learned | None = None) -> set[ValueId]:
