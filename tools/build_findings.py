@@ -30,8 +30,8 @@ def _table(kinds: dict[str, str]) -> str:
     for kind, words in kinds.items():
         means, remedy = meaning(kind)
         assert means and remedy, f"{kind} has no meaning or remedy"
-        has_page = described(kind)["promise"] and described(kind)["name"] == kind
-        shown = f"[`{kind}`](../rules/{kind}.md)" if has_page else f"`{kind}`"
+        fact = described(kind)
+        shown = f"[`{kind}`](../rules/{Path(fact['docs']).name})" if fact["promise"] else f"`{kind}`"
         cells = [shown, *(text.replace("|", "\\|") for text in (words, means, remedy))]
         lines.append(f'| <a name="{kind}"></a>{" | ".join(cells)} |')
     return "\n".join(lines)
