@@ -239,6 +239,11 @@ def _silent(done: int, total: int) -> None:
     pass
 
 
+def _of_a_process(path: Path) -> bool:
+    """True for a link to what a process has open, such as /dev/stdout: its place is not a file's to take."""
+    return path.is_symlink() and str(path.readlink()).startswith("/proc/")
+
+
 def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:
     """Raise ModelError if a model cannot be written to `path`, and say why. `read`: a model whose data files stay."""
     if "\0" in str(path):
@@ -249,7 +254,7 @@ def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> No
         raise ModelError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
     if path.is_dir():
         raise ModelError(f"cannot write {path}: it is a folder; name a file")
-    if path.exists() and not path.is_file():
+    if (path.exists() and not path.is_file()) or _of_a_process(path):
         raise ModelError(f"cannot write {path}: it is not a regular file; name another")
     if not overwrite and (path.exists() or path.is_symlink()):
         raise ModelError(f"{path} exists; name another output, or replace it with {spelled('overwrite', True)}")

@@ -104,6 +104,8 @@ def _parse(text: str, path: Path) -> _Node | None:
         mark = getattr(error, "problem_mark", None)
         where = path if mark is None else f"{path}:{mark.line + 1}"
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        if "nesting depth" in problem:  # some versions of libyaml have a limit of their own
+            raise ListError(f"{where}: nested too deeply for an op list") from error
         raise ListError(f"{where}: not valid YAML: {problem}") from error
     finally:
         loader.dispose()

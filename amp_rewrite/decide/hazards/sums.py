@@ -14,7 +14,18 @@ from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import described, equation, summed_length
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, makers, number, origin
-from amp_rewrite.ir.op_classes import ALL, COPIES, HEAVY, LAYERS, PAIR_SUMS, PRODUCTS, REDUCTIONS, SELECTIONS, SUMS
+from amp_rewrite.ir.op_classes import (
+    ALL,
+    COPIES,
+    HEAVY,
+    LAYERS,
+    PAIR_SUMS,
+    PRODUCTS,
+    REDUCTIONS,
+    SCALINGS,
+    SELECTIONS,
+    SUMS,
+)
 from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, shape_at, shapes_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -106,7 +117,7 @@ def small_steps(view: View) -> Iterator[Held]:
 
 def _moved(view: View, step: ValueId | None) -> ValueId | None:
     """Return f of a step c·f with a small number, or a number that is an input, for c."""
-    op = view.producer(step, "Div", "Mul")
+    op = view.producer(step, *SCALINGS)
     for moved, factor in (op.inputs, op.inputs[::-1])[: 1 if op.kind == "Div" else 2] if op is not None else ():
         size = number(view, factor)
         if size and op is not None and abs(1 / size if op.kind == "Div" else size) < _SMALL:

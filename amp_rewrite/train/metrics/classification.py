@@ -22,9 +22,9 @@ class Accuracy(Means):
     Args:
         prediction: an output of the model.
         target: class indices, or 0 and 1.
+        name: as in `Metric`.
         axis: of the classes.
         threshold: from which on a prediction of two classes is 1; use 0 for logits.
-        name: as in `Metric`.
     """
 
     NAME = "accuracy"
@@ -43,9 +43,9 @@ class TopKAccuracy(Means):
     Args:
         prediction: an output of the model.
         target: class indices.
+        name: as in `Metric`.
         k: number of predictions that count.
         axis: of the classes.
-        name: as in `Metric`.
     """
 
     NAME = "top_k"
@@ -68,10 +68,10 @@ class F1Score(Metric):
     Args:
         prediction: an output of the model.
         target: class indices, or 0 and 1.
+        name: as in `Metric`.
         average: as above.
         axis: of the classes.
         threshold: as in `Accuracy`.
-        name: as in `Metric`.
 
     Raises:
         TrainingError: `average` is another word.
@@ -126,8 +126,8 @@ class AUC(Metric):
     Args:
         prediction: an output of the model.
         target: class indices, or 0 and 1.
-        axis: of the classes.
         name: as in `Metric`.
+        axis: of the classes.
     """
 
     NAME = "auc"
@@ -160,10 +160,10 @@ class Perplexity(Means):
     Args:
         prediction: logits of each token, or probabilities.
         target: class indices.
+        name: as in `Metric`.
         axis: of the classes.
         from_logits: False for probabilities.
         ignore_index: a class that does not count.
-        name: as in `Metric`.
     """
 
     NAME = "perplexity"

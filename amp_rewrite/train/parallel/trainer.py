@@ -58,8 +58,7 @@ class DataParallelTrainer(Trainer):
         **options: those of `Trainer`.
 
     Raises:
-        TrainingError: `replicas` is another object, replicas start with different states, or one has ended; or slots
-            of an optimizer object, which shows them, would be split.
+        TrainingError: `replicas` is another object or has ended, starts differ, or slots to split are an object's.
     """
 
     def __init__(self, step: TrainingStep, replicas: Replicas, *, shard_slots: bool = False, **options: Any) -> None:

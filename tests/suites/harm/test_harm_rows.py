@@ -51,7 +51,7 @@ def row(harm: Any, *errors: tuple[float, float, float], **more: Any) -> Any:
     return harm.Judged("m", 2e-2, ways, **more)
 
 
-def test_a_row_shows_the_batch_where_a_reference_is_right_before_one_that_is_wrong_in_all(harm: Any) -> None:
+def test_a_row_shows_the_batch_where_a_reference_is_right(harm: Any) -> None:
     assert row(harm, (0.01, 0.5, 0.5)).judgement == "right"
     found = row(harm, (0.9, 0.8, 0.7), (0.03, 0.01, 0.01), (0.0, 0.0, 0.0))
     assert (found.batch, found.judgement) == ("batch1", "harmed: B, A right")

@@ -158,6 +158,16 @@ def test_a_log_replaces_links_and_never_their_targets(folder: Path) -> None:
     assert victim.read_text() == "mine" and not any(file.is_symlink() for file in log.iterdir())
 
 
+@pytest.mark.parametrize("end", ["> out.bin", "| cat > out.bin"])
+def test_a_link_to_what_a_process_has_open_is_no_place_for_a_model(folder: Path, end: str) -> None:
+    (folder / "stdout").symlink_to("/proc/self/fd/1")
+
+    done = shell(folder, f"amp m.onnx -o stdout --overwrite -q {end}")
+
+    assert "stdout: it is not a regular file" in done.stderr, done
+    assert (folder / "stdout").is_symlink() and (folder / "out.bin").read_bytes() == b""
+
+
 def test_the_kernel_dump_replaces_no_link(cage: Cage, folder: Path) -> None:
     (folder / "victim").write_text("mine")
     for target in ("victim", "nowhere"):

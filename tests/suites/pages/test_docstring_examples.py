@@ -98,7 +98,7 @@ def facts(name: str) -> list[list[str]]:
         return [parameters(value)]
     if not isinstance(value, type) or issubclass(value, Exception):
         return [[]]
-    if dataclasses.is_dataclass(value):
+    if "__dataclass_fields__" in vars(value):  # not where a subclass has an __init__ of its own
         fields = [field.name for field in dataclasses.fields(value) if not field.name.startswith("_")]
         return [fields, [field for field in fields if field in inspect.get_annotations(value)]]
     if hasattr(value, "_fields"):

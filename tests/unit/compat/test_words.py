@@ -72,7 +72,7 @@ def test_known_words_pass() -> None:
 def test_only_what_was_given_is_said_to_have_no_effect(value: object, warned: bool) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        without_effect({"name": value}, {"name": "nothing reads it"}, above=-1)
+        without_effect({"name": value}, {"name": "nothing reads it"})
     assert [str(w.message) for w in caught] == [f"name={value!r} has no effect: nothing reads it"] * warned
 
 

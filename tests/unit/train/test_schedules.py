@@ -237,6 +237,7 @@ def test_a_plateau_reduces_the_rate_as_in_pytorch() -> None:
         optimizer, factor=0.5, patience=2, cooldown=1, min_lr=0.02, threshold=0.01, threshold_mode="abs"
     )
     ours = ReduceLROnPlateau("loss", 0.5, 2, cooldown=1, min_lr=0.02, min_delta=0.01)
+    ours.begin(trainer_of(SGD()))
     rates, expected = [], []
     for epoch, number in enumerate(numbers):
         theirs.step(number)
