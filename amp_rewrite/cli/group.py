@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem, shell_complete
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.completion import COMPLETE, NAME, register
-from amp_rewrite.cli.habits import meant
+from amp_rewrite.cli.option_synonyms import closest_option
 from amp_rewrite.errors import AmpRewriteError, advice, options_spelled
 from amp_rewrite.reports.render import WIDTH, plain
 from amp_rewrite.version import VERSION
@@ -192,7 +192,7 @@ def _misused(error: click.UsageError) -> str:
     """Return the error in words of our own: click's differ from version to version."""
     if not isinstance(error, click.NoSuchOption):
         return error.format_message().rstrip(".")
-    near = meant(error.option_name, error.ctx.command if error.ctx else None)
+    near = closest_option(error.option_name, error.ctx.command if error.ctx else None)
     return f"no such option {error.option_name}{f'; did you mean {near}?' if near else ''}"
 
 

@@ -21,10 +21,10 @@ from amp_rewrite.files import casting, program, store, tensors, wire
 from amp_rewrite.files.casting import Array, cast
 from amp_rewrite.files.external_data import Folder
 from amp_rewrite.files.foreign import foreign
-from amp_rewrite.files.functions import check_expansion
+from amp_rewrite.files.function_expansion import check_expansion
 from amp_rewrite.files.held import Held, any_held
 from amp_rewrite.files.protos import clone
-from amp_rewrite.files.regular import open_regular
+from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.skeleton import skeleton
 from amp_rewrite.files.tensors import Source, Sources, is_stub

@@ -24,7 +24,7 @@ from amp_rewrite.files import wire
 from amp_rewrite.files.layout import LARGEST_SHAPE, DataFile, Layout, Placed, Replace, located, shard_bytes
 from amp_rewrite.files.parts import Parts
 from amp_rewrite.files.prefetch import WORTH_IT, prefetch
-from amp_rewrite.files.regular import open_regular
+from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.scratch import alone, scratch, sweep, sync
 from amp_rewrite.files.tensors import Sources, is_stub, payload, source
 

@@ -27,7 +27,7 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files.arrays import to_array
 from amp_rewrite.files.casting import Array, cast, scaled
 from amp_rewrite.files.held import Held, copy_bytes, held
-from amp_rewrite.files.regular import open_regular
+from amp_rewrite.files.regular_files import open_regular
 
 CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
 

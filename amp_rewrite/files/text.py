@@ -14,8 +14,8 @@ from onnx.parser import ParseError
 from onnx.parser import parse_model as _parsed
 
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files.functions import all_nodes
-from amp_rewrite.files.regular import open_regular
+from amp_rewrite.files.function_expansion import all_nodes
+from amp_rewrite.files.regular_files import open_regular
 
 _DEEPEST = 200  # protobuf nests a third as many graphs
 # What C++ exceptions of onnx's parser become: numbers that are none, or too large; ValueError: not UTF-8, too.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files.regular import open_regular
+from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.fleet.urls import real, url_of
 
 GENAI = "genai_config.json"

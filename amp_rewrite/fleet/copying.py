@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from amp_rewrite.errors import ModelError, spelled
-from amp_rewrite.files.regular import open_regular
+from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.scratch import replacing
 from amp_rewrite.files.tensors import stamp
 

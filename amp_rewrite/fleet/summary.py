@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from amp_rewrite.errors import ReportError, spelled
-from amp_rewrite.files.regular import open_regular
+from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.scratch import write_whole
 from amp_rewrite.fleet.outcome import Outcome
 from amp_rewrite.fleet.remote import read, size_of, write

@@ -24,9 +24,9 @@ from amp_rewrite.ir.schema import of_runtime_alone
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.few_low import few_low
+from amp_rewrite.pipeline.shift import shift_draft
+from amp_rewrite.pipeline.shift_outcome import bounds_before, measured_bounds
 from amp_rewrite.pipeline.shift_rows import refusing, unshifted
-from amp_rewrite.pipeline.shifted import shifted
-from amp_rewrite.pipeline.shifting import bounds_before, measured_bounds
 from amp_rewrite.reports.annotations import annotate, unannotate
 from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.report import Report
@@ -227,7 +227,7 @@ def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) ->
 
     It is shifted by the exponent that is asked for, or if that lowers more compute ops than float32 for what overflows.
     """
-    tried = shifted(draft, ranges, headroom)
+    tried = shift_draft(draft, ranges, headroom)
     known = bounds_before(tried) if ranges is not None else {}
     moved, plain = tried.draft, tried.plain
     pinned = _guarded(moved, tried.ranges, headroom, tried.carried(known), tried.least)

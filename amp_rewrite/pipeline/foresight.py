@@ -113,8 +113,8 @@ class Foresight:
         `base`: the coloring with `pins`. `twin`: runs the ops alone that no gradient tells of; of a half model it is
         made here. `islands`: give up low ops for time, too.
         """
-        from amp_rewrite.evidence.prediction.alone import Alone  # late: gradients take long to import
         from amp_rewrite.evidence.prediction.prediction import Asked, predict
+        from amp_rewrite.evidence.prediction.single_op_runs import SingleOpRuns  # late: gradients take long to import
 
         to, saturate = draft.request.to, draft.hazards.saturate
         wide = Widened.of(draft.view, base) if draft.view.low_types else None
@@ -122,9 +122,9 @@ class Foresight:
         try:
             if wide is not None:
                 board = switchable_model(wide.view, wide.low, to)
-                alone = Alone(board) if board is not None else None
+                alone = SingleOpRuns(board) if board is not None else None
             else:
-                alone = Alone(*twin) if twin is not None else None
+                alone = SingleOpRuns(*twin) if twin is not None else None
             prediction = predict(asked, batches, alone, search=True)
         except (GradientError, ModelError):  # an opset before 12, no floating output, a gradient that does not open
             return None

@@ -10,9 +10,9 @@ from dataclasses import replace
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.change import CastChange, Change
 from amp_rewrite.reports.delta import KINDS, Delta
-from amp_rewrite.reports.flow import Flow
 from amp_rewrite.reports.match import crossed, matched, order, paired
 from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
 from amp_rewrite.reports.sides import Matches, PlacedCast, PlacedChange, Sides, runs_of
 from amp_rewrite.reports.sources import ReportSource, report_and_view
@@ -50,7 +50,7 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
         True
     """
     (a, view_a), (b, view_b) = report_and_view(a), report_and_view(b)
-    mine, theirs = Flow(a), Flow(b)
+    mine, theirs = RowGraph(a), RowGraph(b)
     pairs = matched(mine, theirs)
     matches = Matches(pairs, *((paired(a.inputs, b.inputs), paired(a.outputs, b.outputs)) if _ported(a, b) else ()))
     to_b = dict(pairs)
@@ -83,7 +83,7 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
 
 
 def _aligned(
-    a: Flow, b: Flow, pairs: Sequence[tuple[int, int]], differing: Collection[int]
+    a: RowGraph, b: RowGraph, pairs: Sequence[tuple[int, int]], differing: Collection[int]
 ) -> Iterator[tuple[str, str, bool]]:
     """Yield the types of each op in A and in B and if it differs: in the order of B, what A alone has in between."""
     to_a, in_b = {j: i for i, j in pairs}, {i for i, _ in pairs}
@@ -98,7 +98,7 @@ def _aligned(
     yield from ((a.report.rows[i].dtype, "", True) for i in alone[done:])
 
 
-def _alike(a: Flow, b: Flow, to_b: Mapping[int, int]) -> int:
+def _alike(a: RowGraph, b: RowGraph, to_b: Mapping[int, int]) -> int:
     """Return the number of pairs that compute the same from matching ops."""
     return sum(
         a.report.rows[i].key == b.report.rows[j].key
@@ -234,7 +234,7 @@ def _kind(was: str, now: str) -> str:
     return "lowered" if ranks[1] < ranks[0] else "raised"
 
 
-def _crossings(a: Flow, b: Flow, matches: Matches) -> Iterator[PlacedChange]:
+def _crossings(a: RowGraph, b: RowGraph, matches: Matches) -> Iterator[PlacedChange]:
     """Yield operands and outputs of the model that come from another op, which computes the same in other types."""
     for i, j, place, source, other in crossed(a, b, matches):
         row = b.report.rows[other]
@@ -256,7 +256,7 @@ def _one_sided(kind: str, row: Row) -> Change:
     return Change(kind, row.path, row.op, row.scope, why=row.why if kind == "added" else "", **types)
 
 
-def _cast_changes(a: Flow, b: Flow, to_b: Mapping[int, int]) -> Iterator[PlacedCast]:
+def _cast_changes(a: RowGraph, b: RowGraph, to_b: Mapping[int, int]) -> Iterator[PlacedCast]:
     mine = _casts(a, {i: ("both", j) for i, j in to_b.items()})
     theirs = _casts(b, {j: ("both", j) for j in to_b.values()})
     extra = [cast for key, group in theirs.items() for cast in group[len(mine.get(key, ())) :]]
@@ -287,15 +287,15 @@ def _types_of_loose(cast: CastRow) -> tuple[str, str]:
     return (cast.from_, cast.to) if cast.after == NO_ROW else _NOT_LOOSE
 
 
-def _casts(flow: Flow, identity: Mapping[int, Hashable]) -> dict[Hashable, list[tuple[int, CastRow]]]:
+def _casts(graph: RowGraph, identity: Mapping[int, Hashable]) -> dict[Hashable, list[tuple[int, CastRow]]]:
     """Return the casts after a conversion and their positions in the report, by value and target type."""
     groups: dict[Hashable, list[tuple[int, CastRow]]] = defaultdict(list)
-    for place, cast in enumerate(flow.report.casts):
+    for place, cast in enumerate(graph.report.casts):
         if cast.origin != "folded" and not cast.dead and cast.from_ != cast.to:
-            after = flow.source(cast.after)
+            after = graph.source(cast.after)
             source: Hashable = (cast.scope, cast.value)
             if after >= 0:
-                source = (identity.get(after, (id(flow), after)), cast.slot)
+                source = (identity.get(after, (id(graph), after)), cast.slot)
             groups[source, cast.from_, cast.to].append((place, cast._replace(after=max(after, NO_ROW))))
     return groups
 

@@ -20,9 +20,9 @@ from fnmatch import fnmatchcase
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import PolicyError, advice
 from amp_rewrite.ir.op_classes import HEAVY
-from amp_rewrite.reports.flow import Flow
 from amp_rewrite.reports.render import count, plain, shortened, size
 from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import PortRow, Row
 
 TYPES = tuple(dtype.spelling for dtype in DType)
@@ -115,7 +115,7 @@ class Expectation:
         if self.subject == "casts":
             live = [c for c in report.casts if c.origin != "folded" and not c.dead and c.from_ != c.to]
             return self._counted(len(live), len(live), "cast")
-        rows = [report.rows[i] for i in Flow(report).live]
+        rows = [report.rows[i] for i in RowGraph(report).live]
         if self.subject == "ops":
             return self._ops(rows)
         floats = [row for row in rows if row.variables or row.dtype in _FLOATS]

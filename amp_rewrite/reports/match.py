@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.ir.op_classes import COMMUTATIVE
 from amp_rewrite.reports.alignment import common, increasing
-from amp_rewrite.reports.flow import Flow
 from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, Row
 from amp_rewrite.reports.sides import Matches
 
@@ -25,10 +25,10 @@ _ALIGNMENT = 2_000_000
 
 def match(a: Report, b: Report) -> tuple[tuple[int, int], ...]:
     """Return the pairs (row of `a`, row of `b`) that are the same op, in the order of `b`. O(rows + reads), nearly."""
-    return matched(Flow(a), Flow(b))
+    return matched(RowGraph(a), RowGraph(b))
 
 
-def matched(a: Flow, b: Flow) -> tuple[tuple[int, int], ...]:
+def matched(a: RowGraph, b: RowGraph) -> tuple[tuple[int, int], ...]:
     """Return the pairs of rows of two reports, as `match` does."""
     if a.report.rows == b.report.rows and (a.report.inputs, a.outputs) == (b.report.inputs, b.outputs):
         return tuple(zip(a.live, b.live, strict=True))
@@ -50,7 +50,7 @@ def matched(a: Flow, b: Flow) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(pairs.to_b.items(), key=lambda pair: pair[1]))
 
 
-def crossed(a: Flow, b: Flow, matches: Matches) -> Iterator[tuple[int, int, int, int, int]]:
+def crossed(a: RowGraph, b: RowGraph, matches: Matches) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield operands of matching ops that are computed alike, by other ops than those that match, in other types.
 
     Each is a pair of readers, the place in their reads, and the rows above it that differ first; an output of the model
@@ -66,7 +66,7 @@ def crossed(a: Flow, b: Flow, matches: Matches) -> Iterator[tuple[int, int, int,
     if not moved:
         return
     interned: dict[Hashable, int] = {}
-    sides = [_Side(flow, *_numbered(matches.inputs, matches.outputs, k)) for k, flow in enumerate((a, b))]
+    sides = [_Side(graph, *_numbered(matches.inputs, matches.outputs, k)) for k, graph in enumerate((a, b))]
     (kinds, others), (exact, other_exact) = ([side.up(word, interned) for side in sides] for word in (_op, _types))
     for i, j, place, r, s in moved:
         if kinds[r] == others[s] and exact[r] != other_exact[s]:
@@ -78,7 +78,7 @@ def crossed(a: Flow, b: Flow, matches: Matches) -> Iterator[tuple[int, int, int,
             yield i, j, place, r, s
 
 
-def _operands(a: Flow, b: Flow, i: int, j: int, to_b: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
+def _operands(a: RowGraph, b: RowGraph, i: int, j: int, to_b: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
     """Yield what a pair of ops reads, place by place; nothing if they commute and are the same."""
     mine, theirs = a.reads[i], b.reads[j]
     if order(a.report.rows[i], mine, theirs, to_b) is None:
@@ -122,14 +122,14 @@ Word = Callable[[Row], Hashable]
 class _Side:
     """One report, with the numbers of its inputs and outputs that both reports have."""
 
-    flow: Flow
+    graph: RowGraph
     inputs: Mapping[int, int]
     outputs: Mapping[int, int]
     _shapes: dict[tuple[str, Word], list[int]] = field(default_factory=dict)
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        return self.flow.report.rows
+        return self.graph.report.rows
 
     def up(self, word: Word, interned: dict[Hashable, int]) -> Sequence[int]:
         """Return the shape of the graph above each row, where a word stands for each op.
@@ -137,9 +137,9 @@ class _Side:
         Equal numbers stand for equal shapes, across both sides: subgraphs are interned, not hashed.
         """
         if ("up", word) not in self._shapes:
-            rows, reads = self.rows, self.flow.reads
+            rows, reads = self.rows, self.graph.reads
             up = self._shapes["up", word] = [0] * len(rows)
-            for i in self.flow.live:
+            for i in self.graph.live:
                 above = [up[read] if read >= 0 else self._entry(read) for read in reads[i]]
                 if rows[i].op in COMMUTATIVE:
                     above.sort()
@@ -149,9 +149,9 @@ class _Side:
     def down(self, word: Word, interned: dict[Hashable, int]) -> Sequence[int]:
         """Return the shape of the graph below each row, as `up` does."""
         if ("down", word) not in self._shapes:
-            rows, readers_of, leaves = self.rows, self.flow.readers, self._leaves()
+            rows, readers_of, leaves = self.rows, self.graph.readers, self._leaves()
             down = self._shapes["down", word] = [0] * len(rows)
-            for i in reversed(self.flow.live):
+            for i in reversed(self.graph.live):
                 below = [(0 if rows[r].op in COMMUTATIVE else place, down[r]) for place, r in readers_of[i]]
                 if i in leaves:
                     below += leaves[i]
@@ -163,9 +163,9 @@ class _Side:
     def _leaves(self) -> Mapping[int, Sequence[tuple[int, int]]]:
         """Return the outputs of the model that rows give, in the form of readers."""
         leaves: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for place, port in enumerate(self.flow.outputs):
+        for place, port in enumerate(self.graph.outputs):
             if place in self.outputs:
-                leaves[self.flow.source(port.after)].append((NO_ROW, self.outputs[place]))
+                leaves[self.graph.source(port.after)].append((NO_ROW, self.outputs[place]))
         return leaves
 
     def _entry(self, read: int) -> int:
@@ -300,19 +300,19 @@ class _Pairs:
 
     def _operands(self, side: _Side, i: int) -> Sequence[int]:
         """Return what a row reads; what one reads whose operands commute, by kind."""
-        reads = side.flow.reads[i]
+        reads = side.graph.reads[i]
         if side.rows[i].op not in COMMUTATIVE:
             return reads
         return sorted((read for read in reads if read >= 0), key=lambda read: _kind(side.rows[read]))
 
     def _twins(self, i: int, read: int) -> bool:
         """True if a row reads several of the kind that another row is."""
-        kinds = [_kind(self.a.rows[other]) for other in self.a.flow.reads[i] if other >= 0]
+        kinds = [_kind(self.a.rows[other]) for other in self.a.graph.reads[i] if other >= 0]
         return kinds.count(_kind(self.a.rows[read])) > 1
 
     def _unmatched_readers(self, side: _Side, i: int, taken: dict[int, int]) -> dict[tuple[int, str], list[int]]:
         groups: dict[tuple[int, str], list[int]] = defaultdict(list)
-        for slot, reader in side.flow.readers[i]:
+        for slot, reader in side.graph.readers[i]:
             if reader not in taken:
                 row = side.rows[reader]
                 groups[0 if row.op in COMMUTATIVE else slot, _kind(row)].append(reader)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, advice
-from amp_rewrite.files.regular import read_regular
+from amp_rewrite.files.regular_files import read_regular
 from amp_rewrite.settings.options import SETTINGS, Kind, Option, from_environment
 
 

@@ -29,8 +29,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.metric import MEASURES, Bound
-from amp_rewrite.evidence.prediction.alone import Alone
 from amp_rewrite.evidence.prediction.prediction import Asked, predict
+from amp_rewrite.evidence.prediction.single_op_runs import SingleOpRuns
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.settings.options import Request
 from benchmarks.shared import measure
@@ -82,7 +82,7 @@ def judged(name: str, model: str | Path, fed: Mapping[str, Array]) -> Row | None
     twin = switchable_model(draft.view, may, DType.FLOAT16, saturate=draft.hazards.saturate)
     if twin is None:
         return None
-    alone = Alone(twin)
+    alone = SingleOpRuns(twin)
     batches = [(b, alone.reference(b)) for b in (varied(first, number) for number in range(BATCHES))]
     start = time.perf_counter()
     found = predict(Asked(draft.view, may, DType.FLOAT16, draft.hazards.saturate), batches, alone)

@@ -34,7 +34,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.shifted import shifted
+from amp_rewrite.pipeline.shift import shift_draft
 from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.choices import HEADROOM
@@ -313,7 +313,7 @@ def measured(name: str, folder: Path) -> Row:
     reference = _float32(model, one)
     findings = [finding for finding in auto.report.findings if finding.kind == "shifted"]
     before = Draft.of(model, Request.of(), widen=one.half)
-    after = shifted(Draft.of(model, Request.of()), ranges, HEADROOM).draft
+    after = shift_draft(Draft.of(model, Request.of()), ranges, HEADROOM).draft
     graphs = [draft.view.model.to_proto() for draft in (before, after)]
     muls = len(graphs[1].graph.node) - len(graphs[0].graph.node)
     return Row(

@@ -19,7 +19,7 @@ from amp_rewrite.deploy.session.digest import Digests, digest_of
 from amp_rewrite.deploy.session.trust import Seal, make_private, private
 from amp_rewrite.errors import ConfigError, ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.regular import read_regular
+from amp_rewrite.files.regular_files import read_regular
 from amp_rewrite.files.scratch import alone
 from amp_rewrite.reports.report import MAX_CHARACTERS
 

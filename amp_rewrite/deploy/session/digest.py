@@ -19,7 +19,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import tensors, wire
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.regular import read_regular
+from amp_rewrite.files.regular_files import read_regular
 from amp_rewrite.files.tensors import Sources, is_stub, source
 
 _RACY = 2_000_000_000  # nanoseconds: the coarsest resolution of times on file systems in use (FAT)

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files.regular import open_regular
+from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.scratch import alone
 
 _KEY, _BYTES = "key", 32

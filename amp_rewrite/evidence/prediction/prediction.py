@@ -17,9 +17,9 @@ from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.evidence.instrument.vertices import Choice, Vertex
 from amp_rewrite.evidence.metric import Criterion
 from amp_rewrite.evidence.prediction.adjoint import Adjoint, adjoint
-from amp_rewrite.evidence.prediction.alone import Alone
 from amp_rewrite.evidence.prediction.probes import Outputs, probing, worst_of
 from amp_rewrite.evidence.prediction.profile import profiled
+from amp_rewrite.evidence.prediction.single_op_runs import SingleOpRuns
 from amp_rewrite.evidence.prediction.sites import Sites
 from amp_rewrite.ir.view import OpId, ValueId, View
 
@@ -192,7 +192,7 @@ class Asked:
 def predict(
     asked: Asked,
     batches: Iterable[tuple[Batch, Mapping[str, Any]]],
-    alone: Alone | None = None,
+    alone: SingleOpRuns | None = None,
     *,
     search: bool = False,
     seed: int = 0,
@@ -244,7 +244,9 @@ def predict(
     return _with_measured(found, dark, fed, alone)
 
 
-def _with_measured(found: Prediction, dark: Mapping[int, str], fed: Sequence[Batch], alone: Alone | None) -> Prediction:
+def _with_measured(
+    found: Prediction, dark: Mapping[int, str], fed: Sequence[Batch], alone: SingleOpRuns | None
+) -> Prediction:
     """Return the prediction with ops measured that no gradient tells of."""
     reasons = dict(found.sites.hidden)
     for i, reason in dark.items():

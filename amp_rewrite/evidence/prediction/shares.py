@@ -12,8 +12,8 @@ from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.instrument.pairing import Pairing
 from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.vertices import LowVertices, Vertex
-from amp_rewrite.evidence.prediction.alone import Alone
 from amp_rewrite.evidence.prediction.prediction import Asked, Prediction, predict
+from amp_rewrite.evidence.prediction.single_op_runs import SingleOpRuns
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.reports.page.effects import Effect
@@ -76,7 +76,7 @@ def shares_of(pairing: Pairing, feed: Feed, measured: float) -> Shares:
     twin = switchable_model(reference, low, pairing.low)
     runner = Runner.open(reference.model)
     prediction = predict(
-        Asked(reference, low, pairing.low), ((b, runner.run(b)) for b in feed), Alone(twin) if twin else None
+        Asked(reference, low, pairing.low), ((b, runner.run(b)) for b in feed), SingleOpRuns(twin) if twin else None
     )
     parts = prediction.parts(choice)
     whole = prediction.error(prediction.under(choice)) ** 2

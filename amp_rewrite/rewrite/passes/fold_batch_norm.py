@@ -22,8 +22,8 @@ from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.rewrite.bounded import MOST_ELEMENTS
 from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run
+from amp_rewrite.rewrite.limited_evaluation import MOST_ELEMENTS
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement
 
 KIND = "batch_normalization"

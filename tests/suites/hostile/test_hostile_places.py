@@ -20,7 +20,7 @@ from amp_rewrite.deploy.session.digest import digest_of
 from amp_rewrite.deploy.session.trust import Seal
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.regular import open_regular
+from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.scratch import write_whole
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.render import harmless

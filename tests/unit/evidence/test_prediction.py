@@ -17,8 +17,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.metric import MEASURES, Bound, criterion
-from amp_rewrite.evidence.prediction.alone import Alone, LowOps
 from amp_rewrite.evidence.prediction.prediction import Asked, Prediction, predict
+from amp_rewrite.evidence.prediction.single_op_runs import LowOps, SingleOpRuns
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import OpId, View
 from suites.models.test_fixtures import batch, source
@@ -35,16 +35,18 @@ def view_of(body: str, signature: str, weights: Mapping[str, Array] | None = Non
     return View.of(Model(model))
 
 
-def predicted(view: View, x: Array, *, alone: bool = True, to: DType = DType.FLOAT16) -> tuple[Prediction, Alone]:
+def predicted(
+    view: View, x: Array, *, alone: bool = True, to: DType = DType.FLOAT16
+) -> tuple[Prediction, SingleOpRuns]:
     may = frozenset((op.id, v.name) for op in view.ops for v in view.variables[op.id] if v.type and v.type.dtype)
     twin = switchable_model(view, may, to)
     assert twin is not None
-    runs = Alone(twin)
+    runs = SingleOpRuns(twin)
     fed = {"x": x.astype(np.float32)}
     return predict(Asked(view, may, to), [(fed, runs.reference(fed))], runs if alone else None), runs
 
 
-def measured(found: Prediction, runs: Alone, op: int, x: Array) -> float:
+def measured(found: Prediction, runs: SingleOpRuns, op: int, x: Array) -> float:
     return found.error(found.outputs[0].energies(runs(OpId(op), {"x": x.astype(np.float32)})))
 
 

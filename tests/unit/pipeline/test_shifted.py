@@ -16,8 +16,8 @@ from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.shifted import shifted
-from amp_rewrite.pipeline.shifting import bounds_before
+from amp_rewrite.pipeline.shift import shift_draft
+from amp_rewrite.pipeline.shift_outcome import bounds_before
 from amp_rewrite.settings.options import Request
 from support import cases
 from support.hard_models import halved
@@ -34,7 +34,7 @@ def _casts(converted: amp_rewrite.Converted) -> int:
 def _twins(model: ModelProto, ranges: Ranges, *, widen: bool = False) -> tuple[ModelProto, ModelProto]:
     """The model that is painted, without and with a shift."""
     before = Draft.of(model, Request.of(), widen=widen)
-    after = shifted(Draft.of(model, Request.of()), ranges, 2.0).draft
+    after = shift_draft(Draft.of(model, Request.of()), ranges, 2.0).draft
     return before.view.model.to_proto(), after.view.model.to_proto()
 
 
@@ -200,7 +200,7 @@ def test_a_proved_overflow_is_shifted_without_data() -> None:
     assert row.headroom < 1 and row.headroom_after == 8 * row.headroom > 2
     assert any(row.rule == "proved_overflow" for row in none.report.rows)
     draft = Draft.of(model, Request.of())
-    assert bits(shifted(draft, None, 2.0).draft.view.model.to_proto(), TOKENS) == bits(model, TOKENS)
+    assert bits(shift_draft(draft, None, 2.0).draft.view.model.to_proto(), TOKENS) == bits(model, TOKENS)
     for converted in (auto, none):
         assert amp_rewrite.verify(model, converted, TOKENS, tolerance=1e-2, emulate=True).ok  # type: ignore[arg-type]
 
@@ -237,7 +237,7 @@ def test_too_much_range_is_named_even_where_no_shift_is_made() -> None:
 def test_bounds_of_a_shifted_model_follow_from_those_before() -> None:
     model = _embedded(STREAMED, 12288)
     ranges = calibrate(model, TOKENS)
-    tried = shifted(Draft.of(model, Request.of()), ranges, 2.0)
+    tried = shift_draft(Draft.of(model, Request.of()), ranges, 2.0)
     carried = tried.carried(bounds_before(tried))
     view = tried.draft.view
     own = {view.value_name(v): bound for v, bound in bounds(view, BoundOptions(below=False)).items()}

@@ -7,7 +7,7 @@ import pytest
 import amp_rewrite
 from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.shifted import shifted
+from amp_rewrite.pipeline.shift import shift_draft
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.options import Request
 from support.runtime_models import MODELS
@@ -33,6 +33,6 @@ def test_a_shift_changes_no_bit_of_the_float32_model(name: str) -> None:
     model, feeds = MODELS[name]()
     draft = Draft.of(model, Request.of())
     before = bits(draft.view.model.to_proto(), feeds)
-    own = shifted(draft, amp_rewrite.calibrate(model, feeds), HEADROOM).draft.view
+    own = shift_draft(draft, amp_rewrite.calibrate(model, feeds), HEADROOM).draft.view
     for view in (own, *(shifted_at_random(draft.view, seed).view for seed in range(3))):
         assert bits(view.model.to_proto(), feeds) == before

@@ -7,7 +7,7 @@ import onnx.parser
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from amp_rewrite.rewrite.bounded import moved
+from amp_rewrite.rewrite.limited_evaluation import evaluate_movement
 
 X = np.arange(24.0).reshape(2, 3, 4)
 FLAT = np.arange(3.0).reshape(1, 3, 1)
@@ -62,7 +62,7 @@ def nodes_of(body: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 @pytest.mark.parametrize("body", MOVES)
 def test_a_move_gives_what_the_reference_gives(body: str) -> None:
     model, feed = nodes_of(body)
-    found = moved(model.graph.node, "y", feed)
+    found = evaluate_movement(model.graph.node, "y", feed)
     (expected,) = ReferenceEvaluator(model).run(None, feed)
     assert found is not None
     assert found.dtype == expected.dtype
@@ -72,10 +72,10 @@ def test_a_move_gives_what_the_reference_gives(body: str) -> None:
 @pytest.mark.parametrize("body", OTHERS)
 def test_what_does_more_than_move_or_can_not_run_is_left_to_the_reference(body: str) -> None:
     model, feed = nodes_of(body)
-    assert moved(model.graph.node, "y", feed) is None
+    assert evaluate_movement(model.graph.node, "y", feed) is None
 
 
 def test_every_row_is_held_to_the_reference() -> None:
-    from amp_rewrite.rewrite.bounded import _ROWS
+    from amp_rewrite.rewrite.limited_evaluation import _ROWS
 
     assert {word for body in MOVES for word in body.split()} >= _ROWS.keys()

@@ -13,6 +13,7 @@ from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.shift_outcome import ShiftOutcome, unshifted_draft
 from amp_rewrite.pipeline.shift_rows import (
     ASKED,
     DATA,
@@ -23,20 +24,19 @@ from amp_rewrite.pipeline.shift_rows import (
     region_rows,
     shift_findings,
 )
-from amp_rewrite.pipeline.shifting import Shifting, unshifted_draft
 from amp_rewrite.rewrite.shift.equations import Equations
 from amp_rewrite.rewrite.shift.plan import Want, residual_plan
 from amp_rewrite.rewrite.shift.shift import Shift, refusal, shift_view, shifted_by
 from amp_rewrite.settings.choices import AUTO_SHIFT, Target
 
 
-def shifted_by_ranges(draft: Draft, ranges: Ranges, headroom: float) -> Shifting:
+def shifted_by_ranges(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
     """Return the draft with regions shifted that overflow by ranges."""
     want = _want(draft, headroom)
     beyond = overflowing(draft.view, draft.paint(), ranges, want.to, headroom, draft.hazards.saturate)
     if not beyond or refusal(draft.view):
         plain = _refused(draft, beyond)
-        return Shifting(plain, plain, draft.view, ranges)
+        return ShiftOutcome(plain, plain, draft.view, ranges)
     wide = draft
     if draft.view.low_types:
         wide = Draft.of(draft.source, draft.request, widen=True)
@@ -50,7 +50,7 @@ def shifted_by_ranges(draft: Draft, ranges: Ranges, headroom: float) -> Shifting
     return replace(tried, ranges=_ranges(wide.view, shift, ranges, seen))
 
 
-def shifted_by_proof(draft: Draft, headroom: float) -> Shifting:
+def shifted_by_proof(draft: Draft, headroom: float) -> ShiftOutcome:
     """Return the draft with regions shifted that are proved to overflow, without any data."""
     from amp_rewrite.decide.bounds.analysis import sure_magnitudes  # late: few models need it
 
@@ -61,7 +61,7 @@ def shifted_by_proof(draft: Draft, headroom: float) -> Shifting:
         return unshifted_draft(draft)
     if draft.request.shift != AUTO_SHIFT or refusal(draft.view):
         plain = _refused(draft, beyond) if draft.request.shift == AUTO_SHIFT else draft
-        return Shifting(plain, plain, draft.view, least=least, plain_least=least)
+        return ShiftOutcome(plain, plain, draft.view, least=least, plain_least=least)
     wide, sure = draft, least
     if draft.view.low_types:
         wide = Draft.of(draft.source, draft.request, widen=True)
@@ -74,7 +74,7 @@ def shifted_by_proof(draft: Draft, headroom: float) -> Shifting:
     return replace(tried, least=moved, plain_least=least)
 
 
-def shifted_residuals(draft: Draft, headroom: float) -> Shifting:
+def shifted_residuals(draft: Draft, headroom: float) -> ShiftOutcome:
     """Return the draft with its residual streams shifted by the exponent that is asked for, without any data."""
     if refusal(draft.view):
         return unshifted_draft(draft)
@@ -99,17 +99,17 @@ def _refused(draft: Draft, beyond: Mapping[ValueId, Fit]) -> Draft:
     return replace(draft, notes=(*draft.notes, finding))
 
 
-def _tried(draft: Draft, wide: Draft, shift: Shift, seen: Mapping[ValueId, Fit], evidence: str) -> Shifting:
+def _tried(draft: Draft, wide: Draft, shift: Shift, seen: Mapping[ValueId, Fit], evidence: str) -> ShiftOutcome:
     """Return what became of a shift, with its rows and findings."""
     refused = tuple(refused_findings(wide.view, shift.plan))
     rows = tuple(refused_rows(wide.view, shift.plan, evidence))
     plain = replace(draft, notes=(*draft.notes, *refused), shifts=rows)
     if shift.view is wide.view:
-        return Shifting(plain, plain, draft.view)
+        return ShiftOutcome(plain, plain, draft.view)
     regions = tuple(region_rows(wide.view, shift, evidence))
     wide = replace(wide, notes=(*wide.notes, *refused), shifts=(*regions, *rows))
     findings = tuple(shift_findings(wide.view, shift, seen, regions))
-    return Shifting(wide.on(shift.view, shift.results, findings), plain, wide.view, shift=shift)
+    return ShiftOutcome(wide.on(shift.view, shift.results, findings), plain, wide.view, shift=shift)
 
 
 # -- ranges of shifted values -----------------------------------------------------------------------------

@@ -6,11 +6,11 @@ from amp_rewrite.decide.bounds.influence import influence
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.shifting import Shifting, unshifted_draft
+from amp_rewrite.pipeline.shift_outcome import ShiftOutcome, unshifted_draft
 from amp_rewrite.settings.choices import NO_SHIFT, check_headroom
 
 
-def shifted(draft: Draft, ranges: Ranges | None, headroom: float) -> Shifting:
+def shift_draft(draft: Draft, ranges: Ranges | None, headroom: float) -> ShiftOutcome:
     """Return the draft with regions that overflow shifted, and ranges of its values; both as they are without any.
 
     Without ranges, a region overflows if that is proved. Raise what `guard` raises.
@@ -24,13 +24,13 @@ def shifted(draft: Draft, ranges: Ranges | None, headroom: float) -> Shifting:
             return unshifted_draft(draft, ranges)  # the guard objects
     elif not isinstance(request.shift, int) and not _may_overflow(draft):
         return unshifted_draft(draft)
-    from amp_rewrite.pipeline import shift_draft  # late: few conversions without data pay for it
+    from amp_rewrite.pipeline import shift_regions  # late: few conversions without data pay for it
 
     if ranges is not None:
-        return shift_draft.shifted_by_ranges(draft, ranges, headroom)
+        return shift_regions.shifted_by_ranges(draft, ranges, headroom)
     if isinstance(request.shift, int):
-        return shift_draft.shifted_residuals(draft, headroom)
-    return shift_draft.shifted_by_proof(draft, headroom)
+        return shift_regions.shifted_residuals(draft, headroom)
+    return shift_regions.shifted_by_proof(draft, headroom)
 
 
 def _may_overflow(draft: Draft) -> bool:

@@ -1,4 +1,4 @@
-"""A draft that was shifted, or left as it is, with the bounds of its values."""
+"""The outcome of a shift: a draft, shifted or left as it is, and the bounds of its values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Shifting:
+class ShiftOutcome:
     """A draft that was shifted, or left as it is with notes about why.
 
     `before`: the view that the shift starts from; `shift`: None if nothing is shifted. `plain`: the draft without the
@@ -60,12 +60,12 @@ class Shifting:
         return max((origin.exponent for origin in origins), default=0)
 
 
-def unshifted_draft(draft: Draft, ranges: Ranges | None = None) -> Shifting:
+def unshifted_draft(draft: Draft, ranges: Ranges | None = None) -> ShiftOutcome:
     """Return the draft as it is."""
-    return Shifting(draft, draft, draft.view, ranges)
+    return ShiftOutcome(draft, draft, draft.view, ranges)
 
 
-def bounds_before(tried: Shifting) -> Mapping[ValueId, Bound]:
+def bounds_before(tried: ShiftOutcome) -> Mapping[ValueId, Bound]:
     """Return bounds of the values before the shift that also hold, times 2⁻ᵏ, for those after it."""
     from amp_rewrite.decide.bounds.analysis import bounds  # late: only conversions with ranges pay for it
 

@@ -24,7 +24,7 @@ def _passed_over(row: Row) -> bool:
 
 
 @dataclass(frozen=True)
-class Flow:
+class RowGraph:
     """A report as a graph of the ops that count. Sources are rows, `NO_ROW`, or inputs as in `PortRow.after`."""
 
     report: Report

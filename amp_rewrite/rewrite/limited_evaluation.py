@@ -1,4 +1,4 @@
-"""onnx's reference, run node by node, and no node whose result would be large or take long; movement by numpy alone.
+"""Evaluation of nodes within a limit of elements: by onnx's reference, and of mere movement by numpy.
 
 Constants are computed while a model is converted, and a node of a few bytes can state a result of any size: a fill, a
 repetition, a padding. So the size of each result is inferred from the numbers at hand before it is computed.
@@ -103,7 +103,7 @@ def _kernel(op: Any, weight: Shape = ()) -> int:
 _FAULTS = (ValueError, TypeError, IndexError, KeyError)
 
 
-def moved(
+def evaluate_movement(
     nodes: Iterable[NodeProto], result: str, feed: Mapping[str, Array], most: int = MOST_ELEMENTS
 ) -> Array | None:
     """Run nodes on a feed of their inputs; return `result`. None where one does more than move its input, would give

@@ -28,7 +28,7 @@ _KNOWN_AS = {
 _MEANT = {word: option for option, words in _KNOWN_AS.items() for word in words}
 
 
-def meant(word: str, command: click.Command | None) -> str | None:
+def closest_option(word: str, command: click.Command | None) -> str | None:
     """Return the option of a command that an unknown one stands for; None if none resembles it."""
     options = [param for param in command.params if isinstance(param, click.Option)] if command else []
     own = [name for option in options for name in (*option.opts, *option.secondary_opts)]

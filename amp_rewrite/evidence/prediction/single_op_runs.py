@@ -1,4 +1,4 @@
-"""Ops alone: the outputs of a model in which one op is low, from runs of the switchable twin."""
+"""Runs of the switchable twin with a single op in the low type, all of them, or none."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class LowOps:
 
 
 @dataclass(frozen=True)
-class Alone:
-    """The twin, opened when it first runs, or one that is open already."""
+class SingleOpRuns:
+    """Runs of a twin, opened at the first one unless it is open already."""
 
     twin: SwitchableModel
     opened: Runner | None = None
