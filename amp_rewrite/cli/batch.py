@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from amp_rewrite.fleet.batch import Asked, Batch
-    from amp_rewrite.fleet.job import Checks
     from amp_rewrite.fleet.outcome import Outcome
     from amp_rewrite.settings.config_file import Settings
 
@@ -140,24 +138,8 @@ def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring
         resume=asked["resume"],
         keep_going=asked["keep_going"],
         write=not asked["dry_run"],
-        checks=_checks(measuring),
+        checks=measuring.checks,
         summary=asked["summary"] and Path(local(asked["summary"])),
-    )
-
-
-def _checks(measuring: Measuring) -> Checks:
-    """Return the data of a batch, from the options of a single conversion."""
-    from amp_rewrite.fleet.job import Checks
-
-    feeding = measuring.feeding
-    return Checks(
-        data=feeding.data or "",
-        random=feeding.drawn() if feeding.random and feeding.data is None else None,
-        ranges=os.fspath(measuring.ranges or ""),
-        headroom=measuring.headroom,
-        criterion=measuring.criterion,
-        budget=measuring.budget,
-        allow_nonfinite=feeding.allow_nonfinite,
     )
 
 

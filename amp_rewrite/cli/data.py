@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from amp_rewrite.settings.keywords import CRITERION
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.files.model import Model
+    from amp_rewrite.pipeline.checks import Checks
     from amp_rewrite.pipeline.convert import Converted
     from amp_rewrite.pipeline.repaired import Repaired
     from amp_rewrite.settings.config_file import Settings
@@ -155,22 +157,28 @@ class Measuring:
                 "--ranges and input data both give ranges; leave one out, or add --tolerance X to repair"
             )
 
+    @property
+    def checks(self) -> Checks:
+        """The same as plain data."""
+        from amp_rewrite.pipeline.checks import Checks
+
+        feeding = self.feeding
+        return Checks(
+            data=feeding.data or "",
+            random=feeding.drawn() if feeding.random and feeding.data is None else None,
+            ranges=os.fspath(self.ranges or ""),
+            headroom=self.headroom,
+            criterion=self.criterion,
+            budget=self.budget,
+            allow_nonfinite=feeding.allow_nonfinite,
+        )
+
     def converted(
         self, model: Path, wanted: dict[str, Any], tell: Tell | None, *, quiet: bool = False
     ) -> tuple[Converted, Repaired | None]:
         """Convert `model` with the arguments `wanted`; guard or repair it if options ask for that."""
         from amp_rewrite.files.model import Model
-        from amp_rewrite.pipeline.convert import convert
 
-        said = {"ranges": self.ranges, "headroom": self.headroom}
-        wanted |= {word: value for word, value in said.items() if value is not None}
-        if not self.feeding:
-            return convert(model, **wanted), None
-        from amp_rewrite.pipeline.repair import repair
-
-        loaded = Model.load(model)
-        more = dict(wanted) if self.budget is None else {**wanted, "budget": self.budget}
-        feed = self.feeding.feed(loaded, quiet=quiet or bool(self.criterion))  # a verdict has the remarks as notes
-        nonfinite = self.feeding.allow_nonfinite
-        repaired = repair(loaded, feed, **self.criterion, **more, allow_nonfinite=nonfinite, progress=tell)
-        return repaired.converted, repaired
+        source, remarked = Model.load(model), quiet or bool(self.criterion)  # a verdict has the remarks as notes
+        feed = self.feeding.feed(source, quiet=remarked) if self.feeding else None
+        return self.checks.convert(source, wanted, feed, tell)

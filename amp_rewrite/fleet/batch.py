@@ -14,13 +14,14 @@ from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, opt
 from amp_rewrite.files.store import SaveOptions
 from amp_rewrite.fleet.configs import with_new_names
 from amp_rewrite.fleet.flow import Inline, Lost, Processes, cores, through
-from amp_rewrite.fleet.job import Checks, Job, Task, key_of
+from amp_rewrite.fleet.job import Job, Task, key_of
 from amp_rewrite.fleet.naming import SAME, Rule, fields_of, placed
 from amp_rewrite.fleet.outcome import FAILED, Outcome
 from amp_rewrite.fleet.staged import copy, run
 from amp_rewrite.fleet.summary import Summary
 from amp_rewrite.fleet.tree import Choice, Item, Listing, find
 from amp_rewrite.fleet.urls import name_of, real, url_of
+from amp_rewrite.pipeline.checks import Checks
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.options import Request
 from amp_rewrite.settings.selectors import parse_pattern

@@ -24,31 +24,13 @@ from amp_rewrite.files.prefetch import prefetching
 from amp_rewrite.files.store import Progress, SaveOptions, Saving, check_target, save_together
 from amp_rewrite.fleet.copying import make_folder
 from amp_rewrite.fleet.outcome import FAILED, MISSED, OK, Outcome
+from amp_rewrite.pipeline.checks import Checks
 from amp_rewrite.settings.options import KEYWORDS, Request
 from amp_rewrite.settings.selectors import one_of_many
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
     from amp_rewrite.pipeline.convert import Converted
-
-
-@dataclass(frozen=True, slots=True)
-class Checks:
-    """Data that guide each conversion: as `convert` and `repair` take them, with paths in place of what is in them.
-
-    `random`: keywords of `Feed.randomly`, in place of `data`. `criterion`: without one ranges guard.
-    """
-
-    data: str = ""
-    random: Mapping[str, Any] | None = None
-    ranges: str = ""
-    headroom: float | None = None
-    criterion: Mapping[str, Any] = field(default_factory=dict)
-    budget: int | None = None
-    allow_nonfinite: bool = False
-
-    def __bool__(self) -> bool:
-        return bool(self.data or self.ranges) or self.random is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +43,7 @@ class Task:
     source: Path
     target: Path
     data: str
-    checks: Checks = Checks()
+    checks: Checks = field(default_factory=Checks)
     known: Outcome | None = None
     files: tuple[str, ...] = ()
 
@@ -211,12 +193,13 @@ class _Work:
             self.outcome = replace(known, source=self.outcome.source, target=self.outcome.target, finished=True)
             return
         with one_of_many() as unmatched:
-            self.converted, solved = self._converted(source)
+            checks = self.task.checks
+            self.converted, repaired = checks.convert(source, self.job.options, checks.feed(source))
         report = self.converted.report
         evidence = {name: value for name, value in asdict(report.evidence).items() if value}
         self.note(evidence=evidence, totals=asdict(report.totals), findings=tuple(report.findings))
         self.note(unmatched=dict(unmatched))
-        if not solved:
+        if repaired is not None and not repaired.solved:
             self.note(rc=MISSED, error="not written: the tolerance is not met")
             return
         self.note(rc=OK, made=digest(self.converted.result))
@@ -227,30 +210,6 @@ class _Work:
         if known.rc != OK or (known.digest, known.options) != (self.outcome.digest, self.outcome.options):
             return False
         return bool(known.made) and self.task.target.is_file() and digest(Model.load(self.task.target)) == known.made
-
-    def _converted(self, source: Model) -> tuple[Converted, bool]:
-        """Return the conversion, and True if it may be written."""
-        from amp_rewrite.pipeline.convert import convert
-
-        checks, options = self.task.checks, dict(self.job.options)
-        if checks.ranges:
-            options["ranges"] = checks.ranges
-        if checks.headroom is not None and checks:
-            options["headroom"] = checks.headroom
-        if not checks.data and checks.random is None:
-            return convert(source, **options), True
-        from amp_rewrite.evidence.data.feed import Feed
-        from amp_rewrite.pipeline.repair import repair
-
-        options |= {"allow_nonfinite": checks.allow_nonfinite, **checks.criterion}
-        if checks.budget is not None:
-            options["budget"] = checks.budget
-        if checks.random is None:
-            feed = Feed.of(checks.data, source, allow_nonfinite=checks.allow_nonfinite)
-        else:
-            feed = Feed.randomly(source, **checks.random)
-        repaired = repair(source, feed, **options)
-        return repaired.converted, repaired.solved
 
     def written_before(self) -> bool:
         """True if the target is there, and what this conversion makes."""

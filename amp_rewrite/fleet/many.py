@@ -12,11 +12,11 @@ from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.files.store import SaveOptions
 from amp_rewrite.fleet.batch import Asked, Batch
 from amp_rewrite.fleet.flow import cores
-from amp_rewrite.fleet.job import Checks
 from amp_rewrite.fleet.naming import SAME
 from amp_rewrite.fleet.outcome import Outcome
 from amp_rewrite.fleet.tree import Choice
 from amp_rewrite.fleet.urls import local
+from amp_rewrite.pipeline.checks import Checks
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.options import Options, takes_options
 

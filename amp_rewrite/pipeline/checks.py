@@ -1,0 +1,61 @@
+"""Checks: the data that guide a conversion, as plain data, and the conversion that they guide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from amp_rewrite.evidence.data.feed import Feed
+    from amp_rewrite.files.model import Model
+    from amp_rewrite.pipeline.convert import Converted
+    from amp_rewrite.pipeline.repaired import Repaired
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """Data that guide a conversion: as `convert` and `repair` take them, with paths in place of what is in them.
+
+    `random`: keywords of `Feed.randomly`, in place of `data`. `criterion`: without one ranges guard.
+    """
+
+    data: str = ""
+    random: Mapping[str, Any] | None = None
+    ranges: str = ""
+    headroom: float | None = None
+    criterion: Mapping[str, Any] = field(default_factory=dict)
+    budget: int | None = None
+    allow_nonfinite: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.data or self.ranges) or self.random is not None
+
+    def feed(self, source: Model) -> Feed | None:
+        """Return the batches for a model; None without data."""
+        from amp_rewrite.evidence.data.feed import Feed  # late: most conversions have no data
+
+        if self.random is not None:
+            return Feed.randomly(source, **self.random)
+        return Feed.of(self.data, source, allow_nonfinite=self.allow_nonfinite) if self.data else None
+
+    def convert(
+        self,
+        source: Model,
+        options: Mapping[str, Any],
+        feed: Feed | None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> tuple[Converted, Repaired | None]:
+        """Convert a model, guarded by the ranges; with a feed, guard or repair it by that."""
+        from amp_rewrite.pipeline.convert import convert
+
+        stated = {"ranges": self.ranges or None, "headroom": self.headroom}
+        words = {**options, **{word: value for word, value in stated.items() if value is not None}}
+        if feed is None:
+            return convert(source, **words), None
+        from amp_rewrite.pipeline.repair import repair
+
+        words |= {} if self.budget is None else {"budget": self.budget}
+        words |= {"allow_nonfinite": self.allow_nonfinite, "progress": progress, **self.criterion}
+        repaired = repair(source, feed, **words)
+        return repaired.converted, repaired
