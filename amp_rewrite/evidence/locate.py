@@ -18,6 +18,7 @@ from amp_rewrite.evidence.subjects import drawing, low_types, name_of
 from amp_rewrite.evidence.verdict import SCHEMA, Fed, json_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import MAIN, OpId, ValueId
+from amp_rewrite.reports.measured import OpErrors
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate
@@ -31,28 +32,6 @@ if TYPE_CHECKING:
 
 JUMP = 10.0
 """Factor by which an error grows in one op to count as a jump."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """One op of the candidate, by the name that it has in the reference.
-
-    Errors are sqrt(sum (value - reference)^2 / sum reference^2) over all batches, the largest over all outputs.
-    `own`: the local error, of the op fed with the reference's values; 0 if it only moves or selects values; None if it
-    has no low type or cannot be measured alone. `accumulated`: the error of its output in the candidate as it runs.
-    `max_abs` is the largest accumulated error of finite values, infinite if others are lost and these are right;
-    `absmax` the largest value in the reference. `overflows`: fed with the reference's values, it gives infinity or NaN
-    for values that are finite there.
-    """
-
-    op: str
-    kind: str
-    dtype: str
-    own: float | None
-    accumulated: float
-    max_abs: float
-    absmax: float
-    overflows: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,8 +56,8 @@ class Located(Result):
     candidate: str
     fed: Fed
     low: str
-    rows: tuple[Spot, ...]
-    first_jump: Spot | None
+    rows: tuple[OpErrors, ...]
+    first_jump: OpErrors | None
     matched: int
     matchable: int
     notes: tuple[str, ...] = ()
@@ -86,7 +65,7 @@ class Located(Result):
     shares: Shares | None = None
 
     @property
-    def first_beyond(self) -> Spot | None:
+    def first_beyond(self) -> OpErrors | None:
         """First op whose output is off by more than the tolerance, or is not finite; None without a tolerance."""
         limit = self.tolerance
         return None if limit is None else next((row for row in self.rows if not row.accumulated <= limit), None)
@@ -103,20 +82,19 @@ class Located(Result):
 
     def figures(self) -> Sequence[Figure]:
         """Return the accumulated and the local errors along the depth, and the predicted shares if there are some."""
-        from amp_rewrite.reports.page.waterfall import Errors, Marked, waterfall  # late: few runs draw
+        from amp_rewrite.reports.page.waterfall import Marked, waterfall  # late: few runs draw
 
-        rows = [Errors(r.op, r.kind, r.dtype, r.own, r.accumulated, r.overflows) for r in self.rows]
         beyond, jump = (
             None if spot is None else self.rows.index(spot) for spot in (self.first_beyond, self.first_jump)
         )
-        errors = waterfall(rows, Marked(self.tolerance, beyond, jump), self.low, str(self.fed), self.notes)
+        errors = waterfall(self.rows, Marked(self.tolerance, beyond, jump), self.low, str(self.fed), self.notes)
         if self.shares is None:
             return (errors,)
         from amp_rewrite.reports.page.effects import effects_figure
 
         return errors, effects_figure(self.shares.rows, self.shares.error, self.shares.measured, self.shares.notes)
 
-    def top(self, number: int) -> tuple[Spot, ...]:
+    def top(self, number: int) -> tuple[OpErrors, ...]:
         """Return the ops with the largest local error, in topological order among equals.
 
         Args:
@@ -287,7 +265,7 @@ def _of_outputs(bench: Bench, accumulated: Mapping[ValueId, ErrorStats]) -> floa
 
 def _spots(
     bench: Bench, accumulated: Mapping[ValueId, ErrorStats], local: Mapping[ValueId, ErrorStats]
-) -> dict[OpId, Spot]:
+) -> dict[OpId, OpErrors]:
     """Return the row of each op of the candidate, in its order."""
     view, reference = bench.candidate, bench.reference
     by_op: dict[OpId, list[ValueId]] = {}
@@ -300,7 +278,7 @@ def _spots(
         stats = [accumulated[v] for v in values]
         own = [local[v] for v in values if v in local]
         unmeasured = 0.0 if bench.is_low(op) and not bench.rounds(view.ops[op]) else None
-        spots[op] = Spot(
+        spots[op] = OpErrors(
             named.name,
             view.ops[op].kind,
             bench.low.spelling if bench.is_low(op) else "float32",
@@ -327,11 +305,11 @@ _CALM = "no op adds a sudden error"
 _HEAD = ("op", "type", "runs as", "adds", "off by", "max abs", "largest value", "")
 
 
-def _table(rows: Sequence[Spot]) -> list[str]:
+def _table(rows: Sequence[OpErrors]) -> list[str]:
     return table(map(_cells, rows), head=_HEAD, right="   >>>>")
 
 
-def _cells(row: Spot) -> tuple[str, ...]:
+def _cells(row: OpErrors) -> tuple[str, ...]:
     own = "-" if row.own is None else f"{row.own:.2g}"
     numbers = (own, f"{row.accumulated:.2g}", f"{row.max_abs:.3g}", f"{row.absmax:.3g}")
     return row.op, row.kind, row.dtype, *numbers, "overflows" if row.overflows else ""

@@ -12,35 +12,10 @@ import numpy as np
 
 from amp_rewrite.errors import PolicyError, advice, spelled
 from amp_rewrite.files.casting import Array
+from amp_rewrite.reports.measured import Difference
 
-Index = tuple[int, ...]
 MetricName = Literal["cosine", "psnr", "snr", "top1", "scaled"]
 """Names of the measures, for static checkers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Difference of a candidate's array from the reference's, and the decision of a criterion.
-
-    `max_abs`, `max_rel` (per element, |a-b| / |a|) and `scaled` (max |a-b| / max |a|) are over the values that are
-    finite on both sides; None without such values. `compared` counts these; in arrays that are not floating it counts
-    all. `nonfinite` counts infinities and NaN of the reference and of the candidate. `where` is the element that
-    differs most, `reference` and `candidate` are its values as text. `score` is the number that the criterion judges;
-    None if something else decided. `because` is the reason in one line.
-    """
-
-    elements: int
-    ok: bool
-    because: str
-    compared: int = 0
-    max_abs: float | None = None
-    max_rel: float | None = None
-    scaled: float | None = None
-    score: float | None = None
-    where: Index | None = None
-    reference: str = ""
-    candidate: str = ""
-    nonfinite: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

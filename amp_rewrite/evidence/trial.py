@@ -19,9 +19,10 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.instrument.switchable import SwitchableModel
 from amp_rewrite.evidence.metric import Criterion, Tolerance
 from amp_rewrite.evidence.search import BudgetSpent
-from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
+from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
+from amp_rewrite.reports.measured import OutputRow, Step
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.origin import target_of
@@ -55,7 +56,7 @@ class Trial:
         return self._verdict(self._emulated(model))
 
     def _verdict(self, batches: Iterable[tuple[Batch, Outputs]]) -> Verdict:
-        rows: list[Row] = []
+        rows: list[OutputRow] = []
         done = 0
         for done, (batch, outputs) in enumerate(batches, 1):
             expected = self._expected(done - 1, batch)
@@ -73,8 +74,7 @@ class Trial:
             return
         mask = board.mask(coloring)
         for batch in self.feed:
-            results = self.twin.run({**batch, board.input: mask}, list(dict.fromkeys(board.outputs.values())))
-            yield batch, {name: results[of] for name, of in board.outputs.items()}
+            yield batch, board.run(self.twin, mask, batch)
 
     @cached_property
     def twin(self) -> Runner:
@@ -118,18 +118,6 @@ def _size(outputs: Outputs) -> int:
 
 _REFERENCE = Ran("the model", "float32 on CPUExecutionProvider")
 _TRIED = Ran("the trial", "emulated on CPUExecutionProvider")
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One trial: the number of pinned regions, its verdict and the reason, the number of ops in float32, and the worst
-    score of an output, None without one."""
-
-    pinned: int
-    ok: bool
-    because: str
-    float32_ops: int = 0
-    score: float | None = None
 
 
 @dataclass

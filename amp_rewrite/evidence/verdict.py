@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import EvidenceError, spelled
-from amp_rewrite.evidence.metric import Criterion, Difference, Tolerance, worse
+from amp_rewrite.evidence.metric import Criterion, Tolerance, worse
 from amp_rewrite.evidence.sensitivity import SAME_OUTPUTS
+from amp_rewrite.reports.measured import Difference, OutputRow
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
 
@@ -30,21 +31,6 @@ class Ran:
 
     model: str
     as_: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One output in one batch. For one tensor of a sequence, `part` is "[0]", "[1]" …"""
-
-    output: str
-    batch: int
-    difference: Difference
-    part: str = ""
-
-    @property
-    def label(self) -> str:
-        """Return the name of the compared tensor: "y", "y[0]"."""
-        return self.output + self.part
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +66,7 @@ class Verdict(Result):
     candidate: Ran
     fed: Fed
     criterion: Criterion
-    rows: tuple[Row, ...]
+    rows: tuple[OutputRow, ...]
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     depth: Result | None = None
@@ -117,11 +103,9 @@ class Verdict(Result):
 
     def figures(self) -> Sequence[Figure]:
         """Return the scores of the outputs, against what is allowed, and the errors along the depth if measured."""
-        from amp_rewrite.reports.page.outputs import Scored, outputs_figure  # late: few runs draw
+        from amp_rewrite.reports.page.outputs import outputs_figure  # late: few runs draw
 
-        differences = ((row, row.difference) for row in self.rows)
-        scores = [Scored(row.label, row.batch, d.score, d.scaled, d.ok, d.because) for row, d in differences]
-        scored = outputs_figure(scores, self.allowed, self.brief, (*self._remarks, *self._next))
+        scored = outputs_figure(self.rows, self.allowed, self.brief, (*self._remarks, *self._next))
         return (scored, *(self.depth.figures() if self.depth is not None else ()))
 
     @property
@@ -172,9 +156,9 @@ class Verdict(Result):
         return tuple(dict.fromkeys(row.output for row in self.rows))
 
     @property
-    def worst(self) -> tuple[Row, ...]:
+    def worst(self) -> tuple[OutputRow, ...]:
         """Return the worst row of each output or part: by score, unless something else decided."""
-        worst: dict[str, Row] = {}
+        worst: dict[str, OutputRow] = {}
         for row in self.rows:
             if row.label not in worst or _worse(self.criterion, row.difference, worst[row.label].difference):
                 worst[row.label] = row
@@ -286,7 +270,7 @@ def _worse(by: Criterion, first: Difference, second: Difference) -> bool:
 _HEAD = ("output", "batch", "max abs", "max rel", "scaled", "score", "at", "reference", "candidate", "")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: OutputRow) -> tuple[str, ...]:
     difference = row.difference
     where = "-" if difference.where is None else str(list(difference.where))
     scores = (difference.max_abs, difference.max_rel, difference.scaled, difference.score)
@@ -303,7 +287,7 @@ def _short(value: str) -> str:
         return value or "-"
 
 
-def _encoded(row: Row) -> dict[str, object]:
+def _encoded(row: OutputRow) -> dict[str, object]:
     return {"output": row.label, "batch": row.batch, **asdict(row.difference)}
 
 

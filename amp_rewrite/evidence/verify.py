@@ -14,12 +14,13 @@ from amp_rewrite.evidence.conditions import Conditions, check_as_is, open_on, se
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.lazy_weights import opening
-from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, Difference, MetricName, compare, criterion
+from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, MetricName, compare, criterion
 from amp_rewrite.evidence.sensitivity import Sensitivity
 from amp_rewrite.evidence.subjects import drawing, low_types, name_of
-from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
+from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.reports.measured import Difference, OutputRow
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import Port
@@ -132,7 +133,7 @@ def verdict_of(a: object, b: object, data: object, comparison: Comparison, condi
     feed = conditions.feed(data, reference.model)
     outputs, refusals = _compared(reference, candidate, comparison.outputs)
     total = len(feed) if conditions.progress and not refusals else 0
-    rows: list[Row] = []
+    rows: list[OutputRow] = []
     sensitivity = Sensitivity(comparison.by)
     for number, batch in enumerate(() if refusals else feed):
         expected, results = (side.runner.run(_fed(side, batch), outputs) for side in (reference, candidate))
@@ -218,12 +219,13 @@ def rows_of(
     results: Mapping[str, Given],
     outputs: Iterable[str],
     comparison: Comparison,
-) -> Iterator[Row]:
+) -> Iterator[OutputRow]:
     """Yield the rows of one batch: the difference of each output from the expected one."""
     for name in outputs:
         for part, x, y in _tensors("", expected[name], results[name]):
             same = isinstance(x, Difference)
-            yield Row(name, number, x if same else compare(x, y, comparison.by, equal_nan=comparison.equal_nan), part)
+            difference = x if same else compare(x, y, comparison.by, equal_nan=comparison.equal_nan)
+            yield OutputRow(name, number, difference, part)
 
 
 def _fed(side: _Side, batch: Batch) -> Mapping[str, Any]:

@@ -24,6 +24,7 @@ from amp_rewrite.files.model import ModelSource
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight, lowered
+from amp_rewrite.reports.measured import Point
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.runtime.runner import Runner
@@ -40,26 +41,6 @@ _EXPONENTS = np.arange(-8.0, 14.0)
 """Powers of 4 of the prices that are asked for."""
 LOW, FLOAT32, BETWEEN = "converted", "float32", "between"
 """Kinds of points: what `convert` gives, float32, and all others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One choice of low ops.
-
-    `seconds`: predicted time of a run. `error`, `largest`: predicted error of the outputs, as the root of the mean
-    relative squared error, and of the worst element in units of the output's largest value. `measured_error`,
-    `measured_largest`: the same of the emulated model; inf if a finite value is lost. `float32_ops` of `ops` that
-    could be low.
-    """
-
-    kind: str
-    seconds: float
-    error: float
-    largest: float
-    measured_error: float
-    measured_largest: float
-    float32_ops: int
-    ops: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,7 +74,7 @@ class Pareto(Result):
     def brief(self) -> str:
         """The number of points, and the range of times and errors."""
         first, last = self.points[0], self.points[-1]
-        times = f"{_micro(first.seconds)} to {_micro(last.seconds)} µs"
+        times = f"{first.micros:.4g} to {last.micros:.4g} µs"
         return f"{count(len(self.points), 'point')} of {self.model}: {times} predicted on {self.gpu}"
 
     def records(self) -> Iterator[Mapping[str, object]]:
@@ -116,13 +97,10 @@ class Pareto(Result):
 
     def figures(self) -> Sequence[Figure]:
         """Return the curve."""
-        from amp_rewrite.reports.page.curve import Spot, curve_figure  # late: few runs draw
+        from amp_rewrite.reports.page.curve import curve_figure  # late: few runs draw
 
-        spots = [
-            Spot(p.kind, p.seconds * 1e6, p.error, p.measured_error, p.largest, p.measured_largest, p.float32_ops)
-            for p in self.points
-        ]
-        return (curve_figure(spots, self.gpu, self.low, f"{self.data}, {count(self.batches, 'batch', 'batches')}"),)
+        data = f"{self.data}, {count(self.batches, 'batch', 'batches')}"
+        return (curve_figure(self.points, self.gpu, self.low, data),)
 
     def text(self) -> str:
         """Return the points as a table; it ends with a newline."""
@@ -256,10 +234,10 @@ class _Curve:
 
     def point(self, seen: Foreseen) -> Point:
         """Return a choice as a point, measured in a run of the twin for each batch."""
-        prediction = self.foresight.prediction
+        prediction, (twin, runner) = self.foresight.prediction, self.twin
         energies, largest = [], 0.0
         for outputs, (batch, _) in zip(prediction.outputs, self.batches, strict=True):
-            results = self._run(seen.coloring, batch)
+            results = twin.run(runner, twin.mask(seen.coloring), batch)
             energies.append(outputs.energies(results))
             largest = max(largest, *(_largest(y, results[name]) for name, y in outputs.values.items()))
         kind = BETWEEN if seen.held else LOW
@@ -273,12 +251,6 @@ class _Curve:
         """Return the model as it is."""
         ops = self._ops(self.foresight.base)
         return Point(FLOAT32, self.foresight.least + self.foresight.float32, 0.0, 0.0, 0.0, 0.0, ops, ops)
-
-    def _run(self, coloring: Coloring, batch: Batch) -> Mapping[str, Any]:
-        twin, runner = self.twin
-        names = list(dict.fromkeys(twin.outputs.values()))
-        results = runner.run({**batch, twin.input: twin.mask(coloring)}, names)
-        return {name: results[of] for name, of in twin.outputs.items()}
 
     def _ops(self, coloring: Coloring) -> int:
         return len({op for op, _ in coloring.paints})
@@ -311,8 +283,4 @@ _HEAD = ("", "µs", "float32 ops", "error", "measured", "largest", "measured", "
 def _cells(number: int, point: Point) -> tuple[str, ...]:
     errors = (point.error, point.measured_error, point.largest, point.measured_largest)
     word = "" if point.kind == BETWEEN else point.kind
-    return str(number), _micro(point.seconds), str(point.float32_ops), *(f"{e:.2g}" for e in errors), word
-
-
-def _micro(seconds: float) -> str:
-    return f"{seconds * 1e6:.4g}"
+    return str(number), f"{point.micros:.4g}", str(point.float32_ops), *(f"{e:.2g}" for e in errors), word

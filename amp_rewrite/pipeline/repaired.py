@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from onnx import ModelProto
 
 from amp_rewrite.evidence.ranges import Ranges
-from amp_rewrite.evidence.trial import Step, worst_score
+from amp_rewrite.evidence.trial import worst_score
 from amp_rewrite.evidence.verdict import Verdict, plain_json
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.store import Writable
 from amp_rewrite.pipeline.convert import Converted
 from amp_rewrite.pipeline.regions import Region
+from amp_rewrite.reports.measured import Step
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
@@ -140,10 +141,10 @@ class Repaired(Result):
         """Return the figures of the search and of its verdict; none without a tolerance."""
         if self.verdict is None or self.chosen is None:
             return ()
-        from amp_rewrite.reports.page.outputs import Tried, trials_figure  # late: few runs draw
+        from amp_rewrite.reports.page.outputs import trials_figure  # late: few runs draw
 
-        *tried, chosen = (Tried(s.pinned, s.float32_ops, s.score, s.ok) for s in (*self.trail, self.chosen))
-        return (trials_figure(tried, chosen, self.verdict.allowed, solved=self.solved), *self.verdict.figures())
+        trials = trials_figure(self.trail, self.chosen, self.verdict.allowed, solved=self.solved)
+        return (trials, *self.verdict.figures())
 
     @property
     def trials(self) -> int:

@@ -13,10 +13,11 @@ from amp_rewrite.decide.coloring.state import PaintOptions
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.metric import Difference, Measure
+from amp_rewrite.evidence.metric import Measure
 from amp_rewrite.evidence.ranges import Range
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.view import View
+from amp_rewrite.reports.measured import Difference
 from amp_rewrite.reports.rows import BakeRow, CastRow, Row, Totals
 from amp_rewrite.runtime.binding import Binding
 from amp_rewrite.runtime.kernels import Kernels

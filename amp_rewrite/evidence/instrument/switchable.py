@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
+from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.evidence.instrument.vertices import Choice, Vertex, maker_of, reader_of
 from amp_rewrite.files.model import HEAVY, Model, baked
 from amp_rewrite.files.protos import clone, refill
@@ -25,6 +27,7 @@ from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CLIP_WITH_INPUTS, FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, Use, Value, ValueId, View
+from amp_rewrite.runtime.runner import Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,11 @@ class SwitchableModel:
     def mask(self, coloring: Choice) -> NDArray[np.bool_]:
         """Return the extra input for a coloring."""
         return np.array([switch.on(coloring) for switch in self.switches], np.bool_)
+
+    def run(self, runner: Runner, mask: NDArray[np.bool_], batch: Batch) -> Mapping[str, Any]:
+        """Return the outputs for a batch, by the model's names; `runner` is this twin, open."""
+        results = runner.run({**batch, self.input: mask}, list(dict.fromkeys(self.outputs.values())))
+        return {name: results[of] for name, of in self.outputs.items()}
 
 
 def switchable_model(

@@ -44,11 +44,7 @@ class SingleOpRuns:
         return self._run((), batch)
 
     def _run(self, ops: Collection[OpId], batch: Batch) -> Mapping[str, Any]:
-        twin = self.twin
-        results = self._runner.run(
-            {**batch, twin.input: twin.mask(LowOps(ops))}, list(dict.fromkeys(twin.outputs.values()))
-        )
-        return {name: results[of] for name, of in twin.outputs.items()}
+        return self.twin.run(self._runner, self.twin.mask(LowOps(ops)), batch)
 
     @cached_property
     def _runner(self) -> Runner:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 """Steps between ticks, by powers of ten."""
@@ -119,6 +119,11 @@ def percent(share: float) -> str:
 def finite(number: float | None) -> float | None:
     """Return a number for JSON: None for one that is not finite."""
     return number if number is not None and math.isfinite(number) else None
+
+
+def record(row: Any) -> dict[str, object]:
+    """Return a dataclass for JSON: numbers that are not finite are None."""
+    return {name: finite(value) if isinstance(value, float) else value for name, value in asdict(row).items()}
 
 
 def height(number: float) -> float:

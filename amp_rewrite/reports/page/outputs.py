@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.errors import count
-from amp_rewrite.reports.page.axis import Axis, finite, number_text
+from amp_rewrite.reports.measured import Difference, OutputRow, Step
+from amp_rewrite.reports.page.axis import Axis, finite, number_text, record
 from amp_rewrite.reports.page.chart import Line, numbers, plot, remarks, rows, sample
 from amp_rewrite.reports.page.marks import dots, limit, spot, upright
 from amp_rewrite.reports.page.markup import element, short
@@ -16,18 +17,6 @@ from amp_rewrite.reports.page.page import Figure
 
 _OUTPUTS, _BATCHES = 40, 50
 """Outputs that are drawn, and batches of each; the worst ones of more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """One output in one batch. `score` is None if something else decided, such as infinities; `because` says so."""
-
-    output: str
-    batch: int
-    score: float | None
-    scaled: float | None
-    ok: bool
-    because: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +29,23 @@ class Allowed:
     higher: bool
 
 
-def outputs_figure(scores: Sequence[Scored], allowed: Allowed, verdict: str, notes: Sequence[str] = ()) -> Figure:
+def outputs_figure(compared: Sequence[OutputRow], allowed: Allowed, verdict: str, notes: Sequence[str] = ()) -> Figure:
     """Return the scores of outputs as a figure."""
-    by_output: dict[str, list[Scored]] = {score.output: [] for score in scores}
-    for score in sorted(scores, key=lambda s: _badness(s, allowed), reverse=True):
-        by_output[score.output].append(score)
-    worst_first = sorted(by_output, key=lambda name: _badness(by_output[name][0], allowed), reverse=True)
+    by_output: dict[str, list[OutputRow]] = {row.label: [] for row in compared}
+    for row in sorted(compared, key=lambda row: _badness(row.difference, allowed), reverse=True):
+        by_output[row.label].append(row)
+    worst_first = sorted(by_output, key=lambda name: _badness(by_output[name][0].difference, allowed), reverse=True)
     named = set(worst_first[:_OUTPUTS])
     chosen = {name: group[:_BATCHES] for name, group in by_output.items() if name in named}
-    shown = [score for group in chosen.values() for score in group]
-    axis = _axis([score.score for score in shown], allowed)
+    shown = [(row, row.difference) for group in chosen.values() for row in group]
+    axis = _axis([difference.score for _, difference in shown], allowed)
     lines = []
-    for name, (worst, *others) in chosen.items():
+    for name, group in chosen.items():
+        worst = group[0].difference
         number = f"{'' if worst.ok else '✗ '}{number_text(worst.score)}"
         number = number if worst.score is not None else "equal" if worst.ok else "fails"
-        lines.append(Line(name, list(_marks(axis, [worst, *others], allowed)), number))
-    lead = _lead(scores, shown, verdict)
+        lines.append(Line(name, list(_marks(axis, group, allowed)), number))
+    lead = _lead(compared, len(shown), verdict)
     legend = [
         sample("low", "a batch that passes", "dot"),
         sample("hollow", "a batch that fails", "dot"),
@@ -63,7 +53,8 @@ def outputs_figure(scores: Sequence[Scored], allowed: Allowed, verdict: str, not
     ]
     head = ("output", "decides", "batch", "score", "error of the largest value")
     cells = (
-        (s.output, "ok" if s.ok else s.because, str(s.batch), *map(number_text, (s.score, s.scaled))) for s in shown
+        (row.label, "ok" if d.ok else d.because, str(row.batch), *map(number_text, (d.score, d.scaled)))
+        for row, d in shown
     )
     chart = rows(axis, lines, name=lead, legend=legend)
     drawing = element("div", chart, *remarks(notes), numbers(head, cells, right=3))
@@ -72,21 +63,22 @@ def outputs_figure(scores: Sequence[Scored], allowed: Allowed, verdict: str, not
         "limit": finite(allowed.limit),
         "higher": allowed.higher,
         "rows": [
-            {"output": s.output, "batch": s.batch, "score": finite(s.score), "scaled": finite(s.scaled), "ok": s.ok}
-            for s in shown
+            {"output": row.label, "batch": row.batch, "score": finite(d.score), "scaled": finite(d.scaled), "ok": d.ok}
+            for row, d in shown
         ],
-        "compared": len(scores),
+        "compared": len(compared),
         "verdict": verdict,
         "notes": list(notes),
     }
     return Figure("outputs", "Outputs against the tolerance", lead, drawing, drawn, notebook=True)
 
 
-def _badness(score: Scored, allowed: Allowed) -> tuple[bool, float]:
+def _badness(difference: Difference, allowed: Allowed) -> tuple[bool, float]:
     """Return a key by which worse batches are larger."""
-    if score.score is None or math.isnan(score.score):
-        return not score.ok, -math.inf if score.ok else math.inf
-    return not score.ok, -score.score if allowed.higher else score.score
+    score, ok = difference.score, difference.ok
+    if score is None or math.isnan(score):
+        return not ok, -math.inf if ok else math.inf
+    return not ok, -score if allowed.higher else score
 
 
 def _axis(sizes: Sequence[float | None], allowed: Allowed, prefix: str = "") -> Axis:
@@ -98,40 +90,31 @@ def _axis(sizes: Sequence[float | None], allowed: Allowed, prefix: str = "") -> 
     return Axis.logarithmic(f"{prefix}{allowed.score}", [allowed.limit, 3 * allowed.limit, *above])
 
 
-def _marks(axis: Axis, group: Sequence[Scored], allowed: Allowed) -> Iterator[Element]:
+def _marks(axis: Axis, group: Sequence[OutputRow], allowed: Allowed) -> Iterator[Element]:
     yield from upright(axis, allowed.limit, "tolerance")
-    for score in reversed(group):  # the worst is in front
-        number = math.inf if score.score is None and not score.ok else score.score
+    for row in reversed(group):  # the worst is in front
+        score, ok = row.difference.score, row.difference.ok
+        number = math.inf if score is None and not ok else score
         if number is not None and not math.isfinite(number):
             number = -math.inf if allowed.higher else math.inf
-        words = f"batch {score.batch}: {number_text(score.score)}{'' if score.ok else ', ' + score.because}"
-        yield from spot(axis, number, "low" if score.ok else "hollow", words)
+        words = f"batch {row.batch}: {number_text(score)}{'' if ok else ', ' + row.difference.because}"
+        yield from spot(axis, number, "low" if ok else "hollow", words)
 
 
-def _lead(scores: Sequence[Scored], shown: Sequence[Scored], verdict: str) -> str:
-    if not scores:
+def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
+    if not compared:
         return f"Nothing was compared. {short(verdict)}."
-    failed = sum(not score.ok for score in scores)
-    words = f"Each dot is one output in one batch; {failed} of {len(scores)} failed. Verdict: {short(verdict)}."
-    if len(shown) < len(scores):
-        words += f" The {len(shown)} worst are drawn: {_BATCHES} batches of {_OUTPUTS} outputs at most."
+    failed = sum(not row.difference.ok for row in compared)
+    words = f"Each dot is one output in one batch; {failed} of {len(compared)} failed. Verdict: {short(verdict)}."
+    if shown < len(compared):
+        words += f" The {shown} worst are drawn: {_BATCHES} batches of {_OUTPUTS} outputs at most."
     return words
 
 
 # -- a repair ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """One trial: pinned regions, float32 ops, the worst score (None without one), and if it passes."""
-
-    pinned: int
-    float32_ops: int
-    score: float | None
-    ok: bool
-
-
-def trials_figure(trials: Sequence[Tried], chosen: Tried, allowed: Allowed, *, solved: bool) -> Figure:
+def trials_figure(trials: Sequence[Step], chosen: Step, allowed: Allowed, *, solved: bool) -> Figure:
     """Return the trials of a repair as a figure.
 
     Args:
@@ -165,23 +148,23 @@ def trials_figure(trials: Sequence[Tried], chosen: Tried, allowed: Allowed, *, s
         "limit": finite(allowed.limit),
         "higher": allowed.higher,
         "solved": solved,
-        "trials": [asdict(trial) | {"score": finite(trial.score)} for trial in trials],
-        "chosen": asdict(chosen) | {"score": finite(chosen.score)},
+        "trials": [record(trial) for trial in trials],
+        "chosen": record(chosen),
     }
     return Figure("repair", "Repair", lead, drawing, drawn, notebook=True)
 
 
-def _place(trial: Tried, allowed: Allowed) -> float:
+def _place(trial: Step, allowed: Allowed) -> float:
     if trial.score is not None and math.isfinite(trial.score):
         return trial.score
     return math.inf if trial.ok is allowed.higher else -math.inf
 
 
-def _tried(trial: Tried) -> str:
+def _tried(trial: Step) -> str:
     pinned = count(trial.pinned, "region")
     return f"{pinned} pinned, {count(trial.float32_ops, 'float32 op')}: {number_text(trial.score)}"
 
 
-def _cells(name: str, trial: Tried) -> tuple[str, ...]:
+def _cells(name: str, trial: Step) -> tuple[str, ...]:
     outcome = "passes" if trial.ok else "fails"
     return name, outcome, str(trial.pinned), str(trial.float32_ops), number_text(trial.score)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import count
-from amp_rewrite.reports.page.axis import MOST_POINTS, Axis, binned, finite, height, number_text
+from amp_rewrite.reports.measured import OpErrors
+from amp_rewrite.reports.page.axis import MOST_POINTS, Axis, binned, height, number_text, record
 from amp_rewrite.reports.page.chart import numbers, plot, remarks, sample
 from amp_rewrite.reports.page.marks import dots, envelope, limit, pins, steps
 from amp_rewrite.reports.page.markup import element, short
@@ -18,19 +19,7 @@ from amp_rewrite.reports.page.page import Figure
 _ADDING = 5
 """Ops that add most, named below the chart."""
 _DUST = 1e-6
-"""Errors below this part of the spacing at 1 would squeeze the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Errors of one op: `own` is what it adds, None if unmeasured; `accumulated` is that of its output."""
-
-    op: str
-    kind: str
-    dtype: str
-    own: float | None
-    accumulated: float
-    overflows: bool
+"""OpErrors below this part of the spacing at 1 would squeeze the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +31,7 @@ class Marked:
     jump: int | None
 
 
-def waterfall(rows: Sequence[Errors], marked: Marked, low: str, data: str, notes: Sequence[str] = ()) -> Figure:
+def waterfall(rows: Sequence[OpErrors], marked: Marked, low: str, data: str, notes: Sequence[str] = ()) -> Figure:
     """Return the errors of ops along the depth as a figure."""
     eps = DType.parse(low).eps
     sizes = [n for row in rows for n in (row.accumulated, row.own) if n is not None and n > eps * _DUST]
@@ -96,15 +85,14 @@ def waterfall(rows: Sequence[Errors], marked: Marked, low: str, data: str, notes
         "ops": len(rows),
         "notes": list(notes),
         "rows": [
-            {"place": i} | asdict(rows[i]) | {"own": finite(rows[i].own), "accumulated": finite(rows[i].accumulated)}
-            for i in (range(len(rows)) if whole else sorted({*adding, *named.values()}))
+            {"place": i} | record(rows[i]) for i in (range(len(rows)) if whole else sorted({*adding, *named.values()}))
         ],
         "bins": [part.data for part in bins],
     }
     return Figure("errors", "Errors along the depth", lead, drawing, drawn, notebook=True)
 
 
-def _explained(rows: Sequence[Errors], marked: Marked, named: Mapping[str, int]) -> Element:
+def _explained(rows: Sequence[OpErrors], marked: Marked, named: Mapping[str, int]) -> Element:
     items = []
     for mark, i in named.items():
         row = rows[i]
@@ -121,7 +109,7 @@ def _explained(rows: Sequence[Errors], marked: Marked, named: Mapping[str, int])
     return element("ul", *items, class_="pins")
 
 
-def _lead(rows: Sequence[Errors], marked: Marked, low: str, data: str, bins: int) -> str:
+def _lead(rows: Sequence[OpErrors], marked: Marked, low: str, data: str, bins: int) -> str:
     if not rows:
         return f"No op could be compared ({short(data)})."
     words = [

@@ -18,8 +18,9 @@ from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.instrument.error_nodes import ErrorNodes, ErrorStats, read
 from amp_rewrite.evidence.instrument.shadow import Bench, local_errors
 from amp_rewrite.evidence.instrument.side_by_side import with_candidate, with_shadows
-from amp_rewrite.evidence.locate import Located, Spot, locate
+from amp_rewrite.evidence.locate import Located, locate
 from amp_rewrite.files.model import Model
+from amp_rewrite.reports.measured import OpErrors
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from support.cases import feeds
@@ -175,9 +176,9 @@ OVERFLOWING = {"x": np.float32([1, 300, 1000])}
 
 def test_an_overflow_is_the_first_jump() -> None:
     located = locate(SCALED, SCALED_HALF, OVERFLOWING)
-    up = Spot("up", "Mul", "float16", math.inf, math.inf, math.inf, 300000.0, overflows=True)
+    up = OpErrors("up", "Mul", "float16", math.inf, math.inf, math.inf, 300000.0, overflows=True)
     # What `down` reads overflows when it is rounded for it; 1 * 300 / 256 does not.
-    down = Spot("down", "Mul", "float16", math.inf, math.inf, math.inf, 1171.875, overflows=True)
+    down = OpErrors("down", "Mul", "float16", math.inf, math.inf, math.inf, 1171.875, overflows=True)
     assert (located.rows, located.first_jump) == ((up, down), up)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.evidence.metric import MEASURES, Bound, Difference, Tolerance, compare, criterion, worse
+from amp_rewrite.evidence.metric import MEASURES, Bound, Tolerance, compare, criterion, worse
+from amp_rewrite.reports.measured import Difference
 
 ANY = Tolerance(rtol=1e9, atol=1e9)
 INF, NAN = np.float32(np.inf), np.float32(np.nan)

@@ -10,12 +10,13 @@ import pytest
 
 from amp_rewrite import emulate
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.metric import Criterion, Difference, criterion
+from amp_rewrite.evidence.metric import Criterion, criterion
 from amp_rewrite.evidence.search import BudgetSpent
 from amp_rewrite.evidence.trial import Trial, Trials
-from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
+from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.reports.measured import Difference, OutputRow
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.options import Request
 from support.cases import build
@@ -25,7 +26,7 @@ NEAR = criterion(metric="scaled", at_most=1.0)
 
 
 def verdict(score: float, by: Criterion = NEAR) -> Verdict:
-    row = Row("y", 0, Difference(4, by.passes(score), "so far apart", compared=4, score=score))
+    row = OutputRow("y", 0, Difference(4, by.passes(score), "so far apart", compared=4, score=score))
     return Verdict(Ran("a", ""), Ran("b", ""), Fed("data", False, 1), by, (row,))
 
 
@@ -105,7 +106,7 @@ def test_a_verdict_without_a_number_teaches_nothing() -> None:
     trials, _ = told({ONE: 0.9})
     assert trials.passes(ONE)
     lost = Verdict(
-        Ran("a", ""), Ran("b", ""), Fed("data", False, 1), NEAR, (Row("y", 0, Difference(4, False, "lost")),)
+        Ran("a", ""), Ran("b", ""), Fed("data", False, 1), NEAR, (OutputRow("y", 0, Difference(4, False, "lost")),)
     )
 
     assert not trials.learn(ONE, lost)

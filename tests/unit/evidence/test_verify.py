@@ -16,10 +16,11 @@ import amp_rewrite
 from amp_rewrite.errors import FeedError, ModelError, PolicyError
 from amp_rewrite.evidence import conditions
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.metric import Difference, Tolerance
-from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
+from amp_rewrite.evidence.metric import Tolerance
+from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.evidence.verify import verify
 from amp_rewrite.files.model import Model
+from amp_rewrite.reports.measured import Difference, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 
@@ -77,7 +78,7 @@ def test_a_model_agrees_with_itself_exactly() -> None:
         Fed("the arrays given", False, 1),
         Tolerance(),
         (
-            Row(
+            OutputRow(
                 "y",
                 0,
                 Difference(

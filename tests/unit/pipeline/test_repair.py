@@ -16,14 +16,15 @@ import amp_rewrite
 import amp_rewrite.pipeline.repair
 from amp_rewrite.errors import EvidenceError, FeedError, PolicyError
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.metric import Difference, criterion
+from amp_rewrite.evidence.metric import criterion
 from amp_rewrite.evidence.subjects import low_types
 from amp_rewrite.evidence.trial import Trial
-from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
+from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.evidence.verify import verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.pipeline.repaired import Repaired
+from amp_rewrite.reports.measured import Difference, OutputRow
 from amp_rewrite.reports.report import Report
 from support.cases import build
 from support.hard_models import HARD, halved
@@ -77,7 +78,7 @@ BATCH = {"x": np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32
 denied = Verdict(Ran("a", "float32"), Ran("b", "float16"), Fed("d", False, 1), criterion(**NEAR), (), ("denied",))
 
 
-accepted = replace(denied, rows=(Row("y", 0, Difference(1, True, "equal", compared=1)),), refusals=())
+accepted = replace(denied, rows=(OutputRow("y", 0, Difference(1, True, "equal", compared=1)),), refusals=())
 
 
 def repaired(model: ModelProto, **options: Any) -> Repaired:

@@ -19,13 +19,14 @@ from amp_rewrite.deploy.bench.entry import Changed, Entry, Sized
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime
 from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.rounding import Fit
+from amp_rewrite.reports.measured import Difference, OpErrors, OutputRow, Step
 from amp_rewrite.reports.page.described import described_figure
 from amp_rewrite.reports.page.markup import written
-from amp_rewrite.reports.page.outputs import Allowed, Scored, Tried, outputs_figure, trials_figure
+from amp_rewrite.reports.page.outputs import Allowed, outputs_figure, trials_figure
 from amp_rewrite.reports.page.page import Figure, Page
 from amp_rewrite.reports.page.ranges import ranges_figure
 from amp_rewrite.reports.page.strips import changes_figure, strips_figure
-from amp_rewrite.reports.page.waterfall import Errors, Marked, waterfall
+from amp_rewrite.reports.page.waterfall import Marked, waterfall
 from amp_rewrite.reports.sides import Run, runs_of
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
@@ -52,12 +53,20 @@ def checked(figure: Figure) -> Any:
 FITS = st.builds(
     lambda ends, rest: Fit(20, rest[0], max(ends), min(ends), *rest[1:]), st.tuples(SIZE, SIZE), st.tuples(*[COUNT] * 4)
 )
-ERRORS = st.builds(Errors, NAME, NAME, st.just("float16"), MAYBE, ANY, st.booleans())
-SCORES = st.builds(Scored, NAME, COUNT, MAYBE, MAYBE, st.booleans(), NAME)
+ERRORS = st.builds(OpErrors, NAME, NAME, st.just("float16"), MAYBE, ANY, ANY, ANY, st.booleans())
+SCORES = st.builds(lambda *numbers: scored(*numbers), NAME, COUNT, MAYBE, MAYBE, st.booleans(), NAME)
 LIMITS = st.builds(Allowed, NAME, NAME, st.floats(0.0), st.booleans())
-TRIED = st.builds(Tried, COUNT, st.integers(0, 10**6), MAYBE, st.booleans())
+TRIED = st.builds(Step, COUNT, st.booleans(), NAME, st.integers(0, 10**6), MAYBE)
 RUNS = st.builds(Run, st.integers(1, 9), *[st.sampled_from(["float16", "float32", "int64", ""])] * 2, st.booleans())
 SECONDS = st.floats(1e-9, 1e3)
+
+
+def scored(output: str, batch: int, score: float | None, scaled: float | None, ok: bool, because: str) -> OutputRow:
+    return OutputRow(output, batch, Difference(1, ok, because, score=score, scaled=scaled))
+
+
+def op_errors(op: str, own: float, accumulated: float, overflows: bool = False) -> OpErrors:
+    return OpErrors(op, "Add", "float16", own, accumulated, 1.0, 1.0, overflows)
 
 
 def timed(name: str, median: float, p5: float, p95: float, copies: float, memory: int | None = None) -> Entry:
@@ -86,7 +95,7 @@ def test_any_ranges_are_drawn(values: dict[str, Fit], to: DType) -> None:
 
 
 @given(st.lists(ERRORS, max_size=6), st.one_of(st.none(), st.floats(1e-300, 1e300)))
-def test_any_errors_are_drawn(rows: list[Errors], tolerance: float | None) -> None:
+def test_any_errors_are_drawn(rows: list[OpErrors], tolerance: float | None) -> None:
     marked = Marked(tolerance, 0 if rows and tolerance else None, len(rows) - 1 if rows else None)
     data = checked(waterfall(rows, marked, "float16", "1 batch"))
     finite = [row.accumulated if math.isfinite(row.accumulated) else None for row in rows]
@@ -95,13 +104,13 @@ def test_any_errors_are_drawn(rows: list[Errors], tolerance: float | None) -> No
 
 
 @given(st.lists(SCORES, max_size=6), LIMITS)
-def test_any_scores_are_drawn(scores: list[Scored], allowed: Allowed) -> None:
+def test_any_scores_are_drawn(scores: list[OutputRow], allowed: Allowed) -> None:
     data = checked(outputs_figure(scores, allowed, "ok"))
     assert sorted((r["output"], r["batch"]) for r in data["rows"]) == sorted((s.output, s.batch) for s in scores)
 
 
 @given(st.lists(TRIED, max_size=6), TRIED, LIMITS, st.booleans())
-def test_any_trials_are_drawn(trials: list[Tried], chosen: Tried, allowed: Allowed, solved: bool) -> None:
+def test_any_trials_are_drawn(trials: list[Step], chosen: Step, allowed: Allowed, solved: bool) -> None:
     data = checked(trials_figure(trials, chosen, allowed, solved=solved))
     assert [trial["float32_ops"] for trial in data["trials"]] == [trial.float32_ops for trial in trials]
     assert data["chosen"]["float32_ops"] == chosen.float32_ops
@@ -143,8 +152,8 @@ def test_many_ranges_become_bins_that_say_so_and_keep_the_extremes() -> None:
 
 
 def test_many_errors_become_bins_and_the_named_ops_stay() -> None:
-    rows = [Errors(f"op{i}", "Add", "float16", 1e-4, 1e-3 * (1 + i % 3), False) for i in range(MANY)]
-    rows[777] = Errors("bad", "Exp", "float16", 0.5, math.inf, True)
+    rows = [op_errors(f"op{i}", 1e-4, 1e-3 * (1 + i % 3)) for i in range(MANY)]
+    rows[777] = op_errors("bad", 0.5, math.inf, True)
     figure = waterfall(rows, Marked(1e-2, 777, 777), "float16", "1 batch")
     data = checked(figure)
     assert (data["first_beyond"], data["first_jump"], data["adding"][0]) == ("bad", "bad", "bad")
@@ -154,7 +163,7 @@ def test_many_errors_become_bins_and_the_named_ops_stay() -> None:
 
 
 def test_many_outputs_leave_the_worst() -> None:
-    scores = [Scored(f"y{i}", batch, i * 1e-4, None, i < 90, "off") for i in range(100) for batch in range(3)]
+    scores = [scored(f"y{i}", batch, i * 1e-4, None, i < 90, "off") for i in range(100) for batch in range(3)]
     figure = outputs_figure(scores, Allowed("error ≤ 0.009", "error", 0.009, False), "failed")
     shown = {row["output"] for row in checked(figure)["rows"]}
     assert shown == {f"y{i}" for i in range(60, 100)} and "worst are drawn" in figure.lead
@@ -194,7 +203,7 @@ def test_the_tightest_value_is_named_with_its_headroom(fit: Fit, words: str) -> 
 
 
 def test_a_waterfall_names_the_first_op_beyond_the_tolerance() -> None:
-    rows = [Errors(f"op{i}", "Add", "float16", error, error, False) for i, error in enumerate((1e-5, 1e-3, 0.5))]
+    rows = [op_errors(f"op{i}", error, error) for i, error in enumerate((1e-5, 1e-3, 0.5))]
     figure = waterfall(rows, Marked(1e-2, 2, None), "float16", "1 batch")
     assert "The first op off by more than 0.01 is op2." in figure.lead
     calm = waterfall(rows[:2], Marked(1e-2, None, None), "float16", "1 batch")
@@ -226,8 +235,8 @@ def marks(figure: Figure, kind: str) -> int:
 
 def test_a_repair_marks_each_trial_and_the_chosen_one() -> None:
     allowed = Allowed("error ≤ 0.01", "error", 0.01, False)
-    trials = [Tried(0, 3, 0.5, False), Tried(4, 9, 1e-3, True), Tried(1, 5, 5e-3, True)]
-    figure = trials_figure(trials, Tried(1, 5, 6e-3, True), allowed, solved=True)
+    trials = [Step(0, False, "", 3, 0.5), Step(4, True, "", 9, 1e-3), Step(1, True, "", 5, 5e-3)]
+    figure = trials_figure(trials, Step(1, True, "", 5, 6e-3), allowed, solved=True)
     assert [marks(figure, kind) for kind in ("hollow", "low", "ring")] == [1, 2, 1]
     assert "3 trials" in figure.lead and "5 ops in float32 passes (0.006)" in figure.lead
 
@@ -256,8 +265,8 @@ def test_names_of_any_length_leave_sentences_readable() -> None:
     assert throughput is not None
     for figure in (
         ranges_figure({name: fit}, DType.FLOAT16, name),
-        waterfall([Errors(name, name, name, 1.0, 1.0, True)], Marked(0.1, 0, 0), "float16", name, [name]),
-        outputs_figure([Scored(name, 0, 1.0, 1.0, True, name)], allowed, name, [name]),
+        waterfall([OpErrors(name, name, name, 1.0, 1.0, 1.0, 1.0, True)], Marked(0.1, 0, 0), "float16", name, [name]),
+        outputs_figure([scored(name, 0, 1.0, 1.0, True, name)], allowed, name, [name]),
         described_figure(latency_chart([timed(name, 1.0, 1.0, 1.0, 1.0, 1)], name, [name])),
         described_figure(throughput),
         described_figure(ops_chart(Changed(name, (moved(name, name, 1.0, 2.0),)), 1)),
