@@ -135,7 +135,7 @@ class Command(click.Command):
         params = super().get_params(ctx)
         if len(params) > _MANY and any(getattr(param, "rare", False) for param in params):
             more: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": _show_whole}
-            switch = click.Option(["--help-all"], is_flag=True, help="Show the other options too, and exit.", **more)
+            switch = click.Option(["--help-all"], is_flag=True, help="Show all options, and exit.", **more)
             params.insert(len(params) - 1, switch)
         return params
 
@@ -236,7 +236,7 @@ config = option("--config", "FILE", "Settings in TOML.  [default: ./amp.toml]", 
 as_json = flag("--json as_json", "Print JSON.", OUTPUT)
 verbose = flag("-v --verbose", "Print every op.", OUTPUT)
 
-html = option("--html", "FILE", "Draw the result on an .html page, too.", OUTPUT, type=FILE_OUT)
+html = option("--html", "FILE", "Also draw the result on an .html page.", OUTPUT, type=FILE_OUT)
 PAGE = (html, flag("--overwrite", "Replace an existing page.", OUTPUT))
 """Options of a command that writes nothing but a page."""
 
@@ -271,8 +271,8 @@ SAVING = (ROWS["external_data"], ROWS["overwrite"])
 
 
 PARALLEL = (
-    option("-j --jobs", "N", "Do so many at a time, in processes.  [default: 1]", MANY, type=int, rare=True),
-    option("--scheduler", "local|dask://…", "Work on Dask, here or where a scheduler is.", MANY, rare=True),
+    option("-j --jobs", "N", "Work on N at a time, in processes.  [default: 1]", MANY, type=int, rare=True),
+    option("--scheduler", "local|dask://…", "Work on Dask: here, or at the address of a scheduler.", MANY, rare=True),
 )
 """Options of a command whose work is in independent parts."""
 
@@ -283,8 +283,8 @@ BATCH = (
     _globs("--include", words="Take only files that match, by name or, with a /, by path."),
     _globs("--exclude", words="Leave out files and folders that match."),
     option("--summary", "FILE", "Write a line of JSON for each model to a .jsonl file.", MANY, type=FILE, rare=True),
-    flag("--keep-going", "Go on with other models after one that fails.", MANY, rare=True),
-    flag("--resume", "Leave finished results of an earlier run alone.", MANY, rare=True),
+    flag("--keep-going", "Continue with other models if one fails.", MANY, rare=True),
+    flag("--resume", "Keep finished results of an earlier run.", MANY, rare=True),
 )
 """Options of a command that converts several models."""
 
@@ -292,11 +292,11 @@ BATCH = (
 FEEDING = (
     ROWS["data"],
     flag("--random", "Feed random numbers instead of data; the report says so.", DATA),
-    flag("--smoke", "One random batch of usual sizes: shows gross faults only.", DATA),
+    flag("--smoke", "Feed one random batch; shows gross faults only.", DATA),
     option("--shape", "NAME=1,128", "With --random: the shape of an input.", DATA, multiple=True),
     option("--int-range", "NAME=0,100", "With --random: integers from 0 to 99.", DATA, multiple=True, rare=True),
     option("--batches", "N", "With --random: how many batches.  [default: 1]", DATA, type=int, rare=True),
-    option("--seed", "N", "With --random: another seed, other numbers.  [default: 0]", DATA, type=int, rare=True),
+    option("--seed", "N", "With --random: the seed of the numbers.  [default: 0]", DATA, type=int, rare=True),
     flag("--allow-nonfinite", "Data may hold NaN and infinity.", DATA, rare=True),
 )
 """Options for the input data of a model."""
@@ -324,7 +324,12 @@ MEASURING = (
     ROWS["headroom"],
     *CRITERION,
     option(
-        "--budget", "N", "With --tolerance and the like: trials at most.  [default: 100]", DATA, type=int, rare=True
+        "--budget",
+        "N",
+        "With --tolerance or another criterion: the most trials.  [default: 100]",
+        DATA,
+        type=int,
+        rare=True,
     ),
 )
 """Options of a conversion that data guides."""

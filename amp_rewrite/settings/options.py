@@ -210,7 +210,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="level",
         metavar="|".join(level.value for level in Level),
-        help="How far to go.  [default: default]",
+        help="How much to lower.  [default: default]",
         rare=True,
         doc='how far to go, by TensorFlow\'s names or "lower-all" (`Level`)',
         usual="default",
@@ -235,7 +235,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="safety",
         metavar="default|none",
-        help="Rules that protect numbers besides the lists, or none.  [default: default]",
+        help="Safety rules on top of the lists, or none.  [default: default]",
         rare=True,
         doc='"none" turns off every rule that protects numbers besides TensorFlow\'s own',
         default="default",
@@ -279,7 +279,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="gray_follows_allow",
         kind=Kind.SWITCH,
-        help="Lower gray ops after allow ops too.  [default: for bfloat16 only]",
+        help="Also lower gray ops behind allow ops.  [default: for bfloat16 only]",
         rare=True,
         doc="True lowers a gray op right after an allow op; None does so for bfloat16 only",
     ),
@@ -298,7 +298,7 @@ OPTIONS: tuple[Option, ...] = (
         name="fuse",
         group=ADVANCED,
         metavar="basic|none|contrib",
-        help="Fuse into standard operators; contrib: onnxruntime's, too.  [default: basic]",
+        help="Fuse into standard operators; contrib: also into onnxruntime's.  [default: basic]",
         doc='"basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"'
         ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone',
         default="basic",
@@ -347,7 +347,7 @@ OPTIONS: tuple[Option, ...] = (
         name="external_data",
         kind=Kind.SWITCH,
         group=OUTPUT,
-        help="Weights in a file of their own.  [default: above 1.5 GB]",
+        help="Store weights in a separate file.  [default: above 1.5 GB]",
         rare=True,
         doc="weights in a file of their own; by default above 1.5 GB; in Python an argument of `save`",
         keyword=False,
@@ -378,8 +378,8 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.LIST,
         group=OUTPUT,
         metavar="KIND,…",
-        help="Exit with 1 only for these: lowered, raised, retyped, attribute, added, removed, casts; or"
-        " float32: raised, or added in it.  [default: all]",
+        help="Exit with 1 only for these: lowered, raised, retyped, attribute, added, removed, casts;"
+        " float32 stands for raised, and for added in float32.  [default: all]",
         doc="differences for which `amp-rewrite diff` exits with 1; by default all. `float32` stands for ops that are"
         " raised, or added in float32",
         keyword=False,
@@ -390,7 +390,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.PATH,
         group=DATA,
         metavar="FILE",
-        help="Keep float32 what does not fit by these ranges.",
+        help="Keep in float32 what does not fit by these ranges.",
         doc="ranges that `calibrate` measured, for `convert` and `repair`; an op that reads or makes a value that does"
         " not fit stays float32",
         keyword=False,

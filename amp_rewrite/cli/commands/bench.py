@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 _COUNT = click.IntRange(min=1)
 _HEAD = "Timing"
 _TIMING = (
-    option("--provider", "NAME", "Provider that must run them.  [default: CUDA or CPU]", _HEAD),
-    option("--rounds", "N", "Rounds in which all take turns.  [default: 20]", _HEAD, type=_COUNT),
-    option("--runs", "N", "Runs of each in a round.  [default: what 50 ms hold]", _HEAD, type=_COUNT),
-    option("--warm-up warm", "N", "Runs before any counts.  [default: 10]", _HEAD, type=_COUNT),
+    option("--provider", "NAME", "Provider that must run all models.  [default: CUDA or CPU]", _HEAD),
+    option("--rounds", "N", "Rounds; all models take turns in each.  [default: 20]", _HEAD, type=_COUNT),
+    option("--runs", "N", "Runs of each model in a round.  [default: as many as 50 ms hold]", _HEAD, type=_COUNT),
+    option("--warm-up warm", "N", "Runs before the first one that counts.  [default: 10]", _HEAD, type=_COUNT),
     option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", _HEAD, type=_COUNT),
-    option("--batch-sizes", "1,8,64", "Throughput by size, where the batch dimension is free.", _HEAD),
-    option("--fit", "SIZE", "The largest batch within 8GB, say.", _HEAD),
-    option("--memory/--no-memory", None, "Peak memory, each model in a process of its own.", _HEAD, default=True),
-    option("--profile/--no-profile", None, "Time of each op; shows which got slower.", _HEAD, default=True),
-    option("--plot", "FILE", "Draw to a .svg, .png or .pdf file, too.", OUTPUT, type=parameters.FILE_OUT),
+    option("--batch-sizes", "1,8,64", "Measure throughput at these sizes of a free batch dimension.", _HEAD),
+    option("--fit", "SIZE", "Find the largest batch that fits into SIZE, such as 8GB.", _HEAD),
+    option("--memory/--no-memory", None, "Measure peak memory, each model in its own process.", _HEAD, default=True),
+    option("--profile/--no-profile", None, "Measure the time of each op.", _HEAD, default=True),
+    option("--plot", "FILE", "Also draw to a .svg, .png or .pdf file.", OUTPUT, type=parameters.FILE_OUT),
     parameters.html,
     parameters.flag("--overwrite", "Replace the files of plot and page.", OUTPUT),
 )
@@ -46,8 +46,8 @@ def bench(
 ) -> None:
     """Time models side by side: latency, throughput, memory, ops.
 
-    All run on the same batch, and the first is the baseline: it is shown which op got slower. On a CPU half precision
-    is slower: what counts is a run on a GPU.
+    All models run on the same batch; the first is the baseline. The output names the ops that got slower. Measure on a
+    GPU: on a CPU half precision is slower.
     """
     feeding, overwrite = Feeding.taken(given).needed(), given.pop("overwrite")
     if html is None and is_page(plot):

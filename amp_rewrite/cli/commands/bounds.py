@@ -35,10 +35,10 @@ def bounds(
     html: Path | None,
     overwrite: bool,
 ) -> None:
-    """Print which values of MODEL are proved to fit a low type, and which to overflow.
+    """Print the values of MODEL that provably fit a low type, or overflow it.
 
-    NAME is a value, an op or a type of ops; the chain of the proof is printed. Nothing runs: bounds follow from the
-    weights, and from the ranges of inputs where they are given.
+    For a NAME (a value, an op or a type of ops), print the chain of the proof. The model does not run: bounds follow
+    from its weights, and from the ranges of inputs if you give them.
     """
     settings = parameters.in_force({"to": to, "config": config})
     check_page(html, overwrite=overwrite, read=(model,) if ranges is None else (model, ranges))

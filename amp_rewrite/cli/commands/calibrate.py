@@ -36,8 +36,8 @@ def calibrate(
 ) -> None:
     """Run MODEL on data and write the ranges of its values.
 
-    Of each value the largest and the smallest magnitude, and how many numbers would not fit the type. With -j or
-    --scheduler, files of a data folder are measured at the same time; the ranges are the same.
+    The file holds the largest and smallest magnitude of each value, and the number of elements that do not fit the
+    type. With -j or --scheduler, the files of a data folder are measured in parallel; the ranges stay the same.
     """
     settings = parameters.in_force({"to": to, "config": config})
     quiet, overwrite = given.pop("quiet"), given.pop("overwrite")

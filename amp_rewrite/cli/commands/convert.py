@@ -31,7 +31,7 @@ _OUTCOME = (
     option(
         "--shard-size",
         "5GB|source",
-        "Cut weights into files of that size, or as the source has them.",
+        "Split weights into files of this size, or as in the source.",
         OUTPUT,
         rare=True,
     ),
@@ -40,12 +40,14 @@ _OUTCOME = (
     option(
         "--report report_file",
         "FILE",
-        "Write the report to a .json file too, or draw it on an .html page.",
+        "Also write the report, as a .json file or an .html page.",
         OUTPUT,
         type=parameters.FILE_OUT,
     ),
     parameters.html,
-    parameters.flag("--check-weights", "Print the loss of each weight stored low, worst first.", OUTPUT, rare=True),
+    parameters.flag(
+        "--check-weights", "Print the error of each weight stored in the low type, worst first.", OUTPUT, rare=True
+    ),
     parameters.as_json,
     parameters.quiet("errors and what --json or --dry-run asks for"),
     parameters.verbose,

@@ -18,7 +18,7 @@ from amp_rewrite.settings.options import OUTPUT
     parameters.option(
         "--format form",
         "text|json|markdown|github",
-        "How to print it; github: annotations of a workflow.",
+        "Output format; github: annotations of a workflow.",
         OUTPUT,
         type=parameters.Choice(["text", "json", "markdown", "github"]),
         default="text",

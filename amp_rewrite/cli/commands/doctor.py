@@ -21,13 +21,13 @@ _DIGITS = 19  # of the largest dimension that there is
 _ASKED = (
     click.argument("model", type=parameters.MODEL, required=False),
     option("--to", "float16|bfloat16|POLICY", "The low type.", default="float16", show_default=True),
-    option("--target", "NAME", "Look at the WebGPU provider in place of CUDA.", choices=("webgpu",)),
+    option("--target", "NAME", "Check the WebGPU provider instead of CUDA.", choices=("webgpu",)),
     option(
         "--gpu", "NAME", "Estimate speed for this GPU, such as H200.  [default: the one here]", choices=tuple(ROOFS)
     ),
     option("--dimension", "NAME=N", "Size of a free dimension, for the estimate; repeatable.", multiple=True),
-    parameters.flag("--open opens", "Only open MODEL as it is, in a process of its own, and report how that ends."),
-    option("--dump-kernels", "FILE", "Write the kernel registry of onnxruntime, no more.", type=parameters.FILE),
+    parameters.flag("--open opens", "Only open MODEL, in a process of its own, and report the outcome."),
+    option("--dump-kernels", "FILE", "Only write the kernel registry of onnxruntime.", type=parameters.FILE),
 )
 
 
@@ -44,9 +44,9 @@ def doctor(
 ) -> int:
     """Find obstacles to fast half precision, here or in MODEL.
 
-    It looks at GPU, driver, libraries and onnxruntime, and exits with 1 if half precision cannot be fast. Of a model:
-    ops that would run on the CPU, dimensions that tensor cores do not like, the speed-up to expect. Without a GPU here,
-    MODEL alone decides the exit code.
+    Check GPU, driver, libraries and onnxruntime; exit with 1 if half precision cannot be fast. For a MODEL, list the
+    ops that would run on the CPU, the dimensions that do not suit tensor cores, and the speed-up to expect. On a
+    machine without a GPU, MODEL alone decides the exit code.
     """
     sizes = _sizes(dimension)
     if model is None and (sizes or gpu):

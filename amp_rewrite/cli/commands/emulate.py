@@ -22,16 +22,16 @@ _TWIN = (
     option(
         "--target",
         "NAME",
-        "Device to follow: webgpu adds up in float16.  [default: float32 sums]",
+        "Device to follow: webgpu accumulates in float16.  [default: float32 sums]",
         type=parameters.Choice(["ort-cuda", "onnx", "tensorrt", "webgpu"]),
     ),
     option(
         "--accumulate",
         "float32|float16",
-        "Type in which ops of float16 add up inside.  [default: that of the target]",
+        "Type in which float16 ops accumulate.  [default: that of the target]",
         type=parameters.Choice(["float32", "float16"]),
     ),
-    parameters.flag("--no-rounding", "Round nothing: the float32 reference of a model that is half."),
+    parameters.flag("--no-rounding", "Round nothing: write the float32 reference of a half model."),
     *parameters.SAVING,
     parameters.quiet("errors"),
 )
@@ -39,10 +39,10 @@ _TWIN = (
 
 @parameters.command(parameters.model, *_TWIN)
 def emulate(model: Path, output: Path | None, no_rounding: bool, quiet: bool, **given: Any) -> None:
-    """Write MODEL in float32, rounded as half precision would be.
+    """Write MODEL as float32 ops that round as half precision does.
 
-    It shows on any machine what half precision does to the numbers: onnxruntime's CPU provider computes most of
-    float16 in float32, so that what overflows looks fine there.
+    The result shows on any machine what half precision does to the numbers. onnxruntime's CPU provider hides that: it
+    computes most float16 ops in float32, where hardly anything overflows.
     """
     from amp_rewrite.files.model import Model
     from amp_rewrite.files.store import check_target

@@ -22,9 +22,9 @@ from amp_rewrite.cli.data import Measuring
 def explain(model: Path, names: tuple[str, ...], bounds: bool, as_json: bool, **given: Any) -> None:
     """Print why NODE gets its type, back to the op that decides.
 
-    MODEL may be a report, too. NODE is an op, a type of ops (Softmax), a pattern (op=Softmax), an input of the model,
-    for the ops that read it, or another value, for the op that makes it. With the options of `convert`, those for data
-    among them, it says what `convert` would do.
+    MODEL may also be a report. NODE is an op, a type of ops (Softmax) or a pattern (op=Softmax); an input of the model
+    stands for the ops that read it, another value for the op that computes it. Options of `convert`, including those
+    for data, explain what `convert` would do with them.
     """
     from amp_rewrite.reports.sources import is_report, report_in
 

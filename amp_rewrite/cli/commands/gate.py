@@ -54,15 +54,17 @@ class _Checked:
     parameters.option(
         "--format form",
         "text|github",
-        "How to print it; github: annotations of a workflow.",
+        "Output format; github: annotations of a workflow.",
         OUTPUT,
         type=parameters.Choice(["text", "github"]),
         default="text",
         show_default=True,
     ),
-    parameters.option("--summary", "FILE", "Add all of it as Markdown to a file.", OUTPUT, type=parameters.FILE_OUT),
     parameters.option(
-        "--pages", "FOLDER", "Draw each FILE that differs on an .html page there.", OUTPUT, type=parameters.FILE_OUT
+        "--summary", "FILE", "Append the output as Markdown to a file.", OUTPUT, type=parameters.FILE_OUT
+    ),
+    parameters.option(
+        "--pages", "FOLDER", "Draw each FILE that differs on an .html page in FOLDER.", OUTPUT, type=parameters.FILE_OUT
     ),
     parameters.verbose,
     parameters.config,
@@ -79,8 +81,8 @@ def gate(
 ) -> int:
     """Compare each FILE with the same file in a commit of git; exit with 1 if one differs.
 
-    A FILE is a model or a JSON report. One that the commit lacks is new: only --expect judges it. A FILE that cannot be
-    read leaves the others; the exit code is then 2.
+    A FILE is a model or a JSON report. If the commit lacks it, only --expect checks it. If it cannot be read, the
+    others are still compared, and the exit code is 2.
     """
     from amp_rewrite.reports.expect import Expectation
 

@@ -33,7 +33,7 @@ _WHERE = "lists"
 def lists(ops: tuple[str, ...], whole: bool, as_json: bool, **given: Any) -> None:
     """Print the list of each OP, its source and its reason.
 
-    Without OP, a summary of the lists.
+    Without OP, print a summary of the lists.
     """
     if ops and whole:
         raise click.UsageError(f"--all prints every op; leave it out, or leave out {' '.join(ops)}")

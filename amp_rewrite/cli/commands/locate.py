@@ -16,17 +16,17 @@ from amp_rewrite.cli.page import check_page, encoded, write_page
     *parameters.PAIR,
     *parameters.FEEDING,
     parameters.config,
-    parameters.option("--top", "N", "How many ops to show.  [default: 10]", type=click.IntRange(min=1)),
-    parameters.option("--tolerance", "X", "Name the first op that is off by more, too.", type=float),
-    parameters.flag("--predict", "Predict the part of each op in the error of the outputs."),
+    parameters.option("--top", "N", "The number of ops to show.  [default: 10]", type=click.IntRange(min=1)),
+    parameters.option("--tolerance", "X", "Also name the first op whose error is larger.", type=float),
+    parameters.flag("--predict", "Predict the share of each op in the error of the outputs."),
     parameters.as_json,
     parameters.quiet(),
     *parameters.PAGE,
 )
 def locate(a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, html: Path | None, **given: Any) -> None:
-    """Print where B departs from A, and which ops add most to that.
+    """Print where values of B depart from A, and the ops that add most.
 
-    First the op where the error jumps, then those whose own share of it is largest.
+    First comes the op where the error jumps, then the ops with the largest local errors.
     """
     feeding = Feeding.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
     check_page(html, overwrite=given.pop("overwrite"), read=(a, b))

@@ -17,7 +17,7 @@ from amp_rewrite.settings.options import OUTPUT
 def olive_config(entry: bool, output: Path | None) -> None:
     """Print a package configuration of Microsoft Olive with the pass AmpRewrite in it.
 
-    It has the passes of the installed Olive, too, since `olive run --package-config` takes it instead of its own.
+    It also lists the passes of the installed Olive, because `olive run --package-config` replaces Olive's own file.
     """
     from amp_rewrite.integrations.olive_config import PASS, package_config, pass_entry
 

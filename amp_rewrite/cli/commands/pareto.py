@@ -19,9 +19,9 @@ from amp_rewrite.settings.options import OUTPUT
     parameters.model,
     *parameters.FEEDING,
     *parameters.CONVERSION,
-    option("--points", "N", "How many points to verify.  [default: 8]", type=click.IntRange(min=1)),
-    option("--point", "N", "The point whose model -o writes, by its number.", type=click.IntRange(min=0)),
-    option("-o --output", "OUT", "The model of a point to write.", OUTPUT, type=MODEL_OUT),
+    option("--points", "N", "The number of points to verify.  [default: 8]", type=click.IntRange(min=1)),
+    option("--point", "N", "The number of the point that -o writes.", type=click.IntRange(min=0)),
+    option("-o --output", "OUT", "Write the model of --point here.", OUTPUT, type=MODEL_OUT),
     *parameters.SAVING,
     parameters.as_json,
     parameters.quiet(),
@@ -39,10 +39,10 @@ def pareto(
     html: Path | None,
     **given: Any,
 ) -> None:
-    """Print the curve of predicted time against error, from the conversion to float32.
+    """Print predicted time against error, from the conversion to float32.
 
-    Each point is a choice of low ops that no other one beats in both; its error is predicted, and measured by
-    emulation. `--point 2 -o OUT` writes the model of the point with the number 2.
+    Each point is a choice of low ops; no other choice is both faster and more exact. Its error is predicted, and
+    measured by emulation. `--point 2 -o OUT` writes the model of point 2.
     """
     if (point is None) != (output is None):
         raise click.UsageError("--point N and -o OUT go together: the point, and the file that its model is written to")

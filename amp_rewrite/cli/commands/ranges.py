@@ -39,7 +39,7 @@ def ranges() -> None:
     group=ranges,
 )
 def merge(files: tuple[Path, ...], output: Path | None, html: Path | None, overwrite: bool, quiet: bool) -> None:
-    """Make one of several FILES, as if all data had been one run's."""
+    """Merge FILES into one, as if one run had read all the data."""
     from amp_rewrite.errors import EvidenceError
     from amp_rewrite.evidence.ranges import Ranges
 

@@ -22,7 +22,7 @@ _VIEWER = (
     option(
         "--format form",
         "text|json|model-explorer",
-        "How to print it; model-explorer: node data for that viewer, one layer.",
+        "Output format; model-explorer: node data for that viewer, one layer.",
         OUTPUT,
         type=parameters.Choice(["text", "json", "model-explorer"]),
         default="text",
@@ -35,11 +35,11 @@ _VIEWER = (
         OUTPUT,
         type=parameters.Choice(["type", "rule", "error"]),
     ),
-    option("--reasons", "FILE", "The report of MODEL's conversion, for the layer rule.", OUTPUT, type=parameters.FILE),
+    option("--reasons", "FILE", "The report of MODEL's conversion, for --layer rule.", OUTPUT, type=parameters.FILE),
     option(
         "--errors",
         "FILE",
-        "What `locate --json` printed, for the layer error, and for --html.",
+        "The output of `locate --json`, for --layer error and --html.",
         OUTPUT,
         type=parameters.FILE,
     ),
@@ -71,8 +71,8 @@ def report(
 ) -> int:
     """Print the inventory of MODEL: ops, types, casts and bytes.
 
-    MODEL may be a report, too. With --expect, print the numbers beside each expectation; exit with 1 if one fails.
-    With --html, draw the graph on a page (- is stdout); --json then holds all that is drawn under "figures".
+    MODEL may also be a report. With --expect, print the numbers beside each expectation; exit with 1 if one fails. With
+    --html, draw the graph on a page (- is stdout); --json then also prints the drawn data, under "figures".
     """
     form = viewer.pop("form")
     if form == "model-explorer":

@@ -20,7 +20,7 @@ _HEADINGS = {"hit": "Smallest model that needs it", "near": "Nearest model that 
 def rule(name: str | None, as_json: bool) -> None:
     """Print what the rule or fusion NAME does and why, with the smallest model that needs it.
 
-    NAME may also be the reason of a row or the kind of a finding. Without NAME, all of them.
+    NAME may also be the reason of a row or the kind of a finding. Without NAME, list them all.
     """
     if as_json:
         facts = described(name) if name else [described(known) for known in _names()]

@@ -37,7 +37,7 @@ _STEP = (
     option(
         "--loss-scale",
         "dynamic|none|NUMBER",
-        "Of the gradients.  [default: dynamic for mixed_float16, else none]",
+        "Loss scale of the gradients.  [default: dynamic for mixed_float16, else none]",
         _HEAD,
     ),
     option(
@@ -48,7 +48,9 @@ _STEP = (
     ),
     option("--parameters", "GLOB", "Initializers to train; repeatable.", _HEAD, multiple=True),
     option("--freeze", "GLOB", "Initializers not to train; repeatable.", _HEAD, multiple=True),
-    option("--micro-batches", "N", "Runs that make one step.", _HEAD, type=int, default=1, show_default=True),
+    option(
+        "--micro-batches", "N", "Runs whose gradients make one step.", _HEAD, type=int, default=1, show_default=True
+    ),
     option("--recompute", "N", "Regions whose activations the backward pass computes again.", _HEAD, type=int),
     option(
         "--adapters",
@@ -56,7 +58,7 @@ _STEP = (
         "Train low-rank factors of these weights (LoRA), as in q_proj,v_proj:r=8.",
         _HEAD,
     ),
-    parameters.flag("--training-mode", "Use statistics of the batch, and dropout.", _HEAD),
+    parameters.flag("--training-mode", "Normalize by statistics of the batch, and apply dropout.", _HEAD),
     *parameters.STEP,
     parameters.config,
     *parameters.SAVING,
@@ -72,8 +74,8 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     It takes a batch, the state and a learning rate, and gives loss, metrics and the new state: forward and backward
     pass, unscaling, finite test, update and loss scale in one graph. The state's initial values are in the file.
 
-    Settings of amp.toml hold as for convert; its `to` names the policy. Settings for inputs, outputs and fusions do not
-    concern a step.
+    Settings in amp.toml apply as for `convert`; `to` selects the policy. Settings for inputs, outputs and fusions have
+    no effect on a step.
     """
     from amp_rewrite.train.step.step import training_step
     from amp_rewrite.train.step.step_file import save_step

@@ -25,8 +25,8 @@ from amp_rewrite.cli.parameters import option
 def triton(model: Path, name: str | None, max_batch_size: int | None, output: Path | None) -> None:
     """Print the config.pbtxt of MODEL for the Triton Inference Server.
 
-    Types and dimensions are those of the inputs and outputs of MODEL, which is the converted one. It is batched if one
-    symbolic dimension comes first in all inputs and outputs.
+    MODEL is the converted model; types and dimensions are those of its inputs and outputs. Triton batches it if all of
+    them begin with the same symbolic dimension.
     """
     from amp_rewrite.integrations.triton import triton_config
 

@@ -19,13 +19,13 @@ from amp_rewrite.settings.options import DATA, OUTPUT
 
 _EMULATION = "Round as half precision does, in float32.  [default: where no CUDA provider opens]"
 _RUNNING = (
-    parameters.option("--only", "OUTPUT", "Compare this output alone; repeatable.", DATA, multiple=True),
-    parameters.flag("--equal-nan", "NaN on both sides is equal.", DATA),
+    parameters.option("--only", "OUTPUT", "Compare only this output; repeatable.", DATA, multiple=True),
+    parameters.flag("--equal-nan", "Treat NaN on both sides as equal.", DATA),
     parameters.option("--emulate/--no-emulate", None, _EMULATION, default=None),
     parameters.option(
-        "--provider", "NAME", "Provider that must run both.  [default: CUDA, CPU, or that of the model's target]"
+        "--provider", "NAME", "Provider that must run both models.  [default: CUDA, CPU, or that of the model's target]"
     ),
-    parameters.flag("--depth", "Also follow the errors along the depth, as locate does; --html draws them."),
+    parameters.flag("--depth", "Also measure the error of each op, as locate does; --html draws it."),
 )
 
 
@@ -44,9 +44,9 @@ _RUNNING = (
 def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, html: Path | None, **given: Any) -> int:
     """Compare the outputs of B with those of A on the same data.
 
-    It exits with 1 if they are not near enough. How near is up to you, there is no default: --tolerance, or --rtol
-    and --atol, or a --metric with its bound. With -j or --scheduler, files of a data folder are compared at the same
-    time.
+    Exit with 1 if they differ by more than you allow. State a criterion, for which no default exists: --tolerance,
+    --rtol and --atol, or a --metric with its bound. With -j or --scheduler, the files of a data folder are compared in
+    parallel.
     """
     feeding = Feeding.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
     if all(given[word] is None for word in CRITERION):
