@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from itertools import repeat
+from math import prod
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.schema import attribute, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
+
+FREE = 128
+"""The size that stands for a free dimension, as in the cost model."""
+_AXES = {"Conv": (1, slice(1, None)), "ConvTranspose": (1, slice(1)), "GlobalAveragePool": (0, slice(2, None))}
+"""The input whose axes an op sums up, and these axes."""
 
 
 def results_of(view: View, kinds: Container[str]) -> dict[ValueId, OpId]:
@@ -41,6 +48,26 @@ def equation(op: Op) -> tuple[Sequence[str], str]:
     spelled = stated.s.decode("utf-8", "replace").replace(" ", "") if stated is not None else ""
     operands, arrow, result = spelled.partition("->")
     return (operands.split(","), result) if arrow else ((), "")
+
+
+def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = FREE) -> int:
+    """Return how many terms each result of a product or global pool adds up; `free` stands for an unknown length."""
+    lengths: Sequence[int | None] = [None]
+    if op.kind == "Einsum":
+        operands, result = equation(op)
+        terms = zip(operands, shapes, strict=False)
+        sizes = {at: n for word, shape in terms for at, n in zip(word, shape or repeat(None), strict=False)}
+        stated = bool(operands) and "." not in sizes
+        lengths = [length for label, length in sizes.items() if label not in result] if stated else [None]
+    elif op.kind in _AXES:
+        slot, axes = _AXES[op.kind]
+        shape = shapes[slot]
+        lengths = shape[axes] if shape is not None else [None]
+    else:
+        known = (summed_length(op, slot, shape) for slot, shape in enumerate(shapes[:2]) if shape)
+        lengths = [next((length for length in known if length is not None), None)]
+    groups = int_attribute(op.node, "group", 1) if op.kind == "ConvTranspose" else 1
+    return max(1, prod(free if length is None else length for length in lengths) // max(1, groups))
 
 
 def described(view: View, op_id: OpId) -> str:

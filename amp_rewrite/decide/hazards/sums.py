@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import repeat
-from math import prod
 
 import numpy as np
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.hazards.means import weighted_means
 from amp_rewrite.decide.hazards.rule import Held, rule
-from amp_rewrite.decide.hazards.steps import described, equation, summed_length
+from amp_rewrite.decide.hazards.steps import described, summed_length, summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, makers, number, origin
 from amp_rewrite.ir.op_classes import (
@@ -26,8 +25,7 @@ from amp_rewrite.ir.op_classes import (
     SELECTIONS,
     SUMS,
 )
-from amp_rewrite.ir.schema import int_attribute
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, shape_at, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import declared_dims, shape_at, shapes_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.settings.choices import Target
 
@@ -37,38 +35,38 @@ _LEAST = 4
 """Small steps in a row, at least."""
 MOST_TERMS = 128
 """Terms of all sums of a model that stay in float16, together: they add at most 3.5e-3 to the error of outputs."""
-FREE = 128
-"""The size that stands for a free dimension, as in the cost model."""
-_AXES = {"Conv": (1, slice(1, None)), "ConvTranspose": (1, slice(1)), "GlobalAveragePool": (0, slice(2, None))}
-"""The input whose axes an op sums up, and these axes."""
 _SUMMING = LAYERS | {"Einsum", "GlobalAveragePool"}
 
 
 @rule(
     reasons.RUNNING_SUM,
     "A sum that runs over many terms is computed in float32.",
-    cases=("accumulators", "small_step", "disguise"),
+    cases=("accumulators", "small_step", "disguise", "weighted_mean"),
 )
 def running_sums(view: View, to: DType) -> Iterator[Held]:
-    """Hold the additions to a state, and products that are sums. O(nodes + uses).
+    """Hold the additions to a state, products that are sums, and sums that are divided last. O(nodes + uses).
 
     What it protects: Counters and running sums that a Loop or Scan carries in a float state; one that is multiplied or
         passes through a layer does not accumulate. Unrolled, four or more steps x + c·f(x) in a row, where c is one
         small number and f contains a product: a vector of small factors is a layer scale. CumSum and ReduceMean,
         spelled as a product with a triangle of ones or a matrix of 1/n, unless other products read it; a triangle that
-        masks is not meant.
+        masks is not meant. In float16, both sums of a weighted mean Σ w·v / Σ w that are long or of unknown length,
+        where the weights come from a layer; weights of at most 1 that are summed up once are left alone.
     Why: A term below half the spacing of the sum is lost. A float16 counter stalls at 2048, a bfloat16 counter at 256;
         at 10 the spacing is 0.008 and 0.06. A running sum is read by differences, a mean by deviations: both are small
-        beside it.
+        beside it. Positive weights do not cancel: a mean is no larger than its terms, but the sums that it divides grow
+        with their number, beyond 65504.
     Example: A Loop that adds a step to a float state; x = x + 0.01 · tanh(x · W), 32 times; windows as differences of
-        running sums; LayerNorm by products.
+        running sums; LayerNorm by products; linear attention, φ(q)·(φ(k)ᵀ·v) / (φ(q)·Σφ(k)).
     How to override: `--lower 'op=Add'`, `--lower 'op=MatMul'` or the name of the op.
     Source: N. Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 4; IEEE 754 binary16 has 11
-        significant bits, bfloat16 has 8; CumSum and ReduceMean are on the deny list.
+        significant bits, bfloat16 has 8; CumSum and ReduceMean are on the deny list; A. Katharopoulos
+        et al., "Transformers are RNNs", 2020; H. Cai et al., "EfficientViT", 2023, whose code computes it in float32.
     """
     yield from accumulators(view)
     yield from small_steps(view)
     yield from disguises(view, to)
+    yield from weighted_means(view, to)
 
 
 def accumulators(view: View) -> Iterator[Held]:
@@ -194,23 +192,4 @@ def terms_of(view: View) -> Mapping[OpId, int]:
     """Return the number of terms that each result of a float32 product or global pool adds up. O(nodes)."""
     sums = [op for op in view.ops if op.kind in _SUMMING and computes_float32(view, op)]
     shapes = shapes_of(view) if sums else {}
-    return {op.id: _terms(op, [shape_at(shapes, view, value) for value in op.inputs]) for op in sums}
-
-
-def _terms(op: Op, shapes: list[Shape | None]) -> int:
-    lengths: Sequence[int | None] = [None]
-    if op.kind == "Einsum":
-        operands, result = equation(op)
-        terms = zip(operands, shapes, strict=False)
-        sizes = {at: n for word, shape in terms for at, n in zip(word, shape or repeat(None), strict=False)}
-        stated = bool(operands) and "." not in sizes
-        lengths = [length for label, length in sizes.items() if label not in result] if stated else [None]
-    elif op.kind in _AXES:
-        slot, axes = _AXES[op.kind]
-        shape = shapes[slot]
-        lengths = shape[axes] if shape is not None else [None]
-    else:
-        known = (summed_length(op, slot, shape) for slot, shape in enumerate(shapes[:2]) if shape)
-        lengths = [next((length for length in known if length is not None), None)]
-    groups = int_attribute(op.node, "group", 1) if op.kind == "ConvTranspose" else 1
-    return max(1, prod(FREE if length is None else length for length in lengths) // max(1, groups))
+    return {op.id: summed_terms(op, [shape_at(shapes, view, value) for value in op.inputs]) for op in sums}

@@ -44,12 +44,12 @@ def elements(sizes: Sequence[int | None]) -> int | None:
     return math.prod(known) if len(known) == len(sizes) else None
 
 
-def shapes_of(view: View) -> Shapes:
+def shapes_of(view: View, *, through_values: bool = False) -> Shapes:
     """Return the shape of each value whose rank is known, by scope and name; None for a dimension without a number.
 
-    By onnx's inference on the model without its heavy weights. O(nodes).
+    By onnx's inference on the model without its heavy weights; `through_values` as in `dims_of`. O(nodes).
     """
-    numbers = dims_of(view, through_values=False).items()
+    numbers = dims_of(view, through_values=through_values).items()
     return {key: fixed(dims) for key, dims in numbers}
 
 

@@ -70,7 +70,7 @@ def test_a_reason_without_a_record_is_printed_in_short() -> None:
 def test_the_json_has_the_same_facts() -> None:
     fact = json.loads(run("accumulators", "--json").stdout)
     assert (fact["name"], fact["reason"]) == ("running_sum", "running_sum")
-    assert set(fact["cases"]) == {"accumulators", "small_step", "disguise"}
+    assert set(fact["cases"]) == {"accumulators", "small_step", "disguise", "weighted_mean"}
     assert fact["models"] == fact["cases"]["accumulators"]
     assert set(fact["models"]) == {"hit", "near"}
     assert {each["name"] for each in json.loads(run("--json").stdout)} == NAMES
