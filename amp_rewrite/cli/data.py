@@ -177,8 +177,10 @@ class Measuring:
         self, model: Path, wanted: dict[str, Any], tell: Tell | None, *, quiet: bool = False
     ) -> tuple[Converted, Repaired | None]:
         """Convert `model` with the arguments `wanted`; guard or repair it if options ask for that."""
+        if not self.feeding:
+            return self.checks.convert(model, wanted, None, tell)
         from amp_rewrite.files.model import Model
 
-        source, remarked = Model.load(model), quiet or bool(self.criterion)  # a verdict has the remarks as notes
-        feed = self.feeding.feed(source, quiet=remarked) if self.feeding else None
+        source = Model.load(model)
+        feed = self.feeding.feed(source, quiet=quiet or bool(self.criterion))  # a verdict has the remarks as notes
         return self.checks.convert(source, wanted, feed, tell)

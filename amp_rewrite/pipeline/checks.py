@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
-    from amp_rewrite.files.model import Model
+    from amp_rewrite.files.model import Model, ModelSource
     from amp_rewrite.pipeline.convert import Converted
     from amp_rewrite.pipeline.repaired import Repaired
 
@@ -41,7 +41,7 @@ class Checks:
 
     def convert(
         self,
-        source: Model,
+        source: ModelSource,
         options: Mapping[str, Any],
         feed: Feed | None,
         progress: Callable[[str, int, int], None] | None = None,
