@@ -184,7 +184,7 @@ def _conclude(batch: Batch, done: int, failed: int, quiet: bool) -> None:
     left = batch.models - done - failed
     parts = [f"{count(done, 'model')} {'done' if batch.asked.write else 'would be written'}"]
     parts += [f"{failed} failed"] if failed else []
-    parts += [f"{left} not begun (--keep-going begins them, too)"] if left > 0 else []
+    parts += [f"{left} not started (--keep-going starts them)"] if left > 0 else []
     parts += [f"{count(len(batch.copies), 'other file')} copied"] if batch.copies and batch.asked.write else []
     terminal.talk(", ".join(parts), quiet=quiet)
     if batch.asked.summary and batch.asked.write:

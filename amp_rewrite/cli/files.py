@@ -35,7 +35,7 @@ class _Models(click.Path):
     def named(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path of a word. Only "-" as it was typed becomes the path "-"; "./-" is a file of that name."""
         if not os.fspath(value):
-            raise click.UsageError("an empty name is not that of a file; name a file", ctx)
+            raise click.UsageError("the name of the file is empty; name a file", ctx)
         path = Path(local(str(super().convert(value, param, ctx))))
         return path.absolute() if path == _DASH and os.fspath(value) != str(_DASH) else path
 

@@ -163,7 +163,7 @@ class Program(parameters.Group):
             if _interrupted(error):
                 return INTERRUPTED
             if isinstance(error, ImportError) and _of_runtime(error):
-                return _fail(f"onnxruntime cannot be imported: {error}; `amp-rewrite doctor` tells what to install")
+                return _fail(f"onnxruntime cannot be imported: {error}; `amp-rewrite doctor` says what to install")
             traceback.print_exc()
             return _fail("amp-rewrite failed inside; please report the lines above")
 

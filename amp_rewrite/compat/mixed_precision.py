@@ -70,7 +70,7 @@ def auto_convert_mixed_precision(
         >>> half = auto_convert_mixed_precision("model.onnx", batch, rtol=1e-2, atol=1e-3, keep_io_types=True)
     """
     if validate_fn is None and rtol is None and atol is None:
-        raise ValueError("nothing says how near the outputs must be; give validate_fn, rtol or atol")
+        raise ValueError("no criterion for the outputs is given; give validate_fn, rtol or atol")
     if rtol is not None or atol is not None:
         rtol, atol = (1e-5 if rtol is None else rtol), (1e-8 if atol is None else atol)
     io, _ = io_rules(keep_io_types)
@@ -167,7 +167,7 @@ def _searched(model: ModelSource, batch: dict[str, Array], near: Validate, io: l
     draft = Draft.of(model, Request.of(io=io))
     expected = _outputs(draft.source, batch)
     if not near(expected, expected):
-        raise ValueError("validation failed for the float32 model itself; mend validate_fn, or widen its bounds")
+        raise ValueError("validation failed for the float32 model itself; fix validate_fn, or widen its bounds")
     ranges = calibrated(draft, Feed.of(batch, draft.source))
     draft, guarded = shifted_and_guarded(draft, ranges, HEADROOM)
     regions = regions_of(draft, draft.paint(guarded.pins), {})

@@ -90,7 +90,7 @@ SHAPE_FOLLOWS = _reason("shape_follows", "reads no elements, so it accepts its i
 NORM_TAIL = _reason("norm_tail", "scale or bias of a normalization, in the type of its input", Strength.GROUP)
 CLUSTER = _reason("cluster", "part of one computation, lowered as a whole or not at all", Strength.SAFETY)
 WHOLE_NUMBER = _reason(
-    "whole_number", "counts, points or states a shape, which the low type would round", Strength.SAFETY
+    "whole_number", "computes counts, indices or shapes, which the low type would round", Strength.SAFETY
 )
 POSITION = _reason("position", "computes positions or angles, which need the digits of float32", Strength.SAFETY)
 MASK_FILL = _reason("mask_fill", "adds a mask that would overflow", Strength.SAFETY)
@@ -100,7 +100,7 @@ FOLDED = _reason("folded", "computed from constants alone, once, at load time", 
 CANCELLATION = _reason("cancellation", "a small difference of large squares and products", Strength.SAFETY)
 QUANTIZED = _reason("quantized", "runs on integers, between DequantizeLinear and QuantizeLinear", Strength.SAFETY)
 PROVED_OVERFLOW = _reason("proved_overflow", "its values are bound to exceed the type", Strength.SAFETY)
-RUNNING_SUM = _reason("running_sum", "adds up many terms, each small beside the sum", Strength.SAFETY)
+RUNNING_SUM = _reason("running_sum", "sums many terms, each small beside the sum", Strength.SAFETY)
 NO_GAIN = _reason("no_gain", "no lowered product gains from it being low", Strength.SAFETY)
 LONG_SUM = _reason("long_sum", "one of the longest sums, which the target would round at each term", Strength.SAFETY)
 OVERFLOW = _reason("overflow", "data showed values that the type cannot hold", Strength.PIN)
@@ -153,7 +153,7 @@ KINDS = {
     "opset": "a change of the opset, or the obstacle to it",
     "placement": "Casts that moving the border between the types saves",
     "repaired": "ops pinned until the outputs are within tolerance",
-    "runtime_hazard": "a valid model on which a release of a runtime dies or miscomputes, and the way round",
+    "runtime_hazard": "a valid model on which a release of a runtime crashes or miscomputes, and the workaround",
     "runtime_only": "operators of ai.onnx that onnxruntime alone knows",
     "saturated": "numbers beyond the type become its largest finite number",
     "scaled": "a constant stored times a power of two, with the inverse in a neighbour",
@@ -191,7 +191,7 @@ _REMARKS = {
     "saturated": ("harmless in a mask, an error elsewhere", "--keep the ops that read it, unless it is a mask"),
     "kernel_table": ("kernels of other releases decide", "give the target a file that `doctor --dump-kernels` wrote"),
     "target_limits": ("the target refuses the model", "--opset auto, or a newer release of the target"),
-    "unchecked": ("the model may be valid all the same", "`amp-rewrite doctor --open` tries whether it opens"),
+    "unchecked": ("the model may still be valid", "`amp-rewrite doctor --open` checks whether it opens"),
     KERNEL_GATE: ("such ops stay float32", ""),
     OVERFLOW: ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
     PROVED_OVERFLOW: ("the ops that compute with it stay float32", "calibrate with --data, if inputs are smaller"),
@@ -209,7 +209,7 @@ _SELF_EVIDENT = {
     "not_shifted": ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
     "opset": ("operators and kernels of another opset apply", "leave --opset out to keep the model's own"),
     "runtime_hazard": (
-        "the process dies, or numbers are wrong, in sessions with default settings",
+        "the process crashes, or numbers are wrong, in sessions with default settings",
         "open the model with the options that the message names",
     ),
     "scaled": ("the same numbers, without digits lost to the low type", "nothing"),

@@ -341,7 +341,7 @@ def _not_finite(a: Array, b: Array, odd: Array) -> str:
     lost = int(np.count_nonzero(np.isfinite(x)))
     if lost:
         return f"{lost} of {a.size} values are NaN or infinite where the reference is finite"
-    return f"{odd.size} of {a.size} values are not finite, and not alike"
+    return f"{odd.size} of {a.size} values are not finite, and differ"
 
 
 def _at(difference: Difference, a: Array, b: Array, flat: int) -> Difference:

@@ -161,7 +161,7 @@ class _Build:
         ops = tuple(self._op(node, i, frame) for i, node in enumerate(graph.node))
         for out in graph.output:
             if out.name not in frame.visible:
-                raise ModelError(f"{frame.where}: output {out.name!r} is produced by nothing; mend the model's graph")
+                raise ModelError(f"{frame.where}: output {out.name!r} has no producer; fix the model's graph")
         outputs = tuple(frame.visible[out.name] for out in graph.output)
         self.scopes[scope.id] = replace(scope, inputs=inputs, outputs=outputs, ops=ops)
         return scope.id

@@ -21,7 +21,7 @@ _NAMED = 2
 _REMEDIES = {
     reasons.KEEP: "keep fewer ops",
     reasons.KERNEL_GATE: "--opset auto, or another release of the target",
-    reasons.LONG_SUM: "--lower 'op=MatMul' lowers them all the same, with the error of longer sums",
+    reasons.LONG_SUM: "--lower 'op=MatMul' lowers them anyway, with the error of longer sums",
     reasons.OVERFLOW: "--to bfloat16 holds larger values",
     reasons.PROVED_OVERFLOW: "--to bfloat16 holds larger values",
     reasons.REPAIR: "a larger tolerance pins fewer",

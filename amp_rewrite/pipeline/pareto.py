@@ -164,7 +164,7 @@ def pareto(
     draft = Draft.of(model, Request.of(**options), folder=folder)
     feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite)
     if draft.view.low_types:
-        raise ModelError("the model holds a low type already; give the float32 model that it was made of")
+        raise ModelError("the model holds a low type already; give the float32 model that it was made from")
     ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite)
     draft, guarded = shifted_and_guarded(draft, ranges, HEADROOM)
     base = draft.paint(guarded.pins)

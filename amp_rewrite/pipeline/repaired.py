@@ -36,7 +36,7 @@ class Repaired(Result):
         verdict: how near the result is as it really runs; None without a tolerance.
         ranges: the ranges of the data.
         regions: the pinned regions, those with the largest errors first.
-        minimal: True if a trial shows for each region that the outputs are not near enough without it.
+        minimal: True if a trial shows for each region that the outputs miss the tolerance without it.
         candidates: number of regions to choose of.
         budget: the largest number of trials.
         trail: all trials.
@@ -159,7 +159,7 @@ class Repaired(Result):
         lines = [f"  {region.because}" for region in self.regions]
         if not self.solved and self.trials >= self.budget and self.regions:
             spent = f"the budget ended after {count(self.budget, 'trial')}"
-            lines = [f"  {spent}, before a set was near enough; all regions are pinned below: allow more"]
+            lines = [f"  {spent}, before a set met the tolerance; all regions are pinned below: allow more"]
         elif not self.solved:
             lines = ["  all regions are pinned: float32 itself is not nearer, or inputs and outputs are low"]
         lines += [f"  {self.remark}"] if self.remark else []

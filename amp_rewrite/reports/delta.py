@@ -150,7 +150,7 @@ class Delta(Result):
         if not self.differs:
             return "no difference\n"
         if self.unrelated and not verbose:
-            return f"{self._strangers()}; --verbose compares them all the same\n"
+            return f"{self._strangers()}; --verbose compares them anyway\n"
         lines = [self._strangers()] if self.unrelated else []
         lines += [self.summary(), *table([(f"{name}:", f"{a} → {b}") for name, a, b in self.settings])]
         if verbose is False:

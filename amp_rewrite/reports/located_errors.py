@@ -60,7 +60,7 @@ class LocatedErrors:
         here = sum(op in known for op in self.errors)
         if 2 * here <= len(self.errors):
             raise ReportError(
-                f"{self.source}: measures {count(len(self.errors), 'op')}, of which {model} has {here}; hand in the"
+                f"{self.source}: measures {count(len(self.errors), 'op')}, of which {model} has {here}; give the"
                 " errors of this model"
             )
         measured = {at: error for at, row in enumerate(rows) if (error := self.of(row)) is not None}

@@ -133,8 +133,8 @@ def _values(
     """Return the value of each row in a layer; None where the layer says nothing about it."""
     if layer == "rule":
         if rules is None:
-            advice = "convert it with --annotate, or hand in the report of its conversion with --reasons"
-            raise ReportError(f"{report.model.name}: holds no rules, because a model does not tell them; {advice}")
+            advice = "convert it with --annotate, or give the report of its conversion with --reasons"
+            raise ReportError(f"{report.model.name}: holds no rules, because a model does not state them; {advice}")
         return [_rule(rule) if rule else None for rule in rules]
     if layer == "error":
         return _errors(report.model.name, report.rows, errors)
@@ -221,7 +221,7 @@ def _matched(inventory: Report, view: View, report: Report) -> list[str | None]:
 def _errors(model: str, ops: Sequence[NamedOp | Row], errors: LocatedErrors | None) -> list[Result | None]:
     """Return the share of each op in the sum of all local errors, in percent."""
     if errors is None:
-        advice = "hand in what `amp-rewrite locate --json` prints, with --errors"
+        advice = "give the output of `amp-rewrite locate --json` with --errors"
         raise ReportError(f"{model}: holds no errors, because only data show them; {advice}")
     shares = errors.shares(ops, model)
     lost: Result = {"value": "overflows", "bgColor": _OVERFLOWS}

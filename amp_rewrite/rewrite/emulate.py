@@ -76,15 +76,15 @@ def emulate(
         model: as `Model.load` takes it; it is not changed.
         io: inputs and outputs that keep their low type: "numpy" (float16 ones), "same" (all) or "float32" (none).
         rounding: False makes the widened twin.
-        accumulate: the type in which ops of float16 add up inside, "float32" or "float16"; None: that of the target.
-        target: the device, "webgpu" for one that adds up in float16.
+        accumulate: the type in which float16 ops accumulate, "float32" or "float16"; None: that of the target.
+        target: the device, "webgpu" for one that accumulates in float16.
         folder: where the external data of a ModelProto lies.
 
     Returns:
         The float32 twin.
 
     Raises:
-        PolicyError: `io`, `accumulate` or `target` is another word, or the target does not add up so.
+        PolicyError: `io`, `accumulate` or `target` is another word, or the target does not accumulate so.
         ModelError: the model is invalid, or its opset is too old to write sums out (below 9).
 
     Example:
@@ -99,12 +99,14 @@ def emulate(
 
 
 def device_sums(accumulate: str | None, target: TargetName | Target | None) -> Mapping[str, Recipe]:
-    """Return the ops that add up in float16 inside. PolicyError for unknown words, and for those that contradict."""
+    """Return the ops that accumulate in float16. PolicyError for unknown words, and for those that contradict."""
     device = None if target is None else Target.parse(target)
     if accumulate not in (None, "float32", "float16"):
         raise PolicyError(f"unknown value {accumulate!r} for accumulate; use float32 or float16")
     if accumulate == "float16" and device not in (None, Target.WEBGPU):
-        raise PolicyError(f"{device.value} adds up in float32, not in float16; use target 'webgpu', or leave it out")
+        raise PolicyError(
+            f"{device.value} accumulates in float32, not in float16; use target 'webgpu', or leave it out"
+        )
     if accumulate == "float16" or (accumulate is None and device is Target.WEBGPU):
         from amp_rewrite.rewrite.sums.table import WEBGPU  # late: few emulations write sums out
 

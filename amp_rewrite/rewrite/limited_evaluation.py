@@ -58,7 +58,7 @@ def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> in
         return _convolved(op, *shapes[:2])
     node, schema = op.onnx_node, onnx_schema(domain, kind, opsets.get(domain, 1))
     if schema is None:
-        raise ValueError(f"the size of what {kind} computes is not known before")
+        raise ValueError(f"the size of the result of {kind} is not known in advance")
     named = {name: x for name, x in zip(node.input, operands, strict=True) if x is not None}
     read = {node.input[slot] for slot in SHAPE_SLOTS.get(kind, ()) if slot < len(operands)}
     inferred = onnx.shape_inference.infer_node_outputs(
@@ -78,7 +78,7 @@ def _type(array: Array) -> onnx.TypeProto:
 def _size(node: NodeProto, type_: onnx.TypeProto) -> int:
     dims = [d.dim_value if d.HasField("dim_value") else -1 for d in type_.tensor_type.shape.dim]
     if not type_.tensor_type.HasField("shape") or min(dims, default=0) < 0:
-        raise ValueError(f"the size of what {node.op_type} computes is not known before")
+        raise ValueError(f"the size of the result of {node.op_type} is not known in advance")
     return math.prod(dims)
 
 

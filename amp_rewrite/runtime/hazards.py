@@ -1,6 +1,6 @@
-"""Models on which a release of a runtime dies or miscomputes, although they are valid, and the way round.
+"""Models on which a release of a runtime crashes or miscomputes, although they are valid, and the workarounds.
 
-A row of `HAZARDS` names releases, a provider, a pattern of ops, and the way round: optimizers to leave out and options
+A row of `HAZARDS` names releases, a provider, a pattern of ops, and the workaround: optimizers to leave out and options
 of the provider, as sessions of this package do, or ops that conversions for such a release keep in float32. Reports
 name the ops. Tests hold the rows of this machine's onnxruntime in subprocesses; the others have a source.
 """
@@ -78,10 +78,10 @@ class RuntimeHazard:
 
     @property
     def remedy(self) -> str:
-        """The way round, as an imperative."""
+        """The workaround, as an imperative."""
         if self.skip:
             return (
-                f"open it with disabled_optimizers={list(self.skip)}; `amp-rewrite doctor --open` tries whether it"
+                f"open it with disabled_optimizers={list(self.skip)}; `amp-rewrite doctor --open` checks whether it"
                 " opens here"
             )
         if self.options:
@@ -225,7 +225,7 @@ HAZARDS = (
         provider=CPU,
         kinds=frozenset({"Transpose", "MatMul"}),
         find=_batch_transposes,
-        harm="dies (SIGSEGV) at its default level of a float16 Transpose of the batch axis before MatMul with a"
+        harm="crashes (SIGSEGV) at its default level of a float16 Transpose of the batch axis before MatMul with a"
         " constant",
         skip=("MatmulTransposeFusion",),
     ),
@@ -244,7 +244,7 @@ HAZARDS = (
         provider=CPU,
         kinds=frozenset({"LSTM"}),
         find=_recurrent,
-        harm="may die at its default level of a float16 LSTM before a Transpose",
+        harm="may crash at its default level of a float16 LSTM before a Transpose",
         skip=("NchwcTransformer",),
         told=False,
     ),
@@ -255,7 +255,7 @@ HAZARDS = (
         provider=CPU,
         kinds=frozenset({"Conv"}),
         find=_captured,
-        harm="may die (SIGABRT) at its default level of a Conv whose result a body reads",
+        harm="may crash (SIGABRT) at its default level of a Conv whose result a body reads",
         skip=("ConvActivationFusion",),
         told=False,
     ),
@@ -353,7 +353,7 @@ def avoiding(model: Model, kinds: frozenset[str], release: str, providers: Seque
 def _present(
     model: Model, kinds: frozenset[str], release: str, providers: Sequence[str], way: str
 ) -> list[RuntimeHazard]:
-    """Return the hazards of a model with a way round of one kind."""
+    """Return the hazards of a model with a workaround of one kind."""
     possible = [
         hazard
         for hazard in HAZARDS

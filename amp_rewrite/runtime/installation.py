@@ -46,7 +46,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of the installation, and the line that mends it."""
+    """A fault of the installation, and the command that fixes it."""
 
     fact: str
     remedy: str
@@ -174,7 +174,7 @@ def uninstall(*names: str) -> str:
 def onnxruntime(feature: str | None = None) -> Any:
     """Import onnxruntime for a feature and return it.
 
-    Raise MachineError that names the feature, what is missing or broken, and the line that mends it. Errors of the
+    Raise MachineError that names the feature, what is missing or broken, and the command that fixes it. Errors of the
     import have any class: a library that does not load, a file that is missing, a module of another package.
     """
     try:

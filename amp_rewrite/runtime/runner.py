@@ -280,7 +280,7 @@ def cuda_release() -> int | None:
 def open_plainly(path: str, provider: str, *skip: str) -> None:
     """Open a model file as other programs do, without the ways round hazards; `skip`: optimizers to disable.
 
-    The process may die; use a subprocess. ModelError for an objection of onnxruntime.
+    The process may crash; use a subprocess. ModelError for an objection of onnxruntime.
     """
     ort = installed_onnxruntime()
 

@@ -27,8 +27,7 @@ def absence(ort: Any) -> str | None:
     if importlib.util.find_spec(PACKAGE) is None:
         return f"{REQUIREMENT} is not installed; python -m pip install {REQUIREMENT}"
     return (
-        f"{REQUIREMENT} finds no GPU; where a Vulkan device in software will do, set"
-        " ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1"
+        f"{REQUIREMENT} finds no GPU; to accept a Vulkan device in software, set ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1"
     )
 
 

@@ -128,17 +128,15 @@ def _table(file: Path, text: str) -> Mapping[str, object] | None:
     if file.name == _SHARED and "amp-rewrite" not in text:
         return None
     if len(text) > _LARGEST or _LONG_KEY.search(text):
-        raise ConfigError(
-            f"{file}: larger than 1 MiB, or with a key of more than 32 parts, as no settings are; mend it"
-        )
+        raise ConfigError(f"{file}: larger than 1 MiB, or with a key of more than 32 parts; name a file of settings")
     import tomllib  # late: most runs have no file
 
     try:
         document = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, and what int() says of thousands of digits
-        raise ConfigError(f"{file}: not valid TOML: {error}; mend it (text needs quotes)") from error
+        raise ConfigError(f"{file}: not valid TOML: {error}; correct it (text needs quotes)") from error
     except RecursionError as error:
-        raise ConfigError(f"{file}: nested too deeply for settings; mend it") from error
+        raise ConfigError(f"{file}: nested too deeply for settings; correct it") from error
     if file.name != _SHARED:
         return document
     tools = document.get("tool", {})

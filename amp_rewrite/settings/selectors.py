@@ -148,7 +148,7 @@ def _term(pattern: str, key: str, sign: str, value: str) -> Term:
         try:
             return Term(key, value, re.compile(value))
         except (re.error, RecursionError, OverflowError) as error:
-            raise PatternError(f"pattern '{pattern}': not a regular expression: {error}; mend it") from error
+            raise PatternError(f"pattern '{pattern}': not a regular expression: {error}; correct it") from error
     if key in ("op", "feeds", "fed_by"):
         value = value.removeprefix("ai.onnx::")
     if key == "scope":

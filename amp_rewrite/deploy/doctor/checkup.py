@@ -167,7 +167,7 @@ def _opens(model: Path, provider: str) -> Check:
     for hazard in (hazard for hazard in HAZARDS if hazard.skip):
         if opened(model, provider, hazard.skip) is None:
             return Check("open", FINDING, f"{provider}: {failure}", f"pass disabled_optimizers={list(hazard.skip)}")
-    return Check("open", FINDING, f"{provider}: {failure}", "no known way round; try other optimization levels")
+    return Check("open", FINDING, f"{provider}: {failure}", "no known workaround; try other optimization levels")
 
 
 def _machine(
@@ -250,7 +250,7 @@ def _runtime(packages: Sequence[Package], told: Asked, known: Sequence[Fault]) -
         return
     named = " and ".join(map(str, packages))
     if not packages:
-        line = f"{install(DEFAULT)}; what only converts does without"
+        line = f"{install(DEFAULT)}; converting does not need it"
         yield Check("onnxruntime", FINDING, "not installed", line)
     elif "failure" in told:
         again = install(f"{packages[0].name}=={packages[0].version}", again=True)

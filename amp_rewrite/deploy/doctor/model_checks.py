@@ -78,7 +78,7 @@ def _fallen(view: View, kernels: Kernels) -> Iterator[Check]:
         way = f"at opset {opset} there is one" if opset else "it has none at any opset: spell it out in other ops"
         yield Check("placement", FINDING, fact, way)
     if not by_reason:
-        yield Check("placement", OK, "no float op falls to the CPU, as far as the kernel table tells")
+        yield Check("placement", OK, "by the kernel table, no float op runs on the CPU")
 
 
 def _unaligned(view: View, low: DType) -> Iterator[Check]:
@@ -88,7 +88,7 @@ def _unaligned(view: View, low: DType) -> Iterator[Check]:
         yield Check(
             "alignment",
             ADVICE,
-            f"{count(len(ops), kind)} with {dimension} = {wide}, no multiple of 8 ({shortened(ops)})",
+            f"{count(len(ops), kind)} with {dimension} = {wide}, not a multiple of 8 ({shortened(ops)})",
             f"tensor cores run best on multiples of 8: pad {dimension} to {_padded(wide)}",
         )
     if not groups:
@@ -141,8 +141,8 @@ def webgpu_model_checks(source: Model, low: DType) -> Iterator[Check]:
     yield _lowered(converted.report.totals, low)
     long = [row.name for row in converted.report.rows if row.rule == LONG_SUM]
     if long:
-        fact = f"{count(len(long), 'op')} in float32, since the device adds up in float16 ({shortened(long)})"
-        yield Check("sums", ADVICE, fact, "`--lower PATTERN` lowers them all the same; verify the result on the device")
+        fact = f"{count(len(long), 'op')} in float32, since the device accumulates in float16 ({shortened(long)})"
+        yield Check("sums", ADVICE, fact, "`--lower PATTERN` lowers them anyway; verify the result on the device")
     yield from _fallen(View.of(converted.result), load_webgpu_kernels())
 
 

@@ -268,7 +268,7 @@ class _Asked:
         return f"{self.first} does not open, {fact}; `amp-rewrite doctor` tells what is missing"
 
 
-_IGNORE = "; ignore_performance=True converts it all the same"
+_IGNORE = "; ignore_performance=True converts it anyway"
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ def _heads(view: View, form: Form, dims: AllDims) -> int | str:
     if parting is None:
         return 1 if rank == RANK - 1 else 0
     if rank != RANK - 1 or joining is None:
-        return "its scores are laid out anew on the way"
+        return "its scores are reshaped or transposed on the way"
     ends = (parting.inputs[0], parting.outputs[0], joining.outputs[0])
     scores, parted, joined = (dims_at(view, dims, value) for value in ends)
     heads = parted[1] if len(parted) == RANK else None

@@ -60,7 +60,7 @@ def form_of(view: View, softmax: Op) -> Form | str | None:
     if fault:
         return fault
     if (form.parting is None) != (form.joining is None):
-        return "its scores are laid out anew, and not back"
+        return "its scores are reshaped or transposed, and not back"
     product = path[-1][0]
     form.queries, form.keys = (reading.unscaled(product, slot) for slot in (0, 1))
     if int_attribute(softmax.node, "axis", -1) not in (-1, 2, 3):

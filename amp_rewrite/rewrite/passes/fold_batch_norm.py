@@ -78,7 +78,7 @@ def _unfit(view: View, linear: Op, norm: Op) -> str | None:
     if view.opsets.get("", 1) < FIRST_INFERENCE_BATCH_NORM:
         return f"opset {view.opsets.get('', 1)} has another BatchNormalization"
     if not alone(view, linear.outputs[0], norm):
-        return f"others read what {linear.name} gives, or it lies in another graph"
+        return f"other ops read the result of {linear.name}, or it is in another graph"
     if any(view.dtype(v) is not DType.FLOAT for op in (linear, norm) for v in op.operands):
         return "not all of it is float32"
     if linear.kind == "ConvTranspose" and int_attribute(linear.node, "group", 1) != 1:

@@ -75,7 +75,7 @@ def _fused(case: _Case, formula: _Formula) -> Replacement | str:
     if not only_float32(view, ops):
         return "not all of it is float32"
     if entry is None:
-        return "what it is applied to is not one value"
+        return "its operand is not one value"
     candidate = read(case)
     if isinstance(candidate, str):
         return candidate
@@ -155,7 +155,7 @@ def _reduces_elsewhere(case: _Case, rank: int) -> str | None:
 def _softmax(case: _Case) -> _Candidate | str:
     shape = case.context.shape(case.view, case.cluster.entry)
     if shape is None:
-        return "the rank of what it is applied to is not known"
+        return "the rank of its operand is not known"
     wrong = _reduces_elsewhere(case, len(shape))
     return wrong or _Candidate((), {"axis": -1}, trial_shape(len(shape), 7))
 
@@ -165,7 +165,7 @@ def _gelu(approximate: str) -> Callable[[_Case], _Candidate | str]:
         shape = case.context.shape(case.view, case.cluster.entry)
         ranks = [len(t.dims) for v in outside(case.view, case.cluster.ops) if (t := case.view.constant(v)) is not None]
         if max(ranks, default=0) > (len(shape) if shape is not None else 0):
-            return "the rank of what it is applied to is not known, or less than that of its constants"
+            return "the rank of its operand is not known, or less than that of its constants"
         return _Candidate((), {"approximate": approximate}, trial_shape(len(shape or (1,)), 61))
 
     return read

@@ -72,7 +72,7 @@ def test_a_failure_ends_the_run_unless_it_is_to_go_on_and_the_exit_code_is_the_w
     (Path("src") / "decoder" / "model.onnx").write_bytes(b"\x08\x08garbage")
     stopped = run("src", "-o", "out")
     assert stopped.exit_code == 2
-    assert "1 model done, 1 failed, 1 not begun (--keep-going begins them, too), 2 other files copied" in stopped.stderr
+    assert "1 model done, 1 failed, 1 not started (--keep-going starts them), 2 other files copied" in stopped.stderr
     assert "error: src/decoder/model.onnx" in stopped.stderr
     went_on = run("src", "-o", "out", "--resume", "--keep-going")
     assert went_on.exit_code == 2 and "2 models done, 1 failed" in went_on.stderr

@@ -60,7 +60,7 @@ def test_a_repair_that_finds_nothing_writes_nothing_and_exits_with_1(model: str)
     assert (done.exit_code, files()) == (1, ["d.npz", "net.onnx"])
     told = done.stdout[done.stdout.index("repair: ") :].splitlines()
     assert told[1] == (
-        "  the budget ended after 1 trial, before a set was near enough; all regions are pinned below: allow more"
+        "  the budget ended after 1 trial, before a set met the tolerance; all regions are pinned below: allow more"
     )
     assert done.stderr == "not written: out.onnx\n"
 

@@ -62,7 +62,7 @@ def test_an_interrupt_while_onnxruntime_is_imported_says_nothing(monkeypatch: py
 
 def test_an_onnxruntime_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_check_providers", missing)
-    said = "onnxruntime cannot be imported: No module named 'onnxruntime'; `amp-rewrite doctor` tells what to install"
+    said = "onnxruntime cannot be imported: No module named 'onnxruntime'; `amp-rewrite doctor` says what to install"
     assert benched() == (2, f"error: {said}\n")
 
 

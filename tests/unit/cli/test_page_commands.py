@@ -90,7 +90,7 @@ def test_a_page_is_colored_by_errors_that_locate_found(model: str) -> None:
 def test_errors_of_another_model_color_no_page(model: str) -> None:
     Path("located.json").write_text(json.dumps({"rows": [{"op": "elsewhere", "kind": "Add", "own": 1.0}]}))
     done = run("report", model, "--html", "net.html", "--errors", "located.json")
-    assert done.exit_code == 2 and "hand in the errors of this model" in done.stderr and not Path("net.html").exists()
+    assert done.exit_code == 2 and "give the errors of this model" in done.stderr and not Path("net.html").exists()
 
 
 def test_json_beside_a_page_holds_all_that_is_drawn(model: str) -> None:

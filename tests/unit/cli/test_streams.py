@@ -145,7 +145,7 @@ def test_a_name_that_ends_with_a_slash_is_a_folder() -> None:
 
 @pytest.mark.parametrize("words", [(NET, "-o", ""), (NET, ""), ("convert", "")])
 def test_an_empty_name_is_refused(words: tuple[str, ...]) -> None:
-    assert run(*words).stderr == f"error: an empty name is not that of a file; name a file{HELP}"
+    assert run(*words).stderr == f"error: the name of the file is empty; name a file{HELP}"
 
 
 def test_ranges_are_not_written_under_the_name_of_a_model() -> None:

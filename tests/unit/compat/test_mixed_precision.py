@@ -60,7 +60,7 @@ def test_outputs_that_no_choice_brings_near_are_a_value_error() -> None:
 
 
 def test_a_validate_fn_that_refuses_the_float32_model_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match=r"float32 model itself; mend validate_fn"):
+    with pytest.raises(ValueError, match=r"float32 model itself; fix validate_fn"):
         auto_convert_mixed_precision(model(), BATCH, lambda a, b: False)
 
 

@@ -246,7 +246,7 @@ def dense(k: int, n: int, m: int | str = 8) -> onnx.ModelProto:
             [
                 (
                     "advice",
-                    "1 MatMul with n = 10, no multiple of 8 (product)",
+                    "1 MatMul with n = 10, not a multiple of 8 (product)",
                     "tensor cores run best on multiples of 8: pad n to 16",
                 )
             ],
@@ -257,12 +257,12 @@ def dense(k: int, n: int, m: int | str = 8) -> onnx.ModelProto:
             [
                 (
                     "advice",
-                    "1 MatMul with k = 20, no multiple of 8 (product)",
+                    "1 MatMul with k = 20, not a multiple of 8 (product)",
                     "tensor cores run best on multiples of 8: pad k to 24, or to 32: below 256 powers of two run best",
                 ),
                 (
                     "advice",
-                    "1 MatMul with n = 9, no multiple of 8 (product)",
+                    "1 MatMul with n = 9, not a multiple of 8 (product)",
                     "tensor cores run best on multiples of 8: pad n to 16",
                 ),
             ],
@@ -282,15 +282,15 @@ def test_dimensions_that_tensor_cores_do_not_like_come_with_the_padding(
     [
         (
             "g (float[2, 30] x, float[20, 30] w) => (float[2, 20] y) { [a] y = Gemm <transB = 1> (x, w) }",
-            ["1 Gemm with k = 30, no multiple of 8 (a)", "1 Gemm with n = 20, no multiple of 8 (a)"],
+            ["1 Gemm with k = 30, not a multiple of 8 (a)", "1 Gemm with n = 20, not a multiple of 8 (a)"],
         ),
         (
             "g (float[1, 3, 8, 8] x, float[16, 3, 3, 3] w) => (float[1, 16, 6, 6] y) { [a] y = Conv (x, w) }",
-            ["1 Conv with in = 3, no multiple of 8 (a)"],
+            ["1 Conv with in = 3, not a multiple of 8 (a)"],
         ),
         (
             "g (float[1, 16, 8, 8] x, float[16, 5, 1, 1] w) => (float[1, 5, 8, 8] y) { [a] y = ConvTranspose (x, w) }",
-            ["1 ConvTranspose with out = 5, no multiple of 8 (a)"],
+            ["1 ConvTranspose with out = 5, not a multiple of 8 (a)"],
         ),
         (
             "g (float[1, 3, 8, 8] x, float[3, 1, 3, 3] w) => (float[1, 3, 6, 6] y) { [a] y = Conv <group = 3> (x, w) }",
@@ -322,7 +322,7 @@ def test_an_op_without_a_kernel_is_a_finding(node: str, opset: int, fact: str | 
     graph = f"g (float[8, 8] x) => (float[8, 8] y) {{ a = MatMul (x, x) [op] b = {node} (a)  y = MatMul (b, b) }}"
     found = checked(model=parsed(graph, opset))
     if fact is None:
-        fell = Check("placement", "ok", "no float op falls to the CPU, as far as the kernel table tells")
+        fell = Check("placement", "ok", "by the kernel table, no float op runs on the CPU")
     else:
         fell = Check("placement", "finding", f"{fact}: 1 op would run on the CPU (op)", str(remedy))
     assert about(found, "placement") == [fell]

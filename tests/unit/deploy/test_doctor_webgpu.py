@@ -51,7 +51,9 @@ def test_a_provider_that_cannot_be_asked_is_a_finding() -> None:
 
 def test_a_model_has_its_long_sums_and_its_floats_on_the_cpu_named() -> None:
     checks = checked(None, model="gpt2_ts17")
-    assert checks["sums"].state == ADVICE and "in float32, since the device adds up in float16" in checks["sums"].fact
+    assert (
+        checks["sums"].state == ADVICE and "in float32, since the device accumulates in float16" in checks["sums"].fact
+    )
     assert "no webgpu kernel for IsNaN" in checks["placement"].fact
 
 

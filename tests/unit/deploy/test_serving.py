@@ -40,7 +40,7 @@ P100 = Hardware((Gpu("Tesla P100", (6, 0)),), (12, 8))
 CLOSED = (
     "CUDAExecutionProvider does not open, libcublas.so.13 cannot be loaded; `amp-rewrite doctor` tells what is missing"
 )
-ANYWAY = "; ignore_performance=True converts it all the same"
+ANYWAY = "; ignore_performance=True converts it anyway"
 
 pytestmark = pytest.mark.skipif(cuda_opens(), reason="for a machine on which everything runs on the CPU")
 

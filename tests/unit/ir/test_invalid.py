@@ -17,7 +17,7 @@ UNMADE = "which nothing before it produces: the graph is cyclic, unsorted, or la
 SAID = {
     "a cycle": f"node 'Add_0' (Add) reads 'c', {UNMADE}",
     "an input that nothing makes": f"node 'Add_0' (Add) reads 'nothing', {UNMADE}",
-    "an output that nothing makes": "graph 'main': output 'y' is produced by nothing; mend the model's graph",
+    "an output that nothing makes": "graph 'main': output 'y' has no producer; fix the model's graph",
     "a value made twice": "graph 'main': value 'y' is defined twice; rename one of the two",
     "a value that has an input's name": "graph 'main': value 'x' is defined twice; rename one of the two",
     "a body that reads what comes later": f"node 'If_0/then_branch/Relu_0' (Relu) reads 'q', {UNMADE}",

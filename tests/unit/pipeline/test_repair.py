@@ -126,7 +126,7 @@ def test_a_budget_in_which_nothing_was_found_solves_nothing() -> None:
 
     assert not found.solved
     assert found.text().splitlines()[1] == (
-        "  the budget ended after 1 trial, before a set was near enough; all regions are pinned below: allow more"
+        "  the budget ended after 1 trial, before a set met the tolerance; all regions are pinned below: allow more"
     )
     assert found.verdict is not None
     assert found.to_dict()["verdict"] == found.verdict.to_dict()  # also of a verdict that failed

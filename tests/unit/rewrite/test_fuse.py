@@ -122,7 +122,7 @@ ENDS_IN_Y = "1 stays unfused (ends in the_y): "
             20,
             "float[N] x",
             "gelu_erf",
-            "the rank of what it is applied to is not known, or less than that of its constants",
+            "the rank of its operand is not known, or less than that of its constants",
         ),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_cast_to_half_is_no_copy() -> None:
 
 
 TWICE = "its scores are laid out anew twice"
-NOT_BACK = "its scores are laid out anew, and not back"
+NOT_BACK = "its scores are reshaped or transposed, and not back"
 NOT_SPLIT = "batch and heads of its scores are not known to be split and put together again"
 
 

@@ -101,7 +101,7 @@ def with_fed(model: ModelProto, name: str) -> ModelProto:
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (with_reader(conv()), "others read what linear gives, or it lies in another graph"),
+        (with_reader(conv()), "other ops read the result of linear, or it is in another graph"),
         (with_fed(conv(), "mean"), "mean is not a constant"),
         (changed(conv(), "gamma", [9e9] * 6), "its folded weights would reach 1.97e+10, beyond the range of float16"),
         (changed(conv(), "gamma", [1e-9] * 6), "the folded weights of 6 channels would be subnormal in float16"),

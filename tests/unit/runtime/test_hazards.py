@@ -127,7 +127,7 @@ def tagger() -> ModelProto:
 
 def test_a_conversion_reports_the_hazard_and_the_way_round() -> None:
     (finding,) = (f for f in amp_rewrite.convert(tagger()).report.findings if f.kind == "runtime_hazard")
-    assert "dies (SIGSEGV)" in finding.message
+    assert "crashes (SIGSEGV)" in finding.message
     assert "disabled_optimizers=['MatmulTransposeFusion']" in finding.message
     for options in ({"to": "bfloat16", "target": "onnx"}, {"keep": ["op=MatMul", "op=Transpose"]}):
         kinds = {f.kind for f in amp_rewrite.convert(tagger(), **options).report.findings}

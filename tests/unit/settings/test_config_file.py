@@ -147,7 +147,7 @@ def test_the_environment_gives_level_lists_and_log_path() -> None:
         ("headroom = 1\n", ":1: a headroom of 1 leaves nothing to spare; use a number above 1, as in 2"),
         ("headroom = inf\n", ":1: a headroom of inf leaves nothing to spare; use a number above 1, as in 2"),
         ("data = 1\n", ":1: data is 1; write text in quotes"),
-        ("to = \n", ": not valid TOML: Invalid value (at line 1, column 6); mend it (text needs quotes)"),
+        ("to = \n", ": not valid TOML: Invalid value (at line 1, column 6); correct it (text needs quotes)"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_file_is_named_with_its_line_and_the_way_out(tmp_path: Path, text: str, message: str) -> None:

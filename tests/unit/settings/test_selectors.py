@@ -143,7 +143,7 @@ def test_a_comma_in_a_name_is_escaped_or_stands_in_brackets() -> None:
         ("", "pattern '': a term is empty; write KEY=VALUE or a glob on the node name"),
         (
             "re:a(",
-            "pattern 're:a(': not a regular expression: missing ), unterminated subpattern at position 1; mend it",
+            "pattern 're:a(': not a regular expression: missing ), unterminated subpattern at position 1; correct it",
         ),
         ("op~=Conv", "pattern 'op~=Conv': op takes a glob; write op=Conv, or name~= for an expression"),
     ],
