@@ -180,7 +180,7 @@ def _show(outcome: Outcome, talk: Any, *, dry_run: bool) -> None:
 
 
 def _conclude(batch: Batch, done: int, failed: int, quiet: bool) -> None:
-    """Say how many models were converted, and what else was done."""
+    """Print the counts of models that were converted, failed or not started."""
     left = batch.models - done - failed
     parts = [f"{count(done, 'model')} {'done' if batch.asked.write else 'would be written'}"]
     parts += [f"{failed} failed"] if failed else []

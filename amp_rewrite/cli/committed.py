@@ -19,7 +19,7 @@ def commit_exists(ref: str, beside: Path) -> bool:
 
 
 def committed(file: Path, ref: str, folder: Path) -> Path | None:
-    """Write a model or report as it is in a commit to a folder, with its external data; None if it is not there.
+    """Write the committed version of a file, with its external data, to a folder; None if the commit lacks it.
 
     Filters run, so that a file of git-lfs is the model and not its pointer. External data that is not in the commit is
     left out.
@@ -57,7 +57,7 @@ def _asked(where: Path, *words: str, into: IO[bytes] | None = None) -> subproces
 
 
 def _git(where: Path, *words: str, into: IO[bytes] | None = None) -> str:
-    """Return what git prints. ReportError with its own words if it fails."""
+    """Return the output of git. ReportError with git's message if it fails."""
     done = _asked(where, *words, into=into)
     if done.returncode != 0:
         said = one_line(done.stderr.decode(errors="replace"))

@@ -136,7 +136,7 @@ class _Bash(_Complete):
     source_template = _BASH
 
     def fitted(self, item: CompletionItem[str], option: str, written: str) -> CompletionItem[str]:
-        """Drop what stands before the last "=" or ":", where bash begins a word of its own."""
+        """Drop the text up to the last "=" or ":", where bash begins a new word."""
         current = os.environ.get("COMP_CUR", written)
         if item.type in ("plain", "open") and written.endswith(current):
             return CompletionItem(item.value[len(written) - len(current) :], item.type, item.help)

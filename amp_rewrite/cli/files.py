@@ -1,4 +1,4 @@
-"""Files of commands: models that come from stdin or go to stdout, and outputs whose folders are made."""
+"""Files of commands: models from stdin, models to stdout, and outputs whose folders are created."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FOLDERS = f"{__name__}.folders"
 
 
 class _Models(click.Path):
-    """The path of a model; "-" is a file that holds what comes from stdin."""
+    """The path of a model; "-" stands for a temporary copy of stdin."""
 
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = self.named(value, param, ctx)
@@ -97,7 +97,7 @@ def beside(model: Path, suffix: str, *, needed: bool = True) -> Path:
 
 
 def _from_stdin(ctx: click.Context) -> Path:
-    """Return a file that holds what comes from stdin, until the command ends."""
+    """Return a copy of stdin in a file that lasts until the command ends."""
     if _STDIN in terminal.ALIASES.values():
         raise click.UsageError("only one model can come from stdin; name a file for the other", ctx)
     if sys.stdin is None or sys.stdin.isatty():

@@ -213,7 +213,7 @@ def _print_anything() -> None:
 
 
 def _hold_streams() -> None:
-    """Give closed standard streams a file: else the next one opened, such as a model, would get what is printed.
+    """Open closed standard streams on the null device: else the next file opened, a model say, would get the output.
 
     Writing to a closed stdout fails, as to a full disk; what goes to a closed stderr is lost.
     """

@@ -29,7 +29,7 @@ _MEANT = {word: option for option, words in _KNOWN_AS.items() for word in words}
 
 
 def closest_option(word: str, command: click.Command | None) -> str | None:
-    """Return the option of a command that an unknown one stands for; None if none resembles it."""
+    """Return the option of a command that an unknown word probably means; None if none resembles it."""
     options = [param for param in command.params if isinstance(param, click.Option)] if command else []
     own = [name for option in options for name in (*option.opts, *option.secondary_opts)]
     spelled = word.replace("_", "-").lower()

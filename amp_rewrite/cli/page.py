@@ -29,7 +29,7 @@ def is_page(file: Path | None) -> bool:
 
 
 class Kind(NamedTuple):
-    """What a file holds: its noun, the files that may, the words for others, and what it must not replace."""
+    """The kind of an output file: noun, test of its name, advice, and words for what it must not replace."""
 
     noun: str
     fits: Callable[[Path], bool]
@@ -72,7 +72,7 @@ def encoded(json_text: str, page: Page | None) -> str:
 
 
 def write_page(shown: Shown | None, file: Path | None, *, quiet: bool, fate: str = "nothing was changed") -> None:
-    """Write a page to a file and say so; nothing without a file. `fate`: what has happened if that fails."""
+    """Write a page to a file and say so; do nothing without a file. `fate`: words for the state of other outputs."""
     if file is not None and shown is not None:
         write_file(file, shown.to_html(), fate)
         terminal.talk(f"wrote {file}", quiet=quiet)

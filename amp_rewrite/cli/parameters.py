@@ -129,7 +129,7 @@ def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
 
 
 class Command(click.Command):
-    """A command whose help shows examples, and options below headings where there are many."""
+    """A command whose help shows examples, and many options below headings."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         params = super().get_params(ctx)

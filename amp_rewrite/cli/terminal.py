@@ -183,7 +183,7 @@ def _fitted(line: str, width: int) -> list[str]:
 
 
 def _painted(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines with styles, where a heading or the start of a line tells what a word means."""
+    """Yield the lines with styles, chosen by the heading above a line and by its first word."""
     heading = ""
     for line in lines:
         heading = line if line in _CELLS else heading if line else ""

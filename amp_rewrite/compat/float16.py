@@ -121,7 +121,7 @@ def convert_float_to_float16_model_path(
 
 
 def io_rules(keep_io_types: bool | Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return rules of `io` for `keep_io_types`, and those that may match nothing with what they stand for."""
+    """Return the `io` rules of `keep_io_types`, and names by rule for the rules that may match nothing."""
     if isinstance(keep_io_types, bool):
         return ["keep" if keep_io_types else "low"], {}
     kept = {f"{glob.escape(name)}=float32": f"{name!r} of keep_io_types" for name in _listed(keep_io_types)}

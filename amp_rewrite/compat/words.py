@@ -47,7 +47,7 @@ def refuses_unknown(function: F) -> F:
 
 
 def without_effect(given: Mapping[str, object], why: Mapping[str, str]) -> None:
-    """Warn of each argument by name that is given (not None, not False) and changes nothing here.
+    """Warn of each argument that is set (not None, not False) but has no effect here.
 
     `why`: what happens instead, by name.
     """

@@ -229,7 +229,7 @@ class _Planner:
     # -- casts that the model has already ------------------------------------------------------------
 
     def _fold(self, homes: Mapping[ValueId, DType], needs: _Needs) -> None:
-        """Find the model's own Casts that the changes around them made superfluous, and read past them.
+        """Bypass Casts of the model that the changes around them made superfluous.
 
         A Cast to the type in which its source is made is a copy; its readers read the source. The same holds if the
         source is a value of that type, widened to float32. Of two equal Casts of one source the second is superfluous.

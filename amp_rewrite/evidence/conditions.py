@@ -19,7 +19,7 @@ from amp_rewrite.settings.origin import target_of
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The way in which a model runs: the provider that must open; low ops as float32 ops that round, or as they are.
+    """The way in which a model runs: the provider that must open, and low ops emulated or unchanged.
 
     `target`: the one that the model was converted for, whose sums the emulation follows.
     """
@@ -61,7 +61,7 @@ class Conditions:
         return self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_opens()
 
     def way(self, model: Model) -> Way:
-        """Return the way in which a model runs: one converted for WebGPU on such a device, if there is one here.
+        """Return the way in which a model runs: on WebGPU if it was converted for that and this machine has a device.
 
         Without the device it is emulated, with sums in float16 as the device has them.
         """
@@ -91,7 +91,7 @@ def session_on(
 
 
 def check_as_is(model: Model, name: str, provider: str) -> None:
-    """Raise ModelError, naming the model, if it is not sound as it stands: its emulation might be.
+    """Raise ModelError, naming the model, if it is invalid, which its emulation might hide.
 
     It must open on the provider, and its outputs must have the types that they declare. A kernel may be missing, since
     the emulation stands for it.

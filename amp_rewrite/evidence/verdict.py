@@ -110,7 +110,7 @@ class Verdict(Result):
 
     @property
     def _next(self) -> tuple[str, ...]:
-        """The way on from failed outputs whose error was not followed along the depth."""
+        """The next step for failed outputs whose error was not measured along the depth."""
         if self.ok or self.refusals or self.depth is not None:
             return ()
         return (f"the op that the error comes from: verify again with {spelled('depth', True)}, or run locate",)

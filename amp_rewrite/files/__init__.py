@@ -1,1 +1,1 @@
-"""ONNX files: what is in them, where their bytes lie, how they are written."""
+"""ONNX files: their content, the place of their bytes, and writing them."""

@@ -1,4 +1,4 @@
-"""Files of other frameworks, recognized by content or else by suffix, and the way from each to ONNX."""
+"""Files of other frameworks, recognized by content or suffix, and the conversion of each to ONNX."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ FORMATS = (
 
 
 def foreign(path: Path) -> str | None:
-    """Return the format of a file that is not an ONNX model and the way to one, in words; None for unknown formats.
+    """Return the format of a file that is not an ONNX model, and how to convert it, in words; None for unknown formats.
 
     Of folders, those that hold a SavedModel are known.
     """

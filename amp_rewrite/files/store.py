@@ -106,7 +106,7 @@ def save_together(models: Sequence[tuple[Saving, ModelProto]], progress: Progres
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """Models on their way into files. `kept`: files that they are read from; `undo` removes what is not complete."""
+    """Models that are being written. `kept`: files that they are read from; `undo` removes incomplete files."""
 
     models: Sequence[tuple[Saving, ModelProto]]
     kept: Collection[str]
@@ -240,7 +240,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def _of_a_process(path: Path) -> bool:
-    """True for a link to what a process has open, such as /dev/stdout: its place is not a file's to take."""
+    """True for a link to an open file of a process, such as /dev/stdout, which no file may replace."""
     return path.is_symlink() and str(path.readlink()).startswith("/proc/")
 
 

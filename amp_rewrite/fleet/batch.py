@@ -31,7 +31,7 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a batch does besides converting: `convert_many` takes the same words."""
+    """Settings of a batch beside those of a conversion: `convert_many` takes the same words."""
 
     out: Path
     name: str = SAME

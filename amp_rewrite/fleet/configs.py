@@ -27,7 +27,7 @@ def _read(source: Path) -> bytes:
 
 
 def with_new_names(source: Path, target: Path, targets: Mapping[str, Path]) -> bytes | None:
-    """Return a configuration that names results in place of sources; None for one that is right as it is.
+    """Return a configuration that names results instead of sources; None if nothing changes.
 
     Each "filename" of `genai_config.json` is a path beside it. `targets`: results by the real paths of sources. Types
     are not written there: onnxruntime-genai takes those of caches and logits from the model.

@@ -1,4 +1,4 @@
-"""The flow of jobs through an executor: at most so many in flight, each result as soon as it is there."""
+"""The flow of jobs through an executor: a bounded number in flight, and each result as soon as it is ready."""
 
 from __future__ import annotations
 

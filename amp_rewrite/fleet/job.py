@@ -177,7 +177,7 @@ class _Work:
             self.note(rc=FAILED, error=error, trace=trace, made="")
 
     def convert(self) -> None:
-        """Load and convert the model, and verify it where data say how; nothing for one that is known to be done."""
+        """Load and convert the model, and verify it if the task has data; skip a model that is known to be done."""
         if self.job.version != VERSION:
             fact = f"the worker has amp-rewrite {VERSION}, and the job is from {self.job.version}"
             raise ModelError(f"{fact}; install the same version everywhere")
@@ -212,7 +212,7 @@ class _Work:
         return bool(known.made) and self.task.target.is_file() and digest(Model.load(self.task.target)) == known.made
 
     def written_before(self) -> bool:
-        """True if the target is there, and what this conversion makes."""
+        """True if the target exists and equals the result of this conversion."""
         if not self.task.target.is_file():
             return False
         try:

@@ -64,7 +64,7 @@ class Outcome(Result):
 
     @property
     def fate(self) -> str:
-        """What became of the model, in a few words."""
+        """The outcome in a few words."""
         if self.error:
             return self.error
         totals = self.totals

@@ -104,7 +104,7 @@ def size_of(place: Path) -> int | None:
 
 
 def fetched(source: Path, here: Path) -> Path:
-    """Fetch a file, and return where it is; one of this machine stays where it is."""
+    """Fetch a file and return its local path; a local file stays in place."""
     if not url_of(source):
         return source
     store, path = store_of(source)

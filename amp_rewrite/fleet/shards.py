@@ -26,7 +26,7 @@ M = TypeVar("M", Ranges, Verdict)
 
 @dataclass(frozen=True, slots=True)
 class _Shard(Generic[M]):
-    """Data by number, and what to measure on it; files alone, so that it can go to another machine."""
+    """A shard of the data by number, and what to measure on it; it names files, so it can go to another machine."""
 
     number: int
     data: str

@@ -76,7 +76,7 @@ def run(job: Job, progress: Progress | None = None) -> list[Outcome]:
 
 
 def _run_in(folder: Path, job: Job, progress: Progress | None) -> list[Outcome]:
-    """Fetch what the tasks of a job read, do it, and put what it wrote: data files first, models last."""
+    """Fetch the inputs of a job, run it, and upload its outputs: data files first, models last."""
     tasks = []
     for task in job.tasks:
         source = fetched(_place(job, task.source), folder / "read" / task.source)

@@ -19,7 +19,7 @@ from amp_rewrite.settings.options import Options, Request
 
 
 class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no types here
-    """Conversion as a pass, for `onnx_ir.passes.Sequential`. It returns a new model, and leaves the given one as it is.
+    """Conversion as a pass, for `onnx_ir.passes.Sequential`. It returns a new model and does not change its input.
 
     Weights stay lazy: those that are converted are read and cast when they are saved, the others are the tensors of the
     given model. Metadata are kept, also the `meta` of models, graphs, nodes and values, by name.
@@ -156,7 +156,7 @@ def _lazy(model: Model, stub: TensorProto, stated: Any) -> Any:
 
 
 def _carry_meta(source: onnx_ir.Model, ir_model: onnx_ir.Model) -> None:
-    """Copy `meta`, which no proto holds, from what has the same name: nodes by that of their first output."""
+    """Copy `meta`, which protos lack, between objects of the same name; a node goes by the name of its first output."""
     ir_model.meta.update(source.meta)
     ir_model.graph.meta.update(source.graph.meta)
     known = dict(_named(source))

@@ -178,7 +178,7 @@ def _resolved(
 def _followed(
     marked: Mapping[OpId, str], before: View, after: View, results: Mapping[OpId, tuple[str, ...]]
 ) -> Mapping[OpId, str]:
-    """Return the marks of ops in another view, where `results` are the names of what changed ops make."""
+    """Return the marks of ops in another view; `results` are the names of the results of changed ops."""
     if not marked:
         return marked
     made = {results.get(op, tuple(before.ops[op].node.output)): word for op, word in marked.items()}

@@ -1,4 +1,4 @@
-"""The finding that little of a model becomes low: the share of its operations, what keeps the others, what to do."""
+"""The finding that little of a model becomes low: the share of its operations, the rules behind that, the remedy."""
 
 from __future__ import annotations
 

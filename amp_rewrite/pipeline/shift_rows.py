@@ -1,4 +1,4 @@
-"""What a shift did, as rows and findings of the report."""
+"""Rows and findings of the report about a shift."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def makers(view: View) -> Mapping[str, int]:
 
 
 def shifts(view: View) -> Mapping[int, int]:
-    """Return the exponent of what each op of a shifted model makes, by its row; ops that are not shifted have none."""
+    """Return the exponent of the results of each shifted op, by its row."""
     exponents = {}
     for op in view.ops:
         shifted = (_SHIFTED.search(view.value_name(value)) for value in op.results)

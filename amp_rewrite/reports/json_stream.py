@@ -1,4 +1,4 @@
-"""JSON read item by item: an object whose long lists never stand in memory as a whole.
+"""JSON read item by item, so that the long lists of an object are never in memory as a whole.
 
 Python's decoder turns a text into dicts and lists of ten times its size. Here each item of a top-level list is decoded
 and handed over by itself.

@@ -79,14 +79,14 @@ def crossed(a: RowGraph, b: RowGraph, matches: Matches) -> Iterator[tuple[int, i
 
 
 def _operands(a: RowGraph, b: RowGraph, i: int, j: int, to_b: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
-    """Yield what a pair of ops reads, place by place; nothing if they commute and are the same."""
+    """Yield the operands of a pair of ops, place by place; none for a pair that commutes and reads the same."""
     mine, theirs = a.reads[i], b.reads[j]
     if order(a.report.rows[i], mine, theirs, to_b) is None:
         yield from ((place, r, s) for place, (r, s) in enumerate(zip(mine, theirs, strict=False)))
 
 
 def order(row: Row, mine: Sequence[int], theirs: Sequence[int], to_b: Mapping[int, int]) -> list[int] | None:
-    """Return where an op that commutes reads each of the operands that its pair reads; None if it reads others."""
+    """Return the places at which a commuting op reads the operands of its pair; None if it reads others."""
     if row.op not in COMMUTATIVE:
         return None
     mine, theirs = ([*reads, *[NO_ROW] * (len(row.inputs) - len(reads))] for reads in (mine, theirs))
@@ -299,7 +299,7 @@ class _Pairs:
                             self.join(reader, other)
 
     def _operands(self, side: _Side, i: int) -> Sequence[int]:
-        """Return what a row reads; what one reads whose operands commute, by kind."""
+        """Return the operands of a row; sorted by kind if they commute."""
         reads = side.graph.reads[i]
         if side.rows[i].op not in COMMUTATIVE:
             return reads

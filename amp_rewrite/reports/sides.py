@@ -43,7 +43,7 @@ class Matches:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sides:
-    """Both models of a difference: reports, models where they are at hand, what is the same, and all that differs."""
+    """Both models of a difference: reports, views if available, pairs of equal ops, and all differences."""
 
     reports: tuple[ReportData, ReportData]
     views: tuple[View | None, View | None]

@@ -1,4 +1,4 @@
-"""Reports from what has one: a report, its file, a result of a conversion, or a model, whose inventory it is."""
+"""Reports of any source: a report, its file, the result of a conversion, or a model, for its inventory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def report_in(source: ReportSource) -> Report:
 
 
 def report_and_view(source: ReportSource) -> tuple[Report, View | None]:
-    """Return a report, and the model whose ops its rows are where it is at hand: not for a report in a file."""
+    """Return a report, and the view of the model behind its rows; None for a report in a file."""
     if isinstance(held := getattr(source, "report", source), Report):
         return held, getattr(source, "view", None)
     if isinstance(source, (str, os.PathLike)) and is_report(source):

@@ -54,7 +54,7 @@ def apply(view: View, plan: Plan) -> Model:
 
 
 def import_standard(proto: ModelProto) -> None:
-    """Make sure that a model may hold Casts: one of ai.onnx.ml ops alone imports no ai.onnx opset."""
+    """Import an ai.onnx opset if the model lacks one, as with ai.onnx.ml ops alone; Casts need it."""
     if not any(normal_domain(o.domain) == "" for o in proto.opset_import):
         proto.opset_import.add(domain="", version=FIRST_BFLOAT16_CAST)
 
@@ -123,7 +123,7 @@ class _Emitter:
         yield new_node("Clip", [source, *bounds], clamped, name=name)
 
     def _node_name(self, name: str) -> str:
-        """Return a free name made from a value name, which is unique but for a user's own choice."""
+        """Return a free node name derived from a value name."""
         return unused(name, self.view.names)
 
     # -- one node ------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class _Emitter:
 
 
 def _widen_inside(node: NodeProto) -> None:
-    """Let what a node computes inside in a low type by its own choice be float32."""
+    """Set a node's attributes for an inner low type to float32."""
     for a in node.attribute:
         if a.name in INNER_DTYPE_ATTRIBUTES and DType.of(a.i) in LOW_TYPES:
             a.i = DType.FLOAT.code

@@ -38,7 +38,7 @@ from amp_rewrite.settings.choices import Opset, Target
 def at_opset(
     view: View, opset: Opset, to: DType, target: Target, *, fusing: bool = True
 ) -> tuple[View, tuple[Finding, ...]]:
-    """Return the view at another ai.onnx opset, and a finding that says what was gained, lost or in the way.
+    """Return the view at another ai.onnx opset, and a finding about gains, losses or obstacles.
 
     "auto": the opset at which the target serves most ops, never one at which it serves fewer of any kind; the view
     itself if that is its own. A number: that opset. ModelError if the model cannot be moved there, saying why.
@@ -125,7 +125,7 @@ _ONE_OP = {rule.name: first for rule in FUSIONS if (first := FIRST_FUSED.get(rul
 
 
 def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
-    """Return the view at the opset that serves most; of several such the nearest, and its own before any other."""
+    """Return the view at the opset that serves most ops; among equals its own, then the nearest."""
     current = view.opsets[""]
     own = judge.covers(view)
     best: Model | None = None

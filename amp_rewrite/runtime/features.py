@@ -1,4 +1,4 @@
-"""What releases of onnx and onnxruntime lack that this package works with: features, and the first release to use.
+"""Features that older releases of onnx and onnxruntime lack, and the first release with each.
 
 `tests/support/needs.py` says which tests are skipped for each; docs/how-to/install.md and `amp-rewrite doctor` tell it.
 """

@@ -142,7 +142,7 @@ def _by_constant(view: View, op: Op) -> bool:
 
 
 def _biased(view: View, op: Op) -> bool:
-    """True if a product is read by the sum with a constant alone, which onnxruntime makes one node of first."""
+    """True if the only reader of a product adds a constant to it, since onnxruntime fuses these two first."""
     total = only_reader(view, op.outputs[0], "Add", yielded=True)
     return total is not None and any(view.constant(value) is not None for value in total.inputs)
 

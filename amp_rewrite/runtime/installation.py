@@ -82,7 +82,7 @@ def _package(distribution: metadata.Distribution, name: str, record: str) -> Pac
 
 
 def faults(installed: Sequence[Package], origin: str | None) -> Iterator[Fault]:
-    """Yield the faults of packages whose module Python finds at `origin`, the worst first; none that all is missing."""
+    """Yield the faults of packages whose module Python finds at `origin`, the worst first."""
     names = list(dict.fromkeys(package.name for package in installed))
     if len(installed) > 1:
         listed = " and ".join(map(str, installed))
@@ -146,7 +146,7 @@ def module_origin() -> str | None:
 
 
 def installation_faults() -> tuple[Fault, ...]:
-    """Return the faults of what is installed here, from files alone, the worst first."""
+    """Return the faults of this installation, from its files alone, the worst first."""
     installed, origin = packages(), module_origin()
     found = list(faults(installed, origin))
     if not installed and origin is not None and not origin.endswith(".py"):

@@ -207,7 +207,7 @@ class Target(_Choice):
 
     @property
     def limits(self) -> Limits | None:
-        """What the documentation of the runtime excludes; None for onnxruntime's CUDA provider and for ONNX."""
+        """Limits in the documentation of the runtime; None for onnxruntime's CUDA provider and for ONNX."""
         from amp_rewrite.runtime.limits import LIMITS  # late: not every command converts
 
         return LIMITS.get(self._family)

@@ -244,7 +244,7 @@ def _value_names(view: View) -> Iterable[str]:
 
 
 class _Criterion(NamedTuple):
-    """The key of a term: what it selects, the words of an error if that is nothing, and the names to suggest then."""
+    """The key of a term: what it selects; and if that is nothing, the words of the error and the names to suggest."""
 
     select: Callable[[View, re.Pattern[str]], Selected]
     nothing: str

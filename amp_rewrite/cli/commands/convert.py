@@ -174,7 +174,7 @@ class _Talk:
     def outcome(
         self, converted: Converted, repaired: Repaired | None, *, asked: bool, command: str, page: Page | None
     ) -> None:
-        """Print a conversion and its repair. `asked`: also where the command is quiet. `command`: the next one.
+        """Print a conversion and its repair. `asked`: print even with --quiet. `command`: the one to suggest.
 
         `page`: what is drawn, which JSON then holds.
         """

@@ -57,7 +57,7 @@ def lists(ops: tuple[str, ...], whole: bool, as_json: bool, **given: Any) -> Non
 
 
 def _entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
-    """Return the entries of an op by name, and the one where no condition holds; ListError for an unknown op."""
+    """Return the entries of an op by name, and the entry without a condition; ListError for an unknown op."""
     domain, op_type = parse_name(word, _WHERE)
     entries = lists.entries_of(domain, op_type)
     if not entries:

@@ -129,7 +129,7 @@ def _overlay(model: Path, layer: str | None, reasons: Path | None, errors: Path 
 
 
 def _page(report: Report, view: View | None, errors: Path | None) -> Page:
-    """Return the page of a report, with what its model adds, and errors that locate found."""
+    """Return the page of a report, with the facts of its model and the errors that locate measured."""
     from amp_rewrite.reports.located_errors import LocatedErrors
     from amp_rewrite.reports.page.drawn import drawn
     from amp_rewrite.reports.page.page import Page

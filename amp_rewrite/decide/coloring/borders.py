@@ -189,7 +189,7 @@ def last_product(state: State) -> None:
 
 
 def _before_products(state: State) -> set[OpId]:
-    """Return the ops on whose results a low product depends, and ops with bodies that hold one.
+    """Return the ops that a low product depends on, and ops whose bodies contain such a product.
 
     What the user lowers, ops and outputs, counts as a product.
     """

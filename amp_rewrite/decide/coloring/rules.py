@@ -92,7 +92,7 @@ def between_allow(state: State) -> None:
 
 
 def _norm_entries(state: State) -> Mapping[int, int]:
-    """Return the vertices of float32 norms, each with the vertex that makes what its norm reads."""
+    """Return the vertices of float32 norms, each with the vertex that computes the norm's input."""
     entries: dict[int, int] = {}
     for cluster in state.hazards.clusters if state.options.spare_casts else ():
         if cluster.kind == "rms_normalization" and cluster.entry is not None:
@@ -154,7 +154,7 @@ _ATTEMPTS = 4
 
 
 def _joinable(state: State, v: int) -> bool:
-    """True for a vertex that may join others: constants and vertices alone make what it reads, not edges of a graph."""
+    """True for a vertex that may join others: it reads only constants and vertices, not edges of a graph."""
     if v in state.low or not _between(state, v):
         return False
     read = filter(state.varies, state.op(v).operands)

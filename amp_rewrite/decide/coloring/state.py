@@ -113,7 +113,7 @@ class State:
 
     @cached_property
     def decoded_weights(self) -> Sequence[OpId]:
-        """DequantizeLinear ops that read a constant, or what a QuantizeLinear makes of one, in order."""
+        """DequantizeLinear ops that read a constant or a quantized constant, in order."""
         view, quantized = self.view, first_input_of(QUANTIZES)
         decoded = ((op.id, trail(view, op.inputs[0], quantized, 1)[1]) for op in view.ops if op.kind in DEQUANTIZES)
         return [op for op, source in decoded if view.constant(source) is not None]

@@ -171,7 +171,7 @@ def _seen_type(state: State, value: ValueId, readers: frozenset[OpId]) -> DType 
 
 
 def _read_as(state: State, value: ValueId, use: Use) -> DType | None:
-    """Return the type in which a value is read; a Cast takes it as it is made."""
+    """Return the type in which a value is read; a Cast reads the type in which it was computed."""
     upcast = state.made_upcast(value) if _takes_any_type(state, use) else state.reads_upcast(*use)
     return DType.FLOAT if upcast else state.view.dtype(value)
 

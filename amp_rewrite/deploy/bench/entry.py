@@ -1,4 +1,4 @@
-"""What a benchmark measures of one model."""
+"""The measurements of one model in a benchmark."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def doctor(
 
 
 def opening(model: Path, ask: Callable[[], Asked] | None = None) -> Checkup:
-    """Open a model file as it is in processes of its own: on the CPU, and on CUDA if that opens here.
+    """Open a model file unchanged, in separate processes: on the CPU, and on CUDA if that opens here.
 
     A finding names the signal that ends the process, or onnxruntime's objection, and the optimizers without which it
     opens. `ask` replaces the query of onnxruntime. ModelError for a path that is not a file.

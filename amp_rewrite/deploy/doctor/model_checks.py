@@ -1,4 +1,4 @@
-"""Checks of a model as it is converted: what is low, what falls to the CPU, sizes, and the speed that they allow."""
+"""Checks of a converted model: ops in the low type, ops left to the CPU, dimensions, and the speed-up to expect."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ _Carrier = Callable[[_Builder, NodeProto, list[_Rows]], tuple[_Rows, list[NodePr
 
 
 def _carrier(op: Op) -> _Carrier | None:
-    """Return the function that makes an op return the rows of its bodies, or None.
+    """Return the function that extends an op to return the rows of its bodies; None for other ops.
 
     The function changes a copy of the node; it returns the rows, and nodes to insert after the op.
     """

@@ -91,7 +91,7 @@ def scored_rows(view: View, numbers: Numbers) -> Iterator[ScoredRow]:
 
 
 def _scored_row(view: View, softmax: Op, numbers: Numbers) -> ScoredRow | None:
-    """Return what is known of the scores that a softmax reads; None if anything unknown is done to them."""
+    """Return the known facts about the scores that a softmax reads; None if an unknown op changes them."""
     terms: list[Term] = []
     shown, exclusive, reader = np.ones((), bool), True, softmax
     value = softmax.inputs[0]
@@ -125,7 +125,7 @@ def _added(view: View, op: Op, numbers: Numbers, exclusive: bool) -> tuple[Term,
 
 
 def _selected(view: View, op: Op, numbers: Numbers) -> tuple[Array, ValueId] | None:
-    """Return where a Where shows scores, and the scores."""
+    """Return the condition under which a Where keeps scores, and the scores."""
     condition = numbers(op.inputs[0]) if op.inputs[0] is not None else None
     for slot in (1, 2):
         scores, fill = op.inputs[slot], number(view, op.inputs[3 - slot], axes=1)

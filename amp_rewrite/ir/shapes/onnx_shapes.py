@@ -70,7 +70,7 @@ def dims_of(view: View, *, through_values: bool = True) -> AllDims:
 
 
 def _long_range(view: View, op: Op) -> bool:
-    """True for a Range of so many constant numbers that onnx should not make them, as it does to follow values."""
+    """True for a constant Range so long that onnx should not compute it, as its inference of values would."""
     start, limit, delta = (number(view, value) for value in (*op.inputs, None, None, None)[:3])
     if start is None or limit is None or not delta:
         return False

@@ -1,4 +1,4 @@
-"""The figures of a report, with what its model adds where that is at hand."""
+"""The figures of a report, with facts from its model if it is available."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def drawn(
     report: ReportData, view: View | None = None, errors: Mapping[int, float] | None = None
 ) -> tuple[Figure, ...]:
-    """Return summary, barcode and graph of a report, with what the model whose ops the rows are adds where it is known.
+    """Return summary, barcode and graph of a report; with a view of its model, also modules and work.
 
     `errors`: share of the error by row, as `graph` takes it.
     """

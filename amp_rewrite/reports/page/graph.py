@@ -77,7 +77,7 @@ _WITHOUT_SCRIPT = "The graph needs JavaScript, which is off here; the other part
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a graph shows beside others, by vertex: rows, then inputs and outputs of the model.
+    """Differences that a graph shows, by vertex: rows, then inputs and outputs of the model.
 
     `links`: the number of each vertex, equal for the same op in other graphs, -1 for one that is not compared; `casts`:
     the sign of each Cast that no other graph has, by its position in the report.

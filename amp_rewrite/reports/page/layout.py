@@ -45,7 +45,7 @@ def _inner_edges(tree: Tree, edges: Edges, drawn: Collection[int]) -> dict[int, 
 
 
 def _meeting(tree: Tree, depth: Sequence[int], first: int, second: int) -> tuple[int, int, int]:
-    """Return the innermost scope around two scopes, and its part that holds each; -1 where it is the scope itself."""
+    """Return the innermost scope around two scopes, and its part that contains each; -1 if that is the scope itself."""
     below_first = below_second = -1
     while first != second:
         if depth[first] >= depth[second]:

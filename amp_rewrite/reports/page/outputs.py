@@ -21,7 +21,7 @@ _OUTPUTS, _BATCHES = 40, 50
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What decides: the criterion in words, the name of the score, its limit, and True if a higher score is better."""
+    """The criterion in words, the name of its score, the limit, and True if a higher score is better."""
 
     words: str
     score: str

@@ -131,7 +131,7 @@ def _regions(report: ReportData) -> Element:
 
 
 def _findings(report: ReportData) -> list[dict[str, object]]:
-    """Return the findings by kind: what, what it means, what to do, the subjects, and whether it is a mere fact."""
+    """Return the findings by kind: the fact, its meaning, the remedy, the subjects, and True for a mere fact."""
     groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for finding in report.findings:
         groups[finding.kind].append((finding.subject, finding.message))

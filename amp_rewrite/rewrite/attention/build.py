@@ -1,4 +1,4 @@
-"""The nodes of an attention that is one operator: itself, what brings its operands in order, what its mask needs."""
+"""The nodes of an attention as one operator: itself, and the nodes that arrange its operands and its mask."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _masks(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) -> tup
 
 
 def _random_mask(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) -> Array:
-    """Return a mask as narrow as the site's; with a row that shows nothing where there may be one."""
+    """Return a random mask with the site's shape, including a row that shows nothing if the site may have one."""
     whole = (None, None, *site.lengths)[-len(site.mask) :]
     sizes = zip(site.mask, whole, scores[-len(site.mask) :], strict=True)
     shape = [1 if d == 1 and full != 1 else size for d, full, size in sizes]

@@ -159,7 +159,7 @@ def _split(array: Array | None, heads: int) -> Array | None:
 
 
 def _sizes(ends: Sequence[Dims]) -> dict[str, int] | None:
-    """Return sizes that stand for free dimensions by name, no two alike; None if there are too many."""
+    """Return distinct sizes for free dimensions, by name; None if there are too many."""
     names = dict.fromkeys(name for end in ends for d in end for name in sorted(names_in(d)))
     return dict(zip(names, _FREE, strict=False)) if len(names) + RANK <= len(_FREE) else None
 

@@ -72,7 +72,7 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
 
 
 def _unfit(view: View, linear: Op, norm: Op) -> str | None:
-    """Return what in the structure forbids folding; None if nothing does."""
+    """Return the obstacle to folding in the structure; None without one."""
     if int_attribute(norm.node, "training_mode", 0) or sum(out is not None for out in norm.outputs) > 1:
         return "it trains: its statistics change"
     if view.opsets.get("", 1) < FIRST_INFERENCE_BATCH_NORM:

@@ -44,7 +44,7 @@ _SUMMANDS = {
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a new value is: a value of the view that was shifted, times 2⁻ᵉ."""
+    """The origin of a new value: a value of the view before the shift, times 2⁻ᵉ."""
 
     value: ValueId
     exponent: int
@@ -217,7 +217,7 @@ class _Emitter:
         )
 
     def _name(self, value: ValueId) -> str:
-        """Return the name under which a value exists as it is made."""
+        """Return the name of a value in the scale in which it is computed."""
         natural = self.natural.get(value, 0)
         if not natural:
             return self.view.value_name(value)

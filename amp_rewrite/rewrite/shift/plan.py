@@ -22,7 +22,7 @@ _ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What is asked of a plan: the low type, room in it, a fixed exponent or None, and whether subnormals flush."""
+    """Requirements of a plan: the low type, the headroom, a fixed exponent or None, and True if subnormals flush."""
 
     to: DType
     headroom: float

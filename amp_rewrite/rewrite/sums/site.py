@@ -126,7 +126,7 @@ class Site:
         return {a.name: onnx.helper.get_attribute_value(a) for a in self.node.attribute if a.name not in dropped}
 
     def plain(self, b: LowBuilder) -> str:
-        """Append the op as it is, in float32; return its first result, whose shape is that of the op's."""
+        """Append the op unchanged, in float32; return its first result."""
         return b.like(self.node, self.inputs)[0]
 
 
