@@ -85,7 +85,7 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
 def _aligned(
     a: RowGraph, b: RowGraph, pairs: Sequence[tuple[int, int]], differing: Collection[int]
 ) -> Iterator[tuple[str, str, bool]]:
-    """Yield the types of each op in A and in B, and True if they differ; in the order of B, those of A alone between."""
+    """Yield the types of each op in A and in B, and True if they differ; in the order of B, A's own ops in between."""
     to_a, in_b = {j: i for i, j in pairs}, {i for i, _ in pairs}
     alone = [i for i in a.live if i not in in_b]
     done = 0
