@@ -24,8 +24,13 @@ from amp_rewrite.ir.view import OpId, View
 from suites.models.test_fixtures import batch, source
 from support.paths import ROOT
 
-RNG = np.random.default_rng(3)
 Array = NDArray[Any]
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator of each test's own, so that no test depends on those before it."""
+    return np.random.default_rng(3)
 
 
 def view_of(body: str, signature: str, weights: Mapping[str, Array] | None = None, opset: int = 20) -> View:
@@ -51,10 +56,10 @@ def measured(found: Prediction, runs: SingleOpRuns, op: int, x: Array) -> float:
 
 
 @pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16], ids=lambda to: to.spelling)
-def test_each_op_of_a_small_network_is_predicted_within_a_third(to: DType) -> None:
-    weights = {"w": RNG.standard_normal((24, 32)) / 5, "v": RNG.standard_normal((32, 16)) / 5}
+def test_each_op_of_a_small_network_is_predicted_within_a_third(to: DType, rng: np.random.Generator) -> None:
+    weights = {"w": rng.standard_normal((24, 32)) / 5, "v": rng.standard_normal((32, 16)) / 5}
     body = "a = MatMul (x, w) b = Tanh (a) c = MatMul (b, v) y = Softmax (c)"
-    x = RNG.standard_normal((40, 24))
+    x = rng.standard_normal((40, 24))
     view = view_of(body, "(float[N,24] x) => (float[N,16] y)", weights)
     found, runs = predicted(view, x, to=to)
     for op in range(4):
@@ -70,16 +75,16 @@ def test_an_output_of_one_element_is_predicted_by_its_exact_derivative() -> None
     assert found.error(found.alone(OpId(0))) == pytest.approx(measured(found, runs, 0, x), rel=0.1)
 
 
-def test_a_sum_with_zero_has_nothing_left_to_round() -> None:
+def test_a_sum_with_zero_has_nothing_left_to_round(rng: np.random.Generator) -> None:
     view = view_of("y = Add (x, zero)", "(float[N,16] x) => (float[N,16] y)", {"zero": np.zeros(16)})
-    x = RNG.standard_normal((50, 16))
+    x = rng.standard_normal((50, 16))
     found, runs = predicted(view, x)
     assert found.error(found.alone(OpId(0))) == pytest.approx(measured(found, runs, 0, x), rel=0.1)
 
 
-def test_a_value_between_two_low_ops_is_rounded_once() -> None:
+def test_a_value_between_two_low_ops_is_rounded_once(rng: np.random.Generator) -> None:
     view = view_of("a = Exp (x) y = Neg (a)", "(float[N,16] x) => (float[N,16] y)")
-    found, _ = predicted(view, RNG.standard_normal((50, 16)))
+    found, _ = predicted(view, rng.standard_normal((50, 16)))
     both = found.error(found.under(LowOps((OpId(0), OpId(1)))))
     assert both == pytest.approx(found.error(found.under(LowOps((OpId(0),)))), rel=1e-6)
 
@@ -95,27 +100,27 @@ def test_an_overflow_is_infinite_and_fails_every_criterion() -> None:
     assert not by.passes(found.score(energies, by))
 
 
-def test_what_underflows_counts_with_all_of_its_value() -> None:
+def test_what_underflows_counts_with_all_of_its_value(rng: np.random.Generator) -> None:
     view = view_of("a = Mul (x, tiny) y = Mul (a, big)", "(float[N,8] x) => (float[N,8] y)",
                    {"tiny": np.full(8, 2.0**-20), "big": np.full(8, 2.0**15)})  # fmt: skip
-    found, _ = predicted(view, RNG.uniform(2.0**-7, 2.0**-6, (30, 8)))  # the product is below half of 2**-24
+    found, _ = predicted(view, rng.uniform(2.0**-7, 2.0**-6, (30, 8)))  # the product is below half of 2**-24
     assert found.error(found.alone(OpId(0))) == pytest.approx(1.0, rel=0.1)
 
 
-def test_ops_that_only_steps_join_to_the_output_are_measured_instead() -> None:
+def test_ops_that_only_steps_join_to_the_output_are_measured_instead(rng: np.random.Generator) -> None:
     body = "a = Exp (x) t = Greater (a, one) y = Where (t, x, a)"
     view = view_of(body, "(float[N,8] x) => (float[N,8] y)", {"one": np.ones(1)})
-    found, runs = predicted(view, x := RNG.standard_normal((20, 8)))
+    found, runs = predicted(view, x := rng.standard_normal((20, 8)))
     (op,) = found.reasons
     assert view.ops[op].kind == "Greater" and "steps" in found.reasons[op]
     assert found.error(found.alone(op)) == measured(found, runs, op, x)
 
 
-def test_every_op_before_rounded_outputs_is_measured_or_refused() -> None:
-    weights = {"w": RNG.standard_normal((24, 16)) * 50}
+def test_every_op_before_rounded_outputs_is_measured_or_refused(rng: np.random.Generator) -> None:
+    weights = {"w": rng.standard_normal((24, 16)) * 50}
     body = "a = MatMul (x, w) b = Tanh (a) c = Mul (b, a) y = Round (c)"
     view = view_of(body, "(float[N,24] x) => (float[N,16] y)", weights)
-    x = RNG.standard_normal((40, 24))
+    x = rng.standard_normal((40, 24))
     found, runs = predicted(view, x)
     assert set(found.measured) == {0, 1, 2, 3}
     assert found.error(found.alone(OpId(2))) == measured(found, runs, 2, x) > 0
@@ -125,10 +130,10 @@ def test_every_op_before_rounded_outputs_is_measured_or_refused() -> None:
         predict(Asked(view, may, DType.FLOAT16), [(fed, runs.reference(fed))], runs, search=True)
 
 
-def test_an_op_without_a_gradient_rule_is_named_and_unknown_without_a_run() -> None:
+def test_an_op_without_a_gradient_rule_is_named_and_unknown_without_a_run(rng: np.random.Generator) -> None:
     body = "a = Exp (x) b = Det (a) y = Sin (b)"
     view = view_of(body, "(float[N,4,4] x) => (float[N] y)")
-    x = RNG.standard_normal((6, 4, 4))
+    x = rng.standard_normal((6, 4, 4))
     found, runs = predicted(view, x)
     assert {view.ops[op].kind for op in found.reasons} >= {"Exp", "Det"}
     assert "Det" in found.reasons[OpId(0)]
@@ -139,14 +144,17 @@ def test_an_op_without_a_gradient_rule_is_named_and_unknown_without_a_run() -> N
 
 
 @pytest.mark.parametrize(
-    "asked", [{"tolerance": 1.0}, {"rtol": 1e-2, "atol": 1e-3}, {"metric": "cosine", "at_least": 0.5},
-              {"metric": "snr", "at_least": 20.0}, {"metric": "psnr", "at_least": 20.0}]
+    ("asked", "within"),  # a predicted square has a standard deviation of a seventh: three of them
+    [({"tolerance": 1.0}, 0.6), ({"rtol": 1e-2, "atol": 1e-3}, 0.6), ({"metric": "cosine", "at_least": 0.5}, 0.4),
+     ({"metric": "snr", "at_least": 20.0}, 0.05), ({"metric": "psnr", "at_least": 20.0}, 0.05)],
 )  # fmt: skip
-def test_scores_of_all_measures_are_near_those_of_the_emulated_model(asked: dict[str, Any]) -> None:
+def test_scores_of_all_measures_are_near_those_of_the_emulated_model(
+    asked: dict[str, Any], within: float, rng: np.random.Generator
+) -> None:
     by = criterion(**asked)
-    weights = {"w": RNG.standard_normal((24, 32)) / 5, "v": RNG.standard_normal((32, 64)) / 5}
+    weights = {"w": rng.standard_normal((24, 32)) / 5, "v": rng.standard_normal((32, 64)) / 5}
     view = view_of("a = MatMul (x, w) b = Tanh (a) y = MatMul (b, v)", "(float[N,24] x) => (float[N,64] y)", weights)
-    x = RNG.standard_normal((40, 24)).astype(np.float32)
+    x = rng.standard_normal((40, 24)).astype(np.float32)
     found, runs = predicted(view, x)
     low = LowOps((OpId(0), OpId(1), OpId(2)))
     results = runs._run(low.ops, {"x": x})["y"].astype(np.float64)
@@ -154,15 +162,15 @@ def test_scores_of_all_measures_are_near_those_of_the_emulated_model(asked: dict
     real, expected = by.score(exact, results, np.isfinite(exact)), found.score(found.under(low), by)
     if asked.get("metric") == "cosine":
         real, expected = 1 - real, 1 - expected
-    assert expected == pytest.approx(real, rel=0.6 if "rtol" in asked or "tolerance" in asked else 0.15)
+    assert expected == pytest.approx(real, rel=within)
 
 
-def test_the_largest_error_follows_rows_and_columns_that_carry_most_of_it() -> None:
+def test_the_largest_error_follows_rows_and_columns_that_carry_most_of_it(rng: np.random.Generator) -> None:
     rows, columns = np.exp(np.linspace(-4, 4, 64))[:, None], np.exp(np.linspace(-2, 2, 16))
     view = view_of(
-        "y = MatMul (x, w)", "(float[N,24] x) => (float[N,16] y)", {"w": RNG.standard_normal((24, 16)) * columns}
+        "y = MatMul (x, w)", "(float[N,24] x) => (float[N,16] y)", {"w": rng.standard_normal((24, 16)) * columns}
     )
-    x = RNG.permutation(RNG.standard_normal((64, 24)) * rows)
+    x = rng.permutation(rng.standard_normal((64, 24)) * rows)
     by = Bound(MEASURES["scaled"], 1.0)
     ratios = []
     for alone in (True, False):
