@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -21,12 +22,14 @@ from amp_rewrite.evidence.instrument.switchable import SwitchableModel, switchab
 from amp_rewrite.evidence.metric import MEASURES, Bound, scaled
 from amp_rewrite.evidence.verdict import SCHEMA, plain_json
 from amp_rewrite.files.model import ModelSource
+from amp_rewrite.ir.view import MAIN
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight, lowered
 from amp_rewrite.reports.measured import Point
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
+from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.keywords import checked
@@ -139,7 +142,7 @@ def pareto(
     curve; its points are the corners of the lower convex hull, so choices between two of them may exist.
 
     Args:
-        model: as `convert` takes it, in float32.
+        model: as `convert` takes it; of a half model the float32 twin counts.
         data: a Feed, or an argument of `Feed.of`.
         points: the largest number of points, beside float32 and what `convert` gives.
         allow_nonfinite: accept NaN and infinity in the data.
@@ -151,7 +154,7 @@ def pareto(
 
     Raises:
         PolicyError: `points` is below 1.
-        ModelError: the model holds a low type already, or its errors cannot be predicted.
+        ModelError: the errors of the model cannot be predicted.
 
     Example:
         >>> import amp_rewrite
@@ -161,10 +164,8 @@ def pareto(
     """
     if points < 1:
         raise PolicyError(f"{spelled('points', points)}: use 1 or more")
-    draft = Draft.of(model, Request.of(**options), folder=folder)
+    draft = _in_float32(Draft.of(model, Request.of(**options), folder=folder))
     feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite)
-    if draft.view.low_types:
-        raise ModelError("the model holds a low type already; give the float32 model that it was made from")
     ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite)
     draft, guarded = shifted_and_guarded(draft, ranges, HEADROOM)
     base = draft.paint(guarded.pins)
@@ -200,9 +201,24 @@ def pareto(
         len(batches),
         tuple(row[0] for row in listed),
         curve.considered,
-        tuple(_notes(feed, listed)),
+        tuple(_notes(feed, listed, draft)),
         made,
     )
+
+
+def _in_float32(draft: Draft) -> Draft:
+    """Return a draft; of a half model that of its float32 twin, whose low inputs and outputs are asked to be low."""
+    view = draft.view
+    if not view.low_types:
+        return draft
+    main, rules = view.scopes[MAIN], []
+    for side, values in (("in", main.inputs), ("out", main.outputs)):
+        low = ((view.value_name(v), dtype) for v in values if (dtype := view.tensor_dtype(v)) in view.low_types)
+        rules += [f"{side}:{glob.escape(name)}={dtype.spelling}" for name, dtype in low if dtype is not None]
+    twin = emulate(draft.source, rounding=False, io="float32")
+    own = draft.request.io
+    given = (own,) if isinstance(own, str) else own or ()
+    return replace(Draft.of(twin, Request({**vars(draft.request), "io": (*rules, *given)})), widened=True)
 
 
 @dataclass
@@ -265,7 +281,9 @@ def _largest(expected: Any, result: Any) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def _notes(feed: Feed, listed: Sequence[tuple[Point, object]]) -> Iterator[str]:
+def _notes(feed: Feed, listed: Sequence[tuple[Point, object]], draft: Draft) -> Iterator[str]:
+    if draft.widened:
+        yield "the model is half already: the points are conversions of its float32 twin, which has the same weights"
     if feed.random:
         yield "the data are random"
     if listed[0][0].kind == FLOAT32:

@@ -6,9 +6,10 @@ import json
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 import amp_rewrite
-from amp_rewrite.errors import ModelError, PolicyError
+from amp_rewrite.errors import PolicyError
 from amp_rewrite.pipeline.pareto import FLOAT32, LOW
 from suites.models.test_fixtures import batch, source
 from support.hard_models import HARD
@@ -76,7 +77,16 @@ def test_a_curve_is_a_table_a_picture_and_json_of_its_schema(curve: amp_rewrite.
     pytest.importorskip("jsonschema").validate(json.loads(curve.to_json()), schema)
 
 
-def test_a_half_model_has_no_curve() -> None:
-    half = amp_rewrite.convert(source("cnn_dynamo18")).model
-    with pytest.raises(ModelError, match="low type already"):
-        amp_rewrite.pareto(half, batch("cnn_dynamo18", "input"))
+def test_a_half_model_has_the_curve_of_its_float32_twin() -> None:
+    half = amp_rewrite.convert(source("bert_dynamo23"), io="low").model
+    fed = batch("bert_dynamo23", "input")
+    curve = amp_rewrite.pareto(half, fed, points=2)
+    assert any("half already" in note for note in curve.notes)
+    number = next(i for i, point in enumerate(curve.points) if point.kind == LOW)
+    made = curve.converted(number).model
+    ends = [{port.name: port.type for port in (*graph.input, *graph.output)} for graph in (half.graph, made.graph)]
+    assert ends[0] == ends[1]
+    assert any(type_.tensor_type.elem_type == TensorProto.FLOAT16 for type_ in ends[0].values())
+    assert curve.points[number].measured_error > curve.points[-1].measured_error == 0.0
+    twin = amp_rewrite.emulate(half, rounding=False, io="float32")
+    assert amp_rewrite.verify(twin, made, fed, tolerance=1e-2, emulate=True)
