@@ -18,13 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, numpy_helper
+from onnx import numpy_helper
 
 import amp_rewrite
 from amp_rewrite.evidence.bounds import Bounds
+from amp_rewrite.files.model import Model
 from benchmarks.shared import measure
 
-MODELS = ("bert_base", "gpt2", "llama", "vit_base", "whisper")
+MODELS = ("bert_base", "gpt2", "llama", "vit_base", "whisper_small_encoder")
 GIVEN = {"pixel_values": (-4.0, 4.0), "input_features": (-4.0, 4.0)}
 SIGMA, SPREAD = 0.1, 0.5
 _MATRIX = 64
@@ -46,16 +47,16 @@ class Row:
     seconds: float
 
 
-def trained(model: ModelProto, seed: int = 0) -> ModelProto:
-    """A model with other weights, in place: matrices with rows of different sizes, and gains."""
+def trained(path: Path, seed: int = 0) -> Model:
+    """A model with other weights: matrices with rows of different sizes, and gains."""
     rng = np.random.default_rng(seed)
-    gains = {node.input[1] for node in model.graph.node if node.op_type in _NORMS}
-    for tensor in model.graph.initializer:
+    model = Model.load(path)
+    gains = {node.input[1] for node in model.proto.graph.node if node.op_type in _NORMS}
+    for tensor in model.proto.graph.initializer:
         if tensor.data_type != onnx.TensorProto.FLOAT:
             continue
         shape = tuple(tensor.dims)
-        old = numpy_helper.to_array(tensor)
-        if tensor.name in gains or (len(shape) == 1 and shape[0] >= _MATRIX and (old == 1).all()):
+        if tensor.name in gains or (len(shape) == 1 and shape[0] >= _MATRIX and (model.array(tensor) == 1).all()):
             new = np.exp(SPREAD * rng.standard_normal(shape, np.float32))
         elif len(shape) >= 2 and min(shape[0], math.prod(shape[1:])) >= _MATRIX:
             new = SIGMA * rng.standard_normal(shape, np.float32)
@@ -66,12 +67,11 @@ def trained(model: ModelProto, seed: int = 0) -> ModelProto:
     return model
 
 
-def row(name: str, weights: str, model: ModelProto | str) -> Row:
+def row(name: str, weights: str, model: Model) -> Row:
     """The shares of one model."""
-    loaded = amp_rewrite.Model.load(model)
-    names = {port.name for port in loaded.proto.graph.input}
+    names = {port.name for port in model.proto.graph.input}
     start = time.process_time()
-    found: Bounds = amp_rewrite.bounds(loaded, {key: ends for key, ends in GIVEN.items() if key in names})
+    found: Bounds = amp_rewrite.bounds(model, {key: ends for key, ends in GIVEN.items() if key in names})
     seconds = time.process_time() - start
     every, heavy = found.counts(), found.counts(heavy=True)
     products = [r for r in found.rows if r.heavy]
@@ -107,9 +107,9 @@ def main() -> None:
     rows: list[Row] = []
     for name in given.names:
         path = given.cache / f"{name}.onnx"
-        rows.append(row(name, "initialization", str(path)))
+        rows.append(row(name, "initialization", Model.load(path)))
         print("  ".join(cells(rows[-1])), flush=True)
-        rows.append(row(name, "trained", trained(onnx.load(path))))
+        rows.append(row(name, "trained", trained(path)))
         print("  ".join(cells(rows[-1])), flush=True)
     measure.write("bound_shares", measure.machine(), rows, measure.markdown(HEAD, map(cells, rows)))
 

@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,14 @@ class _Wrapped:
         return Wrapped().eval()
 
 
-def bert(rows: int = 2) -> Built:
-    """BERT-base, 110 M parameters, rows × 128 tokens, the last half of the rows shorter."""
+def bert(rows: int = 2, tokens: int = 128) -> Built:
+    """BERT-base, 110 M parameters, rows × tokens, the last half of the rows shorter."""
     import torch
     from transformers import BertConfig, BertModel
 
-    mask = torch.ones(rows, 128, dtype=torch.int64)
-    mask[rows // 2 :, 96:] = 0
-    inputs = {"input_ids": torch.randint(0, 30522, (rows, 128)), "attention_mask": mask}
+    mask = torch.ones(rows, tokens, dtype=torch.int64)
+    mask[rows // 2 :, tokens * 3 // 4 :] = 0
+    inputs = {"input_ids": torch.randint(0, 30522, (rows, tokens)), "attention_mask": mask}
     model = BertModel(BertConfig(), add_pooling_layer=False)
     return Built(_Wrapped.of(model, tuple(inputs), "last_hidden_state"), inputs)
 
@@ -90,18 +91,18 @@ def _sharpen(built: Built, attention: Any, largest: float) -> None:
         hook.remove()
 
 
-def vit() -> Built:
-    """ViT-base/16, 86 M parameters, one image of 224 × 224."""
+def vit(pixels: int = 224) -> Built:
+    """ViT-base/16, 86 M parameters, one square image."""
     import torch
     from transformers import ViTConfig, ViTForImageClassification
 
-    inputs = {"pixel_values": torch.randn(1, 3, 224, 224)}
-    model = ViTForImageClassification(ViTConfig(num_labels=1000))
+    inputs = {"pixel_values": torch.randn(1, 3, pixels, pixels)}
+    model = ViTForImageClassification(ViTConfig(num_labels=1000, image_size=pixels))
     return Built(_Wrapped.of(model, tuple(inputs), "logits"), inputs)
 
 
-def resnet() -> Built:
-    """ResNet-50, 26 M parameters, one image of 224 × 224; statistics as of a trained network."""
+def resnet(pixels: int = 224) -> Built:
+    """ResNet-50, 26 M parameters, one square image; statistics as of a trained network."""
     import torch
     from transformers import ResNetConfig, ResNetForImageClassification
 
@@ -109,22 +110,22 @@ def resnet() -> Built:
     for norm in (m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)):
         torch.nn.init.normal_(norm.running_mean, 0, 0.2)
         torch.nn.init.uniform_(norm.running_var, 0.5, 1.5)
-    inputs = {"pixel_values": torch.randn(1, 3, 224, 224)}
+    inputs = {"pixel_values": torch.randn(1, 3, pixels, pixels)}
     return Built(_Wrapped.of(model, tuple(inputs), "logits"), inputs)
 
 
-def gpt2() -> Built:
-    """GPT-2, 124 M parameters, 64 tokens, no cache."""
+def gpt2(tokens: int = 64) -> Built:
+    """GPT-2, 124 M parameters, no cache."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    inputs = {"input_ids": torch.randint(0, 50257, (1, 64))}
+    inputs = {"input_ids": torch.randint(0, 50257, (1, tokens))}
     model = GPT2LMHeadModel(GPT2Config(use_cache=False, attn_implementation="eager"))
     return Built(_Wrapped.of(model, tuple(inputs), "logits", use_cache=False), inputs)
 
 
-def llama() -> Built:
-    """A Llama of TinyLlama's width with 12 layers, 660 M parameters, 32 tokens."""
+def llama(tokens: int = 32) -> Built:
+    """A Llama of TinyLlama's width with 12 layers, 660 M parameters."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -137,7 +138,7 @@ def llama() -> Built:
         vocab_size=32000,
         use_cache=False,
     )
-    inputs = {"input_ids": torch.randint(0, 32000, (1, 32))}
+    inputs = {"input_ids": torch.randint(0, 32000, (1, tokens))}
     return Built(_Wrapped.of(LlamaForCausalLM(config), tuple(inputs), "logits", use_cache=False), inputs)
 
 
@@ -152,16 +153,16 @@ def whisper() -> Built:
     return Built(_Wrapped.of(WhisperEncoder(config), tuple(inputs), "last_hidden_state"), inputs)
 
 
-def unet() -> Built:
+def unet(pixels: int = 32, tokens: int = 77) -> Built:
     """A UNet in the manner of Stable Diffusion: residual blocks, self and cross attention at three widths."""
     import torch
 
     from benchmarks.shared.unet import UNet
 
     inputs = {
-        "sample": torch.randn(1, 4, 32, 32),
+        "sample": torch.randn(1, 4, pixels, pixels),
         "timestep": torch.tensor([500.0]),
-        "text": torch.randn(1, 77, 768),
+        "text": torch.randn(1, tokens, 768),
     }
     return Built(UNet().eval(), inputs)
 
@@ -176,6 +177,16 @@ ZOO: dict[str, Callable[[], Built]] = {
     "llama": llama,
     "unet": unet,
 }
+
+SHORT: dict[str, Callable[[], Built]] = {
+    "bert_base": partial(bert, 1, 32),
+    "vit_base": partial(vit, 64),
+    "resnet50": partial(resnet, 64),
+    "gpt2": partial(gpt2, 16),
+    "llama": partial(llama, 8),
+    "unet": partial(unet, 16, 16),
+}
+"""The same weights on short inputs: for what takes many runs."""
 
 
 def export(name: str, cache: Path, build: Callable[[], Built] | None = None) -> Path:
