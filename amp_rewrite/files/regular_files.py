@@ -23,7 +23,7 @@ def open_regular(path: str | Path, *, follow: bool = True, buffering: int = -1) 
         raise
 
 
-def read_regular(path: str | Path, most: int, *, follow: bool = True) -> bytes:
+def read_regular(path: str | Path, most: int) -> bytes:
     """Return the content of a regular file, at most one byte more than `most`; OSError as `open_regular`."""
-    with open_regular(path, follow=follow) as file:
+    with open_regular(path) as file:
         return file.read(most + 1)

@@ -54,9 +54,9 @@ def _nameless_cast(to: DType, in_words: bool) -> bytes:
     return serialized
 
 
-def new_constant(output: str, values: Array, name: str = "") -> NodeProto:
+def new_constant(output: str, values: Array) -> NodeProto:
     """Return a Constant node."""
-    return new_node("Constant", [], output, name, value=from_array(values))
+    return new_node("Constant", [], output, value=from_array(values))
 
 
 def new_if(condition: str, output: str, then: GraphProto, otherwise: GraphProto, *, name: str = "") -> NodeProto:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +19,7 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.switchable import SwitchableModel, switchable_model
 from amp_rewrite.evidence.metric import MEASURES, Bound, scaled
-from amp_rewrite.evidence.verdict import SCHEMA, plain_json
+from amp_rewrite.evidence.verdict import SCHEMA, json_of
 from amp_rewrite.files.model import ModelSource
 from amp_rewrite.ir.view import MAIN
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, shifted_and_guarded
@@ -119,10 +118,8 @@ class Pareto(Result):
 
     def to_json(self) -> str:
         """Return JSON, one point per line; infinity is "inf". It ends with a newline."""
-        points = ",\n".join(f"  {json.dumps(plain_json(row))}" for row in self.records())
         head = {name: getattr(self, name) for name in ("model", "low", "gpu", "data", "batches", "considered", "notes")}
-        fields = "".join(f' "{name}": {json.dumps(value)},\n' for name, value in {"schema": SCHEMA, **head}.items())
-        return f'{{\n{fields} "points": [\n{points}\n ]\n}}\n'
+        return json_of({"schema": SCHEMA, **head}, points=self.records())
 
 
 @takes_options

@@ -131,7 +131,7 @@ def _estimate(model: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[st
         "speed",
         OK,
         f"roofline estimate: about {ratios}, against float32 without TF32",
-        f"assumes {shape}{peaks}, no fusion, nothing in caches, no time to start kernels; {ops} ops counted",
+        f"assumes {shape}{peaks}, no fusion, cold caches, instant kernel launches; {ops} ops counted",
     )
 
 

@@ -35,12 +35,7 @@ CHUNK = 256
 
 
 def local_errors(
-    reference: Model,
-    low: Model,
-    feed: Feed,
-    *,
-    chunk: int = CHUNK,
-    progress: Callable[[int, int], None] | None = None,
+    reference: Model, low: Model, feed: Feed, *, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, float]:
     """Return the local error of each low op of `low`, by the op's name in `reference`, in topological order.
 
@@ -52,12 +47,12 @@ def local_errors(
     value is finite only in the reference. An op with bodies is measured as a whole; ops that move or select values
     (`amp_rewrite/ir/exact_ops.py`) have no local error and are left out.
 
-    Only a few numbers per op leave the runtime. `chunk`: values per session; `progress(done, total)` counts runs. Raise
-    ModelError if no value of the two models matches.
+    Only a few numbers per op leave the runtime. `progress(done, total)` counts runs. Raise ModelError if no value of
+    the two models matches.
     """
     bench = Bench.of(reference, low)
     errors: dict[str, float] = {}
-    for value, stats in bench.local_errors(feed, Conditions(chunk=chunk, progress=progress)).items():
+    for value, stats in bench.local_errors(feed, Conditions(chunk=CHUNK, progress=progress)).items():
         op = bench.reference.producer(bench.measured[value])
         name = op.name if op is not None else ""
         errors[name] = max(errors.get(name, 0.0), stats.error(bench.low.tiny))
