@@ -76,13 +76,6 @@ def _low(state: State, value: ValueId) -> bool:
     return dtype is not None and dtype.low and not state.made_upcast(value)
 
 
-def _needed_in_float32(state: State, value: ValueId) -> bool:
-    """True if a value leaves its graph in float32, or an op reads its elements in float32."""
-    if value in state.view.yielded and value not in state.options.low_inputs:
-        return True
-    return any(not state.reads_low(use.op, use.slot) for use in state.element_uses(value))
-
-
 def _leaves_floats(state: State, op: Op) -> bool:
     """True for a Cast to a type that is not floating."""
     dtype = state.view.dtype(op.outputs[0]) if op.kind in CASTS and op.outputs[0] is not None else None
@@ -146,7 +139,7 @@ def raw_values(state: State) -> None:
         if of_raw and (any(of_raw) if op.kind == "Concat" else all(of_raw)):
             raw.add(v)
     for v in sorted(raw, reverse=True):
-        if _leaves_floats(state, state.op(v)) or any(_needed_in_float32(state, made) for made in _ports(state, v)[1]):
+        if _leaves_floats(state, state.op(v)) or any(state.needed_in_float32(made) for made in _ports(state, v)[1]):
             _to_float32(state, v, "no product made what it reads, and not all its readers are low")
 
 
@@ -178,7 +171,9 @@ def last_product(state: State) -> None:
         low = [value for value in read if _low(state, value)]
         steps = max((rounded.get(maker, 0) for value in low if (maker := _maker(state, value)) is not None), default=0)
         group = groups.get(op.id)
-        if op.kind in HEAVY or (low and (exact(op) or op.kind in COPIES or _is_bias(state, op))):
+        high = len(read) - len(low)  # as many Casts in front of a low op, and one behind it
+        follows = len(low) > high + 1 if high else bool(low)
+        if op.kind in HEAVY or (follows and (exact(op) or op.kind in COPIES or _is_bias(state, op))):
             rounded[v] = steps
         elif group is not None and group.entry not in read and low:
             rounded[v] = steps  # the first op decides for all

@@ -229,7 +229,9 @@ def copies_rise(state: State) -> None:
             first.setdefault(next(filter(state.varies, state.op(v).operands)), []).append(v)
     for value, copies in first.items():
         behind = [each for v in copies for each in leaving[v]]
-        if len(behind) > 1 and state.sizes.cast(value) < sum(map(state.sizes.cast, behind)):
+        there = state.needed_in_float32(value)  # there is a Cast in front already
+        cost = 0.0 if there else state.sizes.cast(value)
+        if len(behind) > (not there) and cost < sum(map(state.sizes.cast, behind)):
             rising = [*copies, *state.walk(copies, state.vertices.readers.__getitem__, leaving.__contains__)]
             for v in rising:
                 del state.low[v]

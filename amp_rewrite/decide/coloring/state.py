@@ -155,6 +155,12 @@ class State:
         """Return the uses of a value that read its elements."""
         return [use for use in self.view.uses[value] if self.view.ops[use.op].kind not in ELEMENTLESS]
 
+    def needed_in_float32(self, value: ValueId) -> bool:
+        """True if a value leaves its graph in float32, or an op reads its elements in float32."""
+        if value in self.view.yielded and value not in self.options.low_inputs:
+            return True
+        return any(not self.reads_low(use.op, use.slot) for use in self.element_uses(value))
+
     def made_upcast(self, value: ValueId) -> bool:
         """True if a value is low in the model and now made in float32."""
         return made_variable(self.view, value) in self.upcast

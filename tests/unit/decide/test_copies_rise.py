@@ -59,3 +59,25 @@ def test_casts_of_few_rows_are_cheaper_than_that_of_a_large_value() -> None:
     converted = convert(rows(5, length=1 << 20))
     assert {row.dtype for row in converted.report.rows if row.op == "Gather"} == {"float16"}
     assert casts(converted) == 6
+
+
+HEADS = """<ir_version: 8, opset_import: ["": 17]> g (float[8,64] x) => (float[8,8] y, float[8,2] z)
+  <int64[1] start = {0}, int64[1] end = {2}, int64[1] axis = {1}> {
+    a = MatMul (x, w)
+    b = MatMul (x, v)
+    s = Add (a, b)
+    corner = Slice (s, start, end, axis)
+    c = MatMul (x, u)
+    z = Add (corner, c)
+    y = Exp (s)
+}"""
+
+
+def test_a_cast_that_stands_in_front_already_serves_a_copy_as_well() -> None:
+    model = onnx.parser.parse_model(HEADS)
+    for name, width in (("w", 8), ("v", 8), ("u", 2)):
+        weight = np.random.default_rng(0).standard_normal((64, width)).astype(np.float32) / 8
+        model.graph.initializer.append(numpy_helper.from_array(weight, name))
+    converted = convert(model)
+    types = {row.op: row.dtype for row in converted.report.rows}
+    assert (types["Slice"], types["MatMul"], casts(converted)) == ("float32", "float16", 3)
