@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -338,8 +338,17 @@ class CutProblem:
     @cached_property
     def _followed(self) -> Mapping[int, int]:
         """Scales of float32 norms that get the type of the norm's input in the end, with the maker of that."""
-        free = ((v, maker) for maker, norm in self._fusing for v in self.state.of_ops(norm.tail) if not self.free(v))
+        fusing = ((maker, norm) for maker, norm in self._fusing if self._may_read_low(norm.entry, norm.ops))
+        free = ((v, maker) for maker, norm in fusing for v in self.state.of_ops(norm.tail) if not self.free(v))
         return {v: maker for v, maker in free if v not in self.state.low and affine_may_fall(self.state, v)}
+
+    def _may_read_low(self, value: ValueId | None, but: Collection[OpId]) -> bool:
+        """True if all readers of a value, `but` some ops, are low or free: a Cast for another reader parts a norm."""
+        state = self.state
+        uses = [use for use in state.element_uses(value) if use.op not in but] if value is not None else []
+        names = ((use.op, read_variable(state.view.ops[use.op], use.slot)) for use in uses)
+        readers = [state.vertices.of.get((op, name), HIGH) if name is not None else HIGH for op, name in names]
+        return all(v in state.low or (v != HIGH and self.free(v)) for v in readers)
 
     @cached_property
     def _fused(self) -> frozenset[OpId]:

@@ -57,6 +57,8 @@ class Placing:
         for v, before, low in zip(vertices, self.spread, self.cut, strict=True):
             if low is not before and problem.free(v):
                 _paint(state, v, low=low)
+            elif low is before is not (v in state.low):
+                _follow(state, finished, v)
         if not self.moved:
             state.low, state.denied, state.finished = finished.low, finished.denied, finished.finished
 
@@ -79,6 +81,14 @@ class Placing:
         message = f"moving the border between the types {casts}, {gain:.3g} µs less"
         assumed = f", free dimensions as {UNKNOWN_DIMENSION}" if self.costs.free else ""
         return Finding("placement", "model", f"{message} (predicted on {self.costs.roof.gpu}{assumed})")
+
+
+def _follow(state: State, finished: State, v: int) -> None:
+    """Give a vertex the type, and the reason, that the last rules leave it with."""
+    for paints, source in ((state.low, finished.low), (state.denied, finished.denied)):
+        paints.pop(v, None)
+        if v in source:
+            paints[v] = source[v]
 
 
 _WORTH = round(START / 2 * ATTOSECONDS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -261,3 +261,46 @@ def test_with_the_product_of_a_body_kept_a_loop_takes_two_casts() -> None:
     assert sum(casts(convert(path).model).values()) == 4
     kept = convert(path, keep=["node_linear_2"])
     assert casts(kept.model) == {"float32 → float16": 1, "float16 → float32": 1}
+
+
+def with_weights(text: str, **arrays: np.ndarray | float) -> ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}')
+    for name, array in arrays.items():
+        stored = np.asarray(array)
+        stored = stored.astype(np.float32) if stored.dtype.kind == "f" else stored
+        model.graph.initializer.append(numpy_helper.from_array(stored, name))
+    return model
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+def test_the_cut_keeps_its_labels_where_the_last_rules_would_change_them_back(to: str) -> None:
+    text = """(float[8,64] x, bool[8,1] shown, bool[8,1] named) => (float[12,32] y) {
+        s = Sin (x)  c = Cos (x)  both = Concat <axis = 1> (s, c)
+        points = Where (shown, zero, both)  moved = Add (points, shift)  chosen = Where (named, moved, points)
+        tokens = Concat <axis = 0> (first, chosen)  y = MatMul (tokens, w)
+    }"""
+    weights = {"zero": np.zeros((8, 128)), "shift": np.ones((1, 128)), "first": np.ones((4, 128))}
+    result = convert(with_weights(text, **weights, w=np.eye(128, 32)), to=to)
+    assert casts(result.model).total() == 2
+
+
+def test_a_sum_that_a_float32_op_reads_beside_a_norm_is_not_lowered_for_the_norm() -> None:
+    def norm(of: str, to: str) -> str:
+        return (
+            f" {to}q = Pow ({of}, two)  {to}m = ReduceMean <axes = [-1], keepdims = 1> ({to}q)"
+            f" {to}e = Add ({to}m, eps)  {to}r = Sqrt ({to}e)  {to}i = Div (one, {to}r)  {to}n = Mul ({of}, {to}i)"
+            f" {to}g = Mul (scale, {to}n)  {to} = Cast <to = 1> ({to}g)"
+        )
+
+    text = "(int64[N] x) => (float[N,64] y) { z0 = Gather (table, x)"
+    for t in range(2):
+        text += f" k{t} = Cast <to = 1> (z{t})" + norm(f"k{t}", f"a{t}")
+        text += (
+            f" o{t} = MatMul (a{t}, w)  p{t} = Add (bias, o{t})  h{t} = Add (k{t}, p{t})  c{t} = Cast <to = 1> (h{t})"
+        )
+        text += norm(f"c{t}", f"b{t}") + f" d{t} = Reshape (b{t}, shape)  f{t} = MatMul (d{t}, w)  s{t} = Sin (f{t})"
+        text += f" z{t + 1} = Add (c{t}, s{t})"
+    numbers = {"one": 1.0, "two": 2.0, "eps": 1e-5, "scale": np.ones(64), "bias": np.ones(64), "w": np.eye(64)}
+    text += norm("z2", "last") + " y = MatMul (last, w) }"
+    model = with_weights(text, table=np.ones((16, 64)), shape=np.array([-1, 64]), **numbers)
+    assert casts(convert(model, to="bfloat16").model).total() == 10
