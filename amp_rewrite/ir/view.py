@@ -98,6 +98,15 @@ class View(Index):
         value_type = self.types[value]
         return value_type.dtype if value_type and value_type.container == TENSOR else None
 
+    def holds_floats(self, value: ValueId) -> bool:
+        """True for a tensor of a floating type.
+
+        Args:
+            value: id of the value.
+        """
+        dtype = self.tensor_dtype(value)
+        return dtype is not None and dtype.floating
+
     @cached_property
     def low_types(self) -> tuple[DType, ...]:
         """The low types in the model, in order of their first values."""

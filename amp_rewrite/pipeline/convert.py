@@ -243,8 +243,7 @@ def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) ->
 
 def _compute_lowered(draft: Draft, measured: Guarded) -> int:
     coloring = draft.paint(measured.pins)
-    low = {op for (op, _), paint in coloring.paints.items() if paint.dtype is coloring.to}
-    return sum(coloring.entries[op].color is Color.ALLOW for op in low)
+    return sum(coloring.entries[op].color is Color.ALLOW for op in {op for op, _ in coloring.low})
 
 
 def _guarded(

@@ -64,11 +64,6 @@ class Widened:
         )
 
 
-def lowered(coloring: Coloring) -> frozenset[Vertex]:
-    """Return the vertices that a coloring lowers."""
-    return frozenset(vertex for vertex, paint in coloring.paints.items() if paint.dtype is coloring.to)
-
-
 def is_low(half: View, coloring: Coloring, vertex: Vertex) -> bool:
     """True if a type variable is low under a coloring: painted so, or as it is in the model."""
     dtype = coloring.dtype(*vertex)
@@ -118,7 +113,7 @@ class Foresight:
 
         to, saturate = draft.request.to, draft.hazards.saturate
         wide = Widened.of(draft.view, base) if draft.view.low_types else None
-        asked = Asked(draft.view, lowered(base), to, saturate) if wide is None else Asked(wide.view, wide.low, to)
+        asked = Asked(draft.view, base.low, to, saturate) if wide is None else Asked(wide.view, wide.low, to)
         try:
             if wide is not None:
                 board = switchable_model(wide.view, wide.low, to)

@@ -24,7 +24,7 @@ from amp_rewrite.files.model import ModelSource
 from amp_rewrite.ir.view import MAIN
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight, lowered
+from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight
 from amp_rewrite.reports.measured import Point
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
@@ -166,7 +166,7 @@ def pareto(
     ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite)
     draft, guarded = shifted_and_guarded(draft, ranges, HEADROOM)
     base = draft.paint(guarded.pins)
-    may = lowered(base)
+    may = base.low
     saturate = draft.hazards.saturate
     twin = switchable_model(draft.view, may, draft.request.to, io=draft.io, saturate=saturate)
     reference = Runner.open(draft.source)

@@ -30,7 +30,7 @@ from amp_rewrite.evidence.verify import EMULATED, Comparison, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight, lowered
+from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight
 from amp_rewrite.pipeline.regions import Region, painted, regions_of, suspicion
 from amp_rewrite.pipeline.repaired import Repaired, search_summary
 from amp_rewrite.reports.evidence import FAILED, REPAIRED, SMOKE, VERIFIED, Evidence
@@ -307,7 +307,7 @@ class _Repair:
 
     def _trial(self, base: Coloring, reference: Runner) -> Trial:
         draft = self.draft
-        vertices = {*lowered(base), *self._affine()}
+        vertices = {*base.low, *self._affine()}
         switchable = switchable_model(
             draft.view, vertices, draft.request.to, io=draft.io, saturate=draft.hazards.saturate
         )

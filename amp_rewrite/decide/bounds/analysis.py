@@ -36,18 +36,13 @@ def sure_magnitudes(view: View) -> dict[ValueId, float]:
 
 
 def _ones(view: View) -> dict[str, tuple[float, float]]:
-    return {view.value_name(v): (1.0, 1.0) for v in view.scopes[MAIN].inputs if _floating(view, v)}
+    return {view.value_name(v): (1.0, 1.0) for v in view.scopes[MAIN].inputs if view.holds_floats(v)}
 
 
 def _values(view: View) -> Iterator[ValueId]:
     for value in view.values:
-        if view.constant(value.id) is None and _floating(view, value.id):
+        if view.constant(value.id) is None and view.holds_floats(value.id):
             yield value.id
-
-
-def _floating(view: View, value: ValueId) -> bool:
-    dtype = view.tensor_dtype(value)
-    return dtype is not None and dtype.floating
 
 
 def _bound(view: View, value: ValueId, walk: Walk, least: float, options: BoundOptions) -> Bound:
@@ -56,7 +51,8 @@ def _bound(view: View, value: ValueId, walk: Walk, least: float, options: BoundO
     lo, hi = float(hull.lo), float(hull.hi)
     op = view.producer(value)
     read = op.operands if op is not None else ()
-    rests = sorted((v for v in read if view.constant(v) is None and _floating(view, v)), key=lambda v: -_size(walk, v))
+    rests = [v for v in read if view.constant(v) is None and view.holds_floats(v)]
+    rests.sort(key=lambda v: -_size(walk, v))
     kind = op.kind if op is not None else "input"
     because = f"{kind}: {hull.why or state.why}" if op is None or op.kind not in MOVES else f"{kind}: the same numbers"
     bound = Bound(lo, hi, Klass.UNKNOWN, because, tuple(dict.fromkeys(rests)), state.fills, least)

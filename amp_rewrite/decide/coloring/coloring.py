@@ -51,8 +51,7 @@ class Coloring:
     findings: tuple[Finding, ...] = ()
 
     def __repr__(self) -> str:
-        low = sum(paint.dtype is self.to for paint in self.paints.values())
-        return f"<Coloring: {low} of {len(self.paints)} type variables in {self.to.spelling}>"
+        return f"<Coloring: {len(self.low)} of {len(self.paints)} type variables in {self.to.spelling}>"
 
     def of(self, op: OpId) -> Paint | None:
         """Return the paint of a lowered variable of an op, else that of its first; None for an undecided op.
@@ -88,10 +87,14 @@ class Coloring:
         return self.dtype(op, variable) is self.to
 
     @property
+    def low(self) -> frozenset[tuple[OpId, str]]:
+        """Variables that become the low type, by op and name."""
+        return frozenset(variable for variable, paint in self.paints.items() if paint.dtype is self.to)
+
+    @property
     def float32_ops(self) -> int:
         """Number of ops of which no variable becomes the low type, of those with one that could."""
-        low = {op for (op, _), paint in self.paints.items() if paint.dtype is self.to}
-        return len({op for op, _ in self.paints} - low)
+        return len({op for op, _ in self.paints} - {op for op, _ in self.low})
 
     @property
     def changes(self) -> bool:

@@ -19,7 +19,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.op_classes import PICKS, VIEWS
 from amp_rewrite.ir.schema import signature
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, shape_at, shapes_of
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.runtime.roofline import Roof
@@ -83,12 +83,8 @@ def _free(*values: ValueInfoProto) -> list[Dimension]:
 def aligned_dimensions(view: View, op: Op, shapes: Shapes) -> Dimensions:
     """Return the dimensions to align for tensor cores, of an op that is equivalent to a matrix product."""
     dimensions = _DIMENSIONS.get(op.kind)
-    weight = _shape(view, op.inputs[1], shapes) if dimensions and len(op.inputs) > 1 else None
+    weight = shape_at(shapes, view, op.inputs[1]) if dimensions and len(op.inputs) > 1 else None
     return dimensions(op, weight) if dimensions and weight is not None else ()
-
-
-def _shape(view: View, value: ValueId | None, shapes: Shapes) -> Shape | None:
-    return None if value is None else shapes.get((view.values[value].scope, view.values[value].name))
 
 
 def _matmul(op: Op, weight: Shape) -> Dimensions:
@@ -179,7 +175,7 @@ def bound(view: View, roof: Roof, low: DType) -> Bound | None:
             continue
         ops += 1
         ports = [v for v in (*op.inputs[op.kind in PICKS :], *op.outputs) if v is not None]
-        moved = {value: _count(_shape(view, value, shapes)) for value in ports}
+        moved = {value: _count(shape_at(shapes, view, value)) for value in ports}
         if not all(moved.values()):
             continue
         counted += 1

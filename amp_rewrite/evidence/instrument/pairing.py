@@ -47,7 +47,7 @@ class Pairing:
         for mine, theirs in self.values.items():
             op = self.candidate.producer(mine)
             casts = op is None or casts_floats(self.candidate, op)
-            if not casts and theirs not in taken and _floating(self.candidate, mine):
+            if not casts and theirs not in taken and self.candidate.holds_floats(mine):
                 pairs[mine] = theirs
                 taken.add(theirs)
         return pairs
@@ -60,13 +60,8 @@ class Pairing:
             for op in self.candidate.ops
             if op.scope == MAIN and not casts_floats(self.candidate, op)
             for value in op.results
-            if self.candidate.constant(value) is None and _floating(self.candidate, value)
+            if self.candidate.constant(value) is None and self.candidate.holds_floats(value)
         )
-
-
-def _floating(view: View, value: ValueId) -> bool:
-    dtype = view.tensor_dtype(value)
-    return dtype is not None and dtype.floating
 
 
 def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[ValueId, ValueId]:
@@ -102,9 +97,9 @@ def _pairable(view: View, value: ValueId) -> bool:
 
 def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> bool:
     """True if two values can be compared and their producers compute the same thing."""
-    if _floating(reference, theirs) != _floating(candidate, mine):
+    if reference.holds_floats(theirs) != candidate.holds_floats(mine):
         return False
-    if not _floating(candidate, mine) and reference.types[theirs] != candidate.types[mine]:
+    if not candidate.holds_floats(mine) and reference.types[theirs] != candidate.types[mine]:
         return False
     a, b = reference.producer(theirs), candidate.producer(mine)
     if a is None or b is None:

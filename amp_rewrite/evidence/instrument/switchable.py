@@ -63,8 +63,7 @@ class SwitchableModel:
 
     def covers(self, coloring: Coloring) -> bool:
         """True if the twin can act as a coloring: every low vertex there may be low here."""
-        low = (vertex for vertex, paint in coloring.paints.items() if paint.dtype is coloring.to)
-        return self.may.issuperset(low)
+        return self.may.issuperset(coloring.low)
 
     def mask(self, coloring: Choice) -> NDArray[np.bool_]:
         """Return the extra input for a coloring."""
