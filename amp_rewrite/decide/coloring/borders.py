@@ -11,9 +11,8 @@ from functools import cache, partial
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.hazards.rule import Rule, rule
-from amp_rewrite.decide.hazards.steps import summed_length
+from amp_rewrite.decide.hazards.steps import LARGE, summed_length
 from amp_rewrite.decide.union_find import UnionFind
-from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import first_input_of, made_variable, origin
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import (
@@ -35,8 +34,6 @@ from amp_rewrite.settings.choices import Level
 
 _SPREAD_LEVELS = (Level.LOWER_ALL, Level.UNSAFE_FORCE_ALL)
 """Levels at which the user asks for low ops wherever the type has a kernel."""
-_LARGE = {DType.FLOAT16: 2.0**8, DType.BFLOAT16: 2.0**5}
-"""Largest constant that counts as a bias: an eighth of the integers that the type holds exactly."""
 
 _copied = first_input_of(COPIES)
 
@@ -218,7 +215,7 @@ def _is_bias(state: State, op: Op) -> bool:
         if state.view.constant(constant) is not None:
             maker = state.view.producer(origin(state.view, value, _copied))
             fit = state.view.fit(constant, state.to)
-            return maker is not None and maker.kind in HEAVY and fit.absmax <= _LARGE[state.to] and not fit.nonfinite
+            return maker is not None and maker.kind in HEAVY and fit.absmax <= LARGE[state.to] and not fit.nonfinite
     return False
 
 

@@ -10,19 +10,25 @@ import numpy as np
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.fills import CARRIES, additive, carried, reads_low, unfit_readers
 from amp_rewrite.decide.hazards.rule import Held, rule
-from amp_rewrite.decide.hazards.steps import described, float32_constant
+from amp_rewrite.decide.hazards.steps import LARGE, described, float32_constant, learned_ops
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, makers, origin
+from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, makers, number, origin
 from amp_rewrite.ir.op_classes import (
+    AFFINE,
+    ALL,
     COMPARISONS,
     COPIES,
     DEQUANTIZES,
+    HEAVY,
     KEEP_SCALE,
     LAYERS,
     PRODUCTS,
     QUANTIZERS,
     QUANTIZES,
+    REDUCTIONS,
     SCALINGS,
+    SELECTIONS,
+    SUMS,
     Slots,
 )
 from amp_rewrite.ir.patterns.fills import Fill, fills
@@ -34,9 +40,11 @@ _FACTOR_SLOTS: Slots = {
     **dict.fromkeys(("Conv", "ConvTranspose", "DequantizeLinear", "QuantizeLinear"), (1,)),
     "BatchNormalization": (4,),
 }
+_KEEP_SIZE: Slots = {**COPIES, **SELECTIONS, **REDUCTIONS, **dict.fromkeys(SUMS, ALL)}
 _OUTWEIGHS = 2.0**11
 _LOSS = 2.0**-8
 """Largest part of a constant's norm that may be lost."""
+_copied = first_input_of(COPIES)
 _FLOATS = (DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ)  # zero points are 0
 _INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 """Types that matter: four bits are too small, and no bias fills its int32."""
@@ -52,9 +60,11 @@ def constant_range(view: View, to: DType) -> Iterator[Held]:
 
     What it protects: Arithmetic with constants beyond the type's range, and quantizers whose integers or 8-bit floats,
         times their scale, leave it, with what feeds or reads them. BatchNormalization in inference, whose variance +
-        epsilon is a divisor. A fill that only selects (a branch of Where, a bound of Clip, Max or Min, an attention
-        mask) saturates instead; infinities are the same in every type. Tiny weights before a large scale, or a tiny
-        scale before large weights, are balanced by a power of two beforehand.
+        epsilon is a divisor. Up to the next layer, numbers beyond 2⁸ (bfloat16: 2⁵) that are added to what a layer
+        made, numbers beyond 2⁸ that multiply it in float16, and biases that outweigh its weights. A fill that only
+        selects (a branch of Where, a bound of Clip, Max or Min, an attention mask) saturates instead; infinities are
+        the same in every type. Tiny weights before a large scale, or a tiny scale before large weights, are balanced by
+        a power of two beforehand.
     Why: float16 overflows to infinity beyond 65504, and rounds to 0 below 3e-8, which erases a product and breaks a
         quotient. A variance of 0 with epsilon 1e-5 is below its smallest normal number, 6.1e-5. The scale of a
         quantizer records how large the values were at calibration; FLOAT8E5M2 reaches 57344 without a scale, and a
@@ -67,7 +77,7 @@ def constant_range(view: View, to: DType) -> Iterator[Held]:
     """
     yield from overflow(view, to)
     yield from underflow(view, to)
-    yield from large_biases(view, to)
+    yield from large_constants(view, to)
     yield from quantizers(view, to)
 
 
@@ -143,22 +153,36 @@ def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
     return math.sqrt(squares)
 
 
-def large_biases(view: View, to: DType) -> Iterator[Held]:
-    """Hold sums of a product and a constant that outweighs it, copies of these sums, and norms that read them."""
-    copies = first_input_of(COPIES)
-    sums: dict[ValueId, OpId] = {}
-    for op in view.ops:
-        for value, bias in (op.inputs, op.inputs[::-1]) if op.kind == "Add" and len(op.inputs) == 2 else ():
-            product = view.producer(origin(view, value, copies)) if value is not None else None
-            weight = product.inputs[1] if product is not None and product.kind in LAYERS else None
-            if outweighs(view, bias, weight, to) and op.outputs[0] is not None:
-                sums[op.outputs[0]] = op.id
-    moved = Flow.of(view, COPIES).forth(sums, float32(view)) if sums else {}
-    pins = makers(view, moved)
-    for value, cause in moved.items():
-        pins.update((r.id, cause) for r in view.readers(value) if r.kind.endswith("Normalization"))
+def large_constants(view: View, to: DType) -> Iterator[Held]:
+    """Hold what adds a large constant to learned values or multiplies them by one, and all to the next layer."""
+    large = {op.id: note for op in view.ops if op.kind in AFFINE and (note := _enlarges(view, op, to))}
+    if not large:
+        return
+    learned = learned_ops(view)
+    starts = {v: op_id for op_id in large if op_id in learned for v in view.ops[op_id].results}
+    reached = Flow.of(view, _KEEP_SIZE).forth(starts, float32(view))
+    pins = makers(view, reached)
+    for value, cause in reached.items():
+        pins.update((reader.id, cause) for reader in view.readers(value) if reader.kind not in HEAVY)
     for op_id, cause in pins.items():
-        yield Held(op_id, cause, "a bias that outweighs the product it is added to")
+        yield Held(op_id, cause, large[cause])
+
+
+def _enlarges(view: View, op: Op, to: DType) -> str:
+    """Return a note if an op adds a large constant or multiplies by one."""
+    for value, constant in (op.inputs, op.inputs[::-1]) if len(op.inputs) == 2 else ():
+        if value is None or constant is None or view.constant(constant) is None:
+            continue
+        size = abs(number(view, constant) or 0.0)
+        if op.kind in SUMS and size > LARGE[to]:
+            return f"adds {size:g}, beside which a product is small"
+        size = 1 / size if size and op.kind == "Div" else size
+        if op.kind in SCALINGS and to is DType.FLOAT16 and size > LARGE[to]:
+            return f"makes a product {size:g} times as large"
+        made_by = view.producer(origin(view, value, _copied)) if op.kind == "Add" else None
+        if made_by is not None and made_by.kind in LAYERS and outweighs(view, constant, made_by.inputs[1], to):
+            return "a bias that outweighs the product it is added to"
+    return ""
 
 
 def loses_digits(view: View, value: ValueId, to: DType) -> bool:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from amp_rewrite.decide.bounds.throughout import number_throughout
 from amp_rewrite.decide.hazards.rule import Held
-from amp_rewrite.decide.hazards.steps import described, summed_terms
+from amp_rewrite.decide.hazards.steps import described, learned_ops, summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, origin
 from amp_rewrite.ir.op_classes import (
@@ -18,7 +18,6 @@ from amp_rewrite.ir.op_classes import (
     CLAMPS,
     COPIES,
     DEQUANTIZES,
-    HEAVY,
     PAIR_SUMS,
     PICKS,
     PRODUCTS,
@@ -154,13 +153,7 @@ class _Means:
 
     @cached_property
     def _learned(self) -> Collection[OpId]:
-        """All ops that depend on a layer, and layers."""
-        values, learned = set[ValueId](), set[OpId]()
-        for op in self.view.ops:
-            if op.kind in HEAVY or not values.isdisjoint(op.operands):
-                values.update(op.results)
-                learned.add(op.id)
-        return learned
+        return learned_ops(self.view)
 
 
 def _above(made: _Sum, weights: Collection[OpId]) -> list[OpId]:

@@ -7,10 +7,13 @@ from itertools import repeat
 from math import prod
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.ir.schema import attribute, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
+LARGE = {DType.FLOAT16: 2.0**8, DType.BFLOAT16: 2.0**5}
+"""Largest constant that counts as small beside a product: an eighth of the integers that the type holds exactly."""
 FREE = 128
 """The size that stands for a free dimension, as in the cost model."""
 _AXES = {"Conv": (1, slice(1, None)), "ConvTranspose": (1, slice(1)), "GlobalAveragePool": (0, slice(2, None))}
@@ -68,6 +71,16 @@ def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = FREE) -> in
         lengths = [next((length for length in known if length is not None), None)]
     groups = int_attribute(op.node, "group", 1) if op.kind == "ConvTranspose" else 1
     return max(1, prod(free if length is None else length for length in lengths) // max(1, groups))
+
+
+def learned_ops(view: View) -> set[OpId]:
+    """Return layers and all ops that depend on one. O(nodes + uses)."""
+    values, learned = set[ValueId](), set[OpId]()
+    for op in view.ops:
+        if op.kind in HEAVY or not values.isdisjoint(op.operands):
+            values.update(op.results)
+            learned.add(op.id)
+    return learned
 
 
 def described(view: View, op_id: OpId) -> str:

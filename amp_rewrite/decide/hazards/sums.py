@@ -12,7 +12,7 @@ from amp_rewrite.decide.hazards.means import weighted_means
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import described, summed_length, summed_terms
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, makers, number, origin
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers, number, trail
 from amp_rewrite.ir.op_classes import (
     ALL,
     COPIES,
@@ -47,17 +47,19 @@ def running_sums(view: View, to: DType) -> Iterator[Held]:
     """Hold the additions to a state, products that are sums, and sums that are divided last. O(nodes + uses).
 
     What it protects: Counters and running sums that a Loop or Scan carries in a float state; one that is multiplied or
-        passes through a layer does not accumulate. Unrolled, four or more steps x + c·f(x) in a row, where c is one
-        small number and f contains a product: a vector of small factors is a layer scale. CumSum and ReduceMean,
-        spelled as a product with a triangle of ones or a matrix of 1/n, unless other products read it; a triangle that
-        masks is not meant. In float16, both sums of a weighted mean Σ w·v / Σ w that are long or of unknown length,
-        where the weights come from a layer; weights of at most 1 that are summed up once are left alone.
+        passes through a layer does not accumulate. Unrolled, four or more steps a·x + c·f(x) in a row, where c is one
+        small number, f contains a product and a is 1 or nearly 1: a vector of small factors is a layer scale. CumSum
+        and ReduceMean, spelled as a product with a triangle of ones or a matrix of 1/n, unless other products read it;
+        a triangle that masks is not meant. In float16, both sums of a weighted mean Σ w·v / Σ w that are long or of
+        unknown length, where the weights come from a layer; weights of at most 1 that are summed up once are left
+        alone.
     Why: A term below half the spacing of the sum is lost. A float16 counter stalls at 2048, a bfloat16 counter at 256;
         at 10 the spacing is 0.008 and 0.06. A running sum is read by differences, a mean by deviations: both are small
         beside it. Positive weights do not cancel: a mean is no larger than its terms, but the sums that it divides grow
         with their number, beyond 65504.
-    Example: A Loop that adds a step to a float state; x = x + 0.01 · tanh(x · W), 32 times; windows as differences of
-        running sums; LayerNorm by products; linear attention, φ(q)·(φ(k)ᵀ·v) / (φ(q)·Σφ(k)).
+    Example: A Loop that adds a step to a float state; x = x + 0.01 · tanh(x · W), 32 times; a moving average,
+        y = 0.99 · y + 0.01 · h; windows as differences of running sums; LayerNorm by products; linear attention,
+        φ(q)·(φ(k)ᵀ·v) / (φ(q)·Σφ(k)).
     How to override: `--lower 'op=Add'`, `--lower 'op=MatMul'` or the name of the op.
     Source: N. Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 4; IEEE 754 binary16 has 11
         significant bits, bfloat16 has 8; CumSum and ReduceMean are on the deny list; A. Katharopoulos
@@ -90,9 +92,8 @@ def _before(view: View, owner: OpId, value: ValueId) -> bool:
 
 
 def small_steps(view: View) -> Iterator[Held]:
-    """Hold sums x + c·f(x) in a row, where c is one small number and f contains a product."""
-    copies = first_input_of(COPIES.keys() - {"Concat"})
-    steps: dict[ValueId, tuple[Op, Op | None, int]] = {}
+    """Hold sums a·x + c·f(x) in a row, where c is one small number, f contains a product and a is nearly 1."""
+    steps: dict[ValueId, tuple[list[Op], Op | None, int]] = {}
     learned: set[ValueId] = set()
     for op in view.ops:
         if op.kind in HEAVY or not learned.isdisjoint(op.operands):
@@ -101,16 +102,30 @@ def small_steps(view: View) -> Iterator[Held]:
             continue
         for state, step in (op.inputs, op.inputs[::-1]) if op.kind == "Add" else (op.inputs,):
             if state is not None and op.outputs[0] is not None and _moved(view, step) in learned:
-                last, _, length = steps.get(origin(view, state, copies), (None, None, 0))
-                steps[op.outputs[0]] = op, last, length + 1
+                passed, start = trail(view, state, partial(_kept, view))
+                before, _, length = steps.get(start, ((), None, 0)) if start is not None else ((), None, 0)
+                decays = [scaling for scaling in passed if scaling.kind in SCALINGS]
+                steps[op.outputs[0]] = [op, *decays], before[0] if before else None, length + 1
                 learned.discard(op.outputs[0])  # a product counts from state to state
                 break
     chained: set[OpId] = set()
-    for op, last, length in reversed(steps.values()):
+    for (op, *decays), last, length in reversed(steps.values()):
         if length >= _LEAST or op.id in chained:
-            before = last.id if last is not None else None
-            chained.update((op.id,) if before is None else (op.id, before))
-            yield Held(op.id, before, "moves a state by a small step, as ops before and after it")
+            before_id = last.id if last is not None else None
+            chained.update((op.id,) if before_id is None else (op.id, before_id))
+            for held in (op, *decays):
+                yield Held(held.id, before_id, "moves a state by a small step, as ops before and after it")
+
+
+def _kept(view: View, op: Op) -> ValueId | None:
+    """Return the state before a copy, or before a product or quotient with a number that is nearly 1."""
+    if op.kind in COPIES:
+        return op.inputs[0] if op.kind != "Concat" else None
+    for state, factor in (op.inputs, op.inputs[::-1])[: 1 if op.kind == "Div" else 2] if op.kind in SCALINGS else ():
+        size = number(view, factor)
+        if size is not None and abs(size - 1) < _SMALL:
+            return state
+    return None
 
 
 def _moved(view: View, step: ValueId | None) -> ValueId | None:

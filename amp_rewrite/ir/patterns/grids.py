@@ -35,7 +35,8 @@ def is_grid(view: View, value: ValueId | None) -> bool:
 def even(values: Array, *, least: int) -> bool:
     """True if at least so many different values fill half or more of a row with equal steps."""
     known = np.sort(values.astype(np.float64))
-    known = known[np.append(True, known[1:] != known[:-1])]  # np.unique takes 20 ms to import what it does not need
+    changes = np.append(True, known[1:] != known[:-1])  # np.unique takes 20 ms to import what it does not need
+    known = known[changes[: known.size]]
     if known.size < max(least, 2) or not np.isfinite(known).all():
         return bool(known.size == least)
     apart = np.diff(known)

@@ -163,12 +163,15 @@ def test_a_product_in_a_body_counts() -> None:
 
 @pytest.mark.parametrize(("mean", "rules"), [(48.0, {}), (48000.0, dict.fromkeys(("h", "l", "y"), "no_gain"))])
 def test_a_constant_beyond_the_whole_numbers_is_added_in_float32(mean: float, rules: dict[str, str]) -> None:
-    assert painted("a=MatMul(x,w);b=MatMul(x,v);h=Add(a,m);l=Add(b,m);y=Sub(h,l)", constants={"m": mean}) == rules
+    assert (
+        painted("a=MatMul(x,w);b=MatMul(x,v);h=Add(a,m);l=Add(b,m);y=Sub(h,l)", constants={"m": np.full(8, mean)})
+        == rules
+    )
 
 
 def test_bfloat16_holds_fewer_whole_numbers() -> None:
     text = "a=MatMul(x,w);b=MatMul(x,v);h=Add(a,m);l=Add(b,m);y=Sub(h,l)"
-    assert painted(text, constants={"m": 48.0}, to="bfloat16")["h"] == "no_gain"
+    assert painted(text, constants={"m": np.full(8, 48.0)}, to="bfloat16")["h"] == "no_gain"
 
 
 def test_exact_ops_at_the_end_stay_low() -> None:

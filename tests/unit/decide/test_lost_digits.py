@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_rewrite.decide.hazards.constants import large_biases, outweighs, overflow, underflow
+from amp_rewrite.decide.hazards.constants import large_constants, outweighs, overflow, underflow
 from amp_rewrite.decide.hazards.rule import Held
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
@@ -70,8 +70,8 @@ def test_a_bias_outweighs_weights_by_its_norm(bias: float, heavier: bool) -> Non
 def test_a_bias_that_outweighs_its_product_is_added_in_float32_up_to_the_norm() -> None:
     text = "a=MatMul(x,w);h=Add(a,b);y=LayerNormalization(h,g)"
     numbers = {"w": WEIGHTS / 30, "g": np.ones(8)}
-    assert pinned(large_biases, view_of(text, b=np.full(8, 4000.0), **numbers)) == "h y"
-    assert pinned(large_biases, view_of(text, b=np.full(8, 40.0), **numbers)) == ""
+    assert pinned(large_constants, view_of(text, b=np.full(8, 4000.0), **numbers)) == "h y"
+    assert pinned(large_constants, view_of(text, b=np.full(8, 40.0), **numbers)) == ""
 
 
 def test_a_saturated_fill_never_meets_a_constant_beyond_the_range() -> None:

@@ -117,3 +117,11 @@ def test_a_counted_bias_of_unknown_length_is_pinned_from_where_it_counts() -> No
 def test_a_bias_that_a_layer_makes_of_positions_is_learned() -> None:
     text = "r=Range(zero,length,one);f=Cast[to=float](r);e=MatMul(f,w);b=Add(s,e);y=Softmax(b)"
     assert pinned(text, zero=np.array(0), one=np.array(1), w=np.ones((256, 256)), s=np.ones((4, 256))) == ""
+
+
+@pytest.mark.parametrize("text", [SCORES, MASKED, "s=MatMul(q,k);b=Mul(s,bias);y=Softmax(b)"])
+@pytest.mark.parametrize("size", [-1e38, -3.4e38, -1e4, -np.inf, np.nan, 0.0])
+@pytest.mark.parametrize("shape", [(), (1,), (256,), (4, 256), (2, 4, 256)])
+@pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16])
+def test_a_constant_of_one_number_counts_nothing(text: str, size: float, shape: tuple[int, ...], to: DType) -> None:
+    assert pinned(text, to, bias=np.full(shape, size), fill=FILL) == ""
