@@ -66,11 +66,7 @@ class DType(Enum):
     __hash__ = object.__hash__  # members are singletons; Enum hashes the name, in Python
 
     def nbytes(self, elements: int) -> int:
-        """Return the bytes of packed elements (sub-byte types are packed, ONNX IR 10 and later).
-
-        Args:
-            elements: their number.
-        """
+        """Return the bytes of packed elements (sub-byte types are packed, ONNX IR 10 and later)."""
         return (elements * self.bits + 7) // 8
 
     @property

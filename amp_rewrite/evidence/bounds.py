@@ -108,11 +108,7 @@ class Bounds(Result):
         )
 
     def chain(self, row: BoundRow) -> tuple[BoundRow, ...]:
-        """Return a row and those that its proof rests on, up to the op that bounds its result whatever it reads.
-
-        Args:
-            row: one of the rows.
-        """
+        """Return a row and those that its proof rests on, up to the op that bounds its result whatever it reads."""
         known = {other.value: other for other in self.rows}
         steps: dict[str, BoundRow] = {}
         at: BoundRow | None = row
