@@ -13,7 +13,7 @@ from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.hazards.rule import Rule, rule
 from amp_rewrite.decide.hazards.steps import LARGE, summed_length
 from amp_rewrite.decide.union_find import UnionFind
-from amp_rewrite.ir.dataflow import first_input_of, made_variable, origin
+from amp_rewrite.ir.dataflow import first_input_of, made_variable, only_reader, origin
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import (
     CASTS,
@@ -24,6 +24,7 @@ from amp_rewrite.ir.op_classes import (
     POOLS,
     PRODUCTS,
     REDUCTIONS,
+    SCALINGS,
     SOFTMAXES,
     SUMS,
     TENSOR_CORE_STEP,
@@ -174,6 +175,8 @@ def last_product(state: State) -> None:
             rounded[v] = steps
         elif group is not None and group.entry not in read and low:
             rounded[v] = steps  # the first op decides for all
+        elif low and steps == 0 and _on_a_branch(state, group.ops[-1] if group is not None else op.id):
+            rounded[v] = steps
         elif low and _spares_casts(state, op, group, len(low), steps):
             rounded[v] = steps + 1
         else:
@@ -230,6 +233,14 @@ def _spares_casts(state: State, op: Op, group: Cluster | None, operands: int, st
     return norm and steps == 1 and summed is not None and summed.kind in SUMS
 
 
+def _on_a_branch(state: State, op_id: OpId) -> bool:
+    """True if an op scales or normalizes a branch: its result is for the sum of two low values alone."""
+    op = state.view.ops[op_id]
+    total = only_reader(state.view, op.outputs[0], *PAIR_SUMS)
+    scales = op.kind in SCALINGS or op.kind.endswith("Normalization")
+    return scales and total is not None and all(_low(state, value) for value in total.operands)
+
+
 @rule(
     reasons.NO_GAIN,
     "An op rounds in the low type only for a product that gains from it.",
@@ -242,8 +253,9 @@ def no_gain(state: State) -> None:
         3 or 4 columns; attention is left alone, and so is a tiny product next to a larger one. Raw values, which come
         from inputs through ops on the clear list, Add, Sub and Mul, where a reader needs float32, and caches with a
         float32 output. All behind the last lowered product but exact ops, such as Relu and Reshape, and a single op
-        that joins two low values or reduces one, the norm behind it, and a quantizer: float32 would cost more Casts, or
-        larger ones. What leads to an op or output that the user lowers is left alone, too.
+        that joins two low values or reduces one, the scale or norm of a branch before such a sum, the norm behind it,
+        and a quantizer: float32 would cost more Casts, or larger ones. What leads to an op or output that the user
+        lowers is left alone, too.
     Why: Low types make products faster: tensor cores multiply in steps of 8. Where no such product follows, nothing is
         left to gain, and each op rounds again. An op that only moves raw values costs the same in either type; a Cast
         in front of it rounds 100003 to 99968 for a reader of the exact number, too.

@@ -146,6 +146,13 @@ def test_a_copy_of_a_low_and_a_float32_value_is_float32_unless_that_takes_more_c
     assert painted(sums + "y=Concat[axis=0](a,b,c,t)") == {"t": "no_gain"}
 
 
+@pytest.mark.parametrize("branch", ["n=Mul(b,g)", "n=LayerNormalization(b,g)"])
+def test_a_branch_that_is_scaled_or_normalized_before_its_sum_is_low(branch: str) -> None:
+    scale = {"g": np.ones(8, np.float32)}
+    assert painted(f"a=MatMul(x,w);b=MatMul(a,v);{branch};y=Add(a,n)", constants=scale) == {}
+    assert painted(f"a=MatMul(x,w);b=MatMul(a,v);{branch};y=Exp(n)", constants=scale, to="bfloat16") == {"n": "no_gain"}
+
+
 def test_a_sum_before_another_product_is_low() -> None:
     assert painted(SUMS + "c=MatMul(x,u);t=Add(s,c);y=MatMul(t,w)") == {}
 
