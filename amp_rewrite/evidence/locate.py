@@ -18,7 +18,7 @@ from amp_rewrite.evidence.subjects import drawing, low_types, name_of
 from amp_rewrite.evidence.verdict import SCHEMA, Fed, json_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import MAIN, OpId, ValueId
-from amp_rewrite.reports.measured import OpErrors
+from amp_rewrite.reports.measurements import OpErrors
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate

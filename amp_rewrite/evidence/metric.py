@@ -12,7 +12,7 @@ import numpy as np
 
 from amp_rewrite.errors import PolicyError, advice, spelled
 from amp_rewrite.files.casting import Array
-from amp_rewrite.reports.measured import Difference
+from amp_rewrite.reports.measurements import Difference
 
 MetricName = Literal["cosine", "psnr", "snr", "top1", "scaled"]
 """Names of the measures, for static checkers."""

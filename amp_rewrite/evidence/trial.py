@@ -22,7 +22,7 @@ from amp_rewrite.evidence.search import BudgetSpent
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
-from amp_rewrite.reports.measured import OutputRow, Step
+from amp_rewrite.reports.measurements import OutputRow, Step
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.origin import target_of

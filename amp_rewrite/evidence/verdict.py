@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from amp_rewrite.errors import EvidenceError, spelled
 from amp_rewrite.evidence.metric import Criterion, Tolerance, worse
 from amp_rewrite.evidence.sensitivity import SAME_OUTPUTS
-from amp_rewrite.reports.measured import Difference, OutputRow
+from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
 

@@ -20,7 +20,7 @@ from amp_rewrite.evidence.subjects import drawing, low_types, name_of
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.reports.measured import Difference, OutputRow
+from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import Port

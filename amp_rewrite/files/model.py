@@ -22,7 +22,7 @@ from amp_rewrite.files.casting import Array, cast
 from amp_rewrite.files.external_data import Folder
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.files.function_expansion import check_expansion
-from amp_rewrite.files.held import Held, any_held
+from amp_rewrite.files.program_tensors import ProgramTensor, any_held
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.rounding import Fit
@@ -98,7 +98,7 @@ class Model:
 
     proto: ModelProto
     path: Path | None = None
-    held: frozenset[Held] = field(init=False, repr=False)
+    held: frozenset[ProgramTensor] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         stubs = (t for t in wire.tensors(self.proto) if is_stub(t)) if any_held() else ()

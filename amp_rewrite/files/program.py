@@ -15,7 +15,7 @@ from onnx import ModelProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.external_data import Folder
-from amp_rewrite.files.held import Held
+from amp_rewrite.files.program_tensors import ProgramTensor
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.tensors import Source, elements
 
@@ -161,7 +161,7 @@ class _Shelf:
                     proto.external_data.add(key=key, value=str(value))
             base = os.fspath(tensor.base_dir)
             return self._folders.setdefault(base, Folder(Path(base))).source(proto)
-        held = Held(tensor, kind, count := elements(proto))
+        held = ProgramTensor(tensor, kind, count := elements(proto))
         return Source("", 0, kind.nbytes(count), kind, held.key, explicit, held=held)
 
 

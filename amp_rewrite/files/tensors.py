@@ -26,7 +26,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.arrays import to_array
 from amp_rewrite.files.casting import Array, cast, scaled
-from amp_rewrite.files.held import Held, copy_bytes, held
+from amp_rewrite.files.program_tensors import ProgramTensor, copy_bytes, held
 from amp_rewrite.files.regular_files import open_regular
 
 CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
@@ -54,7 +54,7 @@ class Source:
     stamp: str
     explicit: bool
     exponent: int = 0
-    held: Held | None = field(default=None, compare=False, repr=False)
+    held: ProgramTensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def in_memory(self) -> bool:
@@ -187,7 +187,7 @@ class Sources:
 
     def __init__(self) -> None:
         self._files: OrderedDict[tuple[str, str], BinaryIO] = OrderedDict()
-        self._held: tuple[Held, Array] | None = None
+        self._held: tuple[ProgramTensor, Array] | None = None
 
     @cached_property
     def memory(self) -> Array:

@@ -17,7 +17,7 @@ from amp_rewrite.fleet.flow import Inline, Lost, Processes, cores, through
 from amp_rewrite.fleet.job import Job, Task, key_of
 from amp_rewrite.fleet.naming import SAME, Rule, fields_of, placed
 from amp_rewrite.fleet.outcome import FAILED, Outcome
-from amp_rewrite.fleet.staged import copy, run
+from amp_rewrite.fleet.staging import copy, run
 from amp_rewrite.fleet.summary import Summary
 from amp_rewrite.fleet.tree import Choice, Item, Listing, find
 from amp_rewrite.fleet.urls import name_of, real, url_of

@@ -92,9 +92,9 @@ class Converted(Result):
 
     def figures(self) -> Sequence[Figure]:
         """Return the figures of the report, with the modules and the work of its model."""
-        from amp_rewrite.reports.page.drawn import drawn  # late: most conversions are not drawn
+        from amp_rewrite.reports.page.report_figures import report_figures  # late: most conversions are not drawn
 
-        return drawn(self.report, self.view)
+        return report_figures(self.report, self.view)
 
     def sketches(self) -> Sequence[Figure]:
         """Return summary and barcode of the report."""

@@ -25,7 +25,7 @@ from amp_rewrite.ir.view import MAIN
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight
-from amp_rewrite.reports.measured import Point
+from amp_rewrite.reports.measurements import Point
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate

@@ -17,7 +17,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.store import Writable
 from amp_rewrite.pipeline.convert import Converted
 from amp_rewrite.pipeline.regions import Region
-from amp_rewrite.reports.measured import Step
+from amp_rewrite.reports.measurements import Step
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result

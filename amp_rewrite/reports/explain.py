@@ -70,7 +70,7 @@ class Explanation(Result):
 
     def figures(self) -> Sequence[Figure]:
         """Return the reasons as lists."""
-        from amp_rewrite.reports.page.words import reasons_figure  # late: few runs draw
+        from amp_rewrite.reports.page.text_figures import reasons_figure  # late: few runs draw
 
         return (reasons_figure(self._chains(), self.brief, self.to_dict()),)
 

@@ -107,15 +107,15 @@ class Report(Result, ReportData):
 
     def figures(self) -> Sequence[Figure]:
         """Return summary, barcode and graph."""
-        from amp_rewrite.reports.page.drawn import drawn  # late: most reports are not drawn
+        from amp_rewrite.reports.page.report_figures import report_figures  # late: most reports are not drawn
 
-        return drawn(self)
+        return report_figures(self)
 
     def sketches(self) -> Sequence[Figure]:
         """Return summary and barcode."""
-        from amp_rewrite.reports.page.drawn import sketched  # late: most reports are not drawn
+        from amp_rewrite.reports.page.report_figures import report_sketches  # late: most reports are not drawn
 
-        return sketched(self)
+        return report_sketches(self)
 
     def to_json(self) -> str:
         """Return JSON with one row per line; equal reports give equal text. Ends with a newline."""

@@ -17,7 +17,7 @@ from amp_rewrite.evidence.metric import Measure
 from amp_rewrite.evidence.ranges import Range
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.view import View
-from amp_rewrite.reports.measured import Difference
+from amp_rewrite.reports.measurements import Difference
 from amp_rewrite.reports.rows import BakeRow, CastRow, Row, Totals
 from amp_rewrite.runtime.binding import Binding
 from amp_rewrite.runtime.kernels import Kernels

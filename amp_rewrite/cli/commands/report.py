@@ -131,8 +131,8 @@ def _overlay(model: Path, layer: str | None, reasons: Path | None, errors: Path 
 def _page(report: Report, view: View | None, errors: Path | None) -> Page:
     """Return the page of a report, with the facts of its model and the errors that locate measured."""
     from amp_rewrite.reports.located_errors import LocatedErrors
-    from amp_rewrite.reports.page.drawn import drawn
     from amp_rewrite.reports.page.page import Page
+    from amp_rewrite.reports.page.report_figures import report_figures
 
     shares = LocatedErrors.load(errors).shares(report.rows, report.model.name) if errors else None
-    return Page(report.brief, drawn(report, view, shares))
+    return Page(report.brief, report_figures(report, view, shares))

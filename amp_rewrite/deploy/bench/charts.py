@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from amp_rewrite.deploy.bench.entry import Changed, Entry
 from amp_rewrite.deploy.bench.profile import OpTime
 from amp_rewrite.errors import count
-from amp_rewrite.reports.page.described import Bar, Bars, Curves, Move, Moves
+from amp_rewrite.reports.page.chart_data import Bar, Bars, Curves, Move, Moves
 from amp_rewrite.reports.page.markup import short
 from amp_rewrite.reports.render import size
 

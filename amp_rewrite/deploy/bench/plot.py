@@ -8,7 +8,7 @@ from typing import Any
 
 from amp_rewrite.deploy.bench.result import Benchmark
 from amp_rewrite.errors import ReportError, spelled
-from amp_rewrite.reports.page.described import Bars, Chart, Moves
+from amp_rewrite.reports.page.chart_data import Bars, Chart, Moves
 from amp_rewrite.reports.render import cut, plain
 
 SUFFIXES = (".svg", ".png", ".pdf")

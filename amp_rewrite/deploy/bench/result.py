@@ -13,7 +13,7 @@ from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.described import Chart
+    from amp_rewrite.reports.page.chart_data import Chart
     from amp_rewrite.reports.page.page import Figure
 
 SCHEMA = 1
@@ -80,9 +80,9 @@ class Benchmark(Result):
 
     def figures(self) -> Sequence[Figure]:
         """Return the charts, drawn for a page."""
-        from amp_rewrite.reports.page.described import described_figure  # late: few runs draw
+        from amp_rewrite.reports.page.chart_data import chart_figure  # late: few runs draw
 
-        return tuple(map(described_figure, self.charts()))
+        return tuple(map(chart_figure, self.charts()))
 
     def text(self) -> str:
         """Return a text: device and versions, a table of latencies, and a table per further measurement."""

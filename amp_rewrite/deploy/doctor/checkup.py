@@ -75,7 +75,7 @@ class Checkup(Result):
 
     def figures(self) -> Sequence[Figure]:
         """Return the checks as a list."""
-        from amp_rewrite.reports.page.words import checks_figure  # late: few runs draw
+        from amp_rewrite.reports.page.text_figures import checks_figure  # late: few runs draw
 
         return (checks_figure([asdict(check) for check in self.checks], self.brief, self.to_dict()),)
 

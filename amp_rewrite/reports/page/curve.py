@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from amp_rewrite.errors import count
-from amp_rewrite.reports.measured import Point
+from amp_rewrite.reports.measurements import Point
 from amp_rewrite.reports.page.axis import Axis, number_text, record
 from amp_rewrite.reports.page.chart import numbers, plot, sample
 from amp_rewrite.reports.page.marks import dots

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.errors import count
-from amp_rewrite.reports.measured import Difference, OutputRow, Step
+from amp_rewrite.reports.measurements import Difference, OutputRow, Step
 from amp_rewrite.reports.page.axis import Axis, finite, number_text, record
 from amp_rewrite.reports.page.chart import Line, numbers, plot, remarks, rows, sample
 from amp_rewrite.reports.page.marks import dots, limit, spot, upright

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import count
-from amp_rewrite.reports.measured import OpErrors
+from amp_rewrite.reports.measurements import OpErrors
 from amp_rewrite.reports.page.axis import MOST_POINTS, Axis, binned, height, number_text, record
 from amp_rewrite.reports.page.chart import numbers, plot, remarks, sample
 from amp_rewrite.reports.page.marks import dots, envelope, limit, pins, steps

@@ -10,9 +10,9 @@ import pytest
 from amp_rewrite import Report, convert
 from amp_rewrite.errors import Finding
 from amp_rewrite.pipeline.convert import Converted
-from amp_rewrite.reports.page.drawn import drawn
 from amp_rewrite.reports.page.graph import graph
 from amp_rewrite.reports.page.page import Page
+from amp_rewrite.reports.page.report_figures import report_figures
 from amp_rewrite.reports.rows import CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.reports.sources import report_in
 from support.browser import NARROW, WIDE, Visit, Visiting
@@ -338,7 +338,7 @@ def large(rows: int, named: bool) -> Report:
 @pytest.mark.parametrize(("rows", "named"), [(100_000, True), (20_000, False)])
 def test_a_graph_of_a_hundred_thousand_ops_stays_small_on_screen(visit: Visiting, rows: int, named: bool) -> None:
     report = large(rows, named)
-    visited = visit(Page("large", drawn(report)[2:]).to_html())
+    visited = visit(Page("large", report_figures(report)[2:]).to_html())
     page = visited.page
     assert 0 < page.locator("[data-part]").count() <= 200
     assert legend(visited)["high"] == rows // 10

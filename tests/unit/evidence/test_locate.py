@@ -20,7 +20,7 @@ from amp_rewrite.evidence.instrument.shadow import Bench, local_errors
 from amp_rewrite.evidence.instrument.side_by_side import with_candidate, with_shadows
 from amp_rewrite.evidence.locate import Located, locate
 from amp_rewrite.files.model import Model
-from amp_rewrite.reports.measured import OpErrors
+from amp_rewrite.reports.measurements import OpErrors
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from support.cases import feeds

@@ -11,7 +11,7 @@ import pytest
 
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.metric import MEASURES, Bound, Tolerance, compare, criterion, worse
-from amp_rewrite.reports.measured import Difference
+from amp_rewrite.reports.measurements import Difference
 
 ANY = Tolerance(rtol=1e9, atol=1e9)
 INF, NAN = np.float32(np.inf), np.float32(np.nan)

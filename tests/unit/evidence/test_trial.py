@@ -16,7 +16,7 @@ from amp_rewrite.evidence.trial import Trial, Trials
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.reports.measured import Difference, OutputRow
+from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.options import Request
 from support.cases import build

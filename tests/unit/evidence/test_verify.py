@@ -20,7 +20,7 @@ from amp_rewrite.evidence.metric import Tolerance
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.evidence.verify import verify
 from amp_rewrite.files.model import Model
-from amp_rewrite.reports.measured import Difference, OutputRow
+from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 

@@ -24,7 +24,7 @@ from amp_rewrite.evidence.verify import verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.pipeline.repaired import Repaired
-from amp_rewrite.reports.measured import Difference, OutputRow
+from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.reports.report import Report
 from support.cases import build
 from support.hard_models import HARD, halved

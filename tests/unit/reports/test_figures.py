@@ -19,8 +19,8 @@ from amp_rewrite.deploy.bench.entry import Changed, Entry, Sized
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime
 from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.rounding import Fit
-from amp_rewrite.reports.measured import Difference, OpErrors, OutputRow, Step
-from amp_rewrite.reports.page.described import described_figure
+from amp_rewrite.reports.measurements import Difference, OpErrors, OutputRow, Step
+from amp_rewrite.reports.page.chart_data import chart_figure
 from amp_rewrite.reports.page.markup import written
 from amp_rewrite.reports.page.outputs import Allowed, outputs_figure, trials_figure
 from amp_rewrite.reports.page.page import Figure, Page
@@ -119,15 +119,15 @@ def test_any_trials_are_drawn(trials: list[Step], chosen: Step, allowed: Allowed
 @settings(max_examples=40)
 @given(st.lists(TIMED, min_size=1, max_size=4), st.lists(MOVED, max_size=30))
 def test_any_times_are_drawn(entries: list[Entry], ops: list[OpChange]) -> None:
-    latency = checked(described_figure(latency_chart(entries, "a CPU")))
+    latency = checked(chart_figure(latency_chart(entries, "a CPU")))
     assert [row["median"] for row in latency["models"]] == [entry.latency.median for entry in entries]
     memory = memory_chart(entries)
-    drawn = memory and checked(described_figure(memory))["models"]
+    drawn = memory and checked(chart_figure(memory))["models"]
     assert drawn is None or [row["memory"] for row in drawn] == [entry.memory for entry in entries]
-    changed = checked(described_figure(ops_chart(Changed("b", tuple(ops)), 1)))
+    changed = checked(chart_figure(ops_chart(Changed("b", tuple(ops)), 1)))
     assert changed["compared"] == len(ops) and len(changed["ops"]) <= 24
     throughput = throughput_chart([swept(entry, 1 + i, entry.latency.median) for i, entry in enumerate(entries)])
-    assert throughput is not None and len(checked(described_figure(throughput))["rows"]) == len(entries)
+    assert throughput is not None and len(checked(chart_figure(throughput))["rows"]) == len(entries)
 
 
 @given(st.lists(RUNS, max_size=8))
@@ -218,7 +218,7 @@ def test_caveats_and_settings_stand_below_their_figures() -> None:
     for figure in (
         outputs_figure([], Allowed("error", "error", 1.0, False), "ok", notes),
         waterfall([], Marked(None, None, None), "float16", "random", notes),
-        described_figure(latency_chart(entries, "a CPU", notes)),
+        chart_figure(latency_chart(entries, "a CPU", notes)),
     ):
         assert checked(figure)["notes"] == list(notes)
         assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in written(figure.drawing)
@@ -267,9 +267,9 @@ def test_names_of_any_length_leave_sentences_readable() -> None:
         ranges_figure({name: fit}, DType.FLOAT16, name),
         waterfall([OpErrors(name, name, name, 1.0, 1.0, 1.0, 1.0, True)], Marked(0.1, 0, 0), "float16", name, [name]),
         outputs_figure([scored(name, 0, 1.0, 1.0, True, name)], allowed, name, [name]),
-        described_figure(latency_chart([timed(name, 1.0, 1.0, 1.0, 1.0, 1)], name, [name])),
-        described_figure(throughput),
-        described_figure(ops_chart(Changed(name, (moved(name, name, 1.0, 2.0),)), 1)),
+        chart_figure(latency_chart([timed(name, 1.0, 1.0, 1.0, 1.0, 1)], name, [name])),
+        chart_figure(throughput),
+        chart_figure(ops_chart(Changed(name, (moved(name, name, 1.0, 2.0),)), 1)),
         strips_figure(name, name, [], name),
         changes_figure([dict.fromkeys(("kind", "title", "op", "types", "why"), name)], {}, [(name, name, name)]),
     ):

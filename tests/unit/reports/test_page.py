@@ -15,10 +15,10 @@ from onnx import ModelProto, helper
 
 from amp_rewrite import Report, convert, diff
 from amp_rewrite.reports.page.barcode import barcode_lines, bars_of
-from amp_rewrite.reports.page.drawn import drawn
 from amp_rewrite.reports.page.facts import Facts, module_of
 from amp_rewrite.reports.page.graph import graph
 from amp_rewrite.reports.page.layout import layers_of
+from amp_rewrite.reports.page.report_figures import report_figures
 from amp_rewrite.reports.page.scopes import MOST, paths_of, tree_of
 from amp_rewrite.reports.page.summary_cards import summary_cards
 from amp_rewrite.reports.render import WIDTH
@@ -192,7 +192,7 @@ def test_dimensions_beyond_all_numbers_are_drawn() -> None:
     dims = f"{2**50}, {2**50}"
     text = f'<ir_version: 8, opset_import: ["": 17]> g (float[{dims}] x) => (float[{dims}] y) {{ y = Exp (x) }}'
     report, view = report_and_view(onnx.parser.parse_model(text))
-    assert 0 < json.loads(json.dumps(drawn(report, view)[0].data))["work"]["bytes"] <= 8 * 10**18
+    assert 0 < json.loads(json.dumps(report_figures(report, view)[0].data))["work"]["bytes"] <= 8 * 10**18
 
 
 def test_a_report_without_ops_is_a_page() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @gc_paused()
-def drawn(
+def report_figures(
     report: ReportData, view: View | None = None, errors: Mapping[int, float] | None = None
 ) -> tuple[Figure, ...]:
     """Return summary, barcode and graph of a report; with a view of its model, also modules and work.
@@ -32,6 +32,6 @@ def drawn(
     return summary_cards(report, facts.work), barcode(report), graph(report, facts, errors)
 
 
-def sketched(report: ReportData) -> tuple[Figure, ...]:
+def report_sketches(report: ReportData) -> tuple[Figure, ...]:
     """Return summary and barcode of a report."""
     return summary_cards(report), barcode(report)

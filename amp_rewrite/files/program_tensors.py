@@ -16,7 +16,7 @@ from amp_rewrite.files.casting import Array
 _SAMPLED = 1 << 10  # elements of a tensor that show a change
 
 
-class Held:
+class ProgramTensor:
     """A tensor of onnx_ir, which may share its memory with torch or compute its values when asked.
 
     It lives as long as a `Model` with a stub of it, and is found by `key`, which cannot collide with the stamp of a
@@ -32,7 +32,7 @@ class Held:
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.key, self.__dict__)
 
-    def __deepcopy__(self, memo: object) -> Held:
+    def __deepcopy__(self, memo: object) -> ProgramTensor:
         return self
 
     def values(self) -> Array:
@@ -63,18 +63,18 @@ class Held:
         return values
 
 
-_ALIVE: WeakValueDictionary[str, Held] = WeakValueDictionary()
+_ALIVE: WeakValueDictionary[str, ProgramTensor] = WeakValueDictionary()
 
 
-def held(key: str) -> Held | None:
+def held(key: str) -> ProgramTensor | None:
     """Return the tensor of a key; None for the stamp of a file, and once no Model refers to the tensor."""
     return _ALIVE.get(key)
 
 
-def _restored(key: str, state: dict[str, Any]) -> Held:
+def _restored(key: str, state: dict[str, Any]) -> ProgramTensor:
     """Return the tensor of a key, made again from its state in another process."""
     if (found := held(key)) is None:
-        found = Held.__new__(Held)
+        found = ProgramTensor.__new__(ProgramTensor)
         found.__dict__.update(state)
         _ALIVE[key] = found
     return found

@@ -17,7 +17,7 @@ _DASHES = ("low", "high", "cast", "muted")
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ChartData:
     """A chart: the key of its figure, its heading, a sentence that says what is seen, and the table of its numbers.
 
     `head` names the columns, names first; `data` is everything that is drawn, as JSON; `notes` are caveats.
@@ -44,7 +44,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bars(Described):
+class Bars(ChartData):
     """A bar for each of a few numbers, the baseline first. `mark`: meaning of the second numbers.
 
     `longest`: the number at which the axis ends at the latest; None for an axis that holds all.
@@ -57,7 +57,7 @@ class Bars(Described):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curves(Described):
+class Curves(ChartData):
     """Curves between two logarithmic axes: `across` and `upward` name them, `curves` holds points by label."""
 
     across: str
@@ -81,7 +81,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moves(Described):
+class Moves(ChartData):
     """Numbers before and after: `unit` is theirs, `words` say what growing and shrinking mean."""
 
     unit: str
@@ -92,7 +92,7 @@ class Moves(Described):
 Chart = Bars | Curves | Moves
 
 
-def described_figure(chart: Chart) -> Figure:
+def chart_figure(chart: Chart) -> Figure:
     """Return a chart as a figure."""
     drawn = _bars(chart) if isinstance(chart, Bars) else _curves(chart) if isinstance(chart, Curves) else _moves(chart)
     names = 2 if isinstance(chart, Moves) else 1
