@@ -17,10 +17,11 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, SCALINGS, Slots
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 
 Cause = TypeVar("Cause")
 Node = TypeVar("Node")
+_Edges = Mapping[ValueId, tuple[ValueId, ...]]
 Step = Callable[[Op], ValueId | None]
 """The step from an op to the input with the numbers of its result; None if the op computes other numbers."""
 
@@ -103,8 +104,9 @@ def trail(view: View, value: ValueId | None, step: Step, most: int | None = None
 
 def origin(view: View, value: ValueId, step: Step, most: int | None = None) -> ValueId:
     """Return the last input that `behind` yields; the value itself without one."""
-    _, source = trail(view, value, step, most)
-    assert source is not None
+    source = value
+    for _, read in behind(view, value, step, most):
+        source = read
     return source
 
 
@@ -177,18 +179,13 @@ class Flow:
 
     view: View
     slots: Slots
-    _origins: Mapping[ValueId, tuple[ValueId, ...]]
-    _fates: Mapping[ValueId, tuple[ValueId, ...]]
+    _origins: _Edges
+    _fates: _Edges
 
     @classmethod
     def of(cls, view: View, slots: Slots = CARRIERS) -> Flow:
         """Return the walks along a table, into and out of bodies of If, Loop, Scan and SequenceMap."""
-        origins: dict[ValueId, tuple[ValueId, ...]] = {}
-        fates: dict[ValueId, tuple[ValueId, ...]] = {}
-        for into, source in _seams(view):
-            origins[into] = (*origins.get(into, ()), source)
-            fates[source] = (*fates.get(source, ()), into)
-        return cls(view, slots, origins, fates)
+        return cls(view, slots, *_edges(view))
 
     def through(self, op: Op) -> Sequence[int]:
         """Return the inputs that the op's result is computed from; none for an op that stops the walk."""
@@ -285,6 +282,17 @@ def reach(
 _OFFSETS = {"If": (0, 0, 0), "Loop": (2, 2, 1), "Scan": (0, 0, 0), "SequenceMap": (0, 0, 0)}
 """The first inputs of an op and of its body that correspond, and the body's first output. A Loop's body has the
 iteration number and the condition as first inputs, and the condition as first output."""
+
+
+@once
+def _edges(view: View) -> tuple[_Edges, _Edges]:
+    """Return the sources of values at the edges of bodies, and the values of these sources."""
+    origins: dict[ValueId, tuple[ValueId, ...]] = {}
+    fates: dict[ValueId, tuple[ValueId, ...]] = {}
+    for into, source in _seams(view):
+        origins[into] = (*origins.get(into, ()), source)
+        fates[source] = (*fates.get(source, ()), into)
+    return origins, fates
 
 
 def _seams(view: View) -> Iterator[tuple[ValueId, ValueId]]:

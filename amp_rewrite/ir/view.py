@@ -6,10 +6,11 @@ the ops of its bodies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from functools import cached_property, partial, update_wrapper
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from onnx import TensorProto
 
@@ -26,7 +27,10 @@ from amp_rewrite.ir.schema import TENSOR, Signature, ValueType
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["MAIN", "Op", "OpId", "Role", "Scope", "ScopeId", "Use", "Value", "ValueId", "Variable", "View"]
+__all__ = ["MAIN", "Op", "OpId", "Role", "Scope", "ScopeId", "Use", "Value", "ValueId", "Variable", "View", "once"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,6 +57,8 @@ class View(Index):
     model: Model
     _fits: dict[tuple[ValueId, DType], Fit] = field(default_factory=dict, repr=False)
     _memory: Array = field(default_factory=fresh_memory, repr=False, compare=False)
+    _known: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Results of analyses that run `once`."""
 
     @classmethod
     def of(cls, model: Model) -> View:
@@ -122,11 +128,34 @@ class View(Index):
         op = self.ops[made_by]
         return op if not kinds or op.kind in kinds else None
 
+    def of_kinds(self, kinds: Container[str]) -> Sequence[Op]:
+        """Return the ops of some kinds, in order. O(ops of these kinds).
+
+        Args:
+            kinds: the kinds.
+        """
+        chosen = [ops for kind, ops in self.by_kind.items() if kind in kinds]
+        return sorted([op for ops in chosen for op in ops], key=attrgetter("id")) if len(chosen) != 1 else chosen[0]
+
+    @cached_property
+    def by_kind(self) -> Mapping[str, Sequence[Op]]:
+        """The ops of each kind, in order."""
+        own: dict[str, list[Op]] = {}
+        for op in self.ops:
+            own.setdefault(op.kind, []).append(op)
+        return own
+
     def constant(self, value: ValueId | None) -> TensorProto | None:
         """Return the tensor of a constant value: an initializer without override, or the output of a Constant."""
         if value is None or self.values[value].overridable:
             return None
         return self.values[value].tensor
+
+    @cached_property
+    def constants(self) -> Mapping[ValueId, TensorProto]:
+        """The tensors of all constant values, in order."""
+        held = ((v.id, v.tensor) for v in self.values if v.tensor is not None and not v.overridable)
+        return dict(held)
 
     def array(self, value: ValueId | None) -> Array | None:
         """Return the elements of a constant value; None for other values."""
@@ -206,6 +235,20 @@ class View(Index):
                     edges.setdefault((made_by, scope.owner), []).append(out)
         graph.add_edges_from((a, b, {"values": tuple(values)}) for (a, b), values in edges.items())
         return graph
+
+
+def once(analysis: Callable[Concatenate[View, P], R]) -> Callable[Concatenate[View, P], R]:
+    """Let an analysis run once for each view and arguments; callers share the result and must not change it."""
+
+    def known(view: View, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        key = analysis, args, tuple(kwargs.items())
+        if key not in view._known:
+            view._known[key] = analysis(view, *args, **kwargs)
+        result: R = view._known[key]
+        return result
+
+    update_wrapper(known, analysis)
+    return known
 
 
 _Present = tuple[bool, ...]

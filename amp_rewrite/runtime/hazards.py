@@ -163,8 +163,7 @@ def _biased_layers(view: View, made: Made) -> Iterator[Op]:
 
 def _low(view: View, made: Made, *kinds: str) -> Iterator[Op]:
     """Yield ops of these kinds with a float16 result."""
-    ops = (op for op in view.ops if op.kind in kinds)
-    return (op for op in ops if any(made(value) is DType.FLOAT16 for value in op.results))
+    return (op for op in view.of_kinds(kinds) if any(made(value) is DType.FLOAT16 for value in op.results))
 
 
 def _recurrent(view: View, made: Made) -> Iterator[Op]:
@@ -311,9 +310,8 @@ HAZARDS = (
 
 def told(view: View, made: Made, aim: Aim = Aim()) -> Iterator[Finding]:
     """Yield a finding for each hazard in a model, at its first op. `made`: the types after a conversion. O(nodes)."""
-    kinds = {op.kind for op in view.ops}
     for hazard in HAZARDS:
-        met = hazard.told and hazard.kinds <= kinds and hazard.affects(aim)
+        met = hazard.told and hazard.kinds <= view.by_kind.keys() and hazard.affects(aim)
         op = next(hazard.find(view, made), None) if met else None
         if op is not None:
             yield Finding("runtime_hazard", op.name, hazard.finding)
@@ -321,14 +319,13 @@ def told(view: View, made: Made, aim: Aim = Aim()) -> Iterator[Finding]:
 
 def faults(view: View, to: DType, aim: Aim) -> Iterator[tuple[Op, RuntimeHazard]]:
     """Yield the ops that a release computes wrongly in the low type, and the hazard. O(nodes)."""
-    kinds = {op.kind for op in view.ops}
 
     def made(value: ValueId) -> DType | None:
         dtype = view.dtype(value)
         return to if dtype is DType.FLOAT else dtype
 
     for hazard in HAZARDS if aim.exact else ():
-        if hazard.keep and hazard.kinds <= kinds and hazard.affects(aim):
+        if hazard.keep and hazard.kinds <= view.by_kind.keys() and hazard.affects(aim):
             for op in hazard.find(view, made):
                 yield op, hazard
 

@@ -167,7 +167,7 @@ def _by_name(view: View, expression: re.Pattern[str]) -> Selected:
 
 def _by_type(view: View, expression: re.Pattern[str]) -> Selected:
     matching = {kind for kind in _kinds(view) if expression.search(kind)}
-    return frozenset(op.id for op in view.ops if op.kind in matching)
+    return frozenset(op.id for op in view.of_kinds(matching))
 
 
 def _by_position(view: View, expression: re.Pattern[str]) -> Selected:
@@ -232,7 +232,7 @@ def torch_scopes(text: str) -> list[str]:
 
 
 def _kinds(view: View) -> Iterable[str]:
-    return dict.fromkeys(op.kind for op in view.ops)
+    return view.by_kind
 
 
 def _scopes(view: View) -> Iterable[str]:

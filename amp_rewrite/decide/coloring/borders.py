@@ -11,18 +11,16 @@ from functools import cache, partial
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.hazards.rule import Rule, rule
-from amp_rewrite.decide.hazards.steps import LARGE, summed_length
+from amp_rewrite.decide.hazards.steps import LARGE
 from amp_rewrite.decide.union_find import UnionFind
 from amp_rewrite.ir.dataflow import first_input_of, made_variable, only_reader, origin
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import (
     CASTS,
     COPIES,
-    ELEMENTLESS,
     HEAVY,
     PAIR_SUMS,
     POOLS,
-    PRODUCTS,
     REDUCTIONS,
     SCALINGS,
     SOFTMAXES,
@@ -43,10 +41,13 @@ _copied = first_input_of(COPIES)
 
 
 def _movable(state: State) -> list[int]:
-    """Return the low vertices that no user asked for, no sequence ties to others, and that read elements, in order."""
-    tied = {v for cluster in state.vertices.clusters for v in cluster}
-    low = [v for v in sorted(state.low) if v not in tied and state.vertices.all[v].op not in state.options.lower]
-    return [v for v in low if state.op(v).kind not in ELEMENTLESS]
+    """Return the low vertices that may become float32, in order."""
+    return sorted(state.low.keys() - state.held)
+
+
+def _products(state: State) -> list[int]:
+    """Return the low products, in order."""
+    return [v for v in state.of_kinds(HEAVY) if v in state.low]
 
 
 def _ports(state: State, v: int) -> tuple[list[ValueId], list[ValueId]]:
@@ -90,15 +91,15 @@ def _to_float32(state: State, v: int, note: str) -> None:
 
 def tiny_products(state: State) -> None:
     """Keep connected low ops in float32 if all their products sum fewer than 8 terms."""
-    products = [v for v in state.low if state.op(v).kind in HEAVY]
-    large = [v for v in products if not _is_tiny(state, state.op(v))]
+    products = _products(state)
+    large = [v for v in products if v not in state.tiny]
     if len(large) == len(products):
         return
     sets = UnionFind(state.low)
     for v in state.low:
         sets.join((v, *(source for source in state.vertices.sources[v] if source in state.low)))
     clustered = (op for cluster in state.hazards.clusters if cluster.kind == "softmax" for op in cluster.ops)
-    softmaxes = [*state.of_ops(clustered), *(v for v in state.low if state.op(v).kind in SOFTMAXES)]
+    softmaxes = [*state.of_ops(clustered), *state.of_kinds(SOFTMAXES)]
     sequences = (v for cluster in state.vertices.clusters for v in cluster)
     other = {sets.root(v) for v in (*large, *softmaxes, *sequences) if v in state.low}
     tiny = {sets.root(v) for v in products} - other
@@ -106,18 +107,6 @@ def tiny_products(state: State) -> None:
         if sets.root(v) in tiny:
             note = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spares the Casts"
             _to_float32(state, v, note)
-
-
-def _is_tiny(state: State, op: Op) -> bool:
-    """True if a product is known to sum fewer than 8 terms."""
-    if op.kind not in PRODUCTS or op.outputs[0] is None:
-        return False
-    for slot, value in enumerate(op.inputs[:2]):
-        tensor = state.view.constant(value)
-        if tensor is not None and op.kind != "Einsum":
-            terms = summed_length(op, slot, tuple(tensor.dims))
-            return terms is not None and terms < TENSOR_CORE_STEP
-    return 0 < state.sizes.flops(op) < 2 * TENSOR_CORE_STEP * state.sizes.size(op.outputs[0])
 
 
 # -- values that no product made ---------------------------------------------------------------------------------------
@@ -143,7 +132,7 @@ def raw_values(state: State) -> None:
 
 def _behind_products(state: State) -> set[ValueId]:
     """Return the values that are computed from the result of a low product, in either type."""
-    products = {state.vertices.all[v].op for v in state.low if state.op(v).kind in HEAVY}
+    products = {state.vertices.all[v].op for v in _products(state)}
     behind = set[ValueId]()
     for op in state.view.ops:
         inner = (value for body in op.bodies for value in state.view.scopes[body].outputs)
@@ -189,7 +178,7 @@ def _before_products(state: State) -> set[OpId]:
     What the user lowers, ops and outputs, counts as a product.
     """
     view = state.view
-    products = {state.vertices.all[v].op for v in state.low if state.op(v).kind in HEAVY} | state.options.lower.keys()
+    products = {state.vertices.all[v].op for v in _products(state)} | state.options.lower.keys()
     before = set[OpId]()
     for op_id in products:
         while (owner := view.scopes[view.ops[op_id].scope].owner) is not None and owner not in before:

@@ -104,11 +104,10 @@ def _norm_entries(state: State) -> Mapping[int, int]:
 
 def _tables(state: State, admits: Callable[[int], bool]) -> Iterator[tuple[int, TensorProto]]:
     """Yield lookups that `admits` in constants that fit the low type, each with the constant."""
-    for v, vertex in enumerate(state.vertices.all if state.options.spare_casts else ()):
-        op = state.view.ops[vertex.op]
-        table = op.inputs[0] if op.kind == "Gather" and admits(v) else None
+    for v in state.of_kinds(("Gather",)) if state.options.spare_casts else ():
+        table = state.op(v).inputs[0]
         tensor = state.view.constant(table)
-        if table is not None and tensor is not None and not state.view.fit(table, state.to).overflow:
+        if table is not None and tensor is not None and admits(v) and not state.view.fit(table, state.to).overflow:
             yield v, tensor
 
 
@@ -214,15 +213,12 @@ def copies_rise(state: State) -> None:
     """Take copies of low values back to float32 if one Cast in front of them is cheaper than several behind them."""
     if not state.options.spare_casts:
         return
-    tied = {v for cluster in state.vertices.clusters for v in cluster}
     leaving: dict[int, list[ValueId]] = {}
     """Copies for float32 ops alone, each with the values behind it that these read."""
-    for v in sorted(state.low, reverse=True):
-        op = state.op(v)
-        if op.kind in COPIES and v not in tied and op.id not in state.options.lower:
-            cast = _cast_behind(state, op, leaving)
-            if cast is not None:
-                leaving[v] = cast
+    for v in reversed(state.of_kinds(COPIES)):
+        cast = _cast_behind(state, v, leaving) if v in state.low and v not in state.held else None
+        if cast is not None:
+            leaving[v] = cast
     first: dict[ValueId, list[int]] = {}
     for v in leaving:
         if leaving.keys().isdisjoint(state.vertices.sources[v]):
@@ -238,18 +234,20 @@ def copies_rise(state: State) -> None:
                 state.denied[v] = state.high(reasons.MIN_CUT, None, f"one Cast in front spares {len(behind)} behind")
 
 
-def _cast_behind(state: State, op: Op, leaving: Mapping[int, list[ValueId]]) -> list[ValueId] | None:
+def _cast_behind(state: State, v: int, leaving: Mapping[int, list[ValueId]]) -> list[ValueId] | None:
     """Return the values that float32 ops read of a copy of one value and of copies behind it; None if others do."""
+    low = (r for r in state.vertices.readers[v] if r in state.low and r not in leaving)
+    if any(state.op(r).kind not in ELEMENTLESS for r in low):
+        return None
+    op = state.op(v)
     if sum(map(state.varies, op.operands)) != 1 or any(exposed(state.view, value) for value in op.results):
         return None
     cast: list[ValueId] = []
     for value in op.results:
         uses = [(use, read_variable(state.view.ops[use.op], use.slot)) for use in state.element_uses(value)]
-        makers = [state.vertices.of.get((use.op, name), -1) if name is not None else -1 for use, name in uses]
-        if any(v in state.low and v not in leaving for v in makers):
-            return None
-        cast += [value] if any(v not in leaving for v in makers) else []
-        cast += [each for v in dict.fromkeys(makers) for each in leaving.get(v, ())]
+        readers = [state.vertices.of.get((use.op, name), -1) if name is not None else -1 for use, name in uses]
+        cast += [value] if any(r not in leaving for r in readers) else []
+        cast += [each for r in dict.fromkeys(readers) for each in leaving.get(r, ())]
     return cast
 
 
@@ -268,11 +266,10 @@ def weights_follow(state: State) -> None:
 
 def shapes_follow(state: State) -> None:
     """Give Shape and Size the type of their input: they read no element and need no Cast or copy."""
-    for v, vertex in enumerate(state.vertices.all if state.options.shapes_follow else ()):
-        op = state.view.ops[vertex.op]
-        if op.kind not in ELEMENTLESS or vertex.refusal is not None:
+    for v in state.of_kinds(ELEMENTLESS) if state.options.shapes_follow else ():
+        if state.vertices.all[v].refusal is not None:
             continue
-        source = op.inputs[0]
+        source = state.op(v).inputs[0]
         because = next((state.vertices.all[s].op for s in state.vertices.sources[v] if s in state.low), None)
         constant = state.view.constant(source) is not None
         if (
@@ -295,11 +292,11 @@ def _read_low_alone(state: State, value: ValueId | None) -> OpId | None:
 
 def existing_casts(state: State) -> None:
     """Let a Cast to float32 that only lowered ops read cast to the low type instead."""
-    for v, vertex in enumerate(state.vertices.all):
-        op = state.view.ops[vertex.op]
-        if op.kind != "Cast" or v in state.low or vertex.refusal is not None or "T2" not in vertex.variables:
+    for v in state.of_kinds(("Cast",)):
+        vertex = state.vertices.all[v]
+        if v in state.low or vertex.refusal is not None or "T2" not in vertex.variables:
             continue
-        out = op.outputs[0]
+        out = state.op(v).outputs[0]
         if out is None or state.view.dtype(out) is not DType.FLOAT or exposed(state.view, out):
             continue
         uses = state.view.uses[out]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
@@ -15,7 +16,7 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import first_input_of, made_variable, read_variable, trail
-from amp_rewrite.ir.op_classes import DEQUANTIZES, ELEMENTLESS, QUANTIZERS, QUANTIZES
+from amp_rewrite.ir.op_classes import DEQUANTIZES, ELEMENTLESS, PRODUCTS, QUANTIZERS, QUANTIZES
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.schema import unknown
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
@@ -112,10 +113,21 @@ class State:
         return colors
 
     @cached_property
+    def held(self) -> frozenset[int]:
+        """Vertices that stay low in the end: those in sequences, of ops that the user lowers, and elementless ones."""
+        tied = chain(*self.vertices.clusters)
+        return frozenset((*tied, *self.of_ops(self.options.lower), *self.of_kinds(ELEMENTLESS)))
+
+    @cached_property
+    def tiny(self) -> frozenset[int]:
+        """Products that are known to sum fewer than 8 terms."""
+        return frozenset(v for v in self.of_kinds(PRODUCTS) if self.sizes.is_tiny(self.op(v)))
+
+    @cached_property
     def decoded_weights(self) -> Sequence[OpId]:
         """DequantizeLinear ops that read a constant or a quantized constant, in order."""
         view, quantized = self.view, first_input_of(QUANTIZES)
-        decoded = ((op.id, trail(view, op.inputs[0], quantized, 1)[1]) for op in view.ops if op.kind in DEQUANTIZES)
+        decoded = ((op.id, trail(view, op.inputs[0], quantized, 1)[1]) for op in view.of_kinds(DEQUANTIZES))
         return [op for op, source in decoded if view.constant(source) is not None]
 
     def can(self, v: int) -> bool:
@@ -136,6 +148,10 @@ class State:
     def of_ops(self, ops: Iterable[OpId]) -> list[int]:
         """Return the vertices of ops, in order."""
         return [v for op in ops for v in self.vertices.by_op.get(op, ())]
+
+    def of_kinds(self, kinds: Container[str]) -> list[int]:
+        """Return the vertices of ops of some kinds, in order."""
+        return self.of_ops(op.id for op in self.view.of_kinds(kinds))
 
     def without_casts(self, ops: Iterable[OpId]) -> list[OpId]:
         """Return those of the ops that are not Casts."""

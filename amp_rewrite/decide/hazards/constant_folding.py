@@ -45,14 +45,11 @@ def constant_ops(view: View, never: Container[str], sources: Container[str] = ()
 
     Kinds in `never`, ops with bodies and unknown ops do not count.
     """
-    known: set[OpId] = set()
-
-    def constant(value: ValueId) -> bool:
-        op = view.producer(value)
-        return (op is not None and (op.id in known or op.kind in sources)) or view.constant(value) is not None
-
+    known: set[ValueId | None] = {None, *view.constants}
     for op in view.ops:
-        plain = not op.bodies and op.signature is not None and op.kind not in never
-        if plain and (read := op.operands) and all(map(constant, read)):
-            known.add(op.id)
+        plain = known.issuperset(op.inputs) and not op.bodies and op.signature is not None and op.kind not in never
+        constant = plain and bool(op.operands)
+        if constant or op.kind in sources:
+            known.update(op.outputs)
+        if constant:
             yield op

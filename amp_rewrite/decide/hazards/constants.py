@@ -98,7 +98,7 @@ def overflow(view: View, to: DType) -> Iterator[Held]:
 
 def _compared(view: View, overflowing: Mapping[ValueId, Fill]) -> dict[OpId, OpId]:
     """Return the ops that carry a fill to a comparison with a constant beyond the range, each with the comparison."""
-    comparisons = [op for op in view.ops if op.kind in COMPARISONS and not overflowing.keys().isdisjoint(op.inputs)]
+    comparisons = [op for op in view.of_kinds(COMPARISONS) if not overflowing.keys().isdisjoint(op.inputs)]
     if not comparisons:
         return {}
     carries = Flow.of(view, CARRIES)
@@ -109,13 +109,13 @@ def _compared(view: View, overflowing: Mapping[ValueId, Fill]) -> dict[OpId, OpI
 
 def underflow(view: View, to: DType) -> Iterator[Held]:
     """Hold ops whose weights or only factor lose digits, or whose divisor or scale is below the normal numbers."""
-    for op in view.ops:
-        for slot in _FACTOR_SLOTS.get(op.kind, ()):
+    for op in view.of_kinds(_FACTOR_SLOTS):
+        for slot in _FACTOR_SLOTS[op.kind]:
             value = float32_constant(view, op, slot)
-            if value is None or not reads_low(view, Use(op.id, slot), to):
+            if value is None:
                 continue
             least = _vanishing(view, op, slot, value, to)
-            if least is not None:
+            if least is not None and reads_low(view, Use(op.id, slot), to):
                 note = f"constant {view.value_name(value)!r} goes down to {least:g}, below {to.tiny:g}"
                 yield Held(op.id, None, note)
 
@@ -197,7 +197,7 @@ def loses_digits(view: View, value: ValueId, to: DType) -> bool:
 
 def quantizers(view: View, to: DType) -> Iterator[Held]:
     """Hold ops that quantize or dequantize beyond the low type; with a constant scale also their neighbours."""
-    notes = ((op, _beyond(view, op, to)) for op in view.ops if op.kind in QUANTIZERS and computes_float32(view, op))
+    notes = ((op, _beyond(view, op, to)) for op in view.of_kinds(QUANTIZERS) if computes_float32(view, op))
     beyond = {op.id: note for op, note in notes if note is not None}
     yield from (Held(op_id, None, note) for op_id, note in beyond.items())
     sure = [view.ops[op_id] for op_id in beyond if view.constant(view.ops[op_id].inputs[1]) is not None]

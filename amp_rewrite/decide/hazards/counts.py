@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from amp_rewrite.ir.op_classes import (
     SUMS,
     Slots,
 )
-from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View, once
 
 _INTEGERS = frozenset(d for d in DType if d.name.startswith(("INT", "UINT")))
 _WHOLE_TYPES = {*_INTEGERS, DType.BOOL}
@@ -37,6 +37,7 @@ _WHOLE: Slots = {
     **dict.fromkeys(("Abs", "CumSum", "Neg", "ReduceMax", "ReduceMin", "ReduceSum", "Relu"), (0,)),
 }
 """Ops that give whole numbers if these inputs are whole numbers."""
+_BIRTHS = ROUNDS | {"Cast", "OneHot", "Sign"}
 _ROUNDING = ROUNDS | {"Equal", "Mod"}
 _POINTED = COMPARISONS | {"GridSample", "NonMaxSuppression", "RoiAlign"}
 
@@ -71,10 +72,9 @@ def whole_numbers(view: View, to: DType) -> Iterator[Held]:
 def shapes(view: View) -> Iterator[Held]:
     """Hold ops that compute a shape, axis, size, scale or count; the walk stops at booleans."""
     flow, sinks = Flow.of(view), dict[ValueId, Use]()
-    for op in view.ops:
-        stated = SHAPE_SLOTS.get(op.kind, ())
-        for slot, value in enumerate(op.inputs) if stated else ():
-            if slot in stated and value is not None:
+    for op in view.of_kinds(SHAPE_SLOTS):
+        for slot, value in enumerate(op.inputs):
+            if slot in SHAPE_SLOTS[op.kind] and value is not None:
                 sinks.setdefault(value, Use(op.id, slot))
         if op.kind == "Range":
             yield Held(op.id, None, "how many elements it gives depends on its arithmetic")
@@ -93,7 +93,7 @@ def integers(view: View) -> Iterator[Held]:
     """Hold the ops from an integer in floats, or a whole number, to those that use it as one."""
     flow, sinks = Flow.of(view), dict[ValueId, OpId]()
     held = flow.forth(counted(view), float32(view))
-    for op in view.ops if held else ():
+    for op in view.of_kinds(_ROUNDING | {"Cast"}) if held else ():
         uses = op.kind in _ROUNDING or _casts(view, op, op.outputs, _INTEGERS)
         if uses and (read := [v for v in op.operands if v in held]):
             sinks.update((value, op.id) for value in read if value not in sinks)
@@ -104,29 +104,29 @@ def integers(view: View) -> Iterator[Held]:
 
 def _computed(view: View) -> dict[OpId, OpId]:
     """Return the ops that compute whole numbers for an index or a comparison, and these ends, each with an end."""
-    whole, births = set[ValueId](), set[OpId]()
-    for op in view.ops:
-        result = op.outputs[0] if op.outputs else None
-        if result is None or view.dtype(result) is not DType.FLOAT:
-            continue
-        slots = _WHOLE.get(op.kind, ())
-        floats = [v for at, v in enumerate(op.inputs) if at in slots and v is not None]
-        if (
-            op.kind in ROUNDS | {"Sign"}
-            or _casts(view, op, op.inputs, _WHOLE_TYPES)
-            or (op.kind == "OneHot" and _is_whole(view, op.inputs[2]))
-        ):
-            births.add(op.id)
-        elif whole.isdisjoint(floats) or not all(v in whole or _is_whole(view, v) for v in floats):
-            continue
-        whole.add(result)
-    read = (op for op in view.ops if op.kind in _POINTED or _casts(view, op, op.outputs, _INTEGERS)) if whole else ()
-    ends = [op for op in read if not whole.isdisjoint(op.inputs)]
+    is_float = float32(view)
+    births = {v: op.id for op in view.of_kinds(_BIRTHS) if _gives_whole(view, op) for v in op.results if is_float(v)}
+    whole = set(births)
+    for op in view.of_kinds(_WHOLE) if births else ():
+        floats = [v for at, v in enumerate(op.inputs) if at in _WHOLE[op.kind] and v is not None]
+        if not whole.isdisjoint(floats) and all(v in whole or _is_whole(view, v) for v in floats):
+            whole.update(filter(is_float, op.results))
+    read = (op for op in view.of_kinds(_POINTED | {"Cast"}) if not whole.isdisjoint(op.inputs))
+    ends = [op for op in read if op.kind in _POINTED or _casts(view, op, op.outputs, _INTEGERS)]
     flow = Flow.of(view, _WHOLE)
     path = flow.path({v: op.id for op in ends for v in op.inputs if v in whole}, whole.__contains__)
-    path = {op_id: end for op_id, end in path.items() if op_id not in births and view.ops[op_id].kind not in COPIES}
+    path = {
+        op_id: end for op_id, end in path.items() if op_id not in births.values() and view.ops[op_id].kind not in COPIES
+    }
     reached = flow.forth({v: None for op_id in path for v in view.ops[op_id].results}, whole.__contains__)
     return {**path, **{op.id: op.id for op in ends if not reached.keys().isdisjoint(op.inputs)}}
+
+
+def _gives_whole(view: View, op: Op) -> bool:
+    """True if an op gives whole numbers, whatever float32 numbers it reads."""
+    if op.kind == "OneHot":
+        return _is_whole(view, op.inputs[2])
+    return op.kind != "Cast" or view.dtype(op.inputs[0]) in _WHOLE_TYPES
 
 
 def _is_whole(view: View, value: ValueId | None) -> bool:
@@ -140,9 +140,10 @@ def _casts(view: View, op: Op, ports: Sequence[ValueId | None], types: Container
     return op.kind == "Cast" and view.dtype(ports[0]) in types
 
 
-def counted(view: View) -> dict[ValueId, OpId]:
+@once
+def counted(view: View) -> Mapping[ValueId, OpId]:
     """Return the float32 results of a Cast from an integer type, each with that Cast."""
-    made = (op for op in view.ops if _casts(view, op, op.inputs, _INTEGERS))
+    made = (op for op in view.of_kinds(("Cast",)) if view.dtype(op.inputs[0]) in _INTEGERS)
     return {v: op.id for op in made for v in op.results if view.dtype(v) is DType.FLOAT}
 
 

@@ -39,7 +39,7 @@ def cancellation(view: View, to: DType) -> Iterator[Held]:
         arithmetic".
     """
     yield from distances(view)
-    for op in view.ops:
+    for op in view.of_kinds(PAIR_SUMS):
         for minuend, subtrahend in _differences(view, op):
             if parts := _variance(view, minuend, subtrahend):
                 for op_id in (*parts, op.id):
@@ -50,14 +50,13 @@ def distances(view: View) -> Iterator[Held]:
     """Hold products added to sums of squares of their own operands, and those sums."""
     roots = multiples(view, signs=True)
     squares: dict[ValueId, dict[ValueId, OpId]] = {}
-    for op in view.ops:
-        source = op.inputs[0] if op.kind == "ReduceSumSquare" else None
-        source = sums_squares(view, op, cast=True) if op.kind == "ReduceSum" else source
+    for op in view.of_kinds(("ReduceSum", "ReduceSumSquare")):
+        source = sums_squares(view, op, cast=True) if op.kind == "ReduceSum" else op.inputs[0]
         if source is not None and op.outputs[0] is not None:
             squares.setdefault(origin(view, source, roots), {})[op.outputs[0]] = op.id
     flow = Flow.of(view, _SUMS)
-    for product in view.ops if squares else ():
-        if product.kind not in _FACTORS or not computes_float32(view, product):
+    for product in view.of_kinds(_FACTORS) if squares else ():
+        if not computes_float32(view, product):
             continue
         for root in {origin(view, v, roots) for v in product.inputs[:2] if v is not None} & squares.keys():
             cause = next(iter(squares[root].values()))
@@ -82,8 +81,7 @@ def _met(flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> Collection[Op
 
 def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId | None]]:
     """Yield minuend and subtrahend of an op, in both orders: the sign of a variance does not matter."""
-    pair = op.kind in PAIR_SUMS and len(op.inputs) == 2
-    for kept, other in (op.inputs, op.inputs[::-1]) if pair else ():
+    for kept, other in (op.inputs, op.inputs[::-1]) if len(op.inputs) == 2 else ():
         negated = view.producer(other, "Neg")
         if op.kind == "Sub" or negated is not None:
             yield kept, negated.inputs[0] if op.kind == "Add" and negated is not None else other

@@ -5,8 +5,7 @@ They count as gray: lowered between two lowered ops and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, float32, number, sums_squares
@@ -14,7 +13,7 @@ from amp_rewrite.ir.op_classes import COPIES, LAYERS, MAGNIFIES, REDUCTIONS
 from amp_rewrite.ir.patterns.activations import CUBIC, snakes
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.patterns.match import Search
-from amp_rewrite.ir.shapes.onnx_shapes import Shapes, elements, shape_at, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import elements, shape_at, shapes_of
 from amp_rewrite.ir.view import Op, OpId, View
 
 _CUBE = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
@@ -34,13 +33,12 @@ that layers pool have values near 1, a residual stream does not."""
 
 def benign(view: View, groups: Sequence[Cluster], to: DType) -> Mapping[OpId, str]:
     """Return the harmless ops, each with a one-line reason. O(nodes), plus the copies behind each mean."""
-    shapes = cache(lambda: shapes_of(view))
     return {
         **dict.fromkeys(_cubes(view, groups), _CUBE),
-        **dict.fromkeys(_small_sums(view, shapes), _SUM),
+        **dict.fromkeys(_small_sums(view), _SUM),
         **dict.fromkeys((op for pair in snakes(view).items() for op in pair), _SNAKE),
         **dict.fromkeys(_squares_alone(view, groups), _SQUARE),
-        **dict.fromkeys(_means(view, groups, to, shapes), _MEAN),
+        **dict.fromkeys(_means(view, groups, to), _MEAN),
     }
 
 
@@ -58,23 +56,23 @@ def _cubes(view: View, groups: Sequence[Cluster]) -> Iterator[OpId]:
                 yield op.id
 
 
-def _small_sums(view: View, shapes: Callable[[], Shapes]) -> Iterator[OpId]:
+def _small_sums(view: View) -> Iterator[OpId]:
     """Yield every ReduceSum of a few terms by the known shapes, except sums of squares.
 
     A long sum leaves the range; one of eight terms needs terms of 8190 for that. It accumulates in float32, whereas a
     chain of Adds, which are on the gray list, rounds after each. Examples are sums over the chosen experts.
     """
-    for op in view.ops:
-        plain = op.kind == "ReduceSum" and computes_float32(view, op) and sums_squares(view, op) is None
-        if plain and _combines(view, op, shapes(), _MOST_TERMS):
+    for op in view.of_kinds(("ReduceSum",)):
+        plain = computes_float32(view, op) and sums_squares(view, op) is None
+        if plain and _combines(view, op, _MOST_TERMS):
             yield op.id
 
 
 def _squares_alone(view: View, groups: Sequence[Cluster]) -> Iterator[OpId]:
     """Yield each Pow with the exponent 2 that no reduction, root or divisor reads: what is said of Mul holds for it."""
     clustered, copies = {op for group in groups for op in group.ops}, Flow.of(view, COPIES)
-    for op in view.ops:
-        square = op.kind == "Pow" and op.id not in clustered and number(view, op.inputs[1]) == 2
+    for op in view.of_kinds(("Pow",)):
+        square = op.id not in clustered and number(view, op.inputs[1]) == 2
         if square and computes_float32(view, op) and not any(map(_sums_or_divides, _readers(copies, op))):
             yield op.id
 
@@ -83,25 +81,25 @@ def _sums_or_divides(op: Op) -> bool:
     return op.kind in REDUCTIONS or op.kind in MAGNIFIES or op.kind.endswith("Normalization")
 
 
-def _means(view: View, groups: Sequence[Cluster], to: DType, shapes: Callable[[], Shapes]) -> Iterator[OpId]:
+def _means(view: View, groups: Sequence[Cluster], to: DType) -> Iterator[OpId]:
     """Yield means of few terms, except those that are subtracted and variances: these need extra precision."""
     clustered = {op for group in groups for op in group.ops}
     wide, copies = to.max > 2.0**32, Flow.of(view, COPIES)
-    for op in view.ops:
-        if op.kind != "ReduceMean" or op.id in clustered or not computes_float32(view, op) or _squares(view, op):
+    for op in view.of_kinds(("ReduceMean",)):
+        if op.id in clustered or not computes_float32(view, op) or _squares(view, op):
             continue
         readers = _readers(copies, op)
         if any(reader.kind == "Sub" for reader in readers):
             continue
         pooled = bool(readers) and all(reader.kind in _POOLED_FOR for reader in readers)
-        if wide or _combines(view, op, shapes(), _FEW_OF_MAPS if pooled else _FEW):
+        if wide or _combines(view, op, _FEW_OF_MAPS if pooled else _FEW):
             yield op.id
 
 
-def _combines(view: View, op: Op, shapes: Shapes, most: int) -> bool:
+def _combines(view: View, op: Op, most: int) -> bool:
     """True if each result of a reduction combines a known number of elements, `most` at most."""
     value, axes = op.inputs[0], axes_of(view, op)
-    shape = shape_at(shapes, view, value) or ()
+    shape = shape_at(shapes_of(view), view, value) or ()
     if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
         return False
     terms = elements([shape[axis] for axis in axes])

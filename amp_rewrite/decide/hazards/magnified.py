@@ -61,7 +61,7 @@ def magnified(view: View, to: DType) -> Iterator[Held]:
 
 def guarded(view: View, to: DType) -> Iterator[Held]:
     """Hold the ops from an epsilon below the smallest normal number to the op that it keeps from zero."""
-    guards = {op.id: value for op in view.ops if (value := _guard(view, op, to)) is not None}
+    guards = {op.id: value for op in view.of_kinds(_GUARD_SLOTS) if (value := _guard(view, op, to)) is not None}
     if not guards:
         return
     flow = Flow.of(view, {**COPIES, "Sqrt": (0,), "Pow": (0,)})
@@ -78,7 +78,7 @@ def guarded(view: View, to: DType) -> Iterator[Held]:
 
 def _guard(view: View, op: Op, to: DType) -> ValueId | None:
     """Return the epsilon of an op: a positive constant below the smallest normal number."""
-    for slot in _GUARD_SLOTS.get(op.kind, ()):
+    for slot in _GUARD_SLOTS[op.kind]:
         value = float32_constant(view, op, slot)
         if value is None or view.fit(value, to).nonfinite or not 0 < view.fit(value, to).absmax < to.tiny:
             continue
@@ -135,8 +135,8 @@ def _products(view: View) -> dict[OpId, tuple[OpId, Sequence[OpId]]]:
     Each has that op and the ops between.
     """
     magnified: dict[OpId, tuple[OpId, Sequence[OpId]]] = {}
-    for op in view.ops:
-        if op.kind not in _ENDS or (op.kind == "Pow" and not _is_root(view, op, False)):
+    for op in view.of_kinds(_ENDS):
+        if op.kind == "Pow" and not _is_root(view, op, False):
             continue
         passed, value = trail(view, op.inputs[_ENDS[op.kind][0]], lambda step: _affine(view, step))
         product = view.producer(value, *PRODUCTS, *LAYERS)

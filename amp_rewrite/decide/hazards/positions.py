@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache, partial
 
 import numpy as np
@@ -32,7 +32,7 @@ from amp_rewrite.ir.patterns.activations import snakes
 from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
 from amp_rewrite.ir.patterns.scores import FAR, FILL, counts_far, scored_rows, stored
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, fixed
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 
 _SOURCES = ELEMENTLESS | {"Constant", "ConstantOfShape", "Range", "EyeLike"}
 _LEARNED = LAYERS | RECURRENT - {"RNN"} | {"Einsum"}
@@ -45,8 +45,6 @@ _SAMPLES = {
     "com.microsoft::GridSample": 1,
 }
 """Ops that read positions in this input."""
-Learned = Callable[[], Collection[ValueId]]
-"""Return the values that are computed from results of layers."""
 
 
 @rule(
@@ -75,14 +73,15 @@ def positions(view: View, to: DType) -> Iterator[Held]:
     Source: Su et al. 2021, "RoFormer"; Vaswani et al. 2017; Press et al. 2022, "Train Short, Test Long"; far_rotary
         among the hard models of this project; IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
-    learned = _learned(view)
     yield from angles(view)
-    yield from places(view, learned)
-    yield from biases(view, to, learned)
+    yield from places(view)
+    yield from biases(view, to)
 
 
-def _learned(view: View) -> Learned:
-    return cache(lambda: Flow.of(view).forth(results_of(view, _LEARNED), float32(view)))
+@once
+def _learned(view: View) -> Collection[ValueId]:
+    """Return the values that are computed from results of layers."""
+    return Flow.of(view).forth(results_of(view, _LEARNED), float32(view))
 
 
 def angles(view: View) -> Iterator[Held]:
@@ -92,7 +91,7 @@ def angles(view: View) -> Iterator[Held]:
         return
     flow, lengths = Flow.of(view), _input_shapes(view)
     counting = flow.forth({**counted(view), **results_of(view, ("Range", "CumSum"))}, float32(view))
-    products = {op.id for op in view.ops if op.kind in PRODUCTS and _angular(view, op, counting, lengths)}
+    products = {op.id for op in view.of_kinds(PRODUCTS) if _angular(view, op, counting, lengths)}
     passed = [op.id in products or op.kind in PERIODIC | _SOURCES or op.bodies or flow.through(op) for op in view.ops]
     layers = (v for op in view.ops if not passed[op.id] for v in op.results)
     learned = flow.forth(dict.fromkeys(layers), float32(view))
@@ -140,32 +139,32 @@ def _input_shapes(view: View) -> dict[ValueId, Shape]:
     return shapes
 
 
-def places(view: View, learned: Learned) -> Iterator[Held]:
+def places(view: View) -> Iterator[Held]:
     """Hold what samplers read, up to the last layer, and sums of layer outputs and a grid that no softmax reads."""
     flow = Flow.of(view, _ELEMENTWISE)
-    sampled = {v: op.id for op in view.ops if op.kind in _SAMPLES and (v := op.inputs[_SAMPLES[op.kind]]) is not None}
+    sampled = {v: op.id for op in view.of_kinds(_SAMPLES) if (v := op.inputs[_SAMPLES[op.kind]]) is not None}
     for op_id, sampler in flow.path(sampled, float32(view)).items():
         if flow.through(view.ops[op_id]):
             yield Held(op_id, sampler, f"computes the places that {described(view, sampler)} reads")
-    sums = [op for op in view.ops if op.kind in PAIR_SUMS and computes_float32(view, op)]
+    sums = [op for op in view.of_kinds(PAIR_SUMS) if computes_float32(view, op)]
     grids = {op.id: grid for op in sums if (grid := next((v for v in op.inputs if is_grid(view, v)), None)) is not None}
     ranges = results_of(view, ("Range",))
     if not grids and not ranges:
         return
     counting = Flow.of(view).forth(ranges, float32(view))
     for op in sums:
-        counts = (v for v in op.operands if v in counting and v not in learned())
+        counts = (v for v in op.operands if v in counting and v not in _learned(view))
         grid = grids.get(op.id, next(counts, None))
-        if grid is None or not any(v in learned() for v in op.operands if v != grid):
+        if grid is None or not any(v in _learned(view) for v in op.operands if v != grid):
             continue
         reached = flow.forth(dict.fromkeys(op.results), float32(view))
         if not any(reader.kind in SOFTMAXES for reader in flow.readers(reached)):
             yield Held(op.id, counting.get(grid), f"counts from places on the grid {view.value_name(grid)!r}")
 
 
-def biases(view: View, to: DType, learned: Learned) -> Iterator[Held]:
+def biases(view: View, to: DType) -> Iterator[Held]:
     """Hold the ops from a bias that counts positions through its sum with scores to the softmax, or to attention."""
-    counting, name = counting_biases(view, to, learned), "a bias that grows with the position"
+    counting, name = counting_biases(view, to), "a bias that grows with the position"
     carries = Flow.of(view, CARRIES)
     for op_id, (softmax, note) in to_softmax(carries, counting, name).items():
         yield Held(op_id, softmax, note)
@@ -190,17 +189,17 @@ def _far_at_best(view: View, to: DType, value: ValueId) -> bool:
     return bool((abs(np.where(numbers > -FILL, numbers, -np.inf).max(axis=-1)) > FAR[to]).any())
 
 
-def counting_biases(view: View, to: DType, learned: Learned | None = None) -> set[ValueId]:
+@once
+def counting_biases(view: View, to: DType) -> Collection[ValueId]:
     """Return the float32 values that count positions, and as a bias of scores would cost these digits. O(nodes)."""
-    learned = learned or _learned(view)
-    sums = [op for op in view.ops if op.kind in PAIR_SUMS and computes_float32(view, op)]
+    sums = [op for op in view.of_kinds(PAIR_SUMS) if computes_float32(view, op)]
     far = {v for op in sums for v in op.inputs if v is not None and _counts_far(view, v, to)}
     rows = scored_rows(view, cache(partial(stored, view))) if far else ()
     near = {term.op.id for row in rows if row.near(to) for term in row.terms}
     counting = {v for op in sums if op.id not in near for v in op.inputs if v in far}
     if ranges := results_of(view, ("CumSum", "Range")):
         reached = Flow.of(view, CARRIES).forth(dict.fromkeys((*ranges, *counted(view))), float32(view))
-        counting.update(v for v in reached if v not in learned())
+        counting.update(v for v in reached if v not in _learned(view))
     return counting
 
 

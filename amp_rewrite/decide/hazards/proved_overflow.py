@@ -36,10 +36,9 @@ def proved_overflow(view: View, to: DType) -> Iterator[Held]:
     How to override: `--lower 'op=ReduceProd'`; calibration with `--data`.
     Source: IEEE 754 binary16: range 6e-8 to 65504; ONNX backend test data, "light" models; docs/concepts/bounds.md.
     """
-    for op in view.ops if to.tiny > DType.FLOAT.tiny else ():
-        if op.kind == "ReduceProd":
-            note = f"a product of many numbers goes beyond {to.max:g}, or below {to.tiny:.0e}, by nature"
-            yield Held(op.id, None, note)
+    for op in view.of_kinds(("ReduceProd",)) if to.tiny > DType.FLOAT.tiny else ():
+        note = f"a product of many numbers goes beyond {to.max:g}, or below {to.tiny:.0e}, by nature"
+        yield Held(op.id, None, note)
     layers = placeholders(view, to)
     if not layers:
         return
@@ -58,7 +57,7 @@ def placeholders(view: View, to: DType) -> frozenset[OpId]:
 
     O(ops). Constants are read only if their magnitudes, known from `View.fit`, are all equal.
     """
-    layers = (op for op in view.ops if op.kind in LAYERS and computes_float32(view, op))
+    layers = (op for op in view.of_kinds(LAYERS) if computes_float32(view, op))
     return frozenset(op.id for op in layers if any(_alike(view, to, value) for value in op.inputs[:2]))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from itertools import repeat
 from math import prod
 
@@ -10,7 +10,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.ir.schema import attribute, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 
 LARGE = {DType.FLOAT16: 2.0**8, DType.BFLOAT16: 2.0**5}
 """Largest constant that counts as small beside a product: an eighth of the integers that the type holds exactly."""
@@ -22,12 +22,12 @@ _AXES = {"Conv": (1, slice(1, None)), "ConvTranspose": (1, slice(1)), "GlobalAve
 
 def results_of(view: View, kinds: Container[str]) -> dict[ValueId, OpId]:
     """Return the first results of ops of these kinds, each with its op."""
-    return {op.outputs[0]: op.id for op in view.ops if op.kind in kinds and op.outputs[0] is not None}
+    return {op.outputs[0]: op.id for op in view.of_kinds(kinds) if op.outputs[0] is not None}
 
 
 def first_inputs(view: View, kinds: Container[str], but: Container[OpId] = ()) -> dict[ValueId, OpId]:
     """Return the first inputs of ops of these kinds, `but` some ops, each with the first op that reads it there."""
-    ops = (op for op in reversed(view.ops) if op.kind in kinds and op.id not in but)
+    ops = (op for op in reversed(view.of_kinds(kinds)) if op.id not in but)
     return {op.inputs[0]: op.id for op in ops if op.inputs[0] is not None}
 
 
@@ -73,11 +73,12 @@ def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = FREE) -> in
     return max(1, prod(free if length is None else length for length in lengths) // max(1, groups))
 
 
-def learned_ops(view: View) -> set[OpId]:
+@once
+def learned_ops(view: View) -> Collection[OpId]:
     """Return layers and all ops that depend on one. O(nodes + uses)."""
     values, learned = set[ValueId](), set[OpId]()
     for op in view.ops:
-        if op.kind in HEAVY or not values.isdisjoint(op.operands):
+        if op.kind in HEAVY or not values.isdisjoint(op.inputs):
             values.update(op.results)
             learned.add(op.id)
     return learned

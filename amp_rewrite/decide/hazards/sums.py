@@ -94,14 +94,15 @@ def _before(view: View, owner: OpId, value: ValueId) -> bool:
 def small_steps(view: View) -> Iterator[Held]:
     """Hold sums a·x + c·f(x) in a row, where c is one small number, f contains a product and a is nearly 1."""
     steps: dict[ValueId, tuple[list[Op], Op | None, int]] = {}
+    moved = {op.outputs[0]: value for op in view.of_kinds(SCALINGS) if (value := _moved(view, op)) is not None}
     learned: set[ValueId] = set()
-    for op in view.ops:
-        if op.kind in HEAVY or not learned.isdisjoint(op.operands):
+    for op in view.ops if len(moved) >= _LEAST else ():
+        if op.kind in HEAVY or not learned.isdisjoint(op.inputs):
             learned.update(op.results)
         if op.kind not in PAIR_SUMS or len(op.inputs) != 2 or not computes_float32(view, op):
             continue
         for state, step in (op.inputs, op.inputs[::-1]) if op.kind == "Add" else (op.inputs,):
-            if state is not None and op.outputs[0] is not None and _moved(view, step) in learned:
+            if state is not None and op.outputs[0] is not None and moved.get(step) in learned:
                 passed, start = trail(view, state, partial(_kept, view))
                 before, _, length = steps.get(start, ((), None, 0)) if start is not None else ((), None, 0)
                 decays = [scaling for scaling in passed if scaling.kind in SCALINGS]
@@ -128,14 +129,13 @@ def _kept(view: View, op: Op) -> ValueId | None:
     return None
 
 
-def _moved(view: View, step: ValueId | None) -> ValueId | None:
+def _moved(view: View, op: Op) -> ValueId | None:
     """Return f of a step c·f with a small number, or a number that is an input, for c."""
-    op = view.producer(step, *SCALINGS)
-    for moved, factor in (op.inputs, op.inputs[::-1])[: 1 if op.kind == "Div" else 2] if op is not None else ():
+    for moved, factor in (op.inputs, op.inputs[::-1]) if op.kind == "Mul" else (op.inputs,):
         size = number(view, factor)
-        if size and op is not None and abs(1 / size if op.kind == "Div" else size) < _SMALL:
+        if size and abs(1 / size if op.kind == "Div" else size) < _SMALL:
             return moved
-        if op is not None and op.kind == "Mul" and factor is not None and _is_fed_number(view, factor):
+        if op.kind == "Mul" and factor is not None and _is_fed_number(view, factor):
             return moved
     return None
 
@@ -150,7 +150,7 @@ def _is_fed_number(view: View, value: ValueId) -> bool:
 
 def disguises(view: View, to: DType) -> Iterator[Held]:
     """Hold products with a triangle of ones or a matrix of 1/n, unless other products alone read them."""
-    pairs = ((op.id, _disguised(view, op, slot, to)) for op in view.ops if op.kind in PRODUCTS for slot in (0, 1))
+    pairs = ((op.id, _disguised(view, op, slot, to)) for op in view.of_kinds(PRODUCTS) for slot in (0, 1))
     copies = Flow.of(view, COPIES)
     for op_id, name in {op_id: name for op_id, name in pairs if name}.items():
         reached = copies.forth(dict.fromkeys(view.ops[op_id].results), float32(view))
@@ -205,6 +205,6 @@ def long_sums(view: View, to: DType) -> Iterator[Held]:
 
 def terms_of(view: View) -> Mapping[OpId, int]:
     """Return the number of terms that each result of a float32 product or global pool adds up. O(nodes)."""
-    sums = [op for op in view.ops if op.kind in _SUMMING and computes_float32(view, op)]
+    sums = [op for op in view.of_kinds(_SUMMING) if computes_float32(view, op)]
     shapes = shapes_of(view) if sums else {}
     return {op.id: summed_terms(op, [shape_at(shapes, view, value) for value in op.inputs]) for op in sums}

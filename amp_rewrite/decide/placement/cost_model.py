@@ -9,9 +9,10 @@ from math import prod
 
 from onnx import ValueInfoProto
 
+from amp_rewrite.decide.hazards.steps import summed_length
 from amp_rewrite.decide.placement.flops import UNKNOWN_DIMENSION, flops_of
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.op_classes import PICKS, VIEWS
+from amp_rewrite.ir.op_classes import PICKS, TENSOR_CORE_STEP, VIEWS
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, declared_dims, fixed, shape_at, shapes_of
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View
 from amp_rewrite.runtime.roofline import START, Roof
@@ -77,6 +78,17 @@ class CostModel:
     def flops(self, op: Op) -> float:
         """Return the operations of a matrix product, convolution, recurrent op or attention; 0 for other ops."""
         return flops_of(self, op)
+
+    def is_tiny(self, op: Op) -> bool:
+        """True if a product is known to sum fewer terms than tensor cores multiply in a step."""
+        if op.outputs[0] is None:
+            return False
+        for slot, value in enumerate(op.inputs[:2]):
+            tensor = self.view.constant(value)
+            if tensor is not None and op.kind != "Einsum":
+                terms = summed_length(op, slot, tuple(tensor.dims))
+                return terms is not None and terms < TENSOR_CORE_STEP
+        return 0 < self.flops(op) < 2 * TENSOR_CORE_STEP * self.size(op.outputs[0])
 
     def shape(self, value: ValueId | None) -> tuple[int, ...]:
         """Return the shape with free dimensions filled in; () if it is unknown."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
@@ -48,19 +48,20 @@ class Placing:
         self.vertices = tuple((state.vertices.all[v].op, state.vertices.all[v].variables[0]) for v in vertices)
         best = self.labelling.best()
         self.spread = [v in state.low for v in vertices]
-        finished = state
+        spread = state.low, state.denied
         if best != self.spread:  # compare with the labels that the painter's last rules leave
-            finished = replace(state, low=dict(state.low), denied=dict(state.denied))
-            finish(finished)
-            self.spread = [v in finished.low for v in vertices]
+            state.low, state.denied = dict(state.low), dict(state.denied)
+            finish(state)
+            self.spread = [v in state.low for v in vertices]
         self.cut = self.labelling.improved(self.spread, best, 1 if self.islands else _WORTH)
-        for v, before, low in zip(vertices, self.spread, self.cut, strict=True):
-            if low is not before and problem.free(v):
-                _paint(state, v, low=low)
-            elif low is before is not (v in state.low):
-                _follow(state, finished, v)
-        if not self.moved:
-            state.low, state.denied, state.finished = finished.low, finished.denied, finished.finished
+        if self.moved:
+            finished = state.low, state.denied
+            (state.low, state.denied), state.finished = spread, False
+            for v, before, low in zip(vertices, self.spread, self.cut, strict=True):
+                if low is not before and problem.free(v):
+                    _paint(state, v, low=low)
+                elif low is before is not (v in state.low):
+                    _follow(state, finished, v)
 
     @property
     def moved(self) -> bool:
@@ -83,9 +84,9 @@ class Placing:
         return Finding("placement", "model", f"{message} (predicted on {self.costs.roof.gpu}{assumed})")
 
 
-def _follow(state: State, finished: State, v: int) -> None:
+def _follow(state: State, finished: Sequence[Mapping[int, Paint]], v: int) -> None:
     """Give a vertex the type, and the reason, that the last rules leave it with."""
-    for paints, source in ((state.low, finished.low), (state.denied, finished.denied)):
+    for paints, source in zip((state.low, state.denied), finished, strict=True):
         paints.pop(v, None)
         if v in source:
             paints[v] = source[v]

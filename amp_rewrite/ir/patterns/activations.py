@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from amp_rewrite.ir.dataflow import computes_float32
 from amp_rewrite.ir.patterns.match import (
     ANCHOR,
@@ -20,7 +22,7 @@ from amp_rewrite.ir.patterns.match import (
     varying,
     weight,
 )
-from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.ir.view import OpId, ValueId, View, once
 
 _WEIGHT = Value(test=weight)
 
@@ -64,10 +66,11 @@ _SNAKES = Search.of(SNAKE)
 which is the rounding error of the sum with x. With a large a, a·x would overflow before x does."""
 
 
-def snakes(view: View) -> dict[OpId, OpId]:
+@once
+def snakes(view: View) -> Mapping[OpId, OpId]:
     """Return the sines of snakes whose a and factor are constant and moderate, each with the op that squares it."""
     squares: dict[OpId, OpId] = {}
-    for sine in (each for each in view.ops if each.kind in _SNAKES.after and computes_float32(view, each)):
+    for sine in (each for each in view.of_kinds(_SNAKES.after) if computes_float32(view, each)):
         match = _SNAKES.direct(view, sine)
         square = view.producer(match.values["square"]) if match is not None else None
         if match is not None and square is not None and _moderate(view, match):

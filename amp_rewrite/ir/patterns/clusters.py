@@ -10,7 +10,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import computes
 from amp_rewrite.ir.patterns import activations, norms
 from amp_rewrite.ir.patterns.match import ENTRY, Match, Pattern, Search, is_closed, readers, with_entry_casts
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,6 @@ _TABLE = (
 )
 """The kinds of clusters in the order in which they take ops. Rows of one group are tried at each anchor in turn."""
 _ANCHORS = tuple(frozenset(kind for row in rows for way in row.pattern.ways() for kind in way[0][0]) for rows in _TABLE)
-_RARE = frozenset[str]().union(*_ANCHORS)
 
 
 @cache
@@ -62,6 +61,7 @@ def _search_for(rows: tuple[_Row, ...]) -> Search:
     return Search.of(*(row.pattern for row in rows))
 
 
+@once
 def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cluster, ...]:
     """Return the clusters of a model that compute in these types, by their first ops; no op is in two of them.
 
@@ -69,10 +69,9 @@ def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cl
     """
     taken: set[OpId] = set()
     result = []
-    rare = [op for op in view.ops if op.kind in _RARE]
     for rows, anchors in zip(_TABLE, _ANCHORS, strict=True):
-        for op in rare:
-            if op.kind not in anchors or op.id in taken or not computes(view, op, dtypes):
+        for op in view.of_kinds(anchors):
+            if op.id in taken or not computes(view, op, dtypes):
                 continue
             cluster = next(_clusters_at(view, rows, _search_for(rows), op), None)
             if cluster is not None and taken.isdisjoint(cluster.ops):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.schema import attribute
-from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.ir.view import ValueId, View, once
 
 _STATES = {
     "ConstantOfShape": ("value",),
@@ -33,24 +33,26 @@ class Fill:
     absmax: float
 
 
-def fills(view: View, to: DType, among: Container[ValueId] | None = None) -> dict[ValueId, Fill]:
-    """Return the extreme constants of a model, and the extreme results of ConstantOfShape and LabelEncoder.
+@once
+def fills(view: View, to: DType) -> Mapping[ValueId, Fill]:
+    """Return the extreme constants of a model, and the extreme results of ConstantOfShape and LabelEncoder."""
+    return fills_among(view, to, range(len(view.values)))
 
-    Each constant is read once, and only if it is `among` the given values.
-    """
+
+def fills_among(view: View, to: DType, values: Container[int]) -> Mapping[ValueId, Fill]:
+    """Return the fills among some values; only constants among these are read."""
     extreme: dict[ValueId, Fill] = {}
-    for value in _constants(view):
-        if among is not None and value not in among:
-            continue
+    constants = (v for v in view.constants if view.uses[v] and view.dtype(v) is DType.FLOAT)
+    for value in filter(values.__contains__, constants):
         fit = view.fit(value, to)
-        values = view.array(value) if fit.absmax >= to.max else None
-        if values is not None:
-            beyond = values[(abs(values) >= to.max) & (abs(values) < float("inf"))]
+        numbers = view.array(value) if fit.absmax >= to.max else None
+        if numbers is not None:
+            beyond = numbers[(abs(numbers) >= to.max) & (abs(numbers) < float("inf"))]
             level = float(beyond[0]) if beyond.size and (beyond == beyond[0]).all() else None
             extreme[value] = Fill(level, fit.overflow > 0, fit.absmax)
-    for op in view.ops:
-        result = op.outputs[0] if op.kind in _STATES else None
-        if result is None or view.dtype(result) is not DType.FLOAT or (among is not None and result not in among):
+    for op in view.of_kinds(_STATES):
+        result = op.outputs[0]
+        if result is None or view.dtype(result) is not DType.FLOAT or result not in values:
             continue
         tensors = [_tensor(a) for name in _STATES[op.kind] if (a := attribute(op.node, name)) is not None]
         fit = max((view.model.fit(tensor, to) for tensor in tensors), key=lambda fit: fit.absmax, default=Fit())
@@ -65,10 +67,3 @@ def _tensor(numbers: AttributeProto) -> TensorProto:
     if numbers.type == AttributeProto.TENSOR:
         return numbers.t
     return from_array(np.array(numbers.floats or [numbers.f], np.float32))
-
-
-def _constants(view: View) -> Iterator[ValueId]:
-    """Yield the float32 constants that some op reads."""
-    for value in view.values:
-        if view.constant(value.id) is not None and view.uses[value.id] and view.dtype(value.id) is DType.FLOAT:
-            yield value.id

@@ -18,7 +18,7 @@ def integer_ops(view: View) -> Mapping[OpId, OpId]:
 
     Each has the op that it serves: itself, or the op at the end of the copies.
     """
-    decoded = {v for op in view.ops if op.kind in DEQUANTIZES and (v := op.outputs[0]) is not None}
+    decoded = {v for op in view.of_kinds(DEQUANTIZES) if (v := op.outputs[0]) is not None}
     if not decoded:
         return {}
     for op in view.ops:

@@ -20,7 +20,7 @@ from amp_rewrite.ir.graphs import all_graphs, names_read
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.versions import FIRST_ALLOWZERO
-from amp_rewrite.ir.view import Op, ScopeId, ValueId, View
+from amp_rewrite.ir.view import Op, ScopeId, ValueId, View, once
 
 S = TypeVar("S")
 Shape = tuple[int | None, ...]
@@ -44,6 +44,7 @@ def elements(sizes: Sequence[int | None]) -> int | None:
     return math.prod(known) if len(known) == len(sizes) else None
 
 
+@once
 def shapes_of(view: View, *, through_values: bool = False) -> Shapes:
     """Return the shape of each value whose rank is known, by scope and name; None for a dimension without a number.
 
@@ -65,7 +66,7 @@ def shape_at(shapes: Mapping[tuple[ScopeId, str], S], view: View, value: ValueId
 
 def dims_of(view: View, *, through_values: bool = True) -> AllDims:
     """Return shapes with names of free dimensions. `through_values`: also through Shape, Gather and Concat."""
-    deep = through_values and not any(_long_range(view, op) for op in view.ops if op.kind == "Range")
+    deep = through_values and not any(_long_range(view, op) for op in view.of_kinds(("Range",)))
     return stated_dims(view, _inferred(view.model.skeleton(), deep).graph)
 
 

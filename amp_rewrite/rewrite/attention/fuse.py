@@ -8,7 +8,6 @@ it is shown every key by a query of zeros, which weighs all keys alike; where th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 
 from amp_rewrite.decide.hazards.positions import counting_biases
 from amp_rewrite.ir.versions import FIRST_FUSED
@@ -40,11 +39,10 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
 def sites(view: View, context: Context) -> Iterator[tuple[OpId, Site | str]]:
     """Yield each attention that is written out, at any opset, by its last op: its site, or why one operator cannot
     compute it. Equivalence is not proved yet."""
-    counting = cache(lambda: counting_biases(view, context.to))
     for last, form in forms(view):
         if isinstance(form, str):
             yield last, form
-        elif form.biases and not counting().isdisjoint(form.biases):
+        elif form.biases and any(bias in counting_biases(view, context.to) for bias in form.biases):
             yield last, f"the bias of its scores grows with the position, and would be added in {context.to.spelling}"
         else:
             yield last, site_of(view, form, context.to, context.dims(view))
@@ -52,7 +50,7 @@ def sites(view: View, context: Context) -> Iterator[tuple[OpId, Site | str]]:
 
 def forms(view: View) -> Iterator[tuple[OpId, Form | str]]:
     """Yield each attention that is written out, by its last op, as far as structure tells; or why it is not one."""
-    for op in view.ops:
-        form = form_of(view, op) if op.kind == "Softmax" else None
+    for op in view.of_kinds(("Softmax",)):
+        form = form_of(view, op)
         if form is not None:
             yield (op.id, form) if isinstance(form, str) else (form.last.id, form)

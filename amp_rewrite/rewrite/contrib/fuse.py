@@ -309,7 +309,7 @@ def _biased(site: Site, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, Valu
 def quick_gelus(site: Site) -> Iterator[Match]:
     """Yield each product of x and the logistic function of x, or of x times a number."""
     view = site.view
-    for sigmoid in (op for op in view.ops if op.kind in _QUICK_GELUS.after):
+    for sigmoid in view.of_kinds(_QUICK_GELUS.after):
         match = _QUICK_GELUS.direct(view, sigmoid)
         if match is None or not site.floats(match.ops):
             continue

@@ -24,7 +24,7 @@ from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.dataflow import Flow, number
 from amp_rewrite.ir.names import claimed, unused
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
-from amp_rewrite.ir.patterns.fills import fills
+from amp_rewrite.ir.patterns.fills import fills_among
 from amp_rewrite.ir.patterns.scores import FILL, ScoredRow, Term, counts_far, scored_rows
 from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
@@ -69,8 +69,8 @@ def _scored(view: View) -> list[Op]:
     """
     if view.opsets.get("", 1) < FIRST_WHERE:
         return []
-    read = {value for op in view.ops if op.kind in _SOFTMAXES for value in op.inputs}
-    adds = (op for op in view.ops if op.kind == "Add" and op.outputs[0] in read) if read else ()
+    read = {value for op in view.of_kinds(_SOFTMAXES) for value in op.inputs}
+    adds = (op for op in view.of_kinds(("Add",)) if op.outputs[0] in read) if read else ()
     sums = [op for op in adds if view.dtype(op.outputs[0]) is DType.FLOAT]
     filled = _filled(view, sums) if sums else frozenset()
     return [op for op in sums if not filled.issuperset(op.inputs)]
@@ -80,7 +80,7 @@ def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
     """Return the values behind the sums that a mask's fill has entered, through copies and arithmetic."""
     flow = Flow.of(view, _CARRY)
     origins = flow.back({value: value for op in sums for value in op.operands})
-    levels = fills(view, DType.FLOAT16, among=origins).items()
+    levels = fills_among(view, DType.FLOAT16, origins).items()
     return frozenset(flow.forth({value: value for value, fill in levels if fill.absmax >= -LOST}))
 
 

@@ -56,8 +56,8 @@ def balance_factors(view: View, context: Context) -> Iterator[Replacement]:
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
     names, used = set(view.names), set[OpId]()
-    for op in view.ops:
-        first = _factor(view, op) if op.kind in LAYERS or op.kind == "Mul" else None
+    for op in view.of_kinds(LAYERS | {"Mul"}):
+        first = _factor(view, op)
         second = _behind(view, first) if first is not None else None
         if first is None or second is None or not used.isdisjoint((first.op.id, second.op.id)):
             continue

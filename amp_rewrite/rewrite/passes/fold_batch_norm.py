@@ -35,8 +35,8 @@ _CARRIERS = LAYERS - {"MatMul"}  # it takes no bias
 
 def fold_batch_norms(view: View, context: Context) -> Iterator[Outcome]:
     """Fold each BatchNormalization into the linear op before it, or refuse it. Reads the weights that it folds."""
-    for op in view.ops:
-        linear = view.producer(op.inputs[0], *_CARRIERS) if op.kind == "BatchNormalization" else None
+    for op in view.of_kinds(("BatchNormalization",)):
+        linear = view.producer(op.inputs[0], *_CARRIERS)
         if linear is not None:
             outcome = _unfit(view, linear, op) or _folded(view, linear, op, context.to)
             yield Refusal(KIND, op.id, outcome) if isinstance(outcome, str) else outcome

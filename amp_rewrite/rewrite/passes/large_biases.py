@@ -35,8 +35,8 @@ def split_biases(view: View, context: Context) -> Iterator[Outcome]:
     """
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
-    for op in view.ops:
-        if op.kind not in LAYERS or len(op.inputs) < 3 or op.outputs[0] is None or _needs_bias(op):
+    for op in view.of_kinds(LAYERS):
+        if len(op.inputs) < 3 or op.outputs[0] is None or _needs_bias(op):
             continue
         if not outweighs(view, op.inputs[2], op.inputs[1], context.to):
             continue

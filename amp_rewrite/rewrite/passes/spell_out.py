@@ -25,8 +25,8 @@ def spell_out_casts(view: View, context: Context) -> Iterator[Replacement]:
 
     No runtime of note has a kernel for CastLike: it runs as this very Cast.
     """
-    for op in view.ops:
-        like = op.inputs[1] if op.kind == "CastLike" else None
+    for op in view.of_kinds(("CastLike",)):
+        like = op.inputs[1]
         dtype = view.dtype(like)
         if dtype is None or op.inputs[0] is None:
             continue
@@ -47,8 +47,8 @@ def spell_group_norms(view: View, context: Context) -> Iterator[Outcome]:
     By InstanceNormalization between two Reshapes, as PyTorch exports it below opset 21: onnxruntime has no CUDA kernel
     for GroupNormalization, and opens it into some 25 nodes with Casts between.
     """
-    for op in view.ops:
-        if op.kind == "GroupNormalization" and only_float32(view, (op.id,)):
+    for op in view.of_kinds(("GroupNormalization",)):
+        if only_float32(view, (op.id,)):
             outcome = _spelled(view, op, context)
             yield Refusal(GROUP_NORM, op.id, outcome) if isinstance(outcome, str) else outcome
 
