@@ -65,8 +65,8 @@ def _stand_in(model: ModelProto) -> None:
         for node in holders.pop().node:
             if node.op_type in _BODIED:
                 holders.extend(a.g for a in node.attribute if a.HasField("g"))
-            elif (operator := (node.domain.removeprefix("ai.onnx"), node.op_type)) in _FATAL:
-                codes = _FATAL[operator](node)
+            elif node.op_type in _FATAL and node.domain.removeprefix("ai.onnx") == _FATAL[node.op_type][0]:
+                codes = _FATAL[node.op_type][1](node)
                 if codes is not None:
                     del node.attribute[:]
                     node.domain, node.op_type = "", "Cast" if codes else "Identity"
@@ -86,12 +86,13 @@ def _of_labels(node: NodeProto) -> list[int] | None:
 
 
 _LABELS = {"values_floats": TensorProto.FLOAT, "values_int64s": TensorProto.INT64, "values_strings": TensorProto.STRING}
-_FATAL: Mapping[tuple[str, str], Callable[[NodeProto], list[int] | None]] = {
-    ("", "EyeLike"): _of_ones,
-    ("", "RegexFullMatch"): lambda node: [TensorProto.BOOL],
-    (".ml", "LabelEncoder"): _of_labels,
+_FATAL: Mapping[str, tuple[str, Callable[[NodeProto], list[int] | None]]] = {
+    "EyeLike": ("", _of_ones),
+    "RegexFullMatch": ("", lambda node: [TensorProto.BOOL]),
+    "LabelEncoder": (".ml", _of_labels),
 }
-"""Ops whose inference crashes onnx, with their result type: [] for that of the input, None if unknown."""
+"""Ops whose inference crashes onnx, with the end of their domain and their result type: [] for that of the input, None
+if unknown."""
 
 
 def _sized(tensor: TensorProto) -> bool:

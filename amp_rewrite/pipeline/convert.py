@@ -27,7 +27,7 @@ from amp_rewrite.pipeline.few_low import few_low
 from amp_rewrite.pipeline.shift import shift_draft
 from amp_rewrite.pipeline.shift_outcome import bounds_before, measured_bounds
 from amp_rewrite.pipeline.shift_rows import refusing, unshifted
-from amp_rewrite.reports.annotations import annotate, unannotate
+from amp_rewrite.reports.annotations import annotate, annotated, unannotate
 from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
@@ -297,7 +297,7 @@ def finish(
     if draft.request.annotate:
         result = replace(result, proto=clone(result.proto)) if plan.empty else result
         annotate(result.proto, view, plan, report.rows)
-    elif not plan.empty:
+    elif not plan.empty and annotated(view):
         unannotate(result.proto)  # an earlier conversion's
     return Converted(result, report, view, coloring, plan)
 

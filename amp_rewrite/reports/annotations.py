@@ -52,6 +52,11 @@ def annotate(proto: ModelProto, view: View, plan: Plan, rows: Sequence[Row]) -> 
     _clear(proto.functions)
 
 
+def annotated(view: View) -> bool:
+    """True if nodes of a model have metadata, which an earlier conversion may have written."""
+    return bool(view.model.proto.functions) or any(op.node.metadata_props for op in view.ops)
+
+
 def unannotate(proto: ModelProto) -> None:
     """Remove the annotations of all nodes of a model, in place, with those in bodies and functions.
 

@@ -16,7 +16,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import Flow, first_input_of, only_reader, origin
 from amp_rewrite.ir.op_classes import CASTS, COPIES, DEQUANTIZES, LAYERS, QUANTIZES, RELABELS
 from amp_rewrite.ir.schema import attribute, int_attribute
-from amp_rewrite.ir.shapes.onnx_shapes import shape_at, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import shape_of
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.runtime.kernels import release_number
 
@@ -180,10 +180,8 @@ def _captured(view: View, made: Made) -> Iterator[Op]:
 
 def _wide_heads(view: View, made: Made) -> Iterator[Op]:
     """Yield float16 Attention with heads of more than 256 elements."""
-    ops = list(_low(view, made, "Attention"))
-    shapes = shapes_of(view) if ops else {}
-    for op in ops:
-        shape = shape_at(shapes, view, op.inputs[0])
+    for op in _low(view, made, "Attention"):
+        shape = shape_of(view, op.inputs[0])
         if shape is None or (width := shape[-1]) is None:
             continue
         heads = int_attribute(op.node, "q_num_heads", 1) if len(shape) == 3 else 1

@@ -114,10 +114,10 @@ def tiny_products(state: State) -> None:
 
 def raw_values(state: State) -> None:
     """Keep clear ops, sums and products of raw values in float32 where a reader needs float32."""
-    raw, computed = set[int](), cache(partial(_behind_products, state))
+    raw, made, computed = set[int](), set(state.low), cache(partial(_behind_products, state))
     for v in _movable(state):
-        sources, op = state.vertices.sources[v], state.op(v)
-        if (op.kind != "Concat" and any(s in state.low and s not in raw for s in sources)) or op.kind in HEAVY:
+        op = state.op(v)
+        if (op.kind != "Concat" and not made.isdisjoint(state.vertices.sources[v])) or op.kind in HEAVY:
             continue
         if not state.clear(v) and op.kind not in PAIR_SUMS | {"Mul"}:
             continue
@@ -125,6 +125,7 @@ def raw_values(state: State) -> None:
         of_raw = [_maker(state, r) in raw or not (_low(state, r) or r in computed()) for r in read]
         if of_raw and (any(of_raw) if op.kind == "Concat" else all(of_raw)):
             raw.add(v)
+            made.remove(v)
     for v in sorted(raw, reverse=True):
         if _leaves_floats(state, state.op(v)) or any(state.needed_in_float32(made) for made in _ports(state, v)[1]):
             _to_float32(state, v, "no product made what it reads, and not all its readers are low")

@@ -78,14 +78,14 @@ def between_allow(state: State) -> None:
     And it may end at a written-out norm that allowed ops read: what a norm widens is a Cast before it or behind it.
     """
     roots = [v for v in state.low if state.colors[v] is Color.ALLOW]
-    starts = [*roots, *(v for v, _ in _tables(state, lambda v: _between(state, v)))]
-    downstream = {*starts, *state.walk(starts, state.vertices.readers.__getitem__, lambda v: _between(state, v))}
-    norms = _norm_entries(state)
+    tables = [v for v, _ in _tables(state, lambda v: _between(state, v))]
+    behind = state.walk([*roots, *tables], state.vertices.readers.__getitem__, lambda v: _between(state, v))
+    between, norms = {*tables, *behind}, _norm_entries(state)
 
     def before(v: int) -> Sequence[int]:
         return [norms.get(source, source) for source in state.vertices.sources[v]]
 
-    reached = state.walk(roots, before, lambda v: v in downstream and _between(state, v))
+    reached = state.walk(roots, before, between.__contains__)
     for v, due in reached.items():
         note = state.hazards.benign.get(state.vertices.all[v].op, "")
         state.low.setdefault(v, Paint(state.to, reasons.BETWEEN_ALLOW, due, note))

@@ -33,7 +33,7 @@ from amp_rewrite.ir.op_classes import (
 )
 from amp_rewrite.ir.patterns.fills import Fill, fills
 from amp_rewrite.ir.schema import float_attribute
-from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _FACTOR_SLOTS: Slots = {
     **dict.fromkeys(SCALINGS | PRODUCTS, (0, 1)),
@@ -109,13 +109,14 @@ def _compared(view: View, overflowing: Mapping[ValueId, Fill]) -> dict[OpId, OpI
 
 def underflow(view: View, to: DType) -> Iterator[Held]:
     """Hold ops whose weights or only factor lose digits, or whose divisor or scale is below the normal numbers."""
-    for op in view.of_kinds(_FACTOR_SLOTS):
-        for slot in _FACTOR_SLOTS[op.kind]:
-            value = float32_constant(view, op, slot)
-            if value is None:
+    for value in filter(float32(view), view.constants):
+        small = view.fit(value, to).flushed or view.fit(value, to).subnormal
+        for use in view.uses[value]:
+            op = view.ops[use.op]
+            if use.slot not in _FACTOR_SLOTS.get(op.kind, ()) or not (small or op.kind == "BatchNormalization"):
                 continue
-            least = _vanishing(view, op, slot, value, to)
-            if least is not None and reads_low(view, Use(op.id, slot), to):
+            least = _vanishing(view, op, use.slot, value, to)
+            if least is not None and reads_low(view, use, to):
                 note = f"constant {view.value_name(value)!r} goes down to {least:g}, below {to.tiny:g}"
                 yield Held(op.id, None, note)
 
@@ -129,8 +130,7 @@ def _vanishing(view: View, op: Op, slot: int, value: ValueId, to: DType) -> floa
         return least if least + epsilon < to.tiny else None
     fit, product = view.fit(value, to), op.kind in LAYERS or op.kind in PRODUCTS
     divides = slot == 1 and op.kind != "Mul" and not product
-    lost = (fit.count == 1 or product) and loses_digits(view, value, to)
-    return fit.absmin if lost or (divides and (fit.flushed or fit.subnormal)) else None
+    return fit.absmin if divides or ((fit.count == 1 or product) and loses_digits(view, value, to)) else None
 
 
 def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DType) -> bool:

@@ -23,7 +23,7 @@ from amp_rewrite.ir.op_classes import (
     PRODUCTS,
     Slots,
 )
-from amp_rewrite.ir.shapes.onnx_shapes import Shapes, elements, shape_at, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import elements, shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _REDUCED = ("CumSum", "ReduceL1", "ReduceSum")
@@ -51,8 +51,8 @@ _Sum = Mapping[OpId, Collection[OpId]]
 def weighted_means(view: View, to: DType) -> Iterator[Held]:
     """Hold quotients of two long sums over the same weights, and these sums. None for types with float32's range."""
     means = _Means(view, to.max / _TERM)
-    for op in view.ops if to.tiny > DType.FLOAT.tiny else ():
-        if op.kind in ("Div", "Reciprocal") and computes_float32(view, op):
+    for op in view.of_kinds(("Div", "Reciprocal")) if to.tiny > DType.FLOAT.tiny else ():
+        if computes_float32(view, op):
             for op_id in means.parts(op):
                 yield Held(op_id, op.id, f"part of a mean: {described(view, op.id)} divides by the sum of its weights")
 
@@ -131,7 +131,8 @@ class _Means:
         return max(terms.values())
 
     def _length(self, op: Op) -> int:
-        shapes = [shape_at(self._shapes, self.view, value) for value in (*op.inputs, op.outputs[0])]
+        ports = (*op.inputs, op.outputs[0])
+        shapes = [shape_of(self.view, value, through_values=True) for value in ports]
         if op.kind in PRODUCTS:
             return summed_terms(op, shapes[:-1], _ENDLESS)
         before, after = (elements(shape) if shape is not None else None for shape in (shapes[0], shapes[-1]))
@@ -142,10 +143,6 @@ class _Means:
         op = self.view.ops[op_id]
         below = self.view.producer(op.inputs[0], "Sub") if op.kind == "Exp" else None
         return op.kind in BOUNDED or (below is not None and bool(self.view.producer(below.inputs[1], "ReduceMax")))
-
-    @cached_property
-    def _shapes(self) -> Shapes:
-        return shapes_of(self.view, through_values=True)
 
     @cached_property
     def _flow(self) -> Flow:

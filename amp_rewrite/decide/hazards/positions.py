@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 
 import numpy as np
@@ -139,6 +139,14 @@ def _input_shapes(view: View) -> dict[ValueId, Shape]:
     return shapes
 
 
+@once
+def _constant_terms(view: View) -> Mapping[OpId, Sequence[tuple[ValueId, ValueId]]]:
+    """Return the operands of each float32 sum that are constants or copies of one, with the constant."""
+    copied, sums = first_input_of(COPIES), (op for op in view.of_kinds(PAIR_SUMS) if computes_float32(view, op))
+    read = {op.id: [(v, origin(view, v, copied)) for v in op.operands] for op in sums}
+    return {op: [(v, held) for v, held in pairs if held in view.constants] for op, pairs in read.items()}
+
+
 def places(view: View) -> Iterator[Held]:
     """Hold what samplers read, up to the last layer, and sums of layer outputs and a grid that no softmax reads."""
     flow = Flow.of(view, _ELEMENTWISE)
@@ -146,13 +154,13 @@ def places(view: View) -> Iterator[Held]:
     for op_id, sampler in flow.path(sampled, float32(view)).items():
         if flow.through(view.ops[op_id]):
             yield Held(op_id, sampler, f"computes the places that {described(view, sampler)} reads")
-    sums = [op for op in view.of_kinds(PAIR_SUMS) if computes_float32(view, op)]
-    grids = {op.id: grid for op in sums if (grid := next((v for v in op.inputs if is_grid(view, v)), None)) is not None}
+    terms = _constant_terms(view)
+    grids = {op: value for op, read in terms.items() for value, held in read[::-1] if is_grid(view, held)}
     ranges = results_of(view, ("Range",))
     if not grids and not ranges:
         return
     counting = Flow.of(view).forth(ranges, float32(view))
-    for op in sums:
+    for op in map(view.ops.__getitem__, terms):
         counts = (v for v in op.operands if v in counting and v not in _learned(view))
         grid = grids.get(op.id, next(counts, None))
         if grid is None or not any(v in _learned(view) for v in op.operands if v != grid):
@@ -192,11 +200,11 @@ def _far_at_best(view: View, to: DType, value: ValueId) -> bool:
 @once
 def counting_biases(view: View, to: DType) -> Collection[ValueId]:
     """Return the float32 values that count positions, and as a bias of scores would cost these digits. O(nodes)."""
-    sums = [op for op in view.of_kinds(PAIR_SUMS) if computes_float32(view, op)]
-    far = {v for op in sums for v in op.inputs if v is not None and _counts_far(view, v, to)}
+    terms = _constant_terms(view)
+    far = {value for read in terms.values() for value, held in read if _counts_far(view, held, to)}
     rows = scored_rows(view, cache(partial(stored, view))) if far else ()
     near = {term.op.id for row in rows if row.near(to) for term in row.terms}
-    counting = {v for op in sums if op.id not in near for v in op.inputs if v in far}
+    counting = {value for op, read in terms.items() if op not in near for value, _ in read if value in far}
     if ranges := results_of(view, ("CumSum", "Range")):
         reached = Flow.of(view, CARRIES).forth(dict.fromkeys((*ranges, *counted(view))), float32(view))
         counting.update(v for v in reached if v not in _learned(view))
@@ -204,8 +212,7 @@ def counting_biases(view: View, to: DType) -> Collection[ValueId]:
 
 
 def _counts_far(view: View, value: ValueId, to: DType) -> bool:
-    """True for a constant, or a copy of one, whose rows count in equal steps and reach far beyond the scores."""
-    value = origin(view, value, first_input_of(COPIES))
+    """True for a constant whose rows count in equal steps and reach far beyond the scores."""
     tensor = view.constant(value)
     if tensor is None or not tensor.dims or not LEAST <= tensor.dims[-1] <= math.prod(tensor.dims) <= MOST:
         return False

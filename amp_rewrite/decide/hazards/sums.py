@@ -25,7 +25,7 @@ from amp_rewrite.ir.op_classes import (
     SELECTIONS,
     SUMS,
 )
-from amp_rewrite.ir.shapes.onnx_shapes import declared_dims, shape_at, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import declared_dims, shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.settings.choices import Target
 
@@ -206,5 +206,4 @@ def long_sums(view: View, to: DType) -> Iterator[Held]:
 def terms_of(view: View) -> Mapping[OpId, int]:
     """Return the number of terms that each result of a float32 product or global pool adds up. O(nodes)."""
     sums = [op for op in view.of_kinds(_SUMMING) if computes_float32(view, op)]
-    shapes = shapes_of(view) if sums else {}
-    return {op.id: summed_terms(op, [shape_at(shapes, view, value) for value in op.inputs]) for op in sums}
+    return {op.id: summed_terms(op, [shape_of(view, value) for value in op.inputs]) for op in sums}

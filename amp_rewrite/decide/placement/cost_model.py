@@ -13,7 +13,7 @@ from amp_rewrite.decide.hazards.steps import summed_length
 from amp_rewrite.decide.placement.flops import UNKNOWN_DIMENSION, flops_of
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import PICKS, TENSOR_CORE_STEP, VIEWS
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, declared_dims, fixed, shape_at, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, fixed, shape_of
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View
 from amp_rewrite.runtime.roofline import START, Roof
 
@@ -127,16 +127,12 @@ class CostModel:
             return tuple(known.tensor.dims)
         stated = self._stated.get(known.name) if known.scope == MAIN else None
         dims = declared_dims(stated) if stated is not None else None
-        return fixed(dims) if dims is not None else shape_at(self._inferred, self.view, value)
+        return fixed(dims) if dims is not None else shape_of(self.view, value)
 
     @cached_property
     def _stated(self) -> Mapping[str, ValueInfoProto]:
         graph = self.view.model.proto.graph
         return {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
-
-    @cached_property
-    def _inferred(self) -> Shapes:
-        return shapes_of(self.view)
 
     def _time(self, flops: float, nbytes: float, *, low: bool) -> int:
         return round(self._attained.seconds(flops, nbytes, low=low) * ATTOSECONDS)

@@ -19,7 +19,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.op_classes import PICKS, VIEWS
 from amp_rewrite.ir.schema import signature
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, shape_at, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, shape_of
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.runtime.roofline import Roof
@@ -80,10 +80,10 @@ def _free(*values: ValueInfoProto) -> list[Dimension]:
     return [dim for dim in dims if not dim.HasField("dim_value")]
 
 
-def aligned_dimensions(view: View, op: Op, shapes: Shapes) -> Dimensions:
+def aligned_dimensions(view: View, op: Op) -> Dimensions:
     """Return the dimensions to align for tensor cores, of an op that is equivalent to a matrix product."""
     dimensions = _DIMENSIONS.get(op.kind)
-    weight = shape_at(shapes, view, op.inputs[1]) if dimensions and len(op.inputs) > 1 else None
+    weight = shape_of(view, op.inputs[1]) if dimensions and len(op.inputs) > 1 else None
     return dimensions(op, weight) if dimensions and weight is not None else ()
 
 
@@ -118,9 +118,9 @@ def misaligned(view: View, low: DType) -> dict[tuple[str, str, int], list[str]]:
 
     Keys are the kind of op, the dimension and its size.
     """
-    shapes, groups = shapes_of(view), defaultdict[tuple[str, str, int], list[str]](list)
+    groups = defaultdict[tuple[str, str, int], list[str]](list)
     for op in view.ops:
-        for dimension, size in aligned_dimensions(view, op, shapes) if _main(view, op) is low else ():
+        for dimension, size in aligned_dimensions(view, op) if _main(view, op) is low else ():
             if size is not None and size % ALIGNED:
                 groups[op.kind, dimension, size].append(op.name)
     return groups
@@ -167,7 +167,7 @@ def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -
 
 def bound(view: View, roof: Roof, low: DType) -> Bound | None:
     """Return the bound of a converted model whose dimensions are fixed; None without known shapes. O(nodes)."""
-    shapes, work, reached = shapes_of(view), CostModel(view, roof, low), roof.attained
+    work, reached = CostModel(view, roof, low), roof.attained
     full = converted = 0.0
     counted = ops = 0
     for op in view.ops:
@@ -175,7 +175,7 @@ def bound(view: View, roof: Roof, low: DType) -> Bound | None:
             continue
         ops += 1
         ports = [v for v in (*op.inputs[op.kind in PICKS :], *op.outputs) if v is not None]
-        moved = {value: _count(shape_at(shapes, view, value)) for value in ports}
+        moved = {value: _count(shape_of(view, value)) for value in ports}
         if not all(moved.values()):
             continue
         counted += 1

@@ -8,8 +8,6 @@ import numpy as np
 from onnx import TensorProto
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.dataflow import first_input_of, origin
-from amp_rewrite.ir.op_classes import COPIES
 from amp_rewrite.ir.view import ValueId, View
 
 LEAST = 16
@@ -20,9 +18,9 @@ _LOOK = 64
 """Leading elements of a constant that are checked first: most weights fail there."""
 
 
-def is_grid(view: View, value: ValueId | None) -> bool:
-    """True for a constant, or a copy of one, that counts: its 16 or more values fill most of a row with equal steps."""
-    tensor = view.constant(origin(view, value, first_input_of(COPIES))) if value is not None else None
+def is_grid(view: View, value: ValueId) -> bool:
+    """True for a constant that counts: its 16 or more values fill most of a row with equal steps."""
+    tensor = view.constant(value)
     if tensor is None or not LEAST <= math.prod(tensor.dims) <= MOST or tensor.data_type == TensorProto.STRING:
         return False
     if not even(next(view.model.chunks(tensor, _LOOK)), least=1):

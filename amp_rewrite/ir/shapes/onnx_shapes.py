@@ -24,7 +24,6 @@ from amp_rewrite.ir.view import Op, ScopeId, ValueId, View, once
 
 S = TypeVar("S")
 Shape = tuple[int | None, ...]
-Shapes = Mapping[tuple[ScopeId, str], Shape]
 Dims = tuple[Dim, ...]
 """A shape whose free dimensions may have names: equal names, equal sizes."""
 StatedDims = tuple[int | str | None, ...]
@@ -44,14 +43,35 @@ def elements(sizes: Sequence[int | None]) -> int | None:
     return math.prod(known) if len(known) == len(sizes) else None
 
 
-@once
-def shapes_of(view: View, *, through_values: bool = False) -> Shapes:
-    """Return the shape of each value whose rank is known, by scope and name; None for a dimension without a number.
+def shape_of(view: View, value: ValueId | None, *, through_values: bool = False) -> Shape | None:
+    """Return the shape of a value, None for a dimension without a number; None if its rank is not known.
 
-    By onnx's inference on the model without its heavy weights; `through_values` as in `dims_of`. O(nodes).
+    By onnx's inference on the model without its heavy weights, once for each view. `through_values`: also through
+    Shape, Gather and Concat.
     """
-    numbers = dims_of(view, through_values=through_values).items()
-    return {key: fixed(dims) for key, dims in numbers}
+    if value is None:
+        return None
+    tensor = view.values[value].tensor
+    if tensor is not None:
+        return tuple(tensor.dims)
+    stated = shape_at(_declarations(view, through_values), view, value) or ()
+    dims = next((dims for formal in reversed(stated) if (dims := declared_dims(formal)) is not None), None)
+    return fixed(dims) if dims is not None else None
+
+
+@once
+def _declarations(view: View, through_values: bool) -> Mapping[tuple[ScopeId, str], Sequence[ValueInfoProto]]:
+    """Return what the graphs of a model declare of each value after inference; most shapes are never asked for."""
+    declared: dict[tuple[ScopeId, str], list[ValueInfoProto]] = {}
+    for scope, formal in _formals(view, _inferred(view, through_values)):
+        declared.setdefault((scope, formal.name), []).append(formal)
+    return declared
+
+
+def _formals(view: View, graph: GraphProto) -> Iterator[tuple[ScopeId, ValueInfoProto]]:
+    """Yield the declarations in the graph of a model and in the bodies that the view has."""
+    for place, own in enumerate(all_graphs(graph) if len(view.scopes) > 1 else (graph,)):
+        yield from ((ScopeId(place), formal) for formal in (*own.input, *own.value_info, *own.output))
 
 
 def fixed(dims: Dims) -> Shape:
@@ -64,10 +84,9 @@ def shape_at(shapes: Mapping[tuple[ScopeId, str], S], view: View, value: ValueId
     return shapes.get((view.values[value].scope, view.value_name(value))) if value is not None else None
 
 
-def dims_of(view: View, *, through_values: bool = True) -> AllDims:
-    """Return shapes with names of free dimensions. `through_values`: also through Shape, Gather and Concat."""
-    deep = through_values and not any(_long_range(view, op) for op in view.of_kinds(("Range",)))
-    return stated_dims(view, _inferred(view.model.skeleton(), deep).graph)
+def dims_of(view: View) -> AllDims:
+    """Return shapes with names of free dimensions, also through Shape, Gather and Concat."""
+    return stated_dims(view, _inferred(view, True))
 
 
 def _long_range(view: View, op: Op) -> bool:
@@ -80,30 +99,28 @@ def _long_range(view: View, op: Op) -> bool:
 
 def stated_dims(view: View, inferred: GraphProto) -> Mapping[tuple[ScopeId, str], StatedDims]:
     """Return the shapes that the graph of a view's model states after inference, and those of constants."""
-    known: dict[tuple[ScopeId, str], StatedDims] = {}
-    for place, graph in enumerate(all_graphs(inferred) if len(view.scopes) > 1 else (inferred,)):
-        scope = ScopeId(place)
-        formals = (*graph.input, *graph.value_info, *graph.output)
-        known.update(((scope, formal.name), dims) for formal in formals if (dims := declared_dims(formal)) is not None)
-        known.update(((scope, t.name), tuple(t.dims)) for t in graph.initializer)
+    formals = _formals(view, inferred)
+    known = {(scope, formal.name): dims for scope, formal in formals if (dims := declared_dims(formal)) is not None}
     # A stub is an input of the skeleton; Constants have no declaration of their own.
     known.update(((v.scope, v.name), tuple(v.tensor.dims)) for v in view.values if v.tensor is not None)
     return known
 
 
-def _inferred(skeleton: ModelProto, through_values: bool) -> ModelProto:
-    """Infer shapes; return the model as it is if onnx objects."""
-    attempts = [skeleton]
+@once
+def _inferred(view: View, through_values: bool) -> GraphProto:
+    """Infer shapes; return the graph as it is if onnx objects."""
+    skeleton = view.model.skeleton()
+    attempts, deep = [skeleton], through_values and not any(_long_range(view, op) for op in view.of_kinds(("Range",)))
     opsets = {o.version for o in skeleton.opset_import if normal_domain(o.domain) == ""}
-    if through_values and opsets == {FIRST_ALLOWZERO - 1}:
+    if deep and opsets == {FIRST_ALLOWZERO - 1}:
         # The next opset infers through Reshape, and gives all else the same shapes.
         attempts.insert(0, clone(skeleton))
         for imported in attempts[0].opset_import:
             imported.version = FIRST_ALLOWZERO if normal_domain(imported.domain) == "" else imported.version
     for attempt in attempts:
         with suppress(*_FAULTS):
-            return infer_shapes(attempt, data_prop=through_values)
-    return skeleton
+            return infer_shapes(attempt, data_prop=deep).graph
+    return skeleton.graph
 
 
 def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
@@ -146,7 +163,7 @@ def infer_shapes(model: ModelProto, serialized: bytes | None = None, **options: 
     `serialized`: the bytes of the model, if the caller has them. Values of tensors are not propagated from one part to
     the next.
     """
-    if sum(node.op_type in _OWNERS for node in model.graph.node) <= _MOST:
+    if sum([node.op_type in _OWNERS for node in model.graph.node[:]]) <= _MOST:
         return onnx.shape_inference.infer_shapes(serialized or model, **options)
     result = clone(model)
     graph = result.graph

@@ -79,6 +79,8 @@ def _computed(view: View) -> Mapping[ValueId, Array]:
                 known[result] = np.array(tensor.dims[start:end], np.int64)
             continue
         values = op.operands
+        if any(value not in known and value not in view.constants for value in values):
+            continue
         if view.dtype(result) is not DType.FLOAT and any(view.dtype(v) is DType.FLOAT for v in values):
             continue  # a Cast to integers, say, which machines saturate each in its way
         tensors = {v: tensor for v in values if v not in known and (tensor := _small(view, v)) is not None}

@@ -16,7 +16,7 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import Builder, declared
 from amp_rewrite.ir.schema import TENSOR, attribute
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, shape_at, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, shape_of
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, ValueId, View
 
@@ -141,7 +141,7 @@ class Written:
     """Writes ops out, by the recipes of a device. ModelError for an opset without Scan."""
 
     def __init__(self, view: View, recipes: Mapping[str, Recipe]) -> None:
-        self._view, self._recipes, self._shapes = view, recipes, shapes_of(view)
+        self._view, self._recipes = view, recipes
         self._opset = view.opsets.get("", FIRST_UNBATCHED_SCAN)
         if self._opset < FIRST_UNBATCHED_SCAN:
             raise ModelError(
@@ -161,7 +161,7 @@ class Written:
         if kind is None or kind.container != TENSOR or kind.dtype is not DType.FLOAT16:
             return None
         builder = LowBuilder(taken, opset=self._opset, region=node.name or op.name, dtype=DType.FLOAT16)
-        shapes = tuple(shape_at(self._shapes, view, value) for value in op.inputs)
+        shapes = tuple(shape_of(view, value) for value in op.inputs)
         results = recipe(builder, Site(op, node, shapes, tuple(map(self._listed, op.inputs))))
         return None if results is None else (builder.nodes, results)
 

@@ -30,7 +30,7 @@ from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labell
 from amp_rewrite.decide.placement.min_cut import FIXED, Network
 from amp_rewrite.decide.placement.place import Placing
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.ir.shapes.onnx_shapes import shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import shape_of
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.pipeline.draft import Draft
@@ -164,7 +164,7 @@ def test_shapes_are_inferred_only_where_the_model_does_not_state_them(monkeypatc
     model = cases.build("a=Relu(x);b=Relu(a)", ("b",), shapes={"x": (3, 5)})
     stated = onnx.shape_inference.infer_shapes(model)
     inferred = []
-    monkeypatch.setattr(work_module, "shapes_of", lambda view: inferred.append(view) or shapes_of(view))
+    monkeypatch.setattr(work_module, "shape_of", lambda view, v: inferred.append(v) or shape_of(view, v))
     for told, calls in ((stated, 0), (model, 1)):
         found = CostModel(View.of(amp_rewrite.Model.load(told)), ROOF, amp_rewrite.DType.FLOAT16)
         assert [found.size(v.id) for v in found.view.values] == [15] * 3
