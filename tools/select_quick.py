@@ -37,14 +37,12 @@ QUICK = ROOT / "tests" / "quick.txt"
 FOLDER = "tests/unit"
 """Run whole, but for what is left out."""
 VARIABLE = "AMP_REWRITE_MEASURE"
-SECONDS = 100
-"""Processor seconds of the tests chosen; two workers start and collect beside them."""
-CHEAP = 0.03
-"""Seconds of a test up to which it is always chosen: it may hold tables, whose lines run when a module is imported."""
+SECONDS = 200
+"""Processor seconds of the tests chosen, as measured: coverage.py about doubles them."""
+CHEAP = 0.5
+"""Seconds of a test, with all its parameters, up to which it is always chosen; the file names the few others."""
 ALWAYS = ("tests/suites/pages/test_generated_pages.py", "tests/suites/repository/test_public_names.py")
 """Tests of pages and names that tables and defaults make, always chosen likewise."""
-APART = 0.5
-"""Seconds of a parametrized test from which its parameters are chosen one by one."""
 
 
 # -- measuring: this file is a plugin of pytest ------------------------------------------------------------
@@ -163,14 +161,18 @@ def inner_lines(text: str) -> set[int]:
 
 @dataclass
 class Unit:
-    """Tests that are chosen or left out together."""
+    """A test with all its parameters."""
 
-    module: str
-    tests: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    cheap: bool = False
+    name: str
+    tests: int
+    seconds: float
+    cheap: bool
     finds: dict[int, float] = field(default_factory=dict)
     """The chance to find a fault in a line, by line."""
+
+    @property
+    def module(self) -> str:
+        return self.name.partition("::")[0]
 
 
 def keenness(lines: int) -> float:
@@ -179,28 +181,26 @@ def keenness(lines: int) -> float:
 
 
 def units(measured: dict[str, tuple[float, dict[str, list[int]]]], numbers: dict[tuple[str, int], int]) -> list[Unit]:
-    """Functions, and parameters of functions that take long."""
+    """The functions that are tests, each with its parameters."""
     functions: dict[str, list[str]] = defaultdict(list)
     for name in measured:
         if "::" in name:
             functions[name.partition("[")[0]].append(name)
     inner = {str(path.relative_to(ROOT)): inner_lines(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
     found = []
-    for tests in functions.values():
-        whole = sum(measured[test][0] for test in tests)
-        for group in ([test] for test in tests) if whole > APART else [tests]:
-            seconds = sum(measured[test][0] for test in group)
-            unit = Unit(group[0].partition("::")[0], group, seconds, cheap=whole < CHEAP)
-            missed: dict[int, float] = defaultdict(lambda: 1.0)
-            for test in group:
-                run = [(path, line) for path, lines in measured[test][1].items() for line in lines]
-                run = [(path, line) for path, line in run if line in inner.get(path, ())]
-                keen = keenness(len(run))
-                for place in run:
-                    if place in numbers:
-                        missed[numbers[place]] *= 1 - keen / math.sqrt(len(group))  # parameters are much alike
-            unit.finds = {number: 1 - chance for number, chance in missed.items()}
-            found.append(unit)
+    for name, tests in functions.items():
+        seconds = sum(measured[test][0] for test in tests)
+        unit = Unit(name, len(tests), seconds, cheap=seconds < CHEAP)
+        missed: dict[int, float] = defaultdict(lambda: 1.0)
+        for test in tests:
+            run = [(path, line) for path, lines in measured[test][1].items() for line in lines]
+            run = [(path, line) for path, line in run if line in inner.get(path, ())]
+            keen = keenness(len(run))
+            for place in run:
+                if place in numbers:
+                    missed[numbers[place]] *= 1 - keen / math.sqrt(len(tests))  # parameters are much alike
+        unit.finds = {number: 1 - chance for number, chance in missed.items()}
+        found.append(unit)
     return found
 
 
@@ -243,10 +243,8 @@ def choose(measured: dict[str, tuple[float, dict[str, list[int]]]], seconds: flo
     total = sum(worth)
     reached = sum(weight for weight, chance in zip(worth, missed, strict=True) if chance < 1)
     expected = sum(weight * (1 - chance) for weight, chance in zip(worth, missed, strict=True))
-    tests = sum(len(unit.tests) for unit in chosen)
-    print(
-        f"{tests} tests of {tests + sum(len(unit.tests) for unit in left)}, {seconds - spare:.0f} s of processor time"
-    )
+    tests, others = (sum(unit.tests for unit in parts) for parts in (chosen, left))
+    print(f"{tests} tests of {tests + others}, {seconds - spare:.0f} s of processor time")
     print(f"run {reached / total:.1%} of the lines that can have a fault, and notice perhaps {expected / total:.1%}")
     return chosen, left
 
@@ -259,27 +257,21 @@ def words(chosen: list[Unit], left: list[Unit], before: list[str]) -> list[str]:
         left: units to leave out.
         before: the arguments so far; they hold for what was not measured.
     """
-    kept = [test for unit in chosen for test in unit.tests]
-    known = {test.partition("[")[0] for unit in (*chosen, *left) for test in unit.tests}
-    opened, functions = {unit.module for unit in chosen}, {test.partition("[")[0] for test in kept}
+    known = {unit.name for unit in (*chosen, *left)}
+    opened = {unit.module for unit in chosen}
     closed = {unit.module for unit in left} - opened
+    dropped = {unit.name for unit in left if unit.module in opened}
     beside = {word for word in before if not word.startswith(("-", FOLDER))}
     measured = {name.partition("::")[0] for name in known}
     outside = {module for module in (*opened, *ALWAYS) if not module.startswith(FOLDER)} | {
         word for word in beside if not any(f"{module}/".startswith(f"{word}/") for module in measured)
     }
-    dropped = set()
-    for unit in left:
-        name = unit.tests[0].partition("[")[0]
-        if unit.module in opened:
-            dropped |= {name} if name not in functions else set(unit.tests)
     for word in before:
         option, _, name = word.partition("=")
-        if option == "--deselect" and name.partition("[")[0] not in known and name.partition("::")[0] not in closed:
+        if option == "--deselect" and name not in known and name.partition("::")[0] not in closed:
             dropped.add(name)
         if option == "--ignore" and name not in measured:
             closed.add(name)
-    dropped = {name for name in dropped if not any(test.startswith(name) for test in kept)}
     return [
         FOLDER,
         *sorted(outside),
