@@ -2,6 +2,8 @@
 
     python benchmarks/run.py training [--models mlp cnn bert gpt2] [--modes MODE …] [--pairs 15] [--device cpu|cuda]
 
+Each row is written when it is measured, in place of the last one of its model and mode; other rows stay.
+
 Needs torch, transformers and onnxscript. Both sides begin with the same weights; their first losses in float32 have to
 agree to 1e-4, or nothing is reported. They take turns, so that what else the machine does falls on both, and a ratio is
 the median of the pairs' ratios. On a CPU times are processor times on one thread, which a busy machine changes less
@@ -25,10 +27,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -229,21 +231,28 @@ def memory(which: str, name: str, mode: str, path: str, device: str) -> tuple[in
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of one subject in one mode: steps in turn, and bytes (peak, after the imports, on the GPU)."""
+    """Of one subject in one mode: steps in turn, and bytes (peak, after the imports, on the GPU), with day and load."""
 
     model: str
     mode: str
     device: str
     turns: Turns
-    ours_bytes: tuple[int, int, int]
-    theirs_bytes: tuple[int, int, int]
+    ours_bytes: Sequence[int]
+    theirs_bytes: Sequence[int]
+    date: object = ""
+    load: object = None
+
+    @classmethod
+    def read(cls, saved: dict[str, Any]) -> Row:
+        return cls(**{**saved, "turns": Turns(**saved["turns"])})
 
     def cells(self) -> list[str]:
         turns = self.turns
         times = (turns.ours_cpu, turns.theirs_cpu) if self.device == "cpu" else (turns.ours, turns.theirs)
-        return [self.model, self.mode, *_compared(*times), *map(self._kept, (self.ours_bytes, self.theirs_bytes))]
+        kept = map(self._kept, (self.ours_bytes, self.theirs_bytes))
+        return [self.model, self.mode, *_compared(*times), *kept, f"{self.date}, {self.load}"]
 
-    def _kept(self, kept: tuple[int, int, int]) -> str:
+    def _kept(self, kept: Sequence[int]) -> str:
         peak, imported, gpu = kept
         return (
             f"{peak / 1e6:.0f} MB (+{(peak - imported) / 1e6:.0f})" if self.device == "cpu" else f"{gpu / 1e6:.0f} MB"
@@ -257,7 +266,7 @@ def _compared(ours: list[float], theirs: list[float]) -> list[str]:
 
 
 HEAD = ("model", "mode", "time of a step: one graph", "PyTorch eager, torch.amp", "ratio (quartiles)")
-HEAD += ("peak memory: one graph (after imports)", "PyTorch eager, torch.amp")
+HEAD += ("peak memory: one graph (after imports)", "PyTorch eager, torch.amp", "day, load")
 
 
 def measured(name: str, modes: Sequence[str], device: str, pairs: int, folder: str) -> Iterator[Row]:
@@ -268,7 +277,18 @@ def measured(name: str, modes: Sequence[str], device: str, pairs: int, folder: s
         if mode.startswith("float32") and turns.apart > AGREE:
             raise SystemExit(f"{name}, {mode}: the first losses are {turns.apart:.1e} apart: not the same training")
         ours, theirs = (memory(which, name, mode, path, device) for which in ("ours", "theirs"))
-        yield Row(title, mode, device, turns, ours, theirs)
+        about = measure.machine(())
+        yield Row(title, mode, device, turns, ours, theirs, about["date"], about["load"])
+
+
+def merged(results: str, row: Row) -> list[Row]:
+    """Return the rows of the results so far with this one, which replaces that of its model and mode."""
+    path = measure.RESULTS / f"{results}.json"
+    saved = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
+    rows = {(one.model, one.mode): one for one in map(Row.read, (s for s in saved if "turns" in s))}
+    rows[row.model, row.mode] = row
+    titles = [one.model for one in rows.values()]
+    return sorted(rows.values(), key=lambda one: (titles.index(one.model), [*MODES].index(one.mode)))
 
 
 def main() -> None:
@@ -277,26 +297,24 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, help="by default all of the device")
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--device", choices=ON, default="cpu")
+    parser.add_argument("--results", metavar="NAME", help="file in benchmarks/results, by default training")
     parser.add_argument("--remember", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.remember:
         remember(*given.remember)
         return
-    rows = []
+    results = given.results or ("training" if given.device == "cpu" else "training_cuda")
     with tempfile.TemporaryDirectory() as folder:
         for name in given.models:
             for row in measured(name, given.modes or ON[given.device], given.device, given.pairs, folder):
-                rows.append(row)
-                print(" | ".join(rows[-1].cells()), flush=True)
-    about = measure.machine(("onnx", "onnxruntime-gpu", "numpy", "torch"))
-    table = [
-        _ON_CPU if given.device == "cpu" else _gpu_name(),
-        "",
-        *measure.markdown(HEAD, [row.cells() for row in rows]),
-    ]
-    measure.write("training" if given.device == "cpu" else "training_cuda", about, [asdict(r) for r in rows], table)
+                print(" | ".join(row.cells()), flush=True)
+                rows = merged(results, row)
+                table = [_ON_CPU if given.device == "cpu" else _gpu_name(), ""]
+                table += measure.markdown(HEAD, [one.cells() for one in rows])
+                measure.write(results, measure.machine(PACKAGES), rows, table)
 
 
+PACKAGES = ("onnx", "onnxruntime-gpu", "numpy", "torch")
 _ON_CPU = (
     "CPU provider of onnxruntime; nothing here was measured on a GPU. Times are processor times on one thread (the load"
     " of the machine is stated). In float16 and bfloat16 a step here is emulated: float32 kernels, and each result"
