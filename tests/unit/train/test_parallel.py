@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.helper
+import onnx.numpy_helper
 import pytest
 
 from amp_rewrite.errors import TrainingError
@@ -340,6 +342,33 @@ def test_a_checkpoint_of_split_slots_is_whole_and_loads_with_any_number_of_repli
     for world in (1, 2, 4):
         for state in together(world, resumed):
             assert same(state, {name: alone.state[name] for name in state})
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_split_slots_resume_inside_a_step_with_dropout_and_any_number_of_replicas(policy: str, tmp_path: Path) -> None:
+    model = mlp()
+    model.graph.node[2].output[0] = "full"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.3), "ratio"))
+    model.graph.node.insert(3, onnx.helper.make_node("Dropout", ["full", "ratio"], ["a"]))
+    optimizer = "adamw,lr=0.01,momentum_dtype=bfloat16,ema_momentum=0.9"
+    options = {"micro_batches": 3, "training_mode": True, "seed": 5, "policy": policy, "loss_scale": "dynamic"}
+    whole = training_step(model, loss=CROSS_ENTROPY, optimizer=optimizer, **options)
+
+    def work(replicas: Any, *, split: bool, begin: int, end: int) -> dict[str, Array]:
+        trainer = DataParallelTrainer(whole, replicas, shard_slots=split, **PLACE)
+        if begin:
+            trainer.load(tmp_path / f"{begin}.npz")
+        trainer.fit(list(shard(DATA[begin:end], replicas)))
+        trainer.save(tmp_path / f"{end}.npz")
+        with np.load(tmp_path / f"{end}.npz") as saved:
+            return dict(saved)
+
+    straight, *_ = together(2, functools.partial(work, split=True, begin=0, end=12))
+    together(2, functools.partial(work, split=True, begin=0, end=5))  # two of the three runs of the second step
+    for world in (1, 2, 3, 4):
+        split, full = (together(world, functools.partial(work, split=s, begin=5, end=12))[0] for s in (True, False))
+        assert same(split, full) and (split["step"], split["micro_batch"]) == (4, 0)
+        assert same(split, straight) == (world == 2)  # other numbers are dropped by other numbers of replicas
 
 
 def test_averages_and_slots_of_all_replicas_are_handed_round() -> None:
