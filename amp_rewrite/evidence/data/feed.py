@@ -53,7 +53,7 @@ class Feed:
     _allow_nonfinite: bool = field(repr=False)
     _source: Source = field(repr=False)
     _count: int | None = field(repr=False)
-    _mark: int = field(repr=False)
+    _mark: int | None = field(repr=False)
     _ignored: frozenset[str] = field(repr=False, default=frozenset())
 
     def __iter__(self) -> Iterator[Batch]:
@@ -61,7 +61,7 @@ class Feed:
         number = -1
         for number, raw in enumerate(self._source()):
             batch = _checked(raw, self._ports, number, self._allow_nonfinite, self._ignored)[0]
-            if number == 0 and _mark(batch) != self._mark:
+            if number == 0 and self._mark not in (None, _mark(batch)):
                 raise FeedError(
                     f"{self.origin}: another pass gives other batches, and a search compares passes; turn shuffling and"
                     " random changes off, and make a new array for each batch"
@@ -79,7 +79,15 @@ class Feed:
         return self._count if self._count is not None else sum(1 for _ in self._source())
 
     @classmethod
-    def of(cls, data: object, model: Model, *, allow_nonfinite: bool = False, limit: int = LIMIT) -> Feed:
+    def of(
+        cls,
+        data: object,
+        model: Model,
+        *,
+        allow_nonfinite: bool = False,
+        allow_change: bool = False,
+        limit: int = LIMIT,
+    ) -> Feed:
         """Return the user's data as batches for a model.
 
         The data are one batch; an iterable of batches; a callable that gives a new one at each call, such as a
@@ -103,6 +111,7 @@ class Feed:
             data: the data.
             model: the model that gets them.
             allow_nonfinite: accept NaN and infinity.
+            allow_change: accept other batches in each pass, as of a DataLoader that shuffles.
             limit: the largest number of bytes of a batch in a file.
 
         Raises:
@@ -111,9 +120,11 @@ class Feed:
         ports = input_ports(model)
         if isinstance(data, Feed):
             lenient = allow_nonfinite or data._allow_nonfinite
-            return _checking(data.origin, data.random, ports, lenient, data._source, data._count)
+            feed = _checking(data.origin, data.random, ports, lenient, data._source, data._count)
+            return replace(feed, _mark=None) if allow_change else feed
         origin, source, count = source_of(data, ports, limit)
         feed = _checking(origin, False, ports, allow_nonfinite, source, count)
+        feed = replace(feed, _mark=None) if allow_change else feed
         if feed._ignored:
             import warnings  # late: data seldom hold more than inputs
 

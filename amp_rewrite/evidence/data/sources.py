@@ -55,6 +55,8 @@ def source_of(data: object, ports: tuple[Port, ...], limit: int) -> tuple[str, S
         return "the arrays given", partial(iter, [data]), 1
     if isinstance(data, Iterator):
         return "the batches given", partial(iter, _Kept(data)), None
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Iterable):
+        data = _Indexed(data)
     if isinstance(data, Iterable) and not isinstance(data, bytes):
         return "the batches given", partial(iter, data), _length(data)
     if callable(data):
@@ -75,6 +77,19 @@ def _length(data: Iterable[object]) -> int | None:
         return len(data)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+class _Indexed(Iterable[object]):
+    """Batches of an object that has a length and gives each by its number."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __iter__(self) -> Iterator[object]:
+        return map(self._data.__getitem__, range(len(self)))
 
 
 class _Kept(Iterable[object]):

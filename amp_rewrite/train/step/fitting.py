@@ -12,6 +12,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.metrics.metric import Metric
 from amp_rewrite.train.step.callbacks import Callback
 from amp_rewrite.train.step.rows import Rows
+from amp_rewrite.train.update.plain_numbers import whole_number
 from amp_rewrite.train.update.schedules import rate_of_config
 
 Progress = Callable[[int, int], None]
@@ -82,10 +83,19 @@ class Scores:
 
 def range_of(epochs: int, options: FitOptions) -> range:
     """Return the numbers of epochs. TrainingError for a first epoch that is not a number."""
-    first = options.get("first_epoch", 0)
-    if not isinstance(first, int) or first < 0:
-        raise TrainingError(f"first_epoch is {first!r}; use a whole number ≥ 0")
+    first = whole_number("first_epoch", options.get("first_epoch", 0), 0)
     return range(first, first + epochs)
+
+
+_WHERE = "give class_weights=[…] to the loss, as in 'cross_entropy(logits, label, class_weights=[1, 2])'"
+_OF_KERAS = {
+    "x": "pass the data first, as in fit((x, y))",
+    "y": "pass targets with the inputs, as in fit((x, y))",
+    "class_weight": _WHERE,
+    "initial_epoch": "it is first_epoch here, and epochs are counted from there",
+    "verbose": "progress=amp_rewrite.progress_bar(…) draws, and CSVLog or JSONLog writes",
+}
+"""Arguments of Keras's fit, with what stands for them."""
 
 
 @dataclass
@@ -107,8 +117,10 @@ class Fitting:
         """Prepare data and options. TrainingError for options that do not fit the data."""
         unknown = next((name for name in options if name not in FitOptions.__annotations__), None)
         if unknown is not None:
-            raise TypeError(f"fit() got an unexpected keyword argument {unknown!r}")
-        rows = Rows.of(data, options.get("batch_size"), options.get("shuffle"), options.get("seed", 0))
+            hint = _OF_KERAS.get(unknown)
+            raise TypeError(f"fit() got an unexpected keyword argument {unknown!r}{f'; {hint}' if hint else ''}")
+        names, shuffle = trainer.step.batch, options.get("shuffle")
+        rows = Rows.of(data, names, options.get("batch_size"), shuffle, options.get("seed", 0))
         validation, share = options.get("validation_data"), options.get("validation_split", 0.0)
         if share and (validation is not None or rows is None):
             what = "validation_data are given, too" if rows is not None else "these data are batches already"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from amp_rewrite.errors import FeedError, TrainingError
+from amp_rewrite.evidence.data.sources import is_array
 from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.train.update.plain_numbers import whole_number
 
 BATCH_SIZE = 32
 """Rows of a batch where none are asked for, as in Keras."""
@@ -27,20 +29,32 @@ class Rows:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise TrainingError(f"batch_size is {self.batch_size!r}; use a whole number ≥ 1")
+        whole_number("batch_size", self.batch_size, 1)
         lengths = {name: a.shape[0] for name, a in self.arrays.items() if a.ndim}
         if len(set(lengths.values())) != 1:
             told = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "none"
             raise FeedError(f"the arrays have different numbers of rows ({told}); pass arrays of one length")
 
     @classmethod
-    def of(cls, data: object, batch_size: int | None, shuffle: bool | None, seed: int) -> Rows | None:
-        """Return a mapping of arrays as rows; None for data that are batches already, which take no batch size."""
+    def of(
+        cls, data: object, names: Sequence[str], batch_size: int | None, shuffle: bool | None, seed: int = 0
+    ) -> Rows | None:
+        """Return a mapping of arrays, an array, or a tuple of arrays with these names, as rows.
+
+        None for data that are batches already, which take no batch size. FeedError for another number of arrays.
+        """
+        arrays = (data,) if is_array(data) else data
+        if isinstance(arrays, tuple) and arrays and all(map(is_array, arrays)):
+            if len(arrays) != len(names):
+                raise FeedError(
+                    f"{len(arrays)} array{'s' if len(arrays) > 1 else ''} for the inputs {', '.join(map(repr, names))};"
+                    " give a tuple of arrays in this order, or a mapping from input names to arrays"
+                )
+            data = dict(zip(names, arrays, strict=True))
         if isinstance(data, Mapping):
             arrays = {str(name): np.asarray(value) for name, value in data.items()}
             return cls(arrays, BATCH_SIZE if batch_size is None else batch_size, shuffle is not False, seed)
-        if batch_size is not None or shuffle is not None:
+        if batch_size is not None or shuffle:
             raise TrainingError(
                 "batch_size and shuffle cut a mapping from names to arrays into batches, but these data are batches"
                 " already; pass such a mapping, or leave both out"

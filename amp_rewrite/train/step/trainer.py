@@ -30,6 +30,7 @@ from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, sho
 from amp_rewrite.train.step.rows import Rows
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.update.optimizers.optimizer import AVERAGE
+from amp_rewrite.train.update.plain_numbers import whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +173,12 @@ class Trainer:
     ) -> History:
         """Train on all batches, `epochs` times, and return losses, metrics and counts.
 
-        A mapping from names to arrays is cut into batches of `batch_size` rows, in a new order in each epoch. Steps
-        with NaN are skipped or reported. `FitOptions` describes the options.
+        A mapping from names to arrays is cut into batches of `batch_size` rows, in a new order in each epoch, and so is
+        a tuple of arrays in the order of the step's `batch`, such as (x, y). Other data are batches, which may change
+        from epoch to epoch. Steps with NaN are skipped or reported. `FitOptions` describes the options.
 
         Args:
-            batches: as `Feed.of` takes them, named as in the step's `batch`, or a mapping from names to all rows.
+            batches: all rows, as a mapping or a tuple; or batches as `Feed.of` takes them.
             epochs: passes over the batches.
             learning_rate: a number ≥ 0, a `Schedule` or its text, or a function of the step; None: the optimizer's.
             progress: called as `progress(done, total)` with runs; `amp_rewrite.progress_bar` draws it.
@@ -186,13 +188,11 @@ class Trainer:
             TrainingError: a target is out of range, an option is invalid, or a learning rate is not a number ≥ 0.
             FeedError: the data do not fit.
         """
-        if not isinstance(epochs, int) or epochs < 0:
-            if np.ndim(epochs):
-                raise TrainingError(
-                    "epochs is an array; targets are arrays of one mapping with the inputs, as in fit({'image': x,"
-                    " 'label': y})"
-                )
-            raise TrainingError(f"epochs is {epochs!r}; use a whole number ≥ 0")
+        if np.ndim(epochs):
+            raise TrainingError(
+                "epochs is an array; targets go with the inputs, as in fit((x, y)) or fit({'image': x, 'label': y})"
+            )
+        epochs = whole_number("epochs", epochs, 0)
         return Fitting.of(self, batches, options).run(range_of(epochs, options), learning_rate, progress)
 
     def take(self, batch: Batch, number: int, learning_rate: Rate | None) -> dict[str, Array]:
@@ -271,7 +271,7 @@ class Trainer:
         Args:
             batches: as `Feed.of` takes them.
         """
-        return Feed.of(batches, self._declared, allow_nonfinite=True)
+        return Feed.of(batches, self._declared, allow_nonfinite=True, allow_change=True)
 
     def evaluate(
         self, batches: object, *, batch_size: int | None = None, metrics: Sequence[Metric | str] = ()
@@ -291,8 +291,8 @@ class Trainer:
         rate = {self.step.learning_rate: np.array(0, np.float32)}
         sums, rows = dict.fromkeys((loss, *own), 0.0), 0
         asked = metrics_of(metrics, self._predictor.told if metrics else ())
-        rows_of = Rows.of(batches, batch_size, None, 0)
-        data = batches if rows_of is None else lambda: replace(rows_of, shuffle=False).batches(0)
+        rows_of = Rows.of(batches, self.step.batch, batch_size, False)
+        data = batches if rows_of is None else lambda: rows_of.batches(0)
         for number, batch in enumerate(self.feed(data)):
             check_batch(self._declared, self.step.targets, batch, number)
             results = runner.run(self._now.side, read_by(runner, {**batch, **rate}))
@@ -424,10 +424,12 @@ class Trainer:
         """
         model = self.export()
         runner = Runner.open(model, self._options)
-        rows = Rows.of(batches, batch_size, None, 0)
-        data = batches if rows is None else lambda: replace(rows, shuffle=False).batches(0)
+        inputs = [port.name for port in runner.inputs]
+        given = batches[: len(inputs)] if isinstance(batches, tuple) else batches  # without labels
+        rows = Rows.of(given, inputs, batch_size, False)
+        data = given if rows is None else lambda: rows.batches(0)
         names = [v.name for v in model.proto.graph.output]
-        found = [runner.run(batch, names) for batch in Feed.of(data, model, allow_nonfinite=True)]
+        found = [runner.run(batch, names) for batch in Feed.of(data, model, allow_nonfinite=True, allow_change=True)]
         return {name: np.concatenate([np.atleast_1d(np.asarray(one[name])) for one in found]) for name in names}
 
     def export(self) -> Model:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from amp_rewrite.errors import TrainingError, advice
+from amp_rewrite.train.update.plain_numbers import settle
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Schedule:
     STEPS: ClassVar[tuple[str, ...]] = ("decay_steps", "warmup_steps", "total_steps")
 
     def __post_init__(self) -> None:
+        settle(self)
         for part in fields(self):
             value = getattr(self, part.name)
             if isinstance(value, (bool, Schedule)):

@@ -17,6 +17,7 @@ from amp_rewrite.train.metrics.metric_text import metrics_of
 from amp_rewrite.train.step import callbacks
 from amp_rewrite.train.step.callbacks import BestCheckpoint, Callback, CSVLog, EarlyStopping, JSONLog, TensorBoard
 from amp_rewrite.train.step.trainer import Trainer
+from amp_rewrite.train.update.optimizers import Adam
 from support.train.nets import F32, batches, same, trainer
 
 
@@ -33,6 +34,69 @@ def test_a_mapping_of_arrays_is_cut_into_batches_of_32_rows() -> None:
     history = _trainer().fit(_arrays(), epochs=2)
     assert len(history.losses) == 2 * 4
     assert len(_trainer().fit(_arrays(), batch_size=50).losses) == 2
+
+
+def test_a_tuple_of_arrays_is_a_mapping_in_the_order_of_the_step() -> None:
+    data = _arrays()
+    named, placed = _trainer(), _trainer()
+    assert named.fit(data, batch_size=10).losses == placed.fit((data["x"], data["t"]), batch_size=10).losses
+    assert named.evaluate(data) == placed.evaluate((data["x"], data["t"]))
+    for given in (data["x"], (data["x"],), (data["x"], data["t"])):
+        assert (placed.predict(given, batch_size=7)["y"] == named.predict({"x": data["x"]}, batch_size=7)["y"]).all()
+    for wrong, count in ((data["x"], "1 array"), ((data["x"], data["t"], np.ones(100)), "3 arrays")):
+        with pytest.raises(FeedError, match=f"^{count} for the inputs 'x', 't'; give a tuple of arrays in this order"):
+            placed.fit(wrong)
+
+
+class _Sequence:
+    """Batches by number, as a Sequence of Keras."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, number: int) -> tuple[Array, Array]:
+        batch = list(batches(3))[number]
+        return batch["x"], batch["t"]
+
+
+def test_batches_may_change_from_epoch_to_epoch() -> None:
+    seeds = iter(range(9))
+    history = _trainer().fit(lambda: batches(2, seed=next(seeds)), epochs=3)
+    expected = _trainer().fit([batch for seed in (1, 2, 3) for batch in batches(2, seed=seed)])
+    assert history.losses == expected.losses  # the first pass is the look at the data
+
+
+def test_batches_come_by_number() -> None:
+    assert _trainer().fit(_Sequence(), epochs=2).losses == _trainer().fit(list(batches(3)), epochs=2).losses
+
+
+@pytest.mark.torch
+def test_a_loader_that_shuffles_trains_and_evaluates() -> None:
+    torch = pytest.importorskip("torch")
+    data = _arrays(48)
+    rows = torch.utils.data.TensorDataset(*map(torch.from_numpy, data.values()))
+    loader = torch.utils.data.DataLoader(rows, batch_size=16, shuffle=True)
+    trained = _trainer()
+    assert len(trained.fit(loader, epochs=3, validation_data=loader).losses) == 9
+    assert trained.evaluate(loader).loss == pytest.approx(trained.evaluate(data).loss, rel=1e-6)
+
+
+def test_counts_of_numpy_count() -> None:
+    one, other = _trainer(), _trainer(micro_batches=np.int64(1), seed=np.int64(3), optimizer=Adam(np.float64(0.01)))
+    assert (
+        one.fit(_arrays(), 2, batch_size=10).losses == other.fit(_arrays(), np.int64(2), batch_size=np.int8(10)).losses
+    )
+    json.dumps(other.step.optimizer.get_config())
+    with pytest.raises(TrainingError, match="epochs is True; use a whole number ≥ 0"):
+        one.fit(_arrays(), True)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("class_weight", "class_weights="), ("verbose", "progress="), ("initial_epoch", "first_epoch")]
+)
+def test_arguments_of_keras_lead_to_those_here(word: str, hint: str) -> None:
+    with pytest.raises(TypeError, match=rf"^fit\(\) got an unexpected keyword argument '{word}'; .*{hint}"):
+        _trainer().fit(_arrays(), **{word: 1})
 
 
 def test_rows_come_in_a_new_order_in_each_epoch_that_the_seed_gives() -> None:
@@ -133,7 +197,7 @@ def test_one_callback_needs_no_list() -> None:
 
 
 def test_targets_in_the_place_of_epochs_are_told_of() -> None:
-    with pytest.raises(TrainingError, match=r"^epochs is an array; targets are arrays of one mapping"):
+    with pytest.raises(TrainingError, match=r"^epochs is an array; targets go with the inputs, as in fit\(\(x, y\)\)"):
         _trainer().fit({"x": np.zeros((4, 8))}, np.zeros(4))  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic, Result, Values, number
 from amp_rewrite.train.update.optimizers.parameter_group import ParameterGroup, groups_of, is_bias_or_norm
+from amp_rewrite.train.update.plain_numbers import settle
 from amp_rewrite.train.update.schedules import Schedule, rate_after, rate_of_config, serialized_rate
 
 _RATE = "learning_rate"
@@ -23,6 +24,9 @@ AVERAGE = "average"
 _MOMENTA = ("m", "momentum")
 """Slots that `momentum_dtype` stores in a low type."""
 _TYPES = {d.spelling: d for d in (DType.FLOAT, DType.FLOAT16, DType.BFLOAT16)}
+_OFF_IN_KERAS: Mapping[str, tuple[object, ...]] = {"decay": (0,), "amsgrad": (False,), "centered": (False,)}
+"""Hyperparameters of Keras that are not here, with the values that change nothing."""
+_OF_OBJECTS = ("minimize", "apply_gradients", "get_gradients", "compute_gradients", "iterations", "get_weights")
 _EVERY = ParameterGroup("*")
 _RANGES = {
     **dict.fromkeys(("beta_1", "beta_2", "rho", "ema_momentum"), (0.0, 1.0, "at least 0 and less than 1")),
@@ -71,6 +75,7 @@ class Optimizer:
     """Weight decay shrinks the variable by its share of the rate, in place of the gradient (Loshchilov and Hutter)."""
 
     def __post_init__(self) -> None:
+        settle(self)
         object.__setattr__(self, _GROUPS, groups_of(self.groups))
         object.__setattr__(self, _RATE, rate_of_config(self.learning_rate))
         for part in fields(self):
@@ -84,6 +89,11 @@ class Optimizer:
         clips = [name for name in _CLIPS if getattr(self, name) is not None]
         if len(clips) > 1:
             raise TrainingError(f"{type(self).__name__} clips gradients by {' and by '.join(clips)}; set only one")
+
+    def __getattr__(self, name: str) -> Any:
+        own = type(self).__name__
+        hint = f"; an optimizer with state has it: StatefulOptimizer({own}(…)), or LossScaleOptimizer({own}(…))"
+        raise AttributeError(f"{own!r} object has no attribute {name!r}{hint if name in _OF_OBJECTS else ''}")
 
     def _check(self, name: str, value: object) -> None:
         if (isinstance(value, bool) and name in _FLAGS) or (value is None and name in (*_CLIPS, "ema_momentum")):
@@ -243,13 +253,16 @@ class Optimizer:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
-        """Return the optimizer of a `get_config` result.
+        """Return the optimizer of a `get_config` result, also of one of Keras.
 
         Args:
             config: hyperparameters by name.
         """
+        own = {part.name for part in fields(cls)}
+        named = {_RATE if name == "lr" else name: value for name, value in config.items() if name != "name"}
+        kept = {name: value for name, value in named.items() if name in own or value not in _OFF_IN_KERAS.get(name, ())}
         try:
-            return cls(**config)
+            return cls(**kept)
         except TypeError as cause:
             known = ", ".join(f.name for f in fields(cls))
             raise TrainingError(f"not the configuration of {cls.__name__}: {dict(config)!r}; it has {known}") from cause

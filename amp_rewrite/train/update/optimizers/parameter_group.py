@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from amp_rewrite.errors import TrainingError, advice
+from amp_rewrite.train.update.plain_numbers import settle
 
 _BIAS = re.compile(r"(^|[./_])bias(:0)?$")
 
@@ -44,6 +45,7 @@ class ParameterGroup:
             raise TrainingError(f"the pattern of a parameter group is {self.pattern!r}; use a glob such as '*.bias'")
         if not isinstance(self.frozen, bool):
             raise TrainingError(f"frozen of parameter group {self.pattern!r} is {self.frozen!r}; use True or False")
+        settle(self)
         for name in ("rate", "weight_decay"):
             value = getattr(self, name)
             real = isinstance(value, (int, float)) and not isinstance(value, bool)
