@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from amp_rewrite.errors import TrainingError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import claimed
+from amp_rewrite.rewrite.autodiff.vjp.indexing import PADDING
 from amp_rewrite.train.interchange.binding import bind
 from amp_rewrite.train.objective.module_parameters import BUFFER, NO_GRAD, described
 
@@ -40,7 +41,8 @@ def from_torch(
     """Export a PyTorch module with every parameter bound as an initializer, ready for `training_step`.
 
     The module is exported in evaluation mode; it is not changed. Parameters with requires_grad=False and buffers are in
-    the model, but not trained. Inputs have the names of the arguments of `forward`.
+    the model, but not trained; look-ups of an embedding's padding_idx give its row no gradient. Inputs have the names
+    of the arguments of `forward`.
 
     Args:
         module: the module, in float32.
@@ -75,8 +77,9 @@ def from_torch(
     model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.by_input()})
     if dropout:
         _switch_off(model)
+    _mark_padding(torch, module, model)
     model.proto.graph.name = type(module).__name__
-    described(model, state.declared())
+    described(model, state.declared(), _without_dropout(torch, module, dropout))
     return model
 
 
@@ -293,3 +296,28 @@ def _switch_off(model: Model) -> None:
     for node in model.proto.graph.node:
         if node.op_type == "Dropout" and not node.domain:
             del node.input[2:]
+
+
+def _without_dropout(torch: Any, module: Any, kept: bool) -> list[str]:
+    """Return the modules that drop in PyTorch's training mode and do not in the export."""
+    rates = {
+        name: getattr(part, "p" if "Drop" in type(part).__name__ else "dropout", 0) for name, part in _named(module)
+    }
+    own = {name for name, part in _named(module) if kept and isinstance(part, torch.nn.Dropout)}
+    return [name for name, rate in rates.items() if isinstance(rate, float) and rate > 0 and name not in own]
+
+
+def _named(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a module by name."""
+    for name, part in module.named_modules():
+        yield name or type(part).__name__, part
+
+
+def _mark_padding(torch: Any, module: Any, model: Model) -> None:
+    """Let look-ups of the padding row of an embedding pass no gradient to it."""
+    names = {id(tensor): name for name, tensor in module.named_parameters()}
+    embeddings = (part for part in module.modules() if isinstance(part, torch.nn.Embedding))
+    rows = {names[id(e.weight)]: e.padding_idx for e in embeddings if e.padding_idx is not None}
+    for node in model.proto.graph.node:
+        if node.op_type == "Gather" and not node.domain and node.input[0] in rows:
+            node.metadata_props.add(key=PADDING, value=str(rows[node.input[0]]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.errors import TrainingError
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 _ROWS, _TOKENS = 2, 16
 _TEXT, _IMAGE = "input_ids", "pixel_values"
+_EAGER = "eager"
 
 
 def from_transformers(
@@ -27,7 +29,8 @@ def from_transformers(
     """Export a model of Hugging Face's transformers with every parameter bound, ready for `training_step`.
 
     A text model takes input_ids and attention_mask [batch, tokens], a vision model pixel_values [batch, channels,
-    height, width]. The outputs are the tensors of the model's result: logits, or last_hidden_state.
+    height, width]. The outputs are the tensors of the model's result: logits, or last_hidden_state. Where PyTorch
+    cannot export the attention that the model is set to, such as that of T5 and Swin, its "eager" one is exported.
 
     Args:
         model: a PreTrainedModel, in float32.
@@ -56,12 +59,29 @@ def from_transformers(
     inputs = dict(example) if example is not None else _example(model, config)
     if dynamic is None:
         dynamic = {name: _axes(name) for name in inputs}
+    with _without_cache(config):
+        try:
+            return from_torch(model, inputs, dynamic=dynamic, dropout=dropout, opset=opset)
+        except TrainingError:
+            own = getattr(config, "_attn_implementation", _EAGER)
+            if own == _EAGER or not hasattr(model, "set_attn_implementation"):
+                raise
+            model.set_attn_implementation(_EAGER)
+            try:
+                return from_torch(model, inputs, dynamic=dynamic, dropout=dropout, opset=opset)
+            finally:
+                model.set_attn_implementation(own)
+
+
+@contextmanager
+def _without_cache(config: Any) -> Iterator[None]:
+    """Let the model return no keys and values."""
     parts: list[Any] = [config, getattr(config, "text_config", None)]
     caching = [(part, part.use_cache) for part in parts if hasattr(part, "use_cache")]
     try:
         for part, _ in caching:
             part.use_cache = False
-        return from_torch(model, inputs, dynamic=dynamic, dropout=dropout, opset=opset)
+        yield
     finally:
         for part, own in caching:
             part.use_cache = own

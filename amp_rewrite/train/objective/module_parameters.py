@@ -22,6 +22,8 @@ from amp_rewrite.train.objective.parameter_row import FOLDED, MERGED, ParameterR
 
 KEY = "amp_rewrite.module"
 """Metadata of a model with the reasons why tensors of the module are not trained, by name; "" for a parameter."""
+NO_DROPOUT = "amp_rewrite.without_dropout"
+"""Metadata of a model with the names of modules whose dropout is not in it."""
 BUFFER = "a buffer of the module"
 NO_GRAD = "a parameter with requires_grad=False"
 
@@ -32,12 +34,13 @@ class ModuleParameters:
 
     `declared`: its tensors among the initializers, each with the reason why it is not trained, "" for a parameter.
     `merged`: parameters that are now another initializer, with its name. `folded`: parameters that are in no
-    initializer. Shapes are those of the module.
+    initializer. Shapes are those of the module. `complete`: `declared` has all tensors of the module.
     """
 
     declared: Mapping[str, str] = field(default_factory=dict)
     merged: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     folded: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    complete: bool = False
 
     @classmethod
     def of(cls, source: object, model: Model) -> ModuleParameters:
@@ -49,7 +52,7 @@ class ModuleParameters:
             except ValueError:
                 declared = None
             if isinstance(declared, dict) and all(isinstance(why, str) for why in declared.values()):
-                return cls(declared)
+                return cls(declared, complete=True)
             return cls()
         program = getattr(source, "exported_program", None)
         signature = getattr(program, "graph_signature", None)
@@ -72,9 +75,24 @@ class ModuleParameters:
             yield ParameterRow(name, FOLDED, shape, why)
 
 
-def described(model: Model, declared: Mapping[str, str]) -> None:
-    """Write what is known about the module into the metadata of a model."""
+def described(model: Model, declared: Mapping[str, str], without_dropout: Sequence[str] = ()) -> None:
+    """Write what is known about the module into the metadata of a model.
+
+    `without_dropout`: modules that drop in PyTorch's training mode, but not in the model.
+    """
     model.proto.metadata_props.add(key=KEY, value=json.dumps(dict(declared)))
+    if without_dropout:
+        model.proto.metadata_props.add(key=NO_DROPOUT, value=json.dumps(list(without_dropout)))
+
+
+def dropout_notes(model: Model) -> tuple[str, ...]:
+    """Return a sentence about modules whose dropout the export left out; none without any."""
+    entry = next((p.value for p in model.proto.metadata_props if p.key == NO_DROPOUT), None)
+    if entry is None:
+        return ()
+    names = json.loads(entry)
+    who = repr(names[0]) if len(names) == 1 else f"{len(names)} modules, such as {names[0]!r}"
+    return (f"the export left out the dropout of {who}; from_torch(…, dropout=True) keeps that of each nn.Dropout",)
 
 
 def _of_program(program: Any, signature: Any, model: Model) -> ModuleParameters:

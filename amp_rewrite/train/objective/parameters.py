@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
 from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.autodiff.vjp.indexing import padding_index
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, paths
 from amp_rewrite.rewrite.autodiff.vjp.row import Refuse, Stop
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
@@ -44,6 +45,10 @@ class Choice:
     parameters: str | Sequence[str] | None = None
     freeze: str | Sequence[str] = ()
     module: ModuleParameters = field(default_factory=ModuleParameters)
+
+    def freezes(self, name: str) -> bool:
+        """True if `freeze` names this initializer."""
+        return any(_matches([name], glob) for glob in _globs(self.freeze))
 
 
 def trained(view: View, loss: str, choice: Choice) -> Selection:
@@ -89,7 +94,7 @@ def trained(view: View, loss: str, choice: Choice) -> Selection:
 
 def _matched(names: Mapping[str, Value], globs: str | Sequence[str]) -> list[str]:
     selected: dict[str, None] = {}
-    for glob in (globs,) if isinstance(globs, str) else globs:
+    for glob in _globs(globs):
         matched = _matches(names, glob)
         if not matched:
             hint = advice(glob, names, f"it has {_some(list(names))}")
@@ -98,7 +103,11 @@ def _matched(names: Mapping[str, Value], globs: str | Sequence[str]) -> list[str
     return list(selected)
 
 
-def _matches(names: Mapping[str, Value], glob: str) -> list[str]:
+def _globs(globs: str | Sequence[str]) -> Sequence[str]:
+    return (globs,) if isinstance(globs, str) else globs
+
+
+def _matches(names: Iterable[str], glob: str) -> list[str]:
     return [name for name in names if name == glob or fnmatch.fnmatchcase(name, glob)]
 
 
@@ -107,7 +116,7 @@ def _insisted(
 ) -> dict[str, bool]:
     """Return the names that the globs match; True if they are trained in spite of a reason not to."""
     asked: dict[str, bool] = {}
-    for glob in (globs,) if isinstance(globs, str) else globs:
+    for glob in _globs(globs):
         matched = _matches(names, glob)
         alone = all(reasons.get(name) is not None for name in matched)
         for name in matched:
@@ -173,9 +182,12 @@ def _reason(view: View, value: Value, routes: Paths, module: ModuleParameters) -
         return _UNREACHED
     if value.name in module.declared:
         return module.declared[value.name] or None
+    if module.complete:
+        return _OF_EXPORTER
     return fixed_values.reason(view, value, {view.ops[u.op].kind for u in passed})
 
 
+_OF_EXPORTER = "a constant of the exporter, not a parameter of the module"
 _UNREACHED = "no gradient of the loss reaches it"
 
 
@@ -204,6 +216,8 @@ def _rows(
         if name in left:
             readers = len({use.op for use in view.uses[value.id]})
             why = [f"read by {readers} ops"] if readers > 1 else []
+            lookups = (padding_index(view.ops[use.op].node) for use in view.uses[value.id])
+            why += [f"look-ups of row {row} are padding" for row in {*lookups} - {None}]
             if name in one_row:
                 row = row_of(view.model.array(value.tensor)).shape
                 why.append(f"its {math.prod(shape) // math.prod(row)} rows are copies of one")

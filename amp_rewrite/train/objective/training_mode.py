@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -21,17 +21,18 @@ _STATISTICS = {1: 3, 2: 4}
 """Outputs of a BatchNormalization in training mode, each with the input that it updates."""
 
 
-def in_training(model: Model) -> Model:
+def in_training(model: Model, frozen: Callable[[str], bool]) -> Model:
     """Return the model with each BatchNormalization and Dropout of its main graph in training mode.
 
-    A BatchNormalization then also outputs its new running statistics. TrainingError for an opset whose operators
-    have no training mode.
+    A BatchNormalization then also outputs its new running statistics; one whose statistics are `frozen`, by name, stays
+    as it is. TrainingError for an opset whose operators have no training mode.
     """
     proto = clone(model.proto)
     taken = set(View.of(model).names)
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
     for node in proto.graph.node:
-        if node.domain in ("", "ai.onnx") and node.op_type in FIRST_TRAINING_MODE:
+        held = node.op_type == "BatchNormalization" and any(frozen(node.input[slot]) for slot in _STATISTICS.values())
+        if node.domain in ("", "ai.onnx") and node.op_type in FIRST_TRAINING_MODE and not held:
             if opset < FIRST_TRAINING_MODE[node.op_type]:
                 raise TrainingError(
                     f"the model imports ai.onnx opset {opset}, where {node.op_type} has no training mode; raise it to"

@@ -30,6 +30,7 @@ from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.settings.options import PAINTING, Painting, Request
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.objective import losses
+from amp_rewrite.train.objective.module_parameters import dropout_notes
 from amp_rewrite.train.objective.parameters import Selection
 from amp_rewrite.train.objective.repeated_rows import with_one_row
 from amp_rewrite.train.objective.training_mode import in_training, statistics
@@ -72,10 +73,16 @@ class Prepared:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, source: Model, loss: str, training_mode: bool, select: Callable[[View, str], Selection]) -> Prepared:
-        """Append the loss to a model, and select its parameters. `select`: of a view, by the name of the loss."""
+    def of(
+        cls, source: Model, loss: str, held: Callable[[str], bool] | None, select: Callable[[View, str], Selection]
+    ) -> Prepared:
+        """Append the loss to a model, and select its parameters.
+
+        `held`: in training mode, which running statistics stay, by name; else None. `select`: of a view, by the name of
+        the loss.
+        """
         at_opset, moved = for_gradients(source)
-        aim = losses.objective(in_training(at_opset) if training_mode else at_opset, loss)
+        aim = losses.objective(at_opset if held is None else in_training(at_opset, held), loss)
         graph = aim.model.proto.graph
         statistics(graph.node, (t.name for t in graph.initializer))  # before all else
         selection = select(View.of(aim.model), aim.loss)
@@ -88,7 +95,8 @@ class Prepared:
         b = Builder.of(ready)
         for name in (*initial, *buffers):
             b.promote(name)
-        return cls(Builder.of(b.model()), aim, selection, initial, buffers, random, (*aim.notes, *moved))
+        notes = (*aim.notes, *moved, *(dropout_notes(source) if held is not None else ()))
+        return cls(Builder.of(b.model()), aim, selection, initial, buffers, random, notes)
 
     def gradients(self, seed: str) -> dict[str, str]:
         """Append the backward pass from a gradient of the loss; return the gradients by parameter."""

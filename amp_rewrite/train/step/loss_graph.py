@@ -49,7 +49,8 @@ def loss_graph(
 
     Errors are those of `training_step`.
     """
-    ready = Prepared.of(source, loss, training_mode, lambda view, name: trained(view, name, choice))
+    held = choice.freezes if training_mode else None
+    ready = Prepared.of(source, loss, held, lambda view, name: trained(view, name, choice))
     b, aim = ready.b, ready.aim
     seed = b.input("seed", DType.FLOAT, ())
     grads = {

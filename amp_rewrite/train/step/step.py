@@ -40,6 +40,7 @@ from amp_rewrite.train.step.training_report import TrainingReport, model_name
 from amp_rewrite.train.update import optimizers
 from amp_rewrite.train.update.graph import ForwardPass, Scaling, StateVariable, Update, append_update
 from amp_rewrite.train.update.optimizers.parameter_group import check_matched
+from amp_rewrite.train.update.plain_numbers import whole_number
 
 _POLICY = "policy"  # the default for `loss_scale`: the policy's loss scale
 
@@ -196,10 +197,11 @@ def training_step(
     step with nonfinite gradients changes only the scale, which it halves. With a fixed scale, or none, such a step is
     applied, and `finite` is False. Forward and backward pass are painted together.
 
-    In training mode BatchNormalization uses batch statistics and updates the running ones, and Dropout drops; otherwise
-    both behave as in the model. With micro-batches the last run makes the step, with the mean of their gradients. With
-    `recompute` a step takes less memory and more time, and gives the same gradients. With `adapters` only their factors
-    are trained, and what `parameters` names besides; the exported model has them merged.
+    In training mode BatchNormalization uses batch statistics and updates the running ones, unless these are frozen by
+    name, and Dropout drops; otherwise both behave as in the model. With micro-batches the last run makes the step, with
+    the mean of their gradients. With `recompute` a step takes less memory and more time, and gives the same gradients.
+    With `adapters` only their factors are trained, and what `parameters` names besides; the exported model has them
+    merged.
 
     A process chooses a policy by `set_policy`, or by enabling or disabling the graph rewrite.
 
@@ -210,7 +212,7 @@ def training_step(
         loss_scale: "dynamic", a number, None or a LossScale; by default the policy's ("dynamic" for mixed_float16).
         policy: by default that of sessions if the process chose one, else mixed_float16.
         parameters: globs on initializers to train, see `parameters.trained`.
-        freeze: globs on initializers to leave as they are.
+        freeze: globs on initializers to leave as they are, also on running statistics.
         micro_batches: runs per step.
         recompute: number of regions, such as that of the layers, whose activations the backward pass computes again.
         adapters: weights to adapt by low-rank factors, such as "q_proj,v_proj:r=8,alpha=16".
@@ -236,17 +238,16 @@ def training_step(
     """
     policy = policy_of(policy)
     rule, scale = _rule_and_scale(optimizer, loss_scale, policy)
-    if not isinstance(micro_batches, int) or micro_batches < 1:
-        raise TrainingError(f"micro_batches is {micro_batches!r}; use a whole number ≥ 1")
-    if not isinstance(seed, int) or seed < 0:
-        raise TrainingError(f"seed is {seed!r}; use a whole number ≥ 0")
+    micro_batches, seed = whole_number("micro_batches", micro_batches, 1), whole_number("seed", seed, 0)
     source = Model.load(model, folder=folder)
     own = ModuleParameters.of(model, source)
     if adapters:
         source, factors = with_adapters(source, adapters, seed)
+        own = replace(own, declared={**own.declared, **dict.fromkeys(factors, "")}) if own.declared else own
         parameters = (*map(glob.escape, factors), *([parameters] if isinstance(parameters, str) else parameters or ()))
     choice = Choice(parameters, freeze, own)
-    ready = Prepared.of(source, loss, training_mode, lambda view, name: _unfrozen(view, name, choice, rule))
+    held = (lambda name: choice.freezes(name) or rule.group_of(name).frozen) if training_mode else None
+    ready = Prepared.of(source, loss, held, lambda view, name: _unfrozen(view, name, choice, rule))
     b, aim = ready.b, ready.aim
     scaling = Scaling.of(b, scale)
     gradients = ready.gradients(scaling.scale or b.scalar(1.0, DType.FLOAT))

@@ -14,6 +14,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.update.optimizers import SGD
 from support import stub
@@ -126,6 +127,21 @@ def test_in_training_mode_running_statistics_move_and_are_exported() -> None:
     weights = {t.name: onnx.numpy_helper.to_array(t).tolist() for t in exported.graph.initializer}
     assert weights == {name: run.state[name].tolist() for name in ("s", "b", "mean", "var")}
     assert list(exported.graph.node) == list(parsed(NORMALIZED).graph.node)
+
+
+def test_a_normalization_whose_statistics_are_frozen_uses_them() -> None:
+    frozen = training_step(
+        parsed(NORMALIZED), loss="loss", training_mode=True, policy="float32", freeze=["mean", "var"]
+    )
+    plain = training_step(parsed(NORMALIZED), loss="loss", policy="float32")
+    assert [v.name for v in frozen.state] == ["parameter/s", "parameter/b", "step"]
+    assert same(Run(frozen)(_normalized_batch()).state, Run(plain)(_normalized_batch()).state)
+    grouped = training_step(parsed(NORMALIZED), loss="loss", training_mode=True, optimizer=SGD(groups="[bm]* frozen"))
+    assert not any(v.name.startswith("buffer/") for v in grouped.state)
+    loss = ModelLoss.of(parsed(NORMALIZED), "loss", training_mode=True, freeze="*ea*")
+    before = loss.export().to_proto().SerializeToString()
+    loss.on(_normalized_batch()).gradients(loss.variables, np.array(1, F32))
+    assert loss.export().to_proto().SerializeToString() == before
 
 
 def test_running_statistics_of_a_step_that_is_not_finite_stay() -> None:

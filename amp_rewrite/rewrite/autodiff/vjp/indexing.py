@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import clone
@@ -13,7 +14,14 @@ from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.rewrite.autodiff.facts import known_dims
 from amp_rewrite.rewrite.autodiff.vjp.row import END, Call, Family, Stop, positive, row
 
+PADDING = "amp_rewrite.padding_idx"
+"""Metadata of a Gather: the row of its data that gets no gradient from it, as of torch.nn.Embedding(padding_idx=…)."""
 _EXTREMES = ("max", "min")
+
+
+def padding_index(node: NodeProto) -> int | None:
+    """Return the row that a Gather looks up for padding; None without one."""
+    return next((int(entry.value) for entry in node.metadata_props if entry.key == PADDING), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,12 @@ def _gather(v: Call, slot: int) -> str:
     picked = v.rank(1)
     index = v.b.unsqueeze(v.b.cast(v.x(1), DType.INT64), [picked])
     if axis == 0:
-        return scattered(v, Positions("ScatterND", index), v.b.shape_of(v.x(0)), v.g, repeats=True)
+        g = v.g
+        padding = padding_index(v.op.node)
+        if padding is not None:
+            padded = v.b.op("Equal", v.x(1), v.b.scalar(padding, v.dtype(1)))
+            g = v.do("Where", v.b.unsqueeze(padded, [*range(picked, picked + rank - 1)]), 0.0, g)
+        return scattered(v, Positions("ScatterND", index), v.b.shape_of(v.x(0)), g, repeats=True)
     front = [axis, *[a for a in range(rank) if a != axis]]
     of_g = [*range(axis, axis + picked), *range(axis), *range(axis + picked, rank - 1 + picked)]
     shape = v.b.op("Gather", v.b.shape_of(v.x(0)), v.b.ints(front))
