@@ -25,6 +25,8 @@ class TypeName(str):
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copy and pickle ask for these
+            raise AttributeError(name)
         return getattr(DType.parse(str(self)), name)
 
     def __eq__(self, other: object) -> bool:
@@ -123,7 +125,7 @@ class Policy:
     should_cast_variables = mixed  # Keras's word
 
     def __repr__(self) -> str:
-        return f'<Policy "{self.name}", loss_scale={_spec(self.loss_scale)}>'
+        return f'<Policy "{self.name}", loss_scale={self.loss_scale!r}>'
 
     def get_config(self) -> dict[str, Any]:
         """Return the argument of `from_config` for an equal policy: the name, and an unusual loss scale."""

@@ -8,8 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.settings.loss_scale import Array, Gradient
+from amp_rewrite.settings.policy import TypeName
 
 
 class Variable:
@@ -29,9 +31,20 @@ class Variable:
         """Shape of the array."""
         return self._value.shape
 
+    @property
+    def dtype(self) -> TypeName:
+        """Name of the element type, "float32"."""
+        return TypeName(DType.FLOAT.spelling)
+
     def numpy(self) -> Array:
         """Return a copy of the value."""
         return self._value.copy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self._value, dtype)
+
+    def __float__(self) -> float:
+        return float(self._value)
 
     def assign(self, value: object) -> None:
         """Set the value.
@@ -46,6 +59,22 @@ class Variable:
         if array.shape != self.shape:
             raise TrainingError(f"variable {self.name!r} has shape {self.shape}, not {array.shape}; assign that shape")
         self._value = array
+
+    def assign_add(self, delta: object) -> None:
+        """Add to the value.
+
+        Args:
+            delta: the change, of the variable's shape.
+        """
+        self.assign(self._value + np.asarray(delta, np.float32))
+
+    def assign_sub(self, delta: object) -> None:
+        """Subtract from the value.
+
+        Args:
+            delta: the change, of the variable's shape.
+        """
+        self.assign(self._value - np.asarray(delta, np.float32))
 
     def __repr__(self) -> str:
         return f"<Variable {self.name!r} shape={self.shape}>"
@@ -71,6 +100,38 @@ def listed(variables: Variables) -> list[Variable]:
     if isinstance(variables, Variable):
         return [variables]
     return list(variables() if callable(variables) else variables)
+
+
+class Multiplied:
+    """A loss that can be multiplied and divided by a number, as for the mean of gradients that a loop adds up."""
+
+    __array_ufunc__ = None  # a number of numpy on the left leaves the product to the loss
+
+    def __mul__(self, factor: float) -> Product:
+        return Product(self, np.float32(factor))  # type: ignore[arg-type]
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> Product:
+        return self * (1 / divisor)
+
+
+@dataclass(frozen=True, eq=False)
+class Product(Multiplied):
+    """A loss times a number; `Differentiable` if the loss is."""
+
+    loss: Callable[[], Any]
+    factor: np.float32
+
+    def __call__(self) -> Array:
+        return np.asarray(self.loss() * self.factor)
+
+    def __float__(self) -> float:
+        return float(self.loss) * float(self.factor)  # type: ignore[arg-type]
+
+    def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
+        """Return the gradients of the product."""
+        return differentiable(self.loss).gradients(variables, np.asarray(seed * self.factor, np.float32))
 
 
 @dataclass(frozen=True, eq=False)

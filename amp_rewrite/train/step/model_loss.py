@@ -21,7 +21,7 @@ from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
-from amp_rewrite.train.keras.variables import Variable
+from amp_rewrite.train.keras.variables import Multiplied, Variable
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
 from amp_rewrite.train.objective.parameters import Choice
 from amp_rewrite.train.step import checkpoint
@@ -41,11 +41,11 @@ class _State:
 
 
 @dataclass(frozen=True, eq=False)
-class ModelLoss:
+class ModelLoss(Multiplied):
     """A `Differentiable` loss of a model: call it for its value, or compute its gradients from a seed.
 
     In training mode gradients also move running statistics and draw the next random numbers; calls for the value see
-    the same numbers as the gradients after them.
+    the same numbers as the gradients after them. A loss times or by a number is one again, as in `loss.on(batch) / 4`.
 
     Attributes:
         variables: the model's parameters; an assigned value is used from the next call on.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, overload
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from amp_rewrite.settings.loss_scale import Array, Gradient
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
-from amp_rewrite.train.keras.variables import Variable, Variables, differentiable, listed
+from amp_rewrite.train.keras.variables import Variable, differentiable, listed
 from amp_rewrite.train.step.model_loss import ModelLoss
 
 
@@ -216,11 +216,11 @@ class LossObject:
         return loss.on({**y_pred.inputs, target: targets.astype(np.int64 if classes else np.float32)})
 
 
-def _loss(formula: str, words: str) -> Callable[..., LossObject]:
+def _loss(formula: str, words: str, **defaults: object) -> Callable[..., LossObject]:
     """Return a function from options to the loss object of a formula; it is documented as `words`."""
 
     def make(**options: object) -> LossObject:
-        return LossObject(formula, options)
+        return LossObject(formula, {**defaults, **options})
 
     make.__doc__ = words
     return make
@@ -229,12 +229,13 @@ def _loss(formula: str, words: str) -> Callable[..., LossObject]:
 class Losses:
     """Keras's loss objects, for predictions of a `Network`. Options are those of the formula in `training_step`'s text.
 
-    `from_logits` may be left out: the result of a Softmax or Sigmoid is recognized.
+    `from_logits` may be left out: the result of a Softmax or Sigmoid is recognized. Classes are on the last axis, or on
+    that of `axis`.
     """
 
-    SparseCategoricalCrossentropy = staticmethod(_loss("cross_entropy", "Cross entropy with class indices."))
+    SparseCategoricalCrossentropy = staticmethod(_loss("cross_entropy", "Cross entropy with class indices.", axis=-1))
     CategoricalCrossentropy = staticmethod(
-        _loss("categorical_cross_entropy", "Cross entropy with class probabilities.")
+        _loss("categorical_cross_entropy", "Cross entropy with class probabilities.", axis=-1)
     )
     BinaryCrossentropy = staticmethod(_loss("binary_cross_entropy", "Cross entropy of two classes."))
     KLDivergence = staticmethod(_loss("kl_divergence", "Kullback-Leibler divergence."))
@@ -244,7 +245,14 @@ class Losses:
 
 
 class GradientTape:
-    """Gradients of losses in the form of tf.GradientTape. The graph has them already; the tape records nothing."""
+    """Gradients of losses in the form of tf.GradientTape. The graph has them already; the tape records nothing.
+
+    Args:
+        persistent: accepted as in TensorFlow; every tape gives gradients as often as it is asked.
+    """
+
+    def __init__(self, persistent: bool = False) -> None:
+        pass
 
     def __enter__(self) -> Self:
         return self
@@ -254,8 +262,12 @@ class GradientTape:
     ) -> None:
         return None
 
-    def gradient(self, target: object, sources: Variables) -> list[Gradient]:
-        """Return the gradients of a loss, or of a scaled loss.
+    @overload
+    def gradient(self, target: object, sources: Variable) -> Gradient: ...
+    @overload
+    def gradient(self, target: object, sources: Sequence[Variable]) -> list[Gradient]: ...
+    def gradient(self, target: object, sources: Variable | Sequence[Variable]) -> Gradient | list[Gradient]:
+        """Return the gradients of a loss, or of a scaled loss: one for one variable, a list for several.
 
         Args:
             target: the loss.
@@ -264,4 +276,5 @@ class GradientTape:
         Raises:
             TrainingError: the target is not a loss of a model.
         """
-        return differentiable(target).gradients(listed(sources), np.array(1, np.float32))
+        found = differentiable(target).gradients(listed(sources), np.array(1, np.float32))
+        return found[0] if isinstance(sources, Variable) else found

@@ -172,8 +172,12 @@ def test_what_nothing_is_lowered_to_is_refused(to: str, message: str) -> None:
 
 
 def test_a_policy_prints_as_in_keras() -> None:
-    assert repr(Policy("mixed_float16")) == '<Policy "mixed_float16", loss_scale=dynamic>'
-    assert repr(Policy("float16", loss_scale=8)) == '<Policy "float16", loss_scale=8.0>'
+    assert repr(Policy("float32")) == '<Policy "float32", loss_scale=None>'
+    assert repr(Policy("float16", loss_scale=8)) == '<Policy "float16", loss_scale=FixedLossScale(8.0)>'
+    assert repr(Policy("mixed_float16")) == (
+        '<Policy "mixed_float16", loss_scale=DynamicLossScale(current_loss_scale=32768.0, num_good_steps=0,'
+        " initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0)>"
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,21 @@ def test_each_line_of_the_table_names_its_tests_unless_there_is_nothing_to_test(
         assert (ROOT / name if "/" in name else Path(__file__).with_name(name)).is_file()
 
 
+LINES = [
+    line for line in Path(__file__).with_name("tensorflow_rows.txt").read_text("utf-8").splitlines() if "|" in line
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.partition(" | ")[0])
+def test_each_line_of_tensorflow_has_tests_that_exist_or_says_why_not(line: str) -> None:
+    tests = line.partition(" | ")[2]
+    for part in () if tests.startswith("- ") else tests.split("; "):
+        name, _, functions = part.partition(": ")
+        path = ROOT / "tests" / f"{name}.py" if "/" in name else Path(__file__).with_name(f"{name}.py")
+        defined = set(re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.MULTILINE))
+        assert functions and set(functions.split(", ")) <= defined
+
+
 @pytest.mark.parametrize(("value", "square"), [(256.0, np.inf), (1e-5, 0.0), (255.0, 65024.0)])
 def test_squares_overflow_and_vanish_in_float16(value: float, square: float) -> None:
     text = '<ir_version: 10, opset_import: ["": 20]> g (float16[1] x) => (float16[1] y) { y = Mul (x, x) }'

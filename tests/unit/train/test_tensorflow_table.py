@@ -5,20 +5,25 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import onnx.helper
 import onnx.parser
 import pytest
 
 from amp_rewrite.deploy.doctor.advice import better_size
 from amp_rewrite.deploy.session import process
 from amp_rewrite.deploy.session.process import policy_scope, set_policy
+from amp_rewrite.deploy.session.session import Session
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.runtime.gpu import Gpu
 from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.policy import deserialize as policy_from
 from amp_rewrite.settings.policy import serialize as policy_to
@@ -34,8 +39,8 @@ from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.network import GradientTape, Losses, Network
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.optimizers import SGD, Adam, Optimizer
-from support.train.nets import CROSS_ENTROPY, F32, PLACE, batches, mlp
+from amp_rewrite.train.update.optimizers import SGD, Adam, Optimizer, RMSprop
+from support.train.nets import CROSS_ENTROPY, F32, PLACE, batches, mlp, parsed
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +58,128 @@ def _square(value: float = 1.0) -> ModelLoss:
     return ModelLoss.of(model, "loss", parameters=["v"])
 
 
+# -- graph rewrite -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "scale"),
+    [
+        ((), DynamicLossScale()),
+        (("dynamic",), DynamicLossScale()),
+        ((128,), FixedLossScale(128.0)),
+        ((DynamicLossScale(4.0),), DynamicLossScale(4.0)),
+    ],
+)
+def test_enabling_takes_dynamic_a_number_or_a_loss_scale(given: tuple[Any, ...], scale: LossScale) -> None:
+    opt = enable_mixed_precision_graph_rewrite(SGD(0.5), *given)
+    assert isinstance(opt, LossScaleOptimizer) and opt.loss_scale == scale
+    assert not isinstance(given[-1] if given else None, LossScale) or opt.loss_scale is given[-1]
+
+
+@pytest.mark.parametrize("opt", [LossScaleOptimizer(SGD(), 2), object(), "sgd"])
+def test_what_enabling_refuses_is_a_value_error(opt: Any) -> None:
+    with pytest.raises(ValueError, match=r"already has a loss scale|not an optimizer"):
+        enable_mixed_precision_graph_rewrite(opt)
+
+
+def test_while_the_rewrite_is_on_only_policies_that_are_not_mixed_can_be_set() -> None:
+    enable_mixed_precision_graph_rewrite()
+    for name in ("mixed_float16", "mixed_bfloat16", "p=f32,c=f16,o=f32"):
+        with pytest.raises(ValueError, match="the mixed precision graph rewrite is enabled"):
+            set_policy(name)
+    set_policy("float32")
+
+
+@pytest.mark.filterwarnings("ignore:a GPU")
+def test_sessions_that_were_closed_count_as_opened_before_and_open_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(mlp(), providers=["CPUExecutionProvider"])
+    closed = Session(mlp(), providers=["CPUExecutionProvider"])
+    del closed
+    with pytest.warns(UserWarning, match="^2 sessions were opened before"):
+        enable_mixed_precision_graph_rewrite()
+    later = Session(mlp(), providers=["CPUExecutionProvider"], ignore_performance=True)
+    disable_mixed_precision_graph_rewrite()
+    last = Session(mlp(), providers=["CPUExecutionProvider"])
+    assert (session.converted, later.converted, last.converted) == (False, True, False)
+
+
+@pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16])
+def test_softmax_is_gray_and_stays_float32_between_logits_and_loss(to: DType) -> None:
+    assert load_lists(to).classify("", "Softmax", {}, 2).color.value == "gray"
+    ended = mlp()
+    ended.graph.node.append(onnx.helper.make_node("Softmax", ["y"], ["p"], name="end", axis=-1))
+    ended.graph.output[0].name = "p"
+    loss = ModelLoss.of(ended, "mean_squared_error(p, t)", policy=f"mixed_{to.spelling}")
+    dtypes = {row.name: row.dtype for row in loss.report.rows}
+    assert (dtypes["end"], dtypes["first"], dtypes["second"]) == ("float32", to.spelling, to.spelling)
+    assert loss.predict({"x": np.ones((2, 8), F32)})["p"].dtype == F32
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        ("cross_entropy(y, t)", lambda t: t),
+        ("categorical_cross_entropy(y, t)", lambda t: np.eye(4, dtype=F32)[t]),
+        ("mean_squared_error(y, t)", lambda t: np.eye(4, dtype=F32)[t]),
+    ],
+)
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+def test_fit_after_the_rewrite_learns_with_each_loss_of_keras(loss: str, targets: Any, policy: str) -> None:
+    (data,) = batches(1, rows=256)
+    rows = {"x": data["x"], "t": targets(data["t"])}
+    step = training_step(mlp(), loss=loss, optimizer=Adam(0.02), policy=policy)
+    history = Trainer(step, **PLACE).fit(rows, epochs=6)
+    assert history.epochs[-1]["loss"] < 0.7 * history.epochs[0]["loss"] and history.skipped <= 1
+    assert ("accuracy" in history.epochs[0]) == ("cross_entropy" in loss)
+
+
 # -- optimizers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", ["clipnorm", "clipvalue", "global_clipnorm"])
+def test_each_kind_of_clipping_is_refused_inside_and_the_scale_is_read_only(clip: str) -> None:
+    with pytest.raises(ValueError, match=f"this one sets {clip}"):
+        LossScaleOptimizer(SGD(**{clip: 1.0}), 2)
+    opt = LossScaleOptimizer(SGD(), 2)
+    with pytest.raises(AttributeError):
+        opt.loss_scale = FixedLossScale(4)
+    assert opt.loss_scale == FixedLossScale(2)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_a_scaled_loss_has_the_type_of_the_loss_and_overflows_in_it(kind: Any) -> None:
+    opt = LossScaleOptimizer(SGD(), 2.0**17)
+    for given in (opt.get_scaled_loss(kind(2)), opt.get_scaled_loss(lambda: kind(2))()):
+        assert given.dtype == kind
+        assert given == (np.inf if kind is np.float16 else 2.0**18)
+
+
+def test_get_gradients_are_unscaled_although_the_loss_is_scaled() -> None:
+    seeds: list[float] = []
+
+    class Slope:
+        def __call__(self) -> Any:
+            return F32(1)
+
+        def gradients(self, variables: Any, seed: Any) -> Any:
+            seeds.append(float(seed))
+            return [np.full(v.shape, 3, F32) * seed for v in variables]
+
+    v, opt = Variable([1.0, 2.0], "v"), LossScaleOptimizer(SGD(), 64)
+    (gradient,) = opt.get_gradients(Slope(), v)
+    assert (np.asarray(gradient).tolist(), seeds) == ([3, 3], [64.0])
+    opt.inner.get_gradients(Slope(), [v])
+    assert seeds == [64.0, 1.0] and opt.iterations == 0
+
+
+@pytest.mark.parametrize("key", ["optimizer/iter/.ATTRIBUTES/VARIABLE_VALUE", "optimizer/loss_scale/good_steps"])
+def test_keys_of_checkpoints_of_tensorflow_are_refused_and_nothing_changes(key: str) -> None:
+    opt = LossScaleOptimizer(SGD(1.0, momentum=0.5), "dynamic")
+    opt.apply_gradients([(np.ones(1), Variable([1.0]))])
+    before = opt.checkpoint()
+    with pytest.raises(TrainingError, match=r"^the checkpoint "):
+        opt.restore({"iter": np.array(3), key: np.array(1)})
+    assert opt.checkpoint() == before
 
 
 @pytest.mark.parametrize("make", [lambda v: v, lambda v: [v], lambda v: (v,), lambda v: lambda: [v]])
@@ -199,6 +325,59 @@ def test_an_optimizer_of_your_own_runs_in_the_graph_and_a_scale_of_your_own_does
 
 
 @pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [
+        (
+            "Adam",
+            {"learning_rate": 0.5, "decay": 0.0, "beta_1": 0.8, "beta_2": 0.99, "epsilon": 1e-7, "amsgrad": False},
+            Adam(0.5, beta_1=0.8, beta_2=0.99),
+        ),
+        ("RMSprop", {"lr": 0.5, "decay": 0.0, "rho": 0.9, "momentum": 0.0, "centered": False}, RMSprop(0.5)),
+        ("SGD", {"learning_rate": 0.5, "decay": 0.0, "momentum": 0.5, "nesterov": True}, SGD(0.5, 0.5, nesterov=True)),
+    ],
+)
+def test_configurations_that_keras_wrote_are_read(name: str, config: dict[str, Any], expected: Optimizer) -> None:
+    inner = {"class_name": name, "config": {"name": name, **config}}
+    scale = {"initial_loss_scale": 8.0, "increment_period": 7, "multiplier": 2.0}
+    first = {"optimizer": inner, "loss_scale": {"class_name": "DynamicLossScale", "config": scale}}
+    later = {"inner_optimizer": inner, "dynamic": True, "initial_scale": 8.0, "dynamic_growth_steps": 7}
+    for written in (first, later):
+        opt = LossScaleOptimizer.from_config(written)
+        assert (opt.inner.rule, opt.loss_scale) == (expected, DynamicLossScale(8.0, 7))
+    with pytest.raises(TrainingError, match=f"not the configuration of {name}: .*'decay': 0.1"):
+        LossScaleOptimizer.from_config({**first, "optimizer": {"class_name": name, "config": {"decay": 0.1}}})
+
+
+def test_optimizers_scales_policies_and_variables_can_be_copied_and_pickled() -> None:
+    opt, v = LossScaleOptimizer(Adam(0.1), DynamicLossScale(4.0, 1)), Variable([1.0, 2.0], "v")
+    opt.apply_gradients([(np.ones(2), v)])
+    policy = Policy("mixed_float16", loss_scale=FixedLossScale(2.0))
+    for copied in (copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
+        again, value, other = copied((opt, v, policy))
+        assert (again.iterations, again.loss_scale(), again.get_config()) == (1, 8.0, opt.get_config())
+        assert (again.get_slot(v, "m") == opt.get_slot(v, "m")).all() and (value.numpy() == v.numpy()).all()
+        again.apply_gradients([(np.ones(2), value)])
+        assert (opt.iterations, again.iterations, other) == (1, 2, policy)
+        assert copied(policy.compute_dtype) == "float16"
+
+
+def test_arithmetic_alone_says_which_object_has_the_methods_of_keras() -> None:
+    with pytest.raises(AttributeError, match=r"'SGD' object has no attribute 'minimize'; .* StatefulOptimizer\(SGD\("):
+        SGD(0.1).minimize  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'SGD' object has no attribute 'tau'$"):
+        SGD(0.1).tau  # noqa: B018
+
+
+def test_a_variable_is_an_array_for_numpy_and_can_be_changed_in_place() -> None:
+    v = Variable([1.0, 2.0], "v")
+    v.assign_add([1.0, 1.0])
+    v.assign_sub(np.ones(2) * 0.5)
+    assert (np.asarray(v).tolist(), np.sum(v), v.dtype, float(Variable(3.0))) == ([1.5, 2.5], 4.0, "float32", 3.0)
+    np.asarray(v)[:] = 0
+    assert v.numpy().tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize(
     ("strategy", "supported"),
     [
         (None, True),
@@ -263,12 +442,24 @@ def test_the_policy_and_the_rewrite_reach_losses() -> None:
     assert compute(ModelLoss.of(mlp(), CROSS_ENTROPY, policy="float32")) == "float32"
 
 
-def test_single_layers_of_a_loss_stay_float32_on_request() -> None:
-    loss = ModelLoss.of(mlp(), CROSS_ENTROPY, policy="mixed_float16", keep=["second"])
-    assert {row.name: row.dtype for row in loss.report.rows if row.name in ("first", "second")} == {
+@pytest.mark.parametrize(
+    "make", [ModelLoss.of, lambda model, loss, **options: training_step(model, loss=loss, **options)]
+)
+def test_single_layers_stay_float32_on_request(make: Any) -> None:
+    report = make(mlp(), CROSS_ENTROPY, policy="mixed_float16", keep=["second"]).report
+    assert {row.name: row.dtype for row in report.rows if row.name in ("first", "second")} == {
         "first": "float16",
         "second": "float32",
     }
+
+
+def test_a_dynamic_scale_stays_between_1_and_what_float32_holds() -> None:
+    largest = DynamicLossScale(2.0**127, 1)
+    assert [largest.update([np.ones(1)]) and float(largest()) for _ in range(2)] == [2.0**127] * 2
+    least = DynamicLossScale(1.5, 1)
+    assert [least.update([np.full(1, np.nan)]) and float(least()) for _ in range(2)] == [1.0, 1.0]
+    with pytest.raises(ValueError, match="invalid loss scale inf"):
+        FixedLossScale(float("inf"))
 
 
 # -- the guide's custom loop ---------------------------------------------------------------------------
@@ -301,6 +492,45 @@ def test_the_train_step_and_test_step_of_the_guide_run_as_they_are_written() -> 
     assert (predictions.argmax(1) == data[0]["t"]).mean() > 0.2
     exported = {t.name: t.raw_data for t in model.export().proto.graph.initializer}
     assert exported == {t.name: t.raw_data for t in trainer.export().proto.graph.initializer}
+
+
+def test_a_tape_gives_gradients_in_the_form_of_its_sources() -> None:
+    model = Network(mlp(), policy="float32")
+    batch = next(batches(1))
+    with GradientTape(persistent=True) as tape:
+        loss = Losses.SparseCategoricalCrossentropy(from_logits=True)(batch["t"], model(batch["x"]))
+    every = tape.gradient(loss, model.trainable_variables)
+    one = tape.gradient(loss, model.trainable_variables[1])
+    assert isinstance(every, list) and isinstance(one, np.ndarray) and (one == every[1]).all()
+
+
+def test_a_loss_times_a_number_is_a_loss() -> None:
+    model = Network(mlp(), policy="float32")
+    optimizer = LossScaleOptimizer(SGD(0.1), 8)
+    batch = next(batches(1))
+    loss = Losses.SparseCategoricalCrossentropy(from_logits=True)(batch["t"], model(batch["x"]))
+    whole = loss.gradients(model.trainable_variables, np.array(1, F32))
+    for part in (loss / 4, loss * 0.25, 0.25 * loss, np.float32(0.25) * loss, (loss / 2) / 2):
+        scaled = optimizer.get_scaled_loss(part)
+        found = optimizer.get_unscaled_gradients(scaled.gradients(model.trainable_variables, np.array(1, F32)))
+        assert (float(part), float(scaled())) == (float(loss) / 4, 2 * float(loss))
+        assert all((np.asarray(g) == np.asarray(w) / 4).all() for g, w in zip(found, whole, strict=True))
+
+
+def test_classes_of_keras_are_on_the_last_axis() -> None:
+    square = parsed(
+        "net (float[N,3,3] x) => (float[N,3,3] y) <float[3,3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}> { y = MatMul (x, w) }"
+    )
+    model = Network(square, policy="float32")
+    x, t = np.random.default_rng(0).normal(size=(2, 3, 3)).astype(F32), np.array([[0, 1, 2], [2, 2, 1]])
+    logits = x @ np.arange(1, 10, dtype=F32).reshape(3, 3)
+    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    expected = -np.take_along_axis(logs, t[..., None], -1).mean()
+    assert float(Losses.SparseCategoricalCrossentropy(from_logits=True)(t, model(x))) == pytest.approx(
+        expected, rel=1e-5
+    )
+    rows = np.eye(3, dtype=F32)[t]
+    assert float(Losses.CategoricalCrossentropy(from_logits=True)(rows, model(x))) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_network_says_what_is_missing() -> None:
