@@ -110,7 +110,7 @@ def test_training_mode_says_which_dropout_is_not_in_the_export() -> None:
 
 
 @pytest.mark.transformers
-def test_a_model_whose_attention_pytorch_cannot_export_is_exported_with_the_eager_one() -> None:
+def test_attention_that_pytorch_cannot_export_becomes_eager() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from amp_rewrite.train.interchange.transformers_model import from_transformers
