@@ -241,7 +241,12 @@ def float32(view: View) -> Callable[[ValueId], bool]:
 
 def computes_float32(view: View, op: Op) -> bool:
     """True if an op has a float32 type variable, so that a pin on it has an effect."""
-    return computes(view, op, (DType.FLOAT,))
+    return DType.FLOAT in [v.type.dtype for v in view.variables[op.id] if v.type is not None]
+
+
+def float32_ops(view: View, kinds: Container[str]) -> Iterator[Op]:
+    """Yield the ops of some kinds that compute in float32, in order."""
+    return (op for op in view.of_kinds(kinds) if computes_float32(view, op))
 
 
 def computes(view: View, op: Op, dtypes: Collection[DType]) -> bool:

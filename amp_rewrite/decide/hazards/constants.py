@@ -12,7 +12,7 @@ from amp_rewrite.decide.hazards.fills import CARRIES, additive, carried, reads_l
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import LARGE, described, float32_constant, learned_ops
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, makers, number, origin
+from amp_rewrite.ir.dataflow import Flow, first_input_of, float32, float32_ops, makers, number, origin
 from amp_rewrite.ir.op_classes import (
     AFFINE,
     ALL,
@@ -197,7 +197,7 @@ def loses_digits(view: View, value: ValueId, to: DType) -> bool:
 
 def quantizers(view: View, to: DType) -> Iterator[Held]:
     """Hold ops that quantize or dequantize beyond the low type; with a constant scale also their neighbours."""
-    notes = ((op, _beyond(view, op, to)) for op in view.of_kinds(QUANTIZERS) if computes_float32(view, op))
+    notes = ((op, _beyond(view, op, to)) for op in float32_ops(view, QUANTIZERS))
     beyond = {op.id: note for op, note in notes if note is not None}
     yield from (Held(op_id, None, note) for op_id, note in beyond.items())
     sure = [view.ops[op_id] for op_id in beyond if view.constant(view.ops[op_id].inputs[1]) is not None]

@@ -8,7 +8,7 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import Held, rule
-from amp_rewrite.decide.hazards.steps import described
+from amp_rewrite.decide.hazards.steps import described, operands_at
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, float32
 from amp_rewrite.ir.op_classes import (
@@ -72,12 +72,10 @@ def whole_numbers(view: View, to: DType) -> Iterator[Held]:
 def shapes(view: View) -> Iterator[Held]:
     """Hold ops that compute a shape, axis, size, scale or count; the walk stops at booleans."""
     flow, sinks = Flow.of(view), dict[ValueId, Use]()
-    for op in view.of_kinds(SHAPE_SLOTS):
-        for slot, value in enumerate(op.inputs):
-            if slot in SHAPE_SLOTS[op.kind] and value is not None:
-                sinks.setdefault(value, Use(op.id, slot))
-        if op.kind == "Range":
-            yield Held(op.id, None, "how many elements it gives depends on its arithmetic")
+    for _, use, value in operands_at(view, SHAPE_SLOTS):
+        sinks.setdefault(value, use)
+    for op in view.of_kinds(("Range",)):
+        yield Held(op.id, None, "how many elements it gives depends on its arithmetic")
     for op_id, use in flow.path(sinks, lambda value: view.dtype(value) is not DType.BOOL).items():
         if flow.through(view.ops[op_id]):
             yield Held(op_id, use.op, f"feeds {_port(view, use)}")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, makers, multiples, origin, sums_squares, trail
+from amp_rewrite.ir.dataflow import Flow, axes_of, float32_ops, makers, multiples, origin, sums_squares, trail
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, PAIR_SUMS, PRODUCTS, SQUARES, Slots
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -55,9 +55,7 @@ def distances(view: View) -> Iterator[Held]:
         if source is not None and op.outputs[0] is not None:
             squares.setdefault(origin(view, source, roots), {})[op.outputs[0]] = op.id
     flow = Flow.of(view, _SUMS)
-    for product in view.of_kinds(_FACTORS) if squares else ():
-        if not computes_float32(view, product):
-            continue
+    for product in float32_ops(view, _FACTORS) if squares else ():
         for root in {origin(view, v, roots) for v in product.inputs[:2] if v is not None} & squares.keys():
             cause = next(iter(squares[root].values()))
             for op_id in _met(flow, product, squares[root]):

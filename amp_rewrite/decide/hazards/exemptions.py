@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, float32, number, sums_squares
+from amp_rewrite.ir.dataflow import Flow, axes_of, float32, float32_ops, number, sums_squares
 from amp_rewrite.ir.op_classes import COPIES, LAYERS, MAGNIFIES, REDUCTIONS
 from amp_rewrite.ir.patterns.activations import CUBIC, snakes
 from amp_rewrite.ir.patterns.clusters import Cluster
@@ -62,18 +62,17 @@ def _small_sums(view: View) -> Iterator[OpId]:
     A long sum leaves the range; one of eight terms needs terms of 8190 for that. It accumulates in float32, whereas a
     chain of Adds, which are on the gray list, rounds after each. Examples are sums over the chosen experts.
     """
-    for op in view.of_kinds(("ReduceSum",)):
-        plain = computes_float32(view, op) and sums_squares(view, op) is None
-        if plain and _combines(view, op, _MOST_TERMS):
+    for op in float32_ops(view, ("ReduceSum",)):
+        if sums_squares(view, op) is None and _combines(view, op, _MOST_TERMS):
             yield op.id
 
 
 def _squares_alone(view: View, groups: Sequence[Cluster]) -> Iterator[OpId]:
     """Yield each Pow with the exponent 2 that no reduction, root or divisor reads: what is said of Mul holds for it."""
     clustered, copies = {op for group in groups for op in group.ops}, Flow.of(view, COPIES)
-    for op in view.of_kinds(("Pow",)):
+    for op in float32_ops(view, ("Pow",)):
         square = op.id not in clustered and number(view, op.inputs[1]) == 2
-        if square and computes_float32(view, op) and not any(map(_sums_or_divides, _readers(copies, op))):
+        if square and not any(map(_sums_or_divides, _readers(copies, op))):
             yield op.id
 
 
@@ -85,8 +84,8 @@ def _means(view: View, groups: Sequence[Cluster], to: DType) -> Iterator[OpId]:
     """Yield means of few terms, except those that are subtracted and variances: these need extra precision."""
     clustered = {op for group in groups for op in group.ops}
     wide, copies = to.max > 2.0**32, Flow.of(view, COPIES)
-    for op in view.of_kinds(("ReduceMean",)):
-        if op.id in clustered or not computes_float32(view, op) or _squares(view, op):
+    for op in float32_ops(view, ("ReduceMean",)):
+        if op.id in clustered or _squares(view, op):
             continue
         readers = _readers(copies, op)
         if any(reader.kind == "Sub" for reader in readers):

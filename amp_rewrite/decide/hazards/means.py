@@ -11,7 +11,7 @@ from amp_rewrite.decide.bounds.throughout import number_throughout
 from amp_rewrite.decide.hazards.rule import Held
 from amp_rewrite.decide.hazards.steps import described, learned_ops, summed_terms
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, origin
+from amp_rewrite.ir.dataflow import Flow, first_input_of, float32_ops, origin
 from amp_rewrite.ir.op_classes import (
     ALL,
     BOUNDED,
@@ -51,10 +51,9 @@ _Sum = Mapping[OpId, Collection[OpId]]
 def weighted_means(view: View, to: DType) -> Iterator[Held]:
     """Hold quotients of two long sums over the same weights, and these sums. None for types with float32's range."""
     means = _Means(view, to.max / _TERM)
-    for op in view.of_kinds(("Div", "Reciprocal")) if to.tiny > DType.FLOAT.tiny else ():
-        if computes_float32(view, op):
-            for op_id in means.parts(op):
-                yield Held(op_id, op.id, f"part of a mean: {described(view, op.id)} divides by the sum of its weights")
+    for op in float32_ops(view, ("Div", "Reciprocal")) if to.tiny > DType.FLOAT.tiny else ():
+        for op_id in means.parts(op):
+            yield Held(op_id, op.id, f"part of a mean: {described(view, op.id)} divides by the sum of its weights")
 
 
 @dataclass

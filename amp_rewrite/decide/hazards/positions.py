@@ -12,9 +12,9 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.counts import counted
 from amp_rewrite.decide.hazards.fills import ATTENTION_MASKS, CARRIES, to_softmax
 from amp_rewrite.decide.hazards.rule import Held, rule
-from amp_rewrite.decide.hazards.steps import described, equation, first_inputs, results_of, summed_length
+from amp_rewrite.decide.hazards.steps import described, equation, first_inputs, operands_at, results_of, summed_length
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, makers, origin
+from amp_rewrite.ir.dataflow import Flow, first_input_of, float32, float32_ops, makers, origin
 from amp_rewrite.ir.op_classes import (
     COPIES,
     ELEMENTLESS,
@@ -27,6 +27,7 @@ from amp_rewrite.ir.op_classes import (
     SELECTIONS,
     SOFTMAXES,
     TENSOR_CORE_STEP,
+    Slots,
 )
 from amp_rewrite.ir.patterns.activations import snakes
 from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
@@ -37,12 +38,9 @@ from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 _SOURCES = ELEMENTLESS | {"Constant", "ConstantOfShape", "Range", "EyeLike"}
 _LEARNED = LAYERS | RECURRENT - {"RNN"} | {"Einsum"}
 _ELEMENTWISE = {**COPIES, **SELECTIONS, **dict.fromkeys(PAIR_SUMS | SCALINGS, range(2))}
-_SAMPLES = {
-    "GridSample": 1,
-    "NonMaxSuppression": 0,
-    "RoiAlign": 1,
-    "com.microsoft::CropAndResize": 1,
-    "com.microsoft::GridSample": 1,
+_SAMPLES: Slots = {
+    "NonMaxSuppression": (0,),
+    **dict.fromkeys(("GridSample", "RoiAlign", "com.microsoft::CropAndResize", "com.microsoft::GridSample"), (1,)),
 }
 """Ops that read positions in this input."""
 
@@ -142,7 +140,7 @@ def _input_shapes(view: View) -> dict[ValueId, Shape]:
 @once
 def _constant_terms(view: View) -> Mapping[OpId, Sequence[tuple[ValueId, ValueId]]]:
     """Return the operands of each float32 sum that are constants or copies of one, with the constant."""
-    copied, sums = first_input_of(COPIES), (op for op in view.of_kinds(PAIR_SUMS) if computes_float32(view, op))
+    copied, sums = first_input_of(COPIES), float32_ops(view, PAIR_SUMS)
     read = {op.id: [(v, origin(view, v, copied)) for v in op.operands] for op in sums}
     return {op: [(v, held) for v, held in pairs if held in view.constants] for op, pairs in read.items()}
 
@@ -150,7 +148,7 @@ def _constant_terms(view: View) -> Mapping[OpId, Sequence[tuple[ValueId, ValueId
 def places(view: View) -> Iterator[Held]:
     """Hold what samplers read, up to the last layer, and sums of layer outputs and a grid that no softmax reads."""
     flow = Flow.of(view, _ELEMENTWISE)
-    sampled = {v: op.id for op in view.of_kinds(_SAMPLES) if (v := op.inputs[_SAMPLES[op.kind]]) is not None}
+    sampled = {value: op.id for op, _, value in operands_at(view, _SAMPLES)}
     for op_id, sampler in flow.path(sampled, float32(view)).items():
         if flow.through(view.ops[op_id]):
             yield Held(op_id, sampler, f"computes the places that {described(view, sampler)} reads")
@@ -176,12 +174,7 @@ def biases(view: View, to: DType) -> Iterator[Held]:
     carries = Flow.of(view, CARRIES)
     for op_id, (softmax, note) in to_softmax(carries, counting, name).items():
         yield Held(op_id, softmax, note)
-    masks = [
-        (op, value)
-        for op in view.ops
-        for slot, value in enumerate(op.inputs if op.kind in ATTENTION_MASKS else ())
-        if value is not None and slot in ATTENTION_MASKS[op.kind]
-    ]
+    masks = [(op, value) for op, _, value in operands_at(view, ATTENTION_MASKS)]
     reached = carries.forth(dict.fromkeys(counting), float32(view)) if masks else {}
     far = cache(partial(_far_at_best, view, to))
     for op, mask in masks:

@@ -8,7 +8,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.bounds.throughout import number_throughout
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import computes_float32
+from amp_rewrite.ir.dataflow import float32_ops
 from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.view import OpId, ValueId, View
 
@@ -57,7 +57,7 @@ def placeholders(view: View, to: DType) -> frozenset[OpId]:
 
     O(ops). Constants are read only if their magnitudes, known from `View.fit`, are all equal.
     """
-    layers = (op for op in view.of_kinds(LAYERS) if computes_float32(view, op))
+    layers = float32_ops(view, LAYERS)
     return frozenset(op.id for op in layers if any(_alike(view, to, value) for value in op.inputs[:2]))
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from itertools import repeat
 from math import prod
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.op_classes import HEAVY
+from amp_rewrite.ir.op_classes import HEAVY, Slots
 from amp_rewrite.ir.schema import attribute, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
-from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
+from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View, once
 
 LARGE = {DType.FLOAT16: 2.0**8, DType.BFLOAT16: 2.0**5}
 """Largest constant that counts as small beside a product: an eighth of the integers that the type holds exactly."""
@@ -29,6 +29,14 @@ def first_inputs(view: View, kinds: Container[str], but: Container[OpId] = ()) -
     """Return the first inputs of ops of these kinds, `but` some ops, each with the first op that reads it there."""
     ops = (op for op in reversed(view.of_kinds(kinds)) if op.id not in but)
     return {op.inputs[0]: op.id for op in ops if op.inputs[0] is not None}
+
+
+def operands_at(view: View, slots: Slots) -> Iterator[tuple[Op, Use, ValueId]]:
+    """Yield the operands that ops of these kinds read in these slots, with op and use, in order."""
+    for op in view.of_kinds(slots):
+        for slot, value in enumerate(op.inputs):
+            if value is not None and slot in slots[op.kind]:
+                yield op, Use(op.id, slot), value
 
 
 def float32_constant(view: View, op: Op, slot: int) -> ValueId | None:

@@ -12,7 +12,7 @@ from amp_rewrite.decide.hazards.means import weighted_means
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import described, summed_length, summed_terms
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers, number, trail
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, float32_ops, makers, number, trail
 from amp_rewrite.ir.op_classes import (
     ALL,
     COPIES,
@@ -205,5 +205,5 @@ def long_sums(view: View, to: DType) -> Iterator[Held]:
 
 def terms_of(view: View) -> Mapping[OpId, int]:
     """Return the number of terms that each result of a float32 product or global pool adds up. O(nodes)."""
-    sums = [op for op in view.of_kinds(_SUMMING) if computes_float32(view, op)]
+    sums = float32_ops(view, _SUMMING)
     return {op.id: summed_terms(op, [shape_of(view, value) for value in op.inputs]) for op in sums}

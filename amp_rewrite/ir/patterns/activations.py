@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from amp_rewrite.ir.dataflow import computes_float32
+from amp_rewrite.ir.dataflow import float32_ops
 from amp_rewrite.ir.patterns.match import (
     ANCHOR,
     ENTRY,
@@ -70,7 +70,7 @@ which is the rounding error of the sum with x. With a large a, a·x would overfl
 def snakes(view: View) -> Mapping[OpId, OpId]:
     """Return the sines of snakes whose a and factor are constant and moderate, each with the op that squares it."""
     squares: dict[OpId, OpId] = {}
-    for sine in (each for each in view.of_kinds(_SNAKES.after) if computes_float32(view, each)):
+    for sine in float32_ops(view, _SNAKES.after):
         match = _SNAKES.direct(view, sine)
         square = view.producer(match.values["square"]) if match is not None else None
         if match is not None and square is not None and _moderate(view, match):
