@@ -1,6 +1,8 @@
-"""Examples in the help of each command, without the name of the program."""
+"""Examples in the help of each command, without the name of the program; and the help that shows them."""
 
 from __future__ import annotations
+
+import click
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("model.onnx", "model.onnx --data batches.npz --tolerance 1e-2", "explain model.onnx NODE"),
@@ -39,3 +41,18 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "verify": ("verify model.onnx model.float16.onnx --data d.npz --tolerance 1e-2",),
 }
 """Command lines by the words of the command; "" is the program itself."""
+
+
+def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the examples of a command below a heading."""
+    if examples := EXAMPLES.get(ctx.command_path.partition(" ")[2]):
+        with formatter.section("Examples" if len(examples) > 1 else "Example"):
+            formatter.write("".join(f"  amp-rewrite {example}\n" for example in examples))
+
+
+class Group(click.Group):
+    """A group of commands whose help shows examples."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(ctx, formatter)
+        super().format_options(ctx, formatter)

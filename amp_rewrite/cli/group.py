@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli import terminal
 from amp_rewrite.cli.completion import COMPLETE, NAME, register
+from amp_rewrite.cli.examples import Group
 from amp_rewrite.cli.option_synonyms import closest_option
 from amp_rewrite.errors import AmpRewriteError, advice, options_spelled
 from amp_rewrite.reports.render import WIDTH, plain
@@ -55,7 +56,7 @@ COMMANDS = {
 """Each command and the first sentence of its help. `cli/commands/NAME.py` defines it, as a function of that name."""
 
 
-class Program(parameters.Group):
+class Program(Group):
     """The commands of the table; `amp-rewrite MODEL …` is `amp-rewrite convert MODEL …`."""
 
     default = "convert"

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from amp_rewrite.cli import files, terminal
 from amp_rewrite.cli.completion import patterns
-from amp_rewrite.cli.examples import EXAMPLES
+from amp_rewrite.cli.examples import write_examples
 from amp_rewrite.errors import ModelError, advice
 from amp_rewrite.settings.config_file import Settings, settings
 from amp_rewrite.settings.options import ADVANCED, DATA, KEYWORDS, OPTIONS, OUTPUT, PAINTING, PRECISION, Kind, Option
@@ -121,13 +121,6 @@ def _show_whole(ctx: click.Context, _option: click.Parameter, asked: bool) -> No
         ctx.exit()
 
 
-def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the examples of a command below a heading."""
-    if examples := EXAMPLES.get(ctx.command_path.partition(" ")[2]):
-        with formatter.section("Examples" if len(examples) > 1 else "Example"):
-            formatter.write("".join(f"  amp-rewrite {example}\n" for example in examples))
-
-
 class Command(click.Command):
     """A command whose help shows examples, and many options below headings."""
 
@@ -161,14 +154,6 @@ class Command(click.Command):
         for heading in sorted(rows, key=lambda heading: heading in _HEADINGS and _HEADINGS.index(heading) + 1):
             with formatter.section(heading):
                 formatter.write_dl(rows[heading], col_max=_COLUMN)
-
-
-class Group(click.Group):
-    """A group of commands whose help shows examples."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(ctx, formatter)
-        super().format_options(ctx, formatter)
 
 
 def option(names: str, metavar: str | None, words: str, heading: str = ADVANCED, **more: Any) -> Callable[[F], F]:

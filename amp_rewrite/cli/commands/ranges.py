@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli.examples import Group
 from amp_rewrite.cli.page import check_page, is_page, write_page
 from amp_rewrite.settings.options import OUTPUT
 
@@ -27,7 +28,7 @@ WRITING = (
 _TOP = parameters.option("--top", "N", "Show the N largest.  [default: all]", type=click.IntRange(min=1))
 
 
-@click.group(cls=parameters.Group, no_args_is_help=False)
+@click.group(cls=Group, no_args_is_help=False)
 def ranges() -> None:
     """Merge and show files that `amp-rewrite calibrate` wrote."""
 
