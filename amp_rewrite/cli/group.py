@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from glob import has_magic
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +17,6 @@ from click.shell_completion import CompletionItem, shell_complete
 from amp_rewrite.cli import terminal
 from amp_rewrite.cli.completion import COMPLETE, NAME, register
 from amp_rewrite.cli.examples import Group
-from amp_rewrite.cli.option_synonyms import closest_option
 from amp_rewrite.errors import AmpRewriteError, advice, options_spelled
 from amp_rewrite.reports.render import WIDTH, plain
 from amp_rewrite.version import VERSION
@@ -97,6 +95,8 @@ class Program(Group):
 
     def _routed(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Return the words, with `convert` before them if the first is an option of it or a file."""
+        from glob import has_magic  # late: a word of the table needs none of it
+
         first = args[0]
         own = {name for option in self.get_params(ctx) for name in option.opts}
         if first in COMMANDS or first in own:
@@ -193,6 +193,8 @@ def _misused(error: click.UsageError) -> str:
     """Return the error in words of our own: click's differ from version to version."""
     if not isinstance(error, click.NoSuchOption):
         return error.format_message().rstrip(".")
+    from amp_rewrite.cli.option_synonyms import closest_option  # late: few command lines are wrong
+
     near = closest_option(error.option_name, error.ctx.command if error.ctx else None)
     return f"no such option {error.option_name}{f'; did you mean {near}?' if near else ''}"
 

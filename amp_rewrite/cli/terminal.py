@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from amp_rewrite.decide.reasons import is_fact, remarked
 from amp_rewrite.reports.render import harmless, plain, wrap
 
 if TYPE_CHECKING:
@@ -103,6 +102,8 @@ def silence(stream: TextIO) -> None:
 
 def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
     """Print one line per kind of finding: the first, and the number of others."""
+    from amp_rewrite.decide.reasons import is_fact, remarked  # late: help and usage errors need none
+
     for kind, group in groupby(sorted(findings), key=lambda finding: finding.kind):
         same = sorted(group, key=lambda finding: is_fact(kind, finding.message))
         more = f" (and {len(same) - 1} more of this kind)" if len(same) > 1 else ""
