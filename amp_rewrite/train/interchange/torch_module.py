@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 OPSET = 20
 """From 22 on, onnxruntime has no CUDA kernels of MaxPool and Dropout; below 20, Gelu is not one op."""
+_SCOPES = "pkg.torch.onnx.name_scopes"
+"""Metadata of a node with the modules in which it was exported."""
 _LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
 
 
@@ -49,7 +51,8 @@ def from_torch(
         example: an input, a tuple of inputs, or a mapping from names of arguments to inputs; tensors or arrays.
         outputs: names of the outputs; by default the keys of a mapping that the module returns, else "output".
         dynamic: names of dimensions that may change, by input and axis; by default the first axis of each input.
-        dropout: keep each nn.Dropout as an op, which `training_step(…, training_mode=True)` switches on.
+        dropout: keep each nn.Dropout as an op, which `training_step(…, training_mode=True)` switches on. Its report
+            names other modules that drop, such as the attention of transformers.
         opset: the ai.onnx opset.
 
     Returns:
@@ -79,7 +82,7 @@ def from_torch(
         _switch_off(model)
     _mark_padding(torch, module, model)
     model.proto.graph.name = type(module).__name__
-    described(model, state.declared(), _without_dropout(torch, module, dropout))
+    described(model, state.declared(), _without_dropout(module, model))
     return model
 
 
@@ -298,19 +301,17 @@ def _switch_off(model: Model) -> None:
             del node.input[2:]
 
 
-def _without_dropout(torch: Any, module: Any, kept: bool) -> list[str]:
-    """Return the modules that drop in PyTorch's training mode and do not in the export."""
-    rates = {
-        name: getattr(part, "p" if "Drop" in type(part).__name__ else "dropout", 0) for name, part in _named(module)
-    }
-    own = {name for name, part in _named(module) if kept and isinstance(part, torch.nn.Dropout)}
-    return [name for name, rate in rates.items() if isinstance(rate, float) and rate > 0 and name not in own]
-
-
-def _named(module: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a module by name."""
+def _without_dropout(module: Any, model: Model) -> list[str]:
+    """Return the modules that drop in PyTorch's training mode, and of which the model has no Dropout."""
+    nodes = (node for node in model.proto.graph.node if node.op_type == "Dropout")
+    scopes = " ".join(entry.value for node in nodes for entry in node.metadata_props if entry.key == _SCOPES)
+    left = []
     for name, part in module.named_modules():
-        yield name or type(part).__name__, part
+        rate = getattr(part, "p" if "Drop" in type(part).__name__ else "dropout", 0)
+        scope = f"called.module.{name}" if name else "called.module"
+        if isinstance(rate, float) and rate > 0 and f"'{scope}'" not in scopes:
+            left.append(name or type(part).__name__)
+    return left
 
 
 def _mark_padding(torch: Any, module: Any, model: Model) -> None:

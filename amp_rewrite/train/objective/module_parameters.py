@@ -92,7 +92,10 @@ def dropout_notes(model: Model) -> tuple[str, ...]:
         return ()
     names = json.loads(entry)
     who = repr(names[0]) if len(names) == 1 else f"{len(names)} modules, such as {names[0]!r}"
-    return (f"the export left out the dropout of {who}; from_torch(…, dropout=True) keeps that of each nn.Dropout",)
+    return (
+        f"the export left out the dropout of {who}; from_torch(…, dropout=True) keeps that of an nn.Dropout which"
+        " `forward` calls",
+    )
 
 
 def _of_program(program: Any, signature: Any, model: Model) -> ModuleParameters:

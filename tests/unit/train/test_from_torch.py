@@ -93,6 +93,22 @@ def test_the_report_names_padding_rows_and_constants_of_the_exporter() -> None:
     assert left == ["a constant of the exporter, not a parameter of the module"]
 
 
+def test_a_dropout_that_is_not_called_itself_is_named_as_left_out() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.line, self.called, self.read = torch.nn.Linear(8, 6), torch.nn.Dropout(0.5), torch.nn.Dropout(0.5)
+
+        def forward(self, x: Any) -> Any:
+            x = torch.nn.functional.dropout(self.line(x), self.read.p, self.training)  # as attention does
+            return self.called(x)
+
+    step = training_step(from_torch(Net(), _rows(2), dropout=True), loss=LOSS, policy="float32", training_mode=True)
+    assert step.report is not None and "left out the dropout of 'read'; from_torch(" in step.report.notes[-1]
+
+
 def test_training_mode_says_which_dropout_is_not_in_the_export() -> None:
     torch = pytest.importorskip("torch")
     nn = torch.nn
