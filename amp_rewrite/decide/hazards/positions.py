@@ -14,7 +14,7 @@ from amp_rewrite.decide.hazards.fills import ATTENTION_MASKS, CARRIES, to_softma
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import described, equation, first_inputs, operands_at, results_of, summed_length
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, first_input_of, float32, float32_ops, makers, origin
+from amp_rewrite.ir.dataflow import Flow, first_input_of, float32, float32_ops, makers, origin, trail
 from amp_rewrite.ir.op_classes import (
     COPIES,
     ELEMENTLESS,
@@ -26,6 +26,7 @@ from amp_rewrite.ir.op_classes import (
     SCALINGS,
     SELECTIONS,
     SOFTMAXES,
+    SUMS,
     TENSOR_CORE_STEP,
     Slots,
 )
@@ -172,7 +173,7 @@ def biases(view: View, to: DType) -> Iterator[Held]:
     """Hold the ops from a bias that counts positions through its sum with scores to the softmax, or to attention."""
     counting, name = counting_biases(view, to), "a bias that grows with the position"
     carries = Flow.of(view, CARRIES)
-    for op_id, (softmax, note) in to_softmax(carries, counting, name).items():
+    for op_id, (softmax, note) in to_softmax(carries, _of_scores(carries, counting), name).items():
         yield Held(op_id, softmax, note)
     masks = [(op, value) for op, _, value in operands_at(view, ATTENTION_MASKS)]
     reached = carries.forth(dict.fromkeys(counting), float32(view)) if masks else {}
@@ -180,6 +181,32 @@ def biases(view: View, to: DType) -> Iterator[Held]:
     for op, mask in masks:
         if mask in reached or far(mask):
             yield Held(op.id, None, f"its mask is {name}")
+
+
+def _of_scores(carries: Flow, counting: Collection[ValueId]) -> Collection[ValueId]:
+    """Return the values that count positions on the way to a sum with others: scores, or a mask."""
+    view = carries.view
+    if not counting:
+        return ()
+    learned = _learned(view)
+    reached = carries.forth(dict.fromkeys(counting), lambda v: v not in learned and _counts(view, v))
+    reads = (op.operands for op in view.ops if op.kind in SUMS)
+    sums = (read for read in reads if any(v not in reached and view.constant(v) is None for v in read))
+    return carries.back({v: None for read in sums for v in read if v in reached}, reached.__contains__)
+
+
+def _counts(view: View, value: ValueId) -> bool:
+    """True for a float32 value, except where a Where keeps only elements equal to a constant, as in shifted windows."""
+    where = view.producer(value, "Where")
+    if where is not None:
+        passed, source = trail(view, where.inputs[0], first_input_of(("Cast", "Not")))
+        equal, kept = (
+            view.producer(source, "Equal"),
+            where.inputs[2 if sum(op.kind == "Not" for op in passed) % 2 else 1],
+        )
+        if equal is not None and equal.inputs[0] == kept and view.constant(equal.inputs[1]) is not None:
+            return False
+    return view.dtype(value) is DType.FLOAT
 
 
 def _far_at_best(view: View, to: DType, value: ValueId) -> bool:
@@ -199,7 +226,7 @@ def counting_biases(view: View, to: DType) -> Collection[ValueId]:
     near = {term.op.id for row in rows if row.near(to) for term in row.terms}
     counting = {value for op, read in terms.items() if op not in near for value, _ in read if value in far}
     if ranges := results_of(view, ("CumSum", "Range")):
-        reached = Flow.of(view, CARRIES).forth(dict.fromkeys((*ranges, *counted(view))), float32(view))
+        reached = Flow.of(view, CARRIES).forth(dict.fromkeys((*ranges, *counted(view))), partial(_counts, view))
         counting.update(v for v in reached if v not in _learned(view))
     return counting
 
