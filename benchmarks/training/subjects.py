@@ -114,7 +114,7 @@ def _transformer(kind: str) -> Subject:
             none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
             sizes = {"intermediate_size": 1024, "max_position_embeddings": 64, "num_labels": 10}
             return Logits(hf.BertForSequenceClassification(hf.BertConfig(**width, **none, **sizes)))
-        none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
         return Logits(hf.GPT2LMHeadModel(hf.GPT2Config(**width, **none, n_positions=64, use_cache=False)))
 
     def batch(rng: np.random.Generator) -> Batch:
