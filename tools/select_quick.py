@@ -272,6 +272,7 @@ def words(chosen: list[Unit], left: list[Unit], before: list[str]) -> list[str]:
             dropped.add(name)
         if option == "--ignore" and name not in measured:
             closed.add(name)
+    dropped = {name for name in dropped if not any(unit.name.startswith(name) for unit in chosen)}
     return [
         FOLDER,
         *sorted(outside),

@@ -80,13 +80,13 @@ def chosen(tool: Any, seconds: float) -> tuple[list[Any], list[Any]]:
 
 
 def names(units: list[Any]) -> set[str]:
-    return {test.partition("::")[2] for unit in units for test in unit.tests}
+    return {unit.name.partition("::")[2] for unit in units}
 
 
 def test_what_adds_most_per_second_is_taken_and_what_adds_nothing_is_not(tool: Any) -> None:
     taken, left = chosen(tool, 3)
-    assert names(taken) == {"test_all", "test_half", "test_a_table", "test_sweep[0]"}
-    assert names(left) == {"test_all_again", "test_nothing_of_the_package", "test_sweep[1]", "test_slow"}
+    assert names(taken) == {"test_all", "test_half", "test_a_table"}
+    assert names(left) == {"test_all_again", "test_nothing_of_the_package", "test_sweep", "test_slow"}
     assert names(chosen(tool, 1e4)[1]) == {"test_nothing_of_the_package"}
 
 
@@ -109,14 +109,18 @@ def test_the_arguments_are_folders_and_what_is_left_out(tool: Any) -> None:
         "--ignore=tests/unit/ir/test_unmeasured.py",
         f"--deselect={MODULE}::test_all_again",
         f"--deselect={MODULE}::test_nothing_of_the_package",
-        f"--deselect={MODULE}::test_sweep[1]",
+        f"--deselect={MODULE}::test_sweep",
         f"--deselect={MODULE}::test_unmeasured",
     ]
 
 
+def test_a_short_test_is_taken_whatever_it_adds(tool: Any) -> None:
+    short = {MODULE: (0.1, {}), f"{MODULE}::test_short": (tool.CHEAP / 2, {})}
+    assert names(tool.choose(short, 3)[0]) == {"test_short"}
+
+
 def test_nothing_is_left_out_whose_name_begins_that_of_a_chosen_test(tool: Any) -> None:
-    unit = tool.Unit
-    taken, left = [unit(MODULE, [f"{MODULE}::test_all_again"])], [unit(MODULE, [f"{MODULE}::test_all"])]
+    taken, left = ([tool.Unit(f"{MODULE}::{name}", 1, 1.0, cheap=False)] for name in ("test_all_again", "test_all"))
     assert [word for word in tool.words(taken, left, []) if "deselect" in word] == []
 
 
