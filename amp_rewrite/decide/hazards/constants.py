@@ -41,9 +41,12 @@ _FACTOR_SLOTS: Slots = {
     "BatchNormalization": (4,),
 }
 _KEEP_SIZE: Slots = {**COPIES, **SELECTIONS, **REDUCTIONS, **dict.fromkeys(SUMS, ALL)}
-_OUTWEIGHS = 2.0**11
+OUTWEIGHS = 2.0**11
 _LOSS = 2.0**-8
 """Largest part of a constant's norm that may be lost."""
+_SMALL = 2.0**-5
+"""Factor that makes a product of two values small again."""
+_GROWS: Slots = {**COPIES, **REDUCTIONS, "Pow": (0,), **dict.fromkeys(SCALINGS | PRODUCTS - {"Einsum"}, (0, 1))}
 _copied = first_input_of(COPIES)
 _FLOATS = (DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ)  # zero points are 0
 _INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
@@ -53,7 +56,7 @@ _INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 @rule(
     reasons.CONSTANT_RANGE,
     "An op that computes with a constant runs in a low type only if the constant fits.",
-    cases=(reasons.CONSTANT_RANGE, "statistics", "quantizer"),
+    cases=(reasons.CONSTANT_RANGE, "statistics", "scaled_down", "quantizer"),
 )
 def constant_range(view: View, to: DType) -> Iterator[Held]:
     """Hold readers of constants that overflow or underflow, and the copies between. O(nodes + uses).
@@ -61,7 +64,8 @@ def constant_range(view: View, to: DType) -> Iterator[Held]:
     What it protects: Arithmetic with constants beyond the type's range, and quantizers whose integers or 8-bit floats,
         times their scale, leave it, with what feeds or reads them. BatchNormalization in inference, whose variance +
         epsilon is a divisor. Up to the next layer, numbers beyond 2⁸ (bfloat16: 2⁵) that are added to what a layer
-        made, numbers beyond 2⁸ that multiply it in float16, and biases that outweigh its weights. A fill that only
+        made, numbers beyond 2⁸ that multiply it in float16, and biases that outweigh its weights. In float16, products
+        of two values, powers and Gram matrices that a number below 2⁻⁵ scales down behind them. A fill that only
         selects (a branch of Where, a bound of Clip, Max or Min, an attention mask) saturates instead; infinities are
         the same in every type. Tiny weights before a large scale, or a tiny scale before large weights, are balanced by
         a power of two beforehand.
@@ -69,8 +73,8 @@ def constant_range(view: View, to: DType) -> Iterator[Held]:
         quotient. A variance of 0 with epsilon 1e-5 is below its smallest normal number, 6.1e-5. The scale of a
         quantizer records how large the values were at calibration; FLOAT8E5M2 reaches 57344 without a scale, and a
         scale computed at run time is not known to be small.
-    Example: x · 1e6, x / 1e-9, a scale of 1e-6 in DequantizeLinear, int8 codes with a scale of 1000; a channel without
-        variance after pruning, or with dead inputs.
+    Example: x · 1e6, x / 1e-9, x · y / 1000, a scale of 1e-6 in DequantizeLinear, int8 codes with a scale of 1000; a
+        channel without variance after pruning, or with dead inputs.
     How to override: `--lower 'op=BatchNormalization'`, `--lower 'op=DequantizeLinear'`.
     Source: IEEE 754 binary16; ONNX operators BatchNormalization, QuantizeLinear and DequantizeLinear, "Float stored in
         8 bits".
@@ -78,6 +82,7 @@ def constant_range(view: View, to: DType) -> Iterator[Held]:
     yield from overflow(view, to)
     yield from underflow(view, to)
     yield from large_constants(view, to)
+    yield from scaled_down(view, to)
     yield from quantizers(view, to)
 
 
@@ -133,14 +138,14 @@ def _vanishing(view: View, op: Op, slot: int, value: ValueId, to: DType) -> floa
     return fit.absmin if divides or ((fit.count == 1 or product) and loses_digits(view, value, to)) else None
 
 
-def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DType) -> bool:
-    """True if the norm of a constant bias is more than 2¹¹ times that of the constant weights."""
+def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DType, *, by: float = OUTWEIGHS) -> bool:
+    """True if the norm of a constant bias is more than `by` times that of the constant weights."""
     if bias is None or weight is None or view.constant(bias) is None or view.constant(weight) is None:
         return False
     added, factors = view.fit(bias, to), view.fit(weight, to)
-    if added.nonfinite or added.absmax * math.sqrt(added.count) <= _OUTWEIGHS * factors.absmax:
+    if added.nonfinite or added.absmax * math.sqrt(added.count) <= by * factors.absmax:
         return False
-    return _norm(view, bias) > _OUTWEIGHS * _norm(view, weight)
+    return _norm(view, bias) > by * _norm(view, weight)
 
 
 def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
@@ -183,6 +188,37 @@ def _enlarges(view: View, op: Op, to: DType) -> str:
         if made_by is not None and made_by.kind in LAYERS and outweighs(view, constant, made_by.inputs[1], to):
             return "a bias that outweighs the product it is added to"
     return ""
+
+
+def scaled_down(view: View, to: DType) -> Iterator[Held]:
+    """Hold products of values that one small number scales down behind them, and the ops between; in float16 alone."""
+    scaled = {op.id: v for op in view.of_kinds(SCALINGS) if (v := _shrunk(view, op)) is not None}
+    grown = set[ValueId]()
+    for op in view.of_kinds(_GROWS) if scaled and to is DType.FLOAT16 else ():
+        if _grows(view, op) or (op.kind not in PRODUCTS and not grown.isdisjoint(op.operands)):
+            grown.update(v for v in op.results if view.dtype(v) is DType.FLOAT)
+    ends = {value: op_id for op_id, value in scaled.items() if value in grown}
+    path = Flow.of(view, _GROWS).path(ends, grown.__contains__) if ends else {}
+    for op_id, end in {**path, **{end: end for end in ends.values()}}.items():
+        yield Held(op_id, end, f"{described(view, end)} scales it down again")
+
+
+def _shrunk(view: View, op: Op) -> ValueId | None:
+    """Return what an op makes smaller by one number; None for other ops."""
+    for value, factor in (op.inputs, op.inputs[::-1])[: 1 if op.kind == "Div" else 2]:
+        size = abs(number(view, factor) or 0.0)
+        if size and (1 / size if op.kind == "Div" else size) < _SMALL:
+            return value
+    return None
+
+
+def _grows(view: View, op: Op) -> bool:
+    """True for a power, a product of two values, and one of a matrix and its transpose."""
+    if op.kind == "Pow":
+        exponent = view.array(op.inputs[1])
+        return exponent is not None and bool((exponent > 1).any())
+    varying = [origin(view, v, _copied) for v in op.inputs[:2] if v is not None and view.constant(v) is None]
+    return len(varying) == 2 and (op.kind == "Mul" or (op.kind in PRODUCTS and varying[0] == varying[1]))
 
 
 def loses_digits(view: View, value: ValueId, to: DType) -> bool:

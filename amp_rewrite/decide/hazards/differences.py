@@ -6,9 +6,21 @@ from collections.abc import Collection, Iterator, Sequence
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.steps import described, learned_ops
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.dataflow import Flow, axes_of, float32_ops, makers, multiples, origin, sums_squares, trail
-from amp_rewrite.ir.op_classes import AFFINE, COPIES, PAIR_SUMS, PRODUCTS, SQUARES, Slots
+from amp_rewrite.ir.dataflow import (
+    Flow,
+    axes_of,
+    first_input_of,
+    float32,
+    float32_ops,
+    makers,
+    multiples,
+    origin,
+    sums_squares,
+    trail,
+)
+from amp_rewrite.ir.op_classes import AFFINE, COPIES, PAIR_SUMS, PRODUCTS, SCALINGS, SQUARES, Slots
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare")
@@ -17,28 +29,32 @@ _FAR = 32  # copies and constant factors in a row
 _FACTORS = PRODUCTS - {"Einsum"}
 _SUMS: Slots = {**COPIES, **dict.fromkeys(AFFINE - {"Sum"}, (0, 1)), "Gemm": (2,)}
 _MEETING = PAIR_SUMS | {"Gemm"}
+_RAISED: Slots = {**COPIES, **dict.fromkeys(PAIR_SUMS | SCALINGS, (0, 1))}
+"""Ops whose result keeps the level of a raw value."""
 
 
 @rule(
     reasons.CANCELLATION,
-    "A small difference of large squares and products is computed in float32.",
-    cases=(reasons.CANCELLATION, "distance"),
+    "A small difference of large squares and products, or of values on one level, is computed in float32.",
+    cases=(reasons.CANCELLATION, "distance", "level"),
 )
 def cancellation(view: View, to: DType) -> Iterator[Held]:
     """Hold the difference and the ops that compute it from its operands. O(nodes + uses).
 
     What it protects: Variances and covariances written as E[x·y] − E[x]·E[y], by means, convolutions or products;
-        distances written as |x|² − 2x·c + |c|².
+        distances written as |x|² − 2x·c + |c|². Differences of values on one level: both are computed from the same
+        input, which no layer made, and at least one from layers as well.
     Why: The result is small compared with its terms. For x = 10 ± 0.1 the variance 0.01 is the difference of two
         numbers near 100, where the float16 spacing is 0.06. A point far from the origin is assigned to the wrong
-        centre, or has a negative squared distance.
+        centre, or has a negative squared distance. Steps of a price near 4500 are lost where the spacing is 4.
     Example: Norms written this way, structural similarity (SSIM), guided filters; codebook lookup of codecs, k-means,
-        kernels over neighbours.
+        kernels over neighbours; offsets between points that a network moved, returns of prices that it predicts.
     How to override: `--lower 'op=Sub'`, `--lower 'op=MatMul,feeds=Sub'` or a narrower pattern.
     Source: Catastrophic cancellation, Goldberg 1991, "What every computer scientist should know about floating-point
         arithmetic".
     """
     yield from distances(view)
+    yield from levels(view)
     for op in view.of_kinds(PAIR_SUMS):
         for minuend, subtrahend in _differences(view, op):
             if parts := _variance(view, minuend, subtrahend):
@@ -60,6 +76,34 @@ def distances(view: View) -> Iterator[Held]:
             cause = next(iter(squares[root].values()))
             for op_id in _met(flow, product, squares[root]):
                 yield Held(op_id, cause, "a difference of squares and products, small beside them")
+
+
+def levels(view: View) -> Iterator[Held]:
+    """Hold differences of values that share a raw value, up to the layers that they are computed from as well."""
+    learned, copied = learned_ops(view), first_input_of(COPIES)
+    raised: dict[ValueId, ValueId] = {}
+    ends: dict[ValueId, OpId] = {}
+
+    def level(value: ValueId) -> ValueId | None:
+        """Return the raw value from which a value is computed, by copies, sums and factors; None without one."""
+        made_by = view.values[value].producer
+        if made_by is not None and made_by in learned:
+            return raised.get(value)
+        source = origin(view, value, copied)
+        return source if view.dtype(value) is DType.FLOAT and view.constant(source) is None else None
+
+    for op in view.of_kinds(_RAISED) if view.of_kinds(("Sub",)) else ():
+        read = [v for at, v in enumerate(op.inputs) if at in _RAISED[op.kind] and v is not None]
+        known = [raw for v in read if (raw := level(v)) is not None] if op.id in learned else []
+        if op.kind == "Sub" and len(known) == 2 and known[0] == known[1]:
+            ends.update(dict.fromkeys(read, op.id))
+        elif known:
+            raised.update(dict.fromkeys(op.results, known[0]))
+    flow = Flow.of(view, _RAISED)
+    path = flow.path(ends, float32(view)) if ends else {}
+    for op_id, end in {**path, **{end: end for end in ends.values()}}.items():
+        if op_id in learned and flow.through(view.ops[op_id]):
+            yield Held(op_id, end, f"{described(view, end)} takes its level away again")
 
 
 def _met(flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> Collection[OpId]:

@@ -1,4 +1,4 @@
-"""Small numbers that a logarithm, root, divisor or arc function magnifies."""
+"""Small numbers and differences that a logarithm, root, divisor, arc function or choice magnifies."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import Held, rule
-from amp_rewrite.decide.hazards.steps import described, first_inputs, float32_constant, results_of
+from amp_rewrite.decide.hazards.steps import described, first_inputs, float32_constant, operands_at, results_of
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, float32, makers, squared, trail
 from amp_rewrite.ir.op_classes import (
+    BOUNDED,
     CARRIERS,
     CLAMPS,
     COPIES,
@@ -18,6 +19,7 @@ from amp_rewrite.ir.op_classes import (
     PAIR_SUMS,
     PRODUCTS,
     SCALINGS,
+    SOFTMAXES,
     SQUEEZES,
     Slots,
 )
@@ -28,13 +30,18 @@ _LOGARITHMS = ("Log", "Atanh")
 _ENDS: Slots = {**MAGNIFIES, **dict.fromkeys((*_LOGARITHMS, "Acos", "Acosh", "Pow"), (0,))}
 """Ops that magnify small differences of these inputs."""
 _LENGTHS = ("LpNormalization", "ReduceL2")
+_SATURATES = BOUNDED & SQUEEZES - SOFTMAXES
+"""Ops that map large values to nearly 1, element by element."""
+_UNSQUEEZED = {kind: slots for kind, slots in CARRIERS.items() if kind not in SQUEEZES}
+_RANKS: Slots = {"ArgMax": (0,), "ArgMin": (0,), "NonMaxSuppression": (1,), "TopK": (0,)}
+"""Ops that choose by the order of these inputs."""
 _GUARD_SLOTS = {"Add": (0, 1), "Max": (0, 1), "Clip": (1,), "Where": (1, 2)}
 
 
 @rule(
     reasons.MAGNIFIED,
-    "Small numbers that a logarithm, root or divisor magnifies are computed in float32.",
-    cases=("epsilon", "logarithm"),
+    "Small numbers that a logarithm, root or divisor magnifies are computed in float32, and scores that are ranked.",
+    cases=("epsilon", "logarithm", "ranked"),
 )
 def magnified(view: View, to: DType) -> Iterator[Held]:
     """Hold the ops from where a number is small to the op that magnifies it. O(nodes + uses).
@@ -46,17 +53,21 @@ def magnified(view: View, to: DType) -> Iterator[Held]:
     What it protects: Divisors and arguments of roots that an epsilon keeps away from zero, with the products that read
         such a reciprocal. The argument of Log, and of Atanh, which is half the logarithm of (1 + x) / (1 − x); products
         of probabilities, exponentials and squares whose logarithm, root, quotient or angle is wanted. Behind a product,
-        the roots and divisors of norms and softmaxes are left alone.
+        the roots and divisors of norms and softmaxes are left alone. Results of Sigmoid and Tanh that TopK, ArgMax or
+        NonMaxSuppression ranks, alone, combined or with constants; those of a softmax are left alone.
     Why: A logarithm turns a relative error into an absolute one, and zero into −inf. float16 loses precision below
         6.1e-5, rounds small p to 0 below 3e-8 and large p to 1 above 0.9998, where the logarithms of p and 1 − p are
-        −17 and −9. GPUs may flush all below 6.1e-5 to 0: a division then gives infinity, and 0 · inf is NaN.
+        −17 and −9. GPUs may flush all below 6.1e-5 to 0: a division then gives infinity, and 0 · inf is NaN. Between
+        0.5 and 1 a float16 has 1024 steps, a bfloat16 128: confident scores become equal, and a choice among them
+        another one.
     Example: x / sqrt(mean(x²) + 1e-6), x / max(‖x‖, 1e-12); log(softmax(x)), log(1 − sigmoid(x)), log(1 + x), log(π ·
-        softmax(x)), a / (exp(x) · v).
+        softmax(x)), a / (exp(x) · v); a router that picks experts by sigmoid scores.
     How to override: An epsilon of 1e-4 or more; LogSoftmax in the model; `--lower 'op=Log'`.
     Source: IEEE 754 binary16: smallest normal number 2⁻¹⁴, smallest subnormal 2⁻²⁴, largest number below 1 is 1 − 2⁻¹¹.
     """
     yield from guarded(view, to)
     yield from squeezed(view)
+    yield from ranked(view)
 
 
 def guarded(view: View, to: DType) -> Iterator[Held]:
@@ -111,7 +122,7 @@ def _products_of_inverse(view: View, op: Op) -> Iterator[OpId]:
 def squeezed(view: View) -> Iterator[Held]:
     """Hold the ops from a squeeze to a logarithm, and from one through a product to what magnifies its result."""
     ends, products = first_inputs(view, _LOGARITHMS), _products(view)
-    flow = Flow.of(view, {kind: slots for kind, slots in CARRIERS.items() if kind not in SQUEEZES})
+    flow = Flow.of(view, _UNSQUEEZED)
     squeezes = results_of(view, SQUEEZES)
     small = flow.forth(squeezes, float32(view)) if ends else {}
     marked = flow.back(ends, lambda value: value in small or _shifted(view, value))
@@ -127,6 +138,20 @@ def squeezed(view: View) -> Iterator[Held]:
     pins |= {**makers(view, marked), **{op_id: op_id for value, op_id in ends.items() if value in marked}}
     for op_id, cause in pins.items():
         yield Held(op_id, cause, f"computes the argument of {described(view, cause)}")
+
+
+def ranked(view: View) -> Iterator[Held]:
+    """Hold the ops from scores near 1 to the op that chooses by their order; scores of such a choice count as well."""
+    slots, scores = {**_UNSQUEEZED, "TopK": (0,)}, set[ValueId]()
+    for op in view.of_kinds({*_SATURATES, *slots}) if view.of_kinds(_RANKS) else ():
+        read = [v for at, v in enumerate(op.inputs) if at in slots.get(op.kind, ()) and v is not None]
+        of_scores = not scores.isdisjoint(read) and all(v in scores or view.constant(v) is not None for v in read)
+        if (op.kind in _SATURATES or of_scores) and view.dtype(op.outputs[0]) is DType.FLOAT:
+            scores.update(op.results[:1])
+    ends = {value: use.op for _, use, value in operands_at(view, _RANKS) if value in scores}
+    path = Flow.of(view, slots).path(ends, scores.__contains__) if ends else {}
+    for op_id, end in {**path, **{end: end for end in ends.values()}}.items():
+        yield Held(op_id, end, f"computes scores that {described(view, end)} ranks")
 
 
 def _products(view: View) -> dict[OpId, tuple[OpId, Sequence[OpId]]]:

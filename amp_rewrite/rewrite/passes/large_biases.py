@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from amp_rewrite.decide.hazards.constants import outweighs
+from amp_rewrite.decide.hazards.constants import OUTWEIGHS, outweighs
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.protos import clone
@@ -25,6 +25,8 @@ from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement
 
 _copies = first_input_of(RELABELS)
+_SUBTRACTED = 2.0**5
+"""How many times a bias is larger than the weights where only what is left without it counts."""
 
 
 def split_biases(view: View, context: Context) -> Iterator[Outcome]:
@@ -38,10 +40,11 @@ def split_biases(view: View, context: Context) -> Iterator[Outcome]:
     for op in view.of_kinds(LAYERS):
         if len(op.inputs) < 3 or op.outputs[0] is None or _needs_bias(op):
             continue
-        if not outweighs(view, op.inputs[2], op.inputs[1], context.to):
-            continue
         reader = _reader(view, op.outputs[0])
-        if reader == "InstanceNormalization":
+        subtracts = reader == "InstanceNormalization"
+        if not outweighs(view, op.inputs[2], op.inputs[1], context.to, by=_SUBTRACTED if subtracts else OUTWEIGHS):
+            continue
+        if subtracts:
             node = clone(op.node)
             del node.input[2:]
             words = "dropped, since the InstanceNormalization behind subtracts it"
