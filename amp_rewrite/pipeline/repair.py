@@ -47,15 +47,18 @@ _ROUNDS = 8
 BUDGET = 100
 """Default bound on the trials of a search, which needs about 2 log2(n) where one op of n is to blame."""
 
-_GUESSES, _MORE = 3, 1.3
-"""Choices of the prediction that are tried, and the least factor by which errors are then thought larger."""
+_HOPED, _MORE = 0.8, 1.15
+"""Errors of the first choice over those predicted, as they are hoped to be, and the first factor by which a failure
+raises them. The largest error of a choice scatters by a quarter or so: hope costs a trial or spares ops."""
+_FAR = 2.0
+"""Factor by which an error scatters at most: what is beyond tells of later choices."""
 
 _SMALL = 3
 """Regions of a choice, each of which is tried without."""
-_BEYOND = 2.0**10
+_BEYOND = 2.0**5
 """Factor beyond which the prediction is given up."""
 _SPARINGS, _FEW = 5, 5
-"""Smaller choices that are considered, and the trials after which none is tried any more."""
+"""Smaller choices that are considered, and the trials after which no choice of the prediction is tried any more."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage ("calibrate", "predict", "own errors", "search" or "verify"), the work done, and its total."""
@@ -224,11 +227,10 @@ class _Repair:
         foresight = self._foresight(base, trials)
         if foresight is None:
             return None
-        regions, by, plain = foresight.regions, self.by, foresight.painted(())
+        regions, by, factor, more = foresight.regions, self.by, _HOPED, _MORE
         trials.paints = lambda held: foresight.painted(held).coloring
-        factor = max(1.0, foresight.factor(plain, worst_score(trials.verdicts[frozenset()], by), by))
         with suppress(BudgetSpent):
-            for _ in range(_GUESSES):
+            while len(trials.trail) < _FEW:
                 chosen = foresight.fewest(by, factor)
                 while chosen is not None and chosen.held in trials.verdicts and factor < _BEYOND:
                     factor *= _MORE
@@ -241,10 +243,9 @@ class _Repair:
                     if repaired.solved:
                         return repaired
                     trials.learn(held, repaired.verdict)
-                    factor *= _MORE
-                    continue
                 measured = worst_score(trials.verdicts[chosen.held], by)
-                factor = max(_MORE * factor, foresight.factor(chosen, measured, by))
+                factor = max(more * factor, foresight.factor(chosen, measured, by) / _FAR)
+                more *= more
         trials.forget()
         return None
 
@@ -363,7 +364,7 @@ def _needed(trials: Trials, held: frozenset[int]) -> frozenset[int]:
         return held
     with suppress(BudgetSpent):
         for region in sorted(held, reverse=True):
-            if trials.passes(held - {region}):
+            if len(trials.trail) < _FEW and trials.passes(held - {region}):
                 held -= {region}
     return held
 
