@@ -1,0 +1,43 @@
+"""Ops by kind, and analyses that run once for each view."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View, once
+from support import cases
+
+
+def view() -> View:
+    return View.of(Model.load(cases.build("a=Relu(x);b=Tanh(a);c=Neg(b);d=Relu(c)", ("d",))))
+
+
+def test_ops_of_several_kinds_come_in_the_order_of_the_model() -> None:
+    found = view()
+    assert [op.kind for op in found.of_kinds({"Tanh", "Relu"})] == ["Relu", "Tanh", "Relu"]
+    assert [op.id for op in found.of_kinds(("Neg",))] == [2]
+    assert not found.of_kinds(("Add",))
+
+
+def test_an_analysis_runs_once_for_each_view_and_its_arguments() -> None:
+    asked: list[tuple[int, int]] = []
+
+    @once
+    def analysis(of: View, number: int) -> int:
+        asked.append((id(of), number))
+        return number
+
+    first, second = view(), view()
+    assert [analysis(first, 1), analysis(first, 1), analysis(first, 2), analysis(second, 1)] == [1, 1, 2, 1]
+    assert asked == [(id(first), 1), (id(first), 2), (id(second), 1)]
+
+
+def test_a_changed_view_is_analysed_anew() -> None:
+    @once
+    def opset(of: View) -> int:
+        return of.opsets[""]
+
+    before = view()
+    known = opset(before)
+    assert opset(replace(before, opsets={"": known + 1})) == known + 1
