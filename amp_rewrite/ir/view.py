@@ -83,6 +83,9 @@ class View(Index):
             index = build(ordered)
         return cls(**{part.name: getattr(index, part.name) for part in fields(index)}, model=model)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}  # a copy asks again
+
     def __repr__(self) -> str:
         return f"<View of {self.model!r}: {len(self.ops)} ops, {len(self.values)} values>"
 
@@ -211,6 +214,10 @@ class View(Index):
                     return value_type
                 first = first or value_type
         return first
+
+    def forget(self) -> None:
+        """Drop the results of analyses that ran once, for their memory; they run again if asked."""
+        self._known.clear()
 
     @cached_property
     def graph(self) -> nx.DiGraph[int]:

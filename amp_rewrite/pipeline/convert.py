@@ -280,6 +280,7 @@ def finish(
     """
     view = draft.view
     plan = plan_casts(view, coloring, draft.io, draft.hazards.saturate)
+    view.forget()  # the checks need the memory, and little of what the rules shared
     foreign = (*_unknown_elsewhere(view, draft.request.target), *_unopened(view, draft.request.target))
     findings = (*_unserved(view, coloring), *foreign, *coloring.findings, *findings)
     if plan.empty:

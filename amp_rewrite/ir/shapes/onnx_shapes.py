@@ -54,17 +54,21 @@ def shape_of(view: View, value: ValueId | None, *, through_values: bool = False)
     tensor = view.values[value].tensor
     if tensor is not None:
         return tuple(tensor.dims)
-    stated = shape_at(_declarations(view, through_values), view, value) or ()
-    dims = next((dims for formal in reversed(stated) if (dims := declared_dims(formal)) is not None), None)
+    stated = shape_at(_declarations(view, through_values), view, value)
+    dims = declared_dims(stated) if stated is not None else None
     return fixed(dims) if dims is not None else None
 
 
 @once
-def _declarations(view: View, through_values: bool) -> Mapping[tuple[ScopeId, str], Sequence[ValueInfoProto]]:
-    """Return what the graphs of a model declare of each value after inference; most shapes are never asked for."""
-    declared: dict[tuple[ScopeId, str], list[ValueInfoProto]] = {}
-    for scope, formal in _formals(view, _inferred(view, through_values)):
-        declared.setdefault((scope, formal.name), []).append(formal)
+def _declarations(view: View, through_values: bool) -> Mapping[tuple[ScopeId, str], ValueInfoProto]:
+    """Return what a model states of each value after inference, without its nodes; most shapes are never asked for."""
+    formals, kept = list(_formals(view, _inferred(view, through_values))), GraphProto()
+    kept.value_info.extend([formal for _, formal in formals])
+    declared: dict[tuple[ScopeId, str], ValueInfoProto] = {}
+    for (scope, _), formal in zip(formals, kept.value_info, strict=True):
+        key = scope, formal.name
+        if key not in declared or formal.type.tensor_type.HasField("shape"):
+            declared[key] = formal
     return declared
 
 
@@ -106,7 +110,6 @@ def stated_dims(view: View, inferred: GraphProto) -> Mapping[tuple[ScopeId, str]
     return known
 
 
-@once
 def _inferred(view: View, through_values: bool) -> GraphProto:
     """Infer shapes; return the graph as it is if onnx objects."""
     skeleton = view.model.skeleton()

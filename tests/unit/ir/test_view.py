@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 from amp_rewrite.files.model import Model
@@ -31,6 +32,12 @@ def test_an_analysis_runs_once_for_each_view_and_its_arguments() -> None:
     first, second = view(), view()
     assert [analysis(first, 1), analysis(first, 1), analysis(first, 2), analysis(second, 1)] == [1, 1, 2, 1]
     assert asked == [(id(first), 1), (id(first), 2), (id(second), 1)]
+    assert analysis(deepcopy(first), 3) == 3
+    assert analysis(first, 3) == 3
+    assert len(asked) == 5
+    first.forget()
+    assert analysis(first, 1) == 1
+    assert asked[5:] == [(id(first), 1)]
 
 
 def test_a_changed_view_is_analysed_anew() -> None:
