@@ -134,7 +134,7 @@ def test_sums_of_bfloat16_stay_float32_inside() -> None:
     ("how", "words"),
     [
         ({"accumulate": "float8"}, "unknown value 'float8' for accumulate; use float32 or float16"),
-        ({"accumulate": "float16", "target": "ort-cuda"}, "ort-cuda adds up in float32"),
+        ({"accumulate": "float16", "target": "ort-cuda"}, "ort-cuda accumulates in float32"),
         ({"target": "vulkan"}, "unknown value 'vulkan' for target"),
     ],
 )
