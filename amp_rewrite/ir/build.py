@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -12,8 +12,9 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
+from amp_rewrite.files.arrays import to_array
 from amp_rewrite.files.model import FIRST_IR_WITH_OPSET_IMPORTS
-from amp_rewrite.files.tensors import elements
+from amp_rewrite.files.tensors import elements, is_stub
 from amp_rewrite.ir.graphs import all_nodes, graphs_in
 from amp_rewrite.ir.graphs import bodies as bodies
 from amp_rewrite.ir.node_check import missing_value, violation
@@ -23,6 +24,9 @@ from amp_rewrite.ir.type_inference import body_input_types, result_type, settle,
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 
 _OPSETS = 1 << 31  # onnx stores a version in an int
+_SCALES: Mapping[str, Callable[[int], int]] = {"Resize": lambda since: 1 if since < 11 else 2, "Upsample": lambda _: 1}
+"""The input that holds scales, by the version of the op: from 11 on, a region stands before it."""
+_LARGEST_SCALE = 2.0**31
 
 
 @dataclass(frozen=True)
@@ -233,6 +237,8 @@ class _Build:
         own = frame.own
         inputs = tuple([own[r] if r and r in own else self._read(frame, name, op_type, r) for r in read])
         fault = self._violation(schema, read, written, stated) if schema is not None else missing_value(stated)
+        if schema is not None and kind in _SCALES and fault is None:
+            fault = self._scale_fault(inputs[_SCALES[kind](schema.since) :][:1])
         if fault:
             raise ModelError(f"node {name!r} ({op_type}) {fault}")
         graphs = list(graphs_in(stated)) if stated else ()
@@ -264,6 +270,13 @@ class _Build:
         if plain and fault is None:
             self.sound.add(alike)
         return fault
+
+    def _scale_fault(self, read: Sequence[ValueId | None]) -> str | None:
+        """Return which constant scale is no factor of a size. From one, onnx infers a size below 0, and may crash."""
+        tensors = [self.values[value].tensor for value in read if value is not None]
+        held = [float(scale) for t in tensors if t is not None and not is_stub(t) for scale in to_array(t).ravel()]
+        wrong = next((scale for scale in held if not 0 < scale <= _LARGEST_SCALE), None)
+        return f"has the scale {wrong:g}; state a positive number" if wrong is not None else None
 
     def _kind(self, node: NodeProto, position: int) -> _Kind:
         """Return domain, type, both together, and schema of a node."""

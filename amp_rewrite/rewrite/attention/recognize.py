@@ -5,12 +5,12 @@ Only structure is read here. `legality` decides whether the operator of the stan
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import alone, keeps_type, number, only_reader
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.schema import int_attribute
@@ -245,6 +245,6 @@ def _unfit(view: View, form: Form) -> str | None:
         outer = result is None or any(use.op not in inside for use in view.uses[result])
         if op_id != form.last.id and (outer or result in view.yielded or op.scope != form.last.scope):
             return f"others read what {op.name} gives"
-    if not (math.isfinite(form.scale) and np.float32(form.scale) > 0):
+    if not DType.FLOAT.smallest_subnormal <= form.scale <= DType.FLOAT.max:
         return f"its scale is {form.scale:g}, and the runtime wants one above 0"
     return None

@@ -62,9 +62,9 @@ def _error(exact: Array, to: DType, flush: bool) -> float:
     """Return the root of the summed squares of rounding errors."""
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = exact.astype(np.float32).astype(to.numpy).astype(np.float64)
-    if flush:
-        rounded = np.where(np.abs(rounded) < to.tiny, 0.0, rounded)
-    return float(np.linalg.norm(rounded - exact))
+        if flush:
+            rounded = np.where(np.abs(rounded) < to.tiny, 0.0, rounded)
+        return float(np.linalg.norm(rounded - exact))
 
 
 def value_keeps(fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:

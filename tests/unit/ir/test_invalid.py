@@ -55,6 +55,22 @@ def test_an_invalid_model_is_refused_with_what_is_wrong_and_where(name: str) -> 
     assert str(error.value) == SAID.get(name, str(error.value))
 
 
+@pytest.mark.parametrize("scale", ["nan", "inf", "-2.0", "0.0", "1e38"])
+def test_a_scale_that_is_no_factor_of_a_size_is_refused(scale: str) -> None:
+    """From one, onnx infers a size below 0, whose Slice ends the process."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1,1,8,8] x) => (float[1,1,1,8] y) {
+            z = Resize (x, , scales)
+            y = Slice (z, at, end, axis)
+        }"""
+    )
+    held = {"at": np.array([0]), "end": np.array([1]), "axis": np.array([2])}
+    held["scales"] = np.array([1, 1, float(scale), 1], np.float32)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in held.items())
+    with pytest.raises(ModelError, match=r"node 'Resize_0' \(Resize\) has the scale .*; state a positive number"):
+        convert(model)
+
+
 def test_an_initializer_of_a_body_that_repeats_an_outer_one_is_left_out() -> None:
     """As onnx-graphsurgeon writes captured constants."""
     text = (
