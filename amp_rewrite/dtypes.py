@@ -66,7 +66,11 @@ class DType(Enum):
     __hash__ = object.__hash__  # members are singletons; Enum hashes the name, in Python
 
     def nbytes(self, elements: int) -> int:
-        """Return the bytes of packed elements (sub-byte types are packed, ONNX IR 10 and later)."""
+        """Return the bytes of packed elements (sub-byte types are packed, ONNX IR 10 and later).
+
+        Args:
+            elements: their number.
+        """
         return (elements * self.bits + 7) // 8
 
     @property

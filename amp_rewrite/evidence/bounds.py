@@ -108,7 +108,11 @@ class Bounds(Result):
         )
 
     def chain(self, row: BoundRow) -> tuple[BoundRow, ...]:
-        """Return a row and those that its proof rests on, up to the op that bounds its result whatever it reads."""
+        """Return a row and those that its proof rests on, up to the op that bounds its result whatever it reads.
+
+        Args:
+            row: one of the rows.
+        """
         known = {other.value: other for other in self.rows}
         steps: dict[str, BoundRow] = {}
         at: BoundRow | None = row

@@ -95,12 +95,20 @@ class Located(Result):
         return errors, effects_figure(self.shares.rows, self.shares.error, self.shares.measured, self.shares.notes)
 
     def top(self, number: int) -> tuple[OpErrors, ...]:
-        """Return the ops with the largest local error, in topological order among equals."""
+        """Return the ops with the largest local error, in topological order among equals.
+
+        Args:
+            number: how many.
+        """
         adding = [row for row in self.rows if row.own]
         return tuple(sorted(adding, key=lambda row: -(row.own or 0.0))[:number])
 
     def text(self, *, top: int = 10) -> str:
-        """Return a text of the first jump and of the ops with the largest local error; it ends with a newline."""
+        """Return a text of the first jump and of the ops with the largest local error; it ends with a newline.
+
+        Args:
+            top: the number of ops.
+        """
         facts = (
             ("reference", self.reference),
             ("candidate", f"{self.candidate}: {self.low}{'' if self.low == DType.FLOAT.spelling else ' emulated'}"),

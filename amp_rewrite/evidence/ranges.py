@@ -99,7 +99,12 @@ class Ranges(Result):
         return (ranges_figure(self.values, DType.parse(self.to), data),)
 
     def of(self, view: View, value: ValueId) -> Range | None:
-        """Return the range of a value, or None if it was not tapped."""
+        """Return the range of a value, or None if it was not tapped.
+
+        Args:
+            view: the model's index.
+            value: one of its values.
+        """
         return self.values.get(key(view, value))
 
     def check(self, model: Model) -> None:

@@ -149,7 +149,11 @@ class Model:
         return f"<Model {str(self.path or self.proto.graph.name)!r}: {len(self.proto.graph.node)} nodes>"
 
     def array(self, tensor: TensorProto) -> Array:
-        """Return all values of a tensor, read and cast for a stub. Do not modify the result."""
+        """Return all values of a tensor, read and cast for a stub. Do not modify the result.
+
+        Args:
+            tensor: one of the model.
+        """
         with Sources() as sources:
             return tensors.array(tensor, sources)
 

@@ -90,17 +90,29 @@ class View(Index):
         return f"<View of {self.model!r}: {len(self.ops)} ops, {len(self.values)} values>"
 
     def dtype(self, value: ValueId | None) -> DType | None:
-        """Return the element type of a value in any container; None if unknown, and for an omitted input."""
+        """Return the element type of a value in any container; None if unknown, and for an omitted input.
+
+        Args:
+            value: id of the value.
+        """
         value_type = self.types[value] if value is not None else None
         return value_type.dtype if value_type else None
 
     def tensor_dtype(self, value: ValueId) -> DType | None:
-        """Return the element type of a tensor; None for values in other containers, and if unknown."""
+        """Return the element type of a tensor; None for values in other containers, and if unknown.
+
+        Args:
+            value: id of the value.
+        """
         value_type = self.types[value]
         return value_type.dtype if value_type and value_type.container == TENSOR else None
 
     def holds_floats(self, value: ValueId) -> bool:
-        """True for a tensor of a floating type."""
+        """True for a tensor of a floating type.
+
+        Args:
+            value: id of the value.
+        """
         dtype = self.tensor_dtype(value)
         return dtype is not None and dtype.floating
 
@@ -111,11 +123,19 @@ class View(Index):
         return tuple(dtype for dtype in dtypes if dtype is not None and dtype.low)
 
     def value_name(self, value: ValueId) -> str:
-        """Return the name of a value."""
+        """Return the name of a value.
+
+        Args:
+            value: id of the value.
+        """
         return self.values[value].name
 
     def readers(self, value: ValueId) -> Iterator[Op]:
-        """Yield the ops that read a value, once per use."""
+        """Yield the ops that read a value, once per use.
+
+        Args:
+            value: id of the value.
+        """
         return (self.ops[use.op] for use in self.uses[value])
 
     def producer(self, value: ValueId | None, *kinds: str) -> Op | None:
@@ -149,7 +169,11 @@ class View(Index):
         return own
 
     def constant(self, value: ValueId | None) -> TensorProto | None:
-        """Return the tensor of a constant value: an initializer without override, or the output of a Constant."""
+        """Return the tensor of a constant value: an initializer without override, or the output of a Constant.
+
+        Args:
+            value: id of the value.
+        """
         if value is None or self.values[value].overridable:
             return None
         return self.values[value].tensor
@@ -161,12 +185,21 @@ class View(Index):
         return dict(held)
 
     def array(self, value: ValueId | None) -> Array | None:
-        """Return the elements of a constant value; None for other values."""
+        """Return the elements of a constant value; None for other values.
+
+        Args:
+            value: id of the value.
+        """
         tensor = self.constant(value)
         return self.model.array(tensor) if tensor is not None else None
 
     def fit(self, value: ValueId, to: DType) -> Fit:
-        """Return how a constant's values fit into a low type, read once; Fit() for a value that is not constant."""
+        """Return how a constant's values fit into a low type, read once; Fit() for a value that is not constant.
+
+        Args:
+            value: id of the value.
+            to: the low type.
+        """
         if (value, to) not in self._fits:
             tensor = self.constant(value)
             self._fits[value, to] = self.model.fit(tensor, to, self._memory) if tensor is not None else Fit()

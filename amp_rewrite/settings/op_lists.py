@@ -71,21 +71,39 @@ class OpLists:
         return self.otherwise(domain, op_type)
 
     def entries_of(self, domain: str, op_type: str) -> tuple[Entry, ...]:
-        """Return the entries of an op in order of precedence."""
+        """Return the entries of an op in order of precedence.
+
+        Args:
+            domain: of the op.
+            op_type: of the op.
+        """
         return self.entries.get((normal_domain(domain), op_type), ())
 
     def otherwise(self, domain: str, op_type: str) -> Entry:
-        """Return the entry of a node that passes no condition of its op, or of an op on no list."""
+        """Return the entry of a node that passes no condition of its op, or of an op on no list.
+
+        Args:
+            domain: of the op.
+            op_type: of the op.
+        """
         because = "none of its conditions holds" if self.entries_of(domain, op_type) else "stands on no list"
         return Entry(domain, op_type, Color.UNLISTED, because, self.name)
 
     def ops(self, color: Color) -> tuple[str, ...]:
-        """Return the sorted names on one list; a conditional one reads "Resize (mode=nearest)"."""
+        """Return the sorted names on one list; a conditional one reads "Resize (mode=nearest)".
+
+        Args:
+            color: the list.
+        """
         names = (e.name if e.condition is None else f"{e.name} ({e.condition})" for e in self if e.color is color)
         return tuple(sorted(names))
 
     def at_level(self, level: Level) -> OpLists:
-        """Return the lists as a level sees them; those that change only the painting leave them as they are."""
+        """Return the lists as a level sees them; those that change only the painting leave them as they are.
+
+        Args:
+            level: the level.
+        """
         if level not in _LEVEL_CHANGES:
             return self
         colors, now = _LEVEL_CHANGES[level]

@@ -88,6 +88,9 @@ class Cache:
         """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed.
 
         O(bytes) for the first load of an entry, which verifies its seal; O(nodes) for later ones.
+
+        Args:
+            key: digest of a conversion.
         """
         entry = self._root / key
         if not private(self._home):
