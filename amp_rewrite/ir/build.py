@@ -21,11 +21,14 @@ from amp_rewrite.ir.node_check import missing_value, violation
 from amp_rewrite.ir.nodes import Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId
 from amp_rewrite.ir.schema import PLAIN_CONSTANTS, TENSOR, Signature, ValueType, normal_domain, signature, type_of_proto
 from amp_rewrite.ir.type_inference import body_input_types, result_type, settle, state_pairs
-from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
+from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_RESIZE_WITH_REGION
 
 _OPSETS = 1 << 31  # onnx stores a version in an int
-_SCALES: Mapping[str, Callable[[int], int]] = {"Resize": lambda since: 1 if since < 11 else 2, "Upsample": lambda _: 1}
-"""The input that holds scales, by the version of the op: from 11 on, a region stands before it."""
+_SCALES: Mapping[str, Callable[[int], int]] = {
+    "Resize": lambda since: 1 if since < FIRST_RESIZE_WITH_REGION else 2,
+    "Upsample": lambda _: 1,
+}
+"""The input that holds scales, by the version of the op: a region may stand before it."""
 _LARGEST_SCALE = 2.0**31
 
 

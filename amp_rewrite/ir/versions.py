@@ -21,6 +21,7 @@ FIRST_INFERENCE_BATCH_NORM = 9
 FIRST_CLIP_WITH_INPUTS = 11
 """The opset from which Clip takes its bounds as inputs; before, they are attributes."""
 FIRST_PAD_WITH_INPUTS = 11
+FIRST_RESIZE_WITH_REGION = 11
 """The opset from which Pad takes its sizes and its fill as inputs; before, they are attributes."""
 FIRST_TRAINING_MODE: Mapping[str, int] = {"BatchNormalization": 14, "Dropout": 12}
 """The opset from which an operator has an attribute or input for training mode."""

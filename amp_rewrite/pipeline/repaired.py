@@ -80,7 +80,15 @@ class Repaired(Result):
         shard_size: str | int | None = None,
         resume: bool = False,
     ) -> None:
-        """Write the model, weights streamed, whole or not at all; see `Converted.save`."""
+        """Write the model, weights streamed, whole or not at all.
+
+        Args:
+            path: as `Model.save` takes it.
+            overwrite: replace an existing file.
+            external_data: weights in a file of their own; None: above 1.5 GB.
+            shard_size: as `Model.save` takes it.
+            resume: as `Model.save` takes it.
+        """
         said = {"overwrite": overwrite, "external_data": external_data, "shard_size": shard_size, "resume": resume}
         self.converted.save(path, **said)  # type: ignore[arg-type]
 

@@ -44,15 +44,15 @@ def from_torch(
 
     The module is exported in evaluation mode; it is not changed. Parameters with requires_grad=False and buffers are in
     the model, but not trained; look-ups of an embedding's padding_idx give its row no gradient. Inputs have the names
-    of the arguments of `forward`.
+    of the arguments of `forward`. With `dropout`, the report names modules that drop otherwise, such as the attention
+    of transformers.
 
     Args:
         module: the module, in float32.
         example: an input, a tuple of inputs, or a mapping from names of arguments to inputs; tensors or arrays.
         outputs: names of the outputs; by default the keys of a mapping that the module returns, else "output".
         dynamic: names of dimensions that may change, by input and axis; by default the first axis of each input.
-        dropout: keep each nn.Dropout as an op, which `training_step(…, training_mode=True)` switches on. Its report
-            names other modules that drop, such as the attention of transformers.
+        dropout: keep each nn.Dropout as an op, which `training_step(…, training_mode=True)` switches on.
         opset: the ai.onnx opset.
 
     Returns:

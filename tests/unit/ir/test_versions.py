@@ -51,6 +51,7 @@ def inputs(op_type: str, opset: int) -> int:
     [
         (versions.FIRST_CLIP_WITH_INPUTS, ["Clip"]),
         (versions.FIRST_PAD_WITH_INPUTS, ["Pad"]),
+        (versions.FIRST_RESIZE_WITH_REGION, ["Resize"]),
         (versions.FIRST_AXES_INPUT, ["Squeeze", "Unsqueeze", "Split", "ReduceSum"]),
         (versions.FIRST_REDUCTION_AXES_INPUT, ["ReduceMax", "ReduceMean", "ReduceL2", "ReduceProd"]),
     ],
