@@ -58,7 +58,7 @@ demo: $(RUNTIME) ## convert models that break in float16, by this package and ot
 test: $(DEV) ## run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-quick: $(DEV) ## run the small tests that cover most, in about two minutes: between two edits
+quick: $(DEV) ## run the small tests that cover most, in little more than a minute: between two edits
 	$(BIN)/python -m pytest -q -n $(WORKERS) @tests/quick.txt $(ARGS)
 
 select: $(DEV) ## measure the tests of tests/unit and some suites, and choose those of make quick: tests/quick.txt
