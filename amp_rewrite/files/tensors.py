@@ -346,7 +346,8 @@ def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memo
     place, kind = source(tensor), dtype(tensor)
     if is_pending(tensor):
         for chunk in chunks(tensor, CHUNK, sources, memory=sources.memory):
-            done = chunk if chunk.dtype == kind.numpy else cast(chunk, kind, sources.made)
+            # the next chunk is read into the memory of this one, perhaps before its bytes are written
+            done = chunk.copy() if chunk.dtype == kind.numpy else cast(chunk, kind, sources.made)
             yield done.view(np.uint8).data
         return
     for at in range(0, place.length, _COPIED):

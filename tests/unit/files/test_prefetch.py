@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store
-from amp_rewrite.files.model import Model, baked
+from amp_rewrite.files.model import Model, baked, scaled
 from amp_rewrite.files.prefetch import prefetch
 from amp_rewrite.files.tensors import CHUNK, Sources
 
@@ -35,11 +35,13 @@ def weights() -> ModelProto:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
-    """Weights in a file: the even ones to be cast, the odd ones to be copied."""
+    """Weights in a file: the even ones to be cast, the odd ones to be copied and to be scaled."""
     onnx.save_model(weights(), tmp_path / "weights.onnx")
     loaded = Model.load(tmp_path / "weights.onnx")
     for tensor in loaded.proto.graph.initializer[: len(SIZES) : 2]:
         tensor.CopyFrom(baked(tensor, DType.FLOAT16, model=loaded))
+    for tensor in loaded.proto.graph.initializer[3 : len(SIZES) : 2]:
+        tensor.CopyFrom(scaled(tensor, -5, name=tensor.name, model=loaded))
     return loaded
 
 
