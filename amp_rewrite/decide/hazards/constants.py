@@ -10,7 +10,7 @@ import numpy as np
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.fills import CARRIES, additive, carried, reads_low, unfit_readers
 from amp_rewrite.decide.hazards.rule import Held, rule
-from amp_rewrite.decide.hazards.steps import LARGE, described, float32_constant, learned_ops
+from amp_rewrite.decide.hazards.steps import LARGE, described, float32_constant, leading_to, learned_ops, scaled_by
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, first_input_of, float32, float32_ops, makers, number, origin
 from amp_rewrite.ir.op_classes import (
@@ -109,7 +109,7 @@ def _compared(view: View, overflowing: Mapping[ValueId, Fill]) -> dict[OpId, OpI
     carries = Flow.of(view, CARRIES)
     masked = carried(carries, overflowing).keys() - overflowing.keys()
     read = {v: op.id for op in comparisons for v in op.operands if v in masked}
-    return {**carries.path(read, masked.__contains__), **{op_id: op_id for op_id in read.values()}}
+    return leading_to(carries, read, masked.__contains__)
 
 
 def underflow(view: View, to: DType) -> Iterator[Held]:
@@ -192,24 +192,14 @@ def _enlarges(view: View, op: Op, to: DType) -> str:
 
 def scaled_down(view: View, to: DType) -> Iterator[Held]:
     """Hold products of values that one small number scales down behind them, and the ops between; in float16 alone."""
-    scaled = {op.id: v for op in view.of_kinds(SCALINGS) if (v := _shrunk(view, op)) is not None}
+    scaled = {op.id: v for op in view.of_kinds(SCALINGS) for v, size in scaled_by(view, op) if abs(size) < _SMALL}
     grown = set[ValueId]()
     for op in view.of_kinds(_GROWS) if scaled and to is DType.FLOAT16 else ():
         if _grows(view, op) or (op.kind not in PRODUCTS and not grown.isdisjoint(op.operands)):
             grown.update(v for v in op.results if view.dtype(v) is DType.FLOAT)
     ends = {value: op_id for op_id, value in scaled.items() if value in grown}
-    path = Flow.of(view, _GROWS).path(ends, grown.__contains__) if ends else {}
-    for op_id, end in {**path, **{end: end for end in ends.values()}}.items():
+    for op_id, end in leading_to(Flow.of(view, _GROWS), ends, grown.__contains__).items():
         yield Held(op_id, end, f"{described(view, end)} scales it down again")
-
-
-def _shrunk(view: View, op: Op) -> ValueId | None:
-    """Return what an op makes smaller by one number; None for other ops."""
-    for value, factor in (op.inputs, op.inputs[::-1])[: 1 if op.kind == "Div" else 2]:
-        size = abs(number(view, factor) or 0.0)
-        if size and (1 / size if op.kind == "Div" else size) < _SMALL:
-            return value
-    return None
 
 
 def _grows(view: View, op: Op) -> bool:

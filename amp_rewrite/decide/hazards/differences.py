@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import Held, rule
-from amp_rewrite.decide.hazards.steps import described, learned_ops
+from amp_rewrite.decide.hazards.steps import described, leading_to, learned_ops
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import (
     Flow,
@@ -100,8 +100,7 @@ def levels(view: View) -> Iterator[Held]:
         elif known:
             raised.update(dict.fromkeys(op.results, known[0]))
     flow = Flow.of(view, _RAISED)
-    path = flow.path(ends, float32(view)) if ends else {}
-    for op_id, end in {**path, **{end: end for end in ends.values()}}.items():
+    for op_id, end in leading_to(flow, ends, float32(view)).items():
         if op_id in learned and flow.through(view.ops[op_id]):
             yield Held(op_id, end, f"{described(view, end)} takes its level away again")
 

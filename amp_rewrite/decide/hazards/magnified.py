@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import Held, rule
-from amp_rewrite.decide.hazards.steps import described, first_inputs, float32_constant, operands_at, results_of
+from amp_rewrite.decide.hazards.steps import (
+    described,
+    first_inputs,
+    float32_constant,
+    leading_to,
+    operands_at,
+    results_of,
+)
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, float32, makers, squared, trail
 from amp_rewrite.ir.op_classes import (
@@ -149,8 +156,7 @@ def ranked(view: View) -> Iterator[Held]:
         if (op.kind in _SATURATES or of_scores) and view.dtype(op.outputs[0]) is DType.FLOAT:
             scores.update(op.results[:1])
     ends = {value: use.op for _, use, value in operands_at(view, _RANKS) if value in scores}
-    path = Flow.of(view, slots).path(ends, scores.__contains__) if ends else {}
-    for op_id, end in {**path, **{end: end for end in ends.values()}}.items():
+    for op_id, end in leading_to(Flow.of(view, slots), ends, scores.__contains__).items():
         yield Held(op_id, end, f"computes scores that {described(view, end)} ranks")
 
 

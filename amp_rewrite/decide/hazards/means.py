@@ -90,7 +90,7 @@ class _Means:
             shared = {op for op in shared if not divisor[op]}
             paths = [_above(made, shared) for made in (divisor, dividend)]
         late = [op for op in paths[1] if self._adds(op) and not any(v in divided for v in self.view.ops[op].operands)]
-        weights = [op for op in shared if not dividend[op] and op in self._learned]
+        weights = [op for op in shared if not dividend[op] and op in learned_ops(self.view)]
         bounded = len(late) == 1 and all(map(self._bounded, weights))
         if not weights or not late or bounded or not any(map(self._adds, paths[0])):
             return ()
@@ -146,10 +146,6 @@ class _Means:
     @cached_property
     def _flow(self) -> Flow:
         return Flow.of(self.view, _DIVIDED)
-
-    @cached_property
-    def _learned(self) -> Collection[OpId]:
-        return learned_ops(self.view)
 
 
 def _above(made: _Sum, weights: Collection[OpId]) -> list[OpId]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from itertools import repeat
 from math import prod
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow, number
 from amp_rewrite.ir.op_classes import HEAVY, Slots
 from amp_rewrite.ir.schema import attribute, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
@@ -90,6 +91,18 @@ def learned_ops(view: View) -> Collection[OpId]:
             values.update(op.results)
             learned.add(op.id)
     return learned
+
+
+def scaled_by(view: View, op: Op) -> Iterator[tuple[ValueId | None, float]]:
+    """Yield the operand that a product or quotient scales by one number other than 0, and what it multiplies it by."""
+    for value, factor in (op.inputs, op.inputs[::-1])[: 1 if op.kind == "Div" else 2]:
+        if size := number(view, factor):
+            yield value, 1 / size if op.kind == "Div" else size
+
+
+def leading_to(flow: Flow, ends: Mapping[ValueId, OpId], enter: Callable[[ValueId], bool]) -> dict[OpId, OpId]:
+    """Return the ops that compute values which ops read, and these ops, each with the op that reads in the end."""
+    return {**flow.path(ends, enter), **{end: end for end in ends.values()}}
 
 
 def described(view: View, op_id: OpId) -> str:

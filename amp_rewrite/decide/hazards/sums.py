@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.means import weighted_means
 from amp_rewrite.decide.hazards.rule import Held, rule
-from amp_rewrite.decide.hazards.steps import described, summed_length, summed_terms
+from amp_rewrite.decide.hazards.steps import described, scaled_by, summed_length, summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, float32_ops, makers, number, trail
 from amp_rewrite.ir.op_classes import (
@@ -131,13 +132,10 @@ def _kept(view: View, op: Op) -> ValueId | None:
 
 def _moved(view: View, op: Op) -> ValueId | None:
     """Return f of a step c·f with a small number, or a number that is an input, for c."""
-    for moved, factor in (op.inputs, op.inputs[::-1]) if op.kind == "Mul" else (op.inputs,):
-        size = number(view, factor)
-        if size and abs(1 / size if op.kind == "Div" else size) < _SMALL:
-            return moved
-        if op.kind == "Mul" and factor is not None and _is_fed_number(view, factor):
-            return moved
-    return None
+    small = (moved for moved, size in scaled_by(view, op) if abs(size) < _SMALL)
+    pairs = (op.inputs, op.inputs[::-1]) if op.kind == "Mul" else ()
+    fed = (moved for moved, factor in pairs if factor is not None and _is_fed_number(view, factor))
+    return next(chain(small, fed), None)
 
 
 def _is_fed_number(view: View, value: ValueId) -> bool:
