@@ -18,18 +18,21 @@ Apply = Callable[[Path, Path, Path], None]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool. `package` as pip names it; `module`: what must be importable. `quantizes`: it gives a quantized model."""
+    """A tool. `package` as pip names it; `modules`: what must be importable, with spaces between.
+
+    `quantizes`: it gives a quantized model.
+    """
 
     name: str
     package: str
-    module: str
+    modules: str
     apply: Apply
     quantizes: bool = False
 
     @property
     def installed(self) -> bool:
         try:
-            return find_spec(self.module) is not None
+            return all(find_spec(module) is not None for module in self.modules.split())
         except ModuleNotFoundError:  # of a package around it
             return False
 
@@ -129,7 +132,7 @@ TOOLS = {
         Tool("onnxruntime quantize_static", RUNTIME, "onnxruntime.quantization", _quantize_static, quantizes=True),
         Tool("onnxruntime session BASIC", RUNTIME, "onnxruntime", _session_optimizer("BASIC")),
         Tool("onnxruntime session EXTENDED", RUNTIME, "onnxruntime", _session_optimizer("EXTENDED")),
-        Tool("onnxruntime transformers optimizer", RUNTIME, "onnxruntime.transformers", _transformers_optimizer),
+        Tool("onnxruntime transformers optimizer", RUNTIME, "onnxruntime.transformers sympy", _transformers_optimizer),
     )
 }
 """The tools, by name."""

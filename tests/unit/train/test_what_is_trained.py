@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -399,6 +400,7 @@ def test_dropout_is_kept_for_training_mode_on_request() -> None:
 
 @pytest.mark.torch
 def test_from_torch_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", ModuleType("onnxscript"))
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(TrainingError, match="from_torch needs PyTorch and onnxscript, but torch is not installed"):
         from_torch(object(), np.ones(3))  # type: ignore[arg-type]
