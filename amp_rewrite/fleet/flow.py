@@ -43,8 +43,8 @@ class Processes:
     """Processes of this machine, started when the first job comes, and anew when one of them dies."""
 
     count: int
-    _pool: ProcessPoolExecutor | None = None
-    _others: set[int] = field(default_factory=set)
+    _pool: ProcessPoolExecutor | None = field(default=None, repr=False)
+    _others: set[int] = field(default_factory=set, repr=False)
 
     @property
     def pool(self) -> ProcessPoolExecutor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from amp_rewrite.dtypes import DType
@@ -179,8 +179,8 @@ class Flow:
 
     view: View
     slots: Slots
-    _origins: _Edges
-    _fates: _Edges
+    _origins: _Edges = field(repr=False)
+    _fates: _Edges = field(repr=False)
 
     @classmethod
     def of(cls, view: View, slots: Slots = CARRIERS) -> Flow:

@@ -125,7 +125,7 @@ class _Side:
     graph: RowGraph
     inputs: Mapping[int, int]
     outputs: Mapping[int, int]
-    _shapes: dict[tuple[str, Word], list[int]] = field(default_factory=dict)
+    _shapes: dict[tuple[str, Word], list[int]] = field(default_factory=dict, repr=False)
 
     @property
     def rows(self) -> tuple[Row, ...]:

@@ -1,65 +1,157 @@
-"""Fields of the package's dataclasses: their defaults, and what their reprs leave out."""
+"""Fields of the package's dataclasses: their defaults, and what their reprs and comparisons leave out."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
 
-import pytest
+import amp_rewrite
 
-from amp_rewrite.decide.cast_plan import Cast
-from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.coloring.state import PaintOptions
-from amp_rewrite.decide.pin import Pin
-from amp_rewrite.evidence.conditions import Conditions
-from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.metric import Measure
-from amp_rewrite.evidence.ranges import Range
-from amp_rewrite.files.rounding import Fit
-from amp_rewrite.ir.view import View
-from amp_rewrite.reports.measurements import Difference
-from amp_rewrite.reports.rows import BakeRow, CastRow, Row, Totals
-from amp_rewrite.runtime.binding import Binding
-from amp_rewrite.runtime.kernels import Kernels
-from amp_rewrite.runtime.ports import Port
-from amp_rewrite.runtime.roofline import Roof
-from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.choices import Placement
-from amp_rewrite.settings.op_lists import OpLists
-from amp_rewrite.settings.options import Option
-from amp_rewrite.train.update.optimizers import SGD
+Field = dataclasses.Field[Any]
 
-FIT = dict.fromkeys(("count", "nonfinite", "overflow", "flushed", "subnormal"), 0)
-DEFAULTS: dict[type, dict[str, object]] = {
-    Cast: {"saturates": False},
-    PaintOptions: {"shapes_follow": False, "spare_casts": False, "rescale": False},
-    Pin: {"raises": False},
-    Conditions: {"allow_nonfinite": False, "threads": 0},
-    Difference: {"compared": 0},
-    Measure: {"higher": True, "whole": False},
-    Range: FIT,
-    Fit: FIT,
-    Row: {"named": True, "because_row": -1},
-    CastRow: {"readers": 0, "after": -1, "slot": 0, "dead": False},
-    BakeRow: {"keeps_original": False},
-    Totals: dict.fromkeys(Totals.__annotations__, 0),
-    Port: {"required": True},
-    Roof: {"bfloat16": True},
-    SessionOptions: {"optimized": True, "planned": True, "pooled": True, "spinning": True, "threads": 0},
-    Placement: {"islands": False},
-    Option: {"keyword": True, "setting": True, "flag": False, "integers": False, "rare": False},
-    SGD: {"decay_biases_and_norms": True, "nesterov": False},
+NUMBERS = {
+    "decide.bounds.bound.BoundOptions.below": True,
+    "decide.bounds.context.Context.is_read": True,
+    "decide.placement.cut_problem.CutProblem.islands": True,
+    "decide.placement.labelling.Conversion.casts": 1,
+    "decide.placement.place.Placing.islands": True,
+    "decide.placement.tradeoff.Tradeoff.islands": True,
+    "deploy.session.cache.Cache.limit": 20 << 30,
+    "evidence.metric.Measure.higher": True,
+    "evidence.prediction.prediction.Prediction.repeats": 1,
+    "fleet.batch.Asked.keep_going": True,
+    "fleet.batch.Asked.write": True,
+    "fleet.job.Job.threads": 1,
+    "fleet.job.Job.write": True,
+    "ir.patterns.match.MadeOf.most": 8,
+    "ir.patterns.match.Ops.casts": True,
+    "ir.patterns.match.Through.most": 8,
+    "reports.rows.PortRow.after": -1,
+    "reports.rows.ReportData.schema": 2,
+    "reports.rows.Row.because_row": -1,
+    "reports.rows.Row.named": True,
+    "reports.rows.CastRow.after": -1,
+    "reports.rows.ShiftRow.values": 1,
+    "rewrite.attention.layout.Source.groups": 1,
+    "rewrite.attention.layout._Move.groups": 1,
+    "rewrite.autodiff.vjp.row.Row.outputs": 1,
+    "rewrite.replacement.Replacement.frees": True,
+    "rewrite.shift.records.Port.slot": -1,
+    "runtime.hazards.RuntimeHazard.told": True,
+    "runtime.ports.Port.required": True,
+    "runtime.roofline.Roof.bfloat16": True,
+    "runtime.runner.SessionOptions.optimized": True,
+    "runtime.runner.SessionOptions.planned": True,
+    "runtime.runner.SessionOptions.pooled": True,
+    "runtime.runner.SessionOptions.spinning": True,
+    "settings.options.Option.keyword": True,
+    "settings.options.Option.setting": True,
+    "train.metrics.classification.AUC.axis": 1,
+    "train.metrics.classification.Accuracy.axis": 1,
+    "train.metrics.classification.F1Score.axis": 1,
+    "train.metrics.classification.Perplexity.axis": -1,
+    "train.metrics.classification.Perplexity.from_logits": True,
+    "train.metrics.classification.TopKAccuracy.axis": 1,
+    "train.metrics.classification.TopKAccuracy.k": 5,
+    "train.objective.adapters.Adapters.rank": 8,
+    "train.objective.prediction.Prediction.logits": True,
+    "train.parallel.replicas.Alone.world": 1,
+    "train.step.callbacks.ReduceLROnPlateau.patience": 10,
+    "train.step.rows.Rows.batch_size": 32,
+    "train.update.graph.ForwardPass.micro_batches": 1,
+    "train.update.optimizers.optimizer.Optimizer.decay_biases_and_norms": True,
 }
+"""Defaults that are numbers or switches, but for 0 and False."""
+HIDDEN = {
+    "decide.placement.cost_model.CostModel.sizes",
+    "decide.placement.cost_model.CostModel.times",
+    "files.model.Model.held",
+    "files.tensors.Source.held",
+    "ir.build.Index.names",
+    "ir.patterns.clusters.Cluster.values",
+    "reports.located_errors.LocatedErrors.errors",
+    "rewrite.sums.site.Site.values",
+    "runtime.buffers.DoubleBuffer.sides",
+    "runtime.kernels.Kernels.aliases",
+    "runtime.kernels.Kernels.contrib",
+    "runtime.kernels.Kernels.registrations",
+    "runtime.runner.Runner.inner",
+    "settings.op_lists.OpLists.entries",
+    "train.step.model_loss.ModelLoss.results",
+}
+"""Public fields that a repr leaves out: tables, weights and sessions."""
+NOT_COMPARED = {
+    "files.tensors.Source.held",
+    "ir.patterns.clusters.Cluster.values",
+    "ir.view.View._known",
+    "ir.view.View._memory",
+    "pipeline.pareto.Pareto._made",
+    "reports.delta.Delta.alike",
+    "reports.delta.Delta.ops",
+    "reports.delta.Delta.runs",
+    "reports.delta.Delta.sides",
+    "reports.delta.Delta.unrelated",
+    "train.step.fitting.History.epochs",
+}
+COMPUTED = {
+    "files.model.Model.held",
+    "ir.view.View._known",
+    "reports.page.facts.Facts._model",
+    "rewrite.attention.recognize.Form.keys",
+    "rewrite.attention.recognize.Form.queries",
+    "settings.op_lists.OpLists.fingerprint",
+}
+"""Fields that no argument sets."""
 
 
-@pytest.mark.parametrize("owner", DEFAULTS, ids=lambda owner: owner.__name__)
-def test_numbers_and_switches_default_to_what_is_documented(owner: type) -> None:
-    stated = {name: p.default for name, p in inspect.signature(owner).parameters.items()}
-    assert {name: value for name, value in stated.items() if isinstance(value, int)} == DEFAULTS[owner]
+@cache
+def classes() -> dict[str, type]:
+    """All classes, but for those of other tools' integrations, by module and name."""
+
+    def members() -> Iterator[type]:
+        for found in pkgutil.walk_packages(amp_rewrite.__path__, "amp_rewrite."):
+            if "integrations" not in found.name and not found.name.endswith("__main__"):
+                module = importlib.import_module(found.name)
+                yield from (c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == found.name)
+
+    return {f"{owner.__module__.removeprefix('amp_rewrite.')}.{owner.__qualname__}": owner for owner in members()}
 
 
-@pytest.mark.parametrize("owner", [Binding, Coloring, Feed, Kernels, OpLists, Runner, View], ids=lambda o: o.__name__)
-def test_a_repr_leaves_out_tables_and_private_fields(owner: type) -> None:
-    shown = {f.name for f in dataclasses.fields(owner) if f.repr}
-    assert {name for name in shown if name.startswith("_")} == set()
-    assert shown.isdisjoint({"registrations", "aliases", "names"} | ({"entries"} if owner is OpLists else set()))
+def fields() -> dict[str, Field]:
+    """The fields of all dataclasses, by class and name."""
+    return {
+        f"{name}.{field.name}": field
+        for name, owner in classes().items()
+        if dataclasses.is_dataclass(owner)
+        for field in dataclasses.fields(owner)
+        if field.name in inspect.get_annotations(owner)
+    }
+
+
+def those(of: Callable[[Field], object]) -> set[str]:
+    return {name for name, field in fields().items() if of(field)}
+
+
+def test_numbers_and_switches_default_to_nothing_or_to_what_is_documented() -> None:
+    tuples = {name: getattr(owner, "_field_defaults", {}) for name, owner in classes().items()}
+    defaults: dict[str, object] = {name: field.default for name, field in fields().items()}
+    defaults |= {f"{name}.{key}": default for name, given in tuples.items() for key, default in given.items()}
+    assert {name: value for name, value in defaults.items() if isinstance(value, int) and value} == NUMBERS
+
+
+def test_a_repr_leaves_out_tables_and_private_fields() -> None:
+    assert those(lambda field: field.repr and field.name.startswith("_")) == set()
+    assert those(lambda field: not field.repr and not field.name.startswith("_")) == HIDDEN
+
+
+def test_memories_and_side_notes_are_not_compared() -> None:
+    assert those(lambda field: not field.compare) == NOT_COMPARED
+
+
+def test_every_field_is_an_argument_but_for_those_that_are_computed() -> None:
+    assert those(lambda field: not field.init) == COMPUTED

@@ -14,8 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
+from click.shell_completion import get_completion_class
 
-from amp_rewrite.cli.group import COMMANDS
+from amp_rewrite.cli.completion import COMPLETE, NAME, register
+from amp_rewrite.cli.group import COMMANDS, program
 from support.paths import ROOT
 from unit.cli.test_cli import run
 
@@ -115,6 +117,38 @@ def test_tab_completes_the_line_in_a_real_shell(name: str, folder: Path) -> None
         shell.process.kill()
         shell.process.wait()
         os.close(shell.ours)
+
+
+CANDIDATES = {
+    "amp-rewrite lists Einsu": ("plain", "Einsum", ""),
+    "nice X=1 amp-rewrite convert --to b": ("plain", "bfloat16", ""),
+    "amp-rewrite --keep fee": ("open", "feeds=", ""),
+    "amp-rewrite --keep fed": ("open", "fed_by=", ""),
+    "amp-rewrite report ": ("glob", "*.onnx", ""),
+    "amp-rewrite --data=a": ("file", "a", ""),
+    "amp-rewrite --to=b": ("plain", "bfloat16", ""),
+    "amp-rewrite --keep op=Relu,feeds=SoftmaxC": ("plain", "op=Relu,feeds=SoftmaxCrossEntropyLoss", ""),
+}
+"""The line up to the cursor, and the candidate: its kind, the word and its help."""
+SPLIT = {
+    ("bash", "amp-rewrite --keep op=Relu,feeds=SoftmaxC"): ("plain", "SoftmaxCrossEntropyLoss", ""),
+    ("fish", "amp-rewrite --to=b"): ("plain", "--to=bfloat16", ""),
+    ("fish", "amp-rewrite --data=a"): ("file", "a", "--data="),
+}
+"""The same where a shell splits the line elsewhere."""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_kind_word_and_help(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    register()
+    complete = get_completion_class(shell)
+    assert complete is not None
+    answers = {}
+    for line in CANDIDATES:
+        monkeypatch.setenv("COMP_LINE", line)
+        monkeypatch.setenv("COMP_CUR", re.split("[ =:]", line)[-1])
+        answers[line] = tuple(complete(program, {}, NAME, COMPLETE).complete().split("\t"))
+    assert answers == {line: SPLIT.get((shell, line), expected) for line, expected in CANDIDATES.items()}
 
 
 ASKED = """\

@@ -132,6 +132,7 @@ def test_summary_pages_and_annotations_tell_of_the_difference(repository: Path) 
     assert summary.startswith("before\n### models/m.onnx\n")
     assert "**failed**: io = float16" in summary
     assert [page.name for page in Path("pages").iterdir()] == ["models_m.onnx.html"]
+    assert gate("models/m.onnx", "--pages", "pages").exit_code == 1, "the folder may exist"
 
 
 def test_external_data_of_the_base_come_from_its_commit_into_a_scratch_folder(repository: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -212,6 +213,10 @@ def test_the_words_for_static_checkers_are_those_that_are_read() -> None:
     placements = get_args(choices.PlacementName)
     assert {choices.Placement.parse(word).spelling for word in placements} >= {f"mincut:{gpu}" for gpu in ROOFS}
     assert all(low_type(word).low for word in get_args(LowName))
+    with pytest.raises(PolicyError) as refused:
+        low_type("none of these")
+    listed = str(refused.value).partition(", or")[0]
+    assert set(re.findall(r"\w*(?:16|half)\b", listed)) == set(get_args(LowName))
     assert set(get_args(MetricName)) == set(MEASURES)
 
 
