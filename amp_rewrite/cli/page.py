@@ -11,7 +11,7 @@ from amp_rewrite.cli import terminal
 from amp_rewrite.errors import ReportError
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.page import Page
+    from amp_rewrite.reports.result import Result
 
 SUFFIXES = (".html", ".htm")
 
@@ -58,17 +58,26 @@ def check_file(file: Path, kind: Kind, *, overwrite: bool, read: Iterable[Path])
         return
     if not kind.fits(file) or file.is_dir():
         raise ReportError(f"cannot write a {kind.noun} to {file}: {kind.advice}")
-    if not file.parent.is_dir():
-        raise ReportError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
+    from amp_rewrite.files.scratch import check_place  # late: few runs write one
+
+    check_place(file, ReportError)
     if os.path.realpath(file) in map(os.path.realpath, read):  # behind links; those in a circle are another file
         raise ReportError(f"cannot write a {kind.noun} to {file}: it would replace {kind.loses}; name another file")
     if file.exists() and not overwrite:
         raise ReportError(f"{file} exists; name another {kind.noun}, or replace it with --overwrite")
 
 
-def encoded(json_text: str, page: Page | None) -> str:
-    """Return the JSON of a result; beside a page with everything that the page draws."""
-    return page.within(json_text) if page is not None else json_text
+def present(
+    result: Result, text: str, html: Path | None, *, as_json: bool, quiet: bool = False, commands: bool = False
+) -> None:
+    """Print a text or the JSON of a result, and draw its page if a file is named; JSON then holds what is drawn.
+
+    `quiet` silences the text; `commands`: as `terminal.show` takes it.
+    """
+    page = result.page() if html else None
+    if as_json or not quiet:
+        terminal.show(page.within(text) if as_json and page else text, commands=commands)
+    write_page(page, html, quiet=quiet)
 
 
 def write_page(shown: Shown | None, file: Path | None, *, quiet: bool, fate: str = "nothing was changed") -> None:

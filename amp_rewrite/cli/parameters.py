@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -159,6 +159,16 @@ class Command(click.Command):
 def option(names: str, metavar: str | None, words: str, heading: str = ADVANCED, **more: Any) -> Callable[[F], F]:
     """Return the decorator of an option below a heading. `names`: as click takes them, separated by spaces."""
     return click.option(*names.split(), cls=_Grouped, heading=heading, metavar=metavar, help=words, **more)
+
+
+def choice(names: str, words: Sequence[str], says: str, heading: str = ADVANCED, **more: Any) -> Callable[[F], F]:
+    """Return the decorator of an option that takes one of a few words."""
+    return option(names, "|".join(words), says, heading, type=Choice(words), **more)
+
+
+def form(*words: str, says: str) -> Callable[[F], F]:
+    """Return the decorator of the option for the form of the output, which by default is text."""
+    return choice("--format form", words, f"Output format; {says}", OUTPUT, default="text", show_default=True)
 
 
 def flag(names: str, words: str, heading: str = ADVANCED, *, rare: bool = False) -> Callable[[F], F]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,23 +62,37 @@ def digest(model: Model) -> str:
     Unlike a `Fingerprint` it covers docs and metadata, and weights count after pending casts, so that a model has the
     digest that its file will have. Weights above 64 KiB are sampled as there.
     """
+    return _digest(model, _sampled_after_casts)
+
+
+def full_digest(model: Model) -> str:
+    """Return a sha256 in hexadecimal of a model as `digest` does, of weights in full. They are streamed; O(bytes)."""
+    return _digest(model, _all_after_casts)
+
+
+Values = Callable[[onnx.TensorProto, Sources], Iterator[bytes | memoryview]]
+"""What a digest takes of the values of a tensor."""
+
+
+def _digest(model: Model, values: Values) -> str:
     content = hashlib.sha256()
-    pieces = wire.pieces(model.proto, lambda tensor: [_described(tensor)])
-    body = [model.proto.SerializeToString(deterministic=True)] if pieces is None else pieces
-    for piece in body:
+    described = wire.pieces(model.proto, lambda t: [tensors.without_values(t).SerializeToString(deterministic=True)])
+    for piece in described or [model.proto.SerializeToString(deterministic=True)]:
         assert isinstance(piece, bytes)  # nothing is streamed
         content.update(piece)
     with Sources() as sources:
-        for tensor in wire.tensors(model.proto):
-            for part in _sampled_after_casts(tensor, sources):
+        for tensor in wire.tensors(model.proto):  # dims and types came first, and tell how many bytes each has
+            for part in values(tensor, sources):
                 content.update(part)
     return content.hexdigest()
 
 
-def _described(tensor: onnx.TensorProto) -> bytes:
-    """Return the tensor without values and without their place."""
-    described = tensors.without_values(tensor)
-    return bytes(described.SerializeToString(deterministic=True))
+def _all_after_casts(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
+    """Yield the tensor's bytes in its own type; strings in a form that keeps them apart."""
+    if DType.of(tensor.data_type) in (None, DType.STRING):
+        yield tensor.SerializeToString(deterministic=True)
+    else:
+        yield from tensors.payload(tensor, sources)
 
 
 def _sampled_after_casts(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:

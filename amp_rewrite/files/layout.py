@@ -31,12 +31,17 @@ def shard_bytes(size: str | int) -> int | str:
     """
     if size == AS_IN_SOURCE:
         return size
-    match = _SIZE.fullmatch(str(size))
-    if match is not None and (count := float(match[1])) > 0:
-        return max(1, int(count * (1024 if match[3] else 1000) ** _UNITS[match[2].lower()]))
+    if count := bytes_in(str(size)):
+        return max(1, int(count))
     raise PolicyError(
         f"{spelled('shard_size', size)} is not a size; write it as 5GB, as 512MiB, or as {AS_IN_SOURCE!r}"
     )
+
+
+def bytes_in(text: str) -> float | None:
+    """Return the bytes that "8GB", "512 MiB" or "1000000" states, powers of 1000 or of 1024; None for other text."""
+    match = _SIZE.fullmatch(text)
+    return None if match is None else float(match[1]) * (1024 if match[3] else 1000) ** _UNITS[match[2].lower()]
 
 
 @dataclass(frozen=True, slots=True)

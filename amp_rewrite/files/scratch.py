@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.files.regular_files import open_regular
 
 _BUFFER = 1 << 16  # bytes; weights come in larger pieces, and are written without a copy
@@ -64,6 +65,14 @@ def sweep(folder: Path) -> None:
             with open_regular(path, follow=False) as file:
                 if _lock(file.fileno(), wait=False):
                     path.unlink()
+
+
+def check_place(path: Path, error: type[AmpRewriteError]) -> None:
+    """Raise an error if no file can be at a path, and say why: it is a folder, or its folder does not exist."""
+    if path.is_dir():
+        raise error(f"cannot write {path}: it is a folder; name a file")
+    if not path.parent.is_dir():
+        raise error(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
 
 
 @contextmanager

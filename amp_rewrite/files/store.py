@@ -25,7 +25,7 @@ from amp_rewrite.files.layout import LARGEST_SHAPE, DataFile, Layout, Placed, Re
 from amp_rewrite.files.parts import Parts
 from amp_rewrite.files.prefetch import WORTH_IT, prefetch
 from amp_rewrite.files.regular_files import open_regular
-from amp_rewrite.files.scratch import alone, scratch, sweep, sync
+from amp_rewrite.files.scratch import alone, check_place, scratch, sweep, sync
 from amp_rewrite.files.tensors import Sources, is_stub, payload, source
 
 LARGEST_FILE = (1 << 31) - 1  # protobuf reads no larger message
@@ -250,10 +250,7 @@ def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> No
         raise ModelError(f"cannot write {str(path)!r}: a name cannot hold a zero byte; name another")
     if path.suffix.lower() in (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".json"):
         raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
-    if not path.parent.is_dir():
-        raise ModelError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
-    if path.is_dir():
-        raise ModelError(f"cannot write {path}: it is a folder; name a file")
+    check_place(path, ModelError)
     if (path.exists() and not path.is_file()) or _of_a_process(path):
         raise ModelError(f"cannot write {path}: it is not a regular file; name another")
     if not overwrite and (path.exists() or path.is_symlink()):

@@ -66,14 +66,8 @@ class Processes:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def renew(self) -> None:
-        """Drop a broken executor."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-        self._pool = None
-
-    def close(self, *, at_once: bool) -> None:
-        """End the processes. `at_once`: in the middle of their jobs, which take back what is not complete."""
+    def close(self, *, at_once: bool = False) -> None:
+        """End the processes; the next job starts others. `at_once`: in the middle of jobs, which then undo theirs."""
         if self._pool is None:
             return
         if at_once:
@@ -131,7 +125,7 @@ def through(
                 suspects = list(flying.values())
                 flying.clear()
                 if own:
-                    own.renew()
+                    own.close()
                 for job in suspects:
                     yield _alone(job, function) if own else Lost(job, "the executor lost its processes")
                 if not own:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from amp_rewrite.errors import ReportError, spelled
 from amp_rewrite.files.regular_files import open_regular
-from amp_rewrite.files.scratch import write_whole
+from amp_rewrite.files.scratch import check_place, write_whole
 from amp_rewrite.fleet.outcome import Outcome
 from amp_rewrite.fleet.remote import read, size_of, write
 from amp_rewrite.fleet.urls import name_of, url_of
@@ -39,13 +39,9 @@ class Summary:
 
     def check(self, *, overwrite: bool, resume: bool) -> None:
         """Raise ReportError if the summary cannot be written there, and say why."""
-        path = self.path
         self._check_name()
-        if path.is_dir():
-            raise ReportError(f"cannot write {path}: it is a folder; name a file")
-        if not path.parent.is_dir():
-            raise ReportError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
-        self._check_new(os.path.lexists(path), replaced=overwrite or resume)
+        check_place(self.path, ReportError)
+        self._check_new(os.path.lexists(self.path), replaced=overwrite or resume)
 
     def _check_name(self) -> None:
         if self.path.suffix.lower() not in _JSONL:

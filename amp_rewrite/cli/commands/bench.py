@@ -9,7 +9,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Feeding
-from amp_rewrite.cli.page import check_page, encoded, is_page, write_page
+from amp_rewrite.cli.page import check_page, is_page, present
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.settings.options import OUTPUT
 
@@ -58,15 +58,13 @@ def bench(
 
         check_plot(plot, overwrite=overwrite)  # before the work, not after it
     benchmark = _benchmark(models, feeding, given, quiet=quiet)
-    page = benchmark.page() if html else None
-    if as_json or not quiet:
-        terminal.show(encoded(benchmark.to_json(), page) if as_json else benchmark.text())
+    text = benchmark.to_json() if as_json else benchmark.text()
+    present(benchmark, text, html, as_json=as_json, quiet=quiet)
     if plot is not None:
         from amp_rewrite.deploy.bench.plot import plot as draw
 
         draw(benchmark, plot)
         terminal.talk(f"wrote {plot}", quiet=quiet)
-    write_page(page, html, quiet=quiet)
 
 
 def _benchmark(models: tuple[Path, ...], feeding: Feeding, given: dict[str, Any], *, quiet: bool) -> Benchmark:

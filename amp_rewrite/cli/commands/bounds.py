@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.page import check_page, write_page
+from amp_rewrite.cli import parameters
+from amp_rewrite.cli.page import check_page, present
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.settings.options import DATA, PRECISION
 
@@ -45,8 +45,7 @@ def bounds(
     from amp_rewrite.evidence.bounds import bounds
 
     proofs = bounds(model, dict(map(_range, input)), to=settings.to, ranges=ranges)
-    terminal.show(proofs.to_json() if as_json else proofs.text(*names, verbose=verbose))
-    write_page(proofs, html, quiet=False)
+    present(proofs, proofs.to_json() if as_json else proofs.text(*names, verbose=verbose), html, as_json=as_json)
 
 
 def _range(text: str) -> tuple[str, tuple[float, float]]:

@@ -6,24 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli import parameters
 from amp_rewrite.cli.group import FINDING
-from amp_rewrite.cli.page import check_page, encoded, write_page
-from amp_rewrite.settings.options import OUTPUT
+from amp_rewrite.cli.page import check_page, present
 
 
 @parameters.command(
     *parameters.PAIR,
     parameters.ROWS["fail_on"],
-    parameters.option(
-        "--format form",
-        "text|json|markdown|github",
-        "Output format; github: annotations of a workflow.",
-        OUTPUT,
-        type=parameters.Choice(["text", "json", "markdown", "github"]),
-        default="text",
-        show_default=True,
-    ),
+    parameters.form("text", "json", "markdown", "github", says="github: annotations of a workflow."),
     parameters.verbose,
     parameters.config,
     *parameters.PAGE,
@@ -40,8 +31,6 @@ def diff(a: Path, b: Path, form: str, verbose: bool, html: Path | None, **given:
     delta = diff(a, b)
     failed = delta.fails(settings.fail_on)
     brief = sys.stdout.isatty() and not verbose
-    page = delta.page() if html else None
     text = delta.to(form, settings.fail_on, verbose=False if brief else verbose or None)
-    terminal.show(encoded(text, page) if form == "json" else text, commands=form == "github")
-    write_page(page, html, quiet=False)
+    present(delta, text, html, as_json=form == "json", commands=form == "github")
     return FINDING if failed else 0

@@ -7,29 +7,16 @@ from typing import Any
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import beside
-from amp_rewrite.cli.parameters import option
+from amp_rewrite.cli.parameters import choice, option
 
+_KEPT = "Inputs and outputs that keep their low type: those numpy knows, all, or none."
+_FOLLOWED = "Device to follow: webgpu accumulates in float16.  [default: float32 sums]"
 _TWIN = (
     parameters.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
-    option(
-        "--io",
-        "numpy|same|float32",
-        "Inputs and outputs that keep their low type: those numpy knows, all, or none.",
-        type=parameters.Choice(["numpy", "same", "float32"]),
-        default="numpy",
-        show_default=True,
-    ),
-    option(
-        "--target",
-        "NAME",
-        "Device to follow: webgpu accumulates in float16.  [default: float32 sums]",
-        type=parameters.Choice(["ort-cuda", "onnx", "tensorrt", "webgpu"]),
-    ),
-    option(
-        "--accumulate",
-        "float32|float16",
-        "Type in which float16 ops accumulate.  [default: that of the target]",
-        type=parameters.Choice(["float32", "float16"]),
+    choice("--io", ("numpy", "same", "float32"), _KEPT, default="numpy", show_default=True),
+    option("--target", "NAME", _FOLLOWED, type=parameters.Choice(["ort-cuda", "onnx", "tensorrt", "webgpu"])),
+    choice(
+        "--accumulate", ("float32", "float16"), "Type in which float16 ops accumulate.  [default: that of the target]"
     ),
     parameters.flag("--no-rounding", "Round nothing: write the float32 reference of a half model."),
     *parameters.SAVING,

@@ -51,15 +51,7 @@ class _Checked:
     parameters.option("--base", "REF", "The commit to compare with.", default=_HEAD, show_default=True),
     parameters.ROWS["fail_on"],
     parameters.option("--expect", "TEXT", "Exit with 1 unless this holds for each FILE; repeatable.", multiple=True),
-    parameters.option(
-        "--format form",
-        "text|github",
-        "Output format; github: annotations of a workflow.",
-        OUTPUT,
-        type=parameters.Choice(["text", "github"]),
-        default="text",
-        show_default=True,
-    ),
+    parameters.form("text", "github", says="github: annotations of a workflow."),
     parameters.option(
         "--summary", "FILE", "Append the output as Markdown to a file.", OUTPUT, type=parameters.FILE_OUT
     ),

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli import parameters
 from amp_rewrite.cli.data import Feeding
-from amp_rewrite.cli.page import check_page, encoded, write_page
+from amp_rewrite.cli.page import check_page, present
 
 
 @parameters.command(
@@ -33,7 +33,5 @@ def locate(a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, html: 
     from amp_rewrite.evidence.locate import locate
 
     located = feeding.compared(locate, a, b, quiet=quiet, **given)
-    page = located.page() if html else None
-    if as_json or not quiet:
-        terminal.show(encoded(located.to_json(top=top), page) if as_json else located.text(top=top or 10))
-    write_page(page, html, quiet=quiet)
+    text = located.to_json(top=top) if as_json else located.text(top=top or 10)
+    present(located, text, html, as_json=as_json, quiet=quiet)

@@ -10,7 +10,7 @@ import click
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Feeding
 from amp_rewrite.cli.files import MODEL_OUT
-from amp_rewrite.cli.page import check_page, write_page
+from amp_rewrite.cli.page import check_page, present
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.settings.options import OUTPUT
 
@@ -60,9 +60,7 @@ def pareto(
     feed = feeding.feed(source, quiet=quiet)
     words = parameters.keywords(settings)
     curve = pareto(source, feed, points=points or POINTS, allow_nonfinite=feeding.allow_nonfinite, **words)
-    if as_json or not quiet:
-        terminal.show(curve.to_json() if as_json else curve.text())
+    present(curve, curve.to_json() if as_json else curve.text(), html, as_json=as_json, quiet=quiet)
     if output is not None and point is not None:
         curve.converted(point).save(output, overwrite=overwrite, external_data=external_data)
         terminal.talk(f"wrote {output}", quiet=quiet)
-    write_page(curve, html, quiet=quiet)

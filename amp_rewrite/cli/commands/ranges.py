@@ -9,7 +9,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.examples import Group
-from amp_rewrite.cli.page import check_page, is_page, write_page
+from amp_rewrite.cli.page import check_page, is_page, present, write_page
 from amp_rewrite.settings.options import OUTPUT
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def show(file: Path, top: int | None, html: Path | None, overwrite: bool) -> Non
 
     check_page(html, overwrite=overwrite, read=(file,))
     loaded = Ranges.load(file)
-    terminal.show(loaded.text(top=top))
-    write_page(loaded, html, quiet=False)
+    present(loaded, loaded.text(top=top), html, as_json=False)
 
 
 def check_writable(output: Path | None, overwrite: bool) -> None:

@@ -19,29 +19,11 @@ if TYPE_CHECKING:
     from amp_rewrite.reports.report import Report
 
 _VIEWER = (
-    option(
-        "--format form",
-        "text|json|model-explorer",
-        "Output format; model-explorer: node data for that viewer, one layer.",
-        OUTPUT,
-        type=parameters.Choice(["text", "json", "model-explorer"]),
-        default="text",
-        show_default=True,
-    ),
-    option(
-        "--layer",
-        "type|rule|error",
-        "The layer for Model Explorer.  [default: type]",
-        OUTPUT,
-        type=parameters.Choice(["type", "rule", "error"]),
-    ),
+    parameters.form("text", "json", "model-explorer", says="model-explorer: node data for that viewer, one layer."),
+    parameters.choice("--layer", ("type", "rule", "error"), "The layer for Model Explorer.  [default: type]", OUTPUT),
     option("--reasons", "FILE", "The report of MODEL's conversion, for --layer rule.", OUTPUT, type=parameters.FILE),
     option(
-        "--errors",
-        "FILE",
-        "The output of `locate --json`, for --layer error and --html.",
-        OUTPUT,
-        type=parameters.FILE,
+        "--errors", "FILE", "The output of `locate --json`, for --layer error and --html.", OUTPUT, type=parameters.FILE
     ),
 )
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli import parameters
 from amp_rewrite.cli.batch import check_parallel, over_shards
 from amp_rewrite.cli.data import Feeding
 from amp_rewrite.cli.group import FINDING
-from amp_rewrite.cli.page import check_page, encoded, write_page
+from amp_rewrite.cli.page import check_page, present
 from amp_rewrite.settings.keywords import CRITERION
 from amp_rewrite.settings.options import DATA, OUTPUT
 
@@ -69,8 +69,6 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, html: Pa
         verdict = replace(verdict, fed=replace(verdict.fed, origin=origin))
     else:
         verdict = feeding.compared(verify, a, b, quiet=quiet, **given)
-    page = verdict.page() if html else None
-    if as_json or not quiet:
-        terminal.show(encoded(verdict.to_json(), page) if as_json else verdict.text(verbose=verbose))
-    write_page(page, html, quiet=quiet)
+    text = verdict.to_json() if as_json else verdict.text(verbose=verbose)
+    present(verdict, text, html, as_json=as_json, quiet=quiet)
     return 0 if verdict.ok else FINDING

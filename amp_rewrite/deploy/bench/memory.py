@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,9 +9,8 @@ from amp_rewrite.deploy.bench.batches import BatchAxis
 from amp_rewrite.deploy.bench.candidate import Candidate
 from amp_rewrite.deploy.bench.entry import Entry, Largest
 from amp_rewrite.errors import PolicyError
+from amp_rewrite.files.layout import bytes_in
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|b|[kmg]b|[kmg]ib)", re.IGNORECASE)
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _STEPS = 4  # halvings between a batch that fits and one that does not: to a sixteenth
 _MOST_ITEMS = 1 << 20
 
@@ -45,11 +43,10 @@ def with_largest(candidate: Candidate, entry: Entry, axis: BatchAxis, limit: int
 
 
 def parse_bytes(text: str) -> int:
-    """Parse bytes from a text such as "8GB", "512 MiB" or "1000000"; kB, MB, GB are powers of 1000."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    """Parse bytes from a text such as "8GB", "512 MiB" or "1000000". Raise PolicyError for any other text."""
+    if (count := bytes_in(text)) is None:
         raise PolicyError(f"{text!r} is not a size of memory; write it as 8GB, 512MiB or in bytes")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    return int(count)
 
 
 def largest(fits: Callable[[int], bool], start: int, most: int) -> tuple[int, int | None]:

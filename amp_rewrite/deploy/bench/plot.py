@@ -8,6 +8,7 @@ from typing import Any
 
 from amp_rewrite.deploy.bench.result import Benchmark
 from amp_rewrite.errors import ReportError, spelled
+from amp_rewrite.files.scratch import check_place
 from amp_rewrite.reports.page.chart_data import Bars, Chart, Moves
 from amp_rewrite.reports.render import cut, plain
 
@@ -25,10 +26,7 @@ def check_plot(file: Path, *, overwrite: bool = True) -> None:
         raise ReportError(f"{file} exists; name another file, or replace it with {spelled('overwrite', True)}")
     if file.suffix.lower() not in SUFFIXES:
         raise ReportError(f"cannot draw to {file}: the suffix selects the format; use {', '.join(SUFFIXES)}")
-    if file.is_dir():
-        raise ReportError(f"cannot draw to {file}: it is a folder; name a file")
-    if not file.parent.is_dir():
-        raise ReportError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
+    check_place(file, ReportError)
     if find_spec("matplotlib") is None:
         raise ReportError("drawing needs matplotlib, which is not installed; pip install matplotlib")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.errors import MachineError
-from amp_rewrite.files.scratch import write_whole
+from amp_rewrite.files.scratch import check_place, write_whole
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.installation import DEFAULT, Package, packages
 from amp_rewrite.runtime.subprocess import command
@@ -57,8 +57,7 @@ def write_kernels(file: Path) -> int:
     """
     if file.exists() or file.is_symlink():
         raise MachineError(f"{file} exists; name a new file")
-    if not file.parent.is_dir():
-        raise MachineError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
+    check_place(file, MachineError)
     answer = _answer("runner", "kernel_registry")
     if "failure" in answer:
         raise MachineError(

@@ -15,9 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from amp_rewrite.deploy.session.digest import Digests, digest_of
+from amp_rewrite.deploy.session.digest import Digests
 from amp_rewrite.deploy.session.trust import Seal, make_private, private
 from amp_rewrite.errors import ConfigError, ModelError
+from amp_rewrite.files.fingerprint import full_digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.regular_files import read_regular
 from amp_rewrite.files.scratch import alone
@@ -134,7 +135,7 @@ class Cache:
             scratch.mkdir(mode=0o700)
             model.save(scratch / _MODEL)
             (scratch / _REPORT).write_text(report, encoding="utf-8", newline="\n")
-            seal = self._seal.of(digest_of(Model.load(scratch / _MODEL)), report)  # of the files as read back
+            seal = self._seal.of(full_digest(Model.load(scratch / _MODEL)), report)  # of the files as read back
             (scratch / _SEAL).write_text(seal, encoding="utf-8")
             with suppress(OSError):  # another process stored the same entry first
                 scratch.rename(entry)
@@ -187,7 +188,7 @@ def key_of(model: Model, settings: Mapping[str, object], digests: Digests | None
     Every byte of the model counts, independent of how it was loaded; weights are streamed, O(bytes), unless `digests`
     has the model. `settings` must be JSON.
     """
-    content = digest_of(model) if digests is None else digests.of(model)
+    content = full_digest(model) if digests is None else digests.of(model)
     return hashlib.sha256(f"{json.dumps(settings, sort_keys=True)}{content}".encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Digests of a model's whole content, and a store that avoids computing them again."""
+"""A store of digests of models, which avoids computing them again."""
 
 from __future__ import annotations
 
@@ -7,33 +7,21 @@ import hmac
 import os
 import secrets
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx
-
 from amp_rewrite.deploy.session.trust import Seal, make_private, private
-from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files import tensors, wire
+from amp_rewrite.files import wire
+from amp_rewrite.files.fingerprint import full_digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.regular_files import read_regular
-from amp_rewrite.files.tensors import Sources, is_stub, source
+from amp_rewrite.files.tensors import is_stub, source
 
 _RACY = 2_000_000_000  # nanoseconds: the coarsest resolution of times on file systems in use (FAT)
 _MOST = 1000  # digests that are remembered
 _DIGITS = 64
-
-
-def digest_of(model: Model) -> str:
-    """Return the sha256 of a model's content in hexadecimal, independent of where its weights are stored. Weights are
-    streamed; O(bytes)."""
-    digest = hashlib.sha256()
-    for piece in _content(model):  # dims and types come first and determine the length of each tensor
-        digest.update(piece)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +38,13 @@ class Digests:
     seal: Seal
 
     def of(self, model: Model) -> str:
-        """Return `digest_of(model)`, from the folder if the model has not changed."""
+        """Return `full_digest(model)`, from the folder if the model has not changed."""
         identity = _identity(model)
         if identity is None:
-            return digest_of(model)
+            return full_digest(model)
         known = self._known(identity)
         if known is None:
-            known = digest_of(model)
+            known = full_digest(model)
             self._remember(identity, known)
         return known
 
@@ -107,25 +95,3 @@ def _identity(model: Model) -> str | None:
         state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         digest.update(f"{path}\0{state}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()
-
-
-def _content(model: Model) -> Iterator[bytes | memoryview]:
-    light = wire.pieces(model.proto, lambda tensor: [_head(tensor)] if _raw(tensor) else None)
-    if light is None:
-        yield model.proto.SerializeToString(deterministic=True)
-        return
-    yield b"".join(piece for piece in light if isinstance(piece, bytes))
-    with Sources() as sources:
-        for tensor in wire.tensors(model.proto):
-            if _raw(tensor):
-                yield from tensors.payload(tensor, sources)
-
-
-def _raw(tensor: onnx.TensorProto) -> bool:
-    return DType.of(tensor.data_type) not in (None, DType.STRING)
-
-
-def _head(tensor: onnx.TensorProto) -> bytes:
-    bare = tensors.without_values(tensor)
-    bare.ClearField("data_location")
-    return bytes(bare.SerializeToString(deterministic=True))

@@ -16,9 +16,9 @@ import pytest
 from onnx import ModelProto
 
 from amp_rewrite.deploy.session.cache import Cache
-from amp_rewrite.deploy.session.digest import digest_of
 from amp_rewrite.deploy.session.trust import Seal
 from amp_rewrite.errors import ModelError
+from amp_rewrite.files.fingerprint import full_digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.scratch import write_whole
@@ -383,8 +383,8 @@ def test_an_entry_that_somebody_else_sealed_is_not_used(tmp_path: Path, seal: st
     cache = stored(tmp_path)
     entry, planted = tmp_path / "v2" / "models" / KEY, Model.load(weighted())
     planted.save(entry / "model.onnx", overwrite=True)
-    other = Seal(tmp_path / "other").of(digest_of(planted), "report")
-    (entry / "seal").write_text({"": "", "hash": digest_of(planted), "another's": other}[seal])
+    other = Seal(tmp_path / "other").of(full_digest(planted), "report")
+    (entry / "seal").write_text({"": "", "hash": full_digest(planted), "another's": other}[seal])
 
     assert cache.load(KEY) is None and not entry.exists()
 

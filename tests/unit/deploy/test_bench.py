@@ -659,7 +659,7 @@ def test_a_picture_needs_a_suffix_a_folder_and_matplotlib(tmp_path: Path, monkey
     y = tmp_path / "none" / "x.svg"
     assert refusal(y) == f"cannot write {y}: the folder {y.parent} does not exist; make it first"
     (tmp_path / "d.svg").mkdir()
-    assert refusal(tmp_path / "d.svg") == f"cannot draw to {tmp_path / 'd.svg'}: it is a folder; name a file"
+    assert refusal(tmp_path / "d.svg") == f"cannot write {tmp_path / 'd.svg'}: it is a folder; name a file"
     monkeypatch.setattr("amp_rewrite.deploy.bench.plot.find_spec", lambda name: None)
     missing = "drawing needs matplotlib, which is not installed; pip install matplotlib"
     assert refusal(tmp_path / "x.svg") == missing

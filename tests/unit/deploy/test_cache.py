@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from amp_rewrite.deploy.session import digest
 from amp_rewrite.deploy.session.cache import Cache, key_of
-from amp_rewrite.deploy.session.digest import digest_of
 from amp_rewrite.errors import ModelError
+from amp_rewrite.files.fingerprint import full_digest
 from amp_rewrite.files.model import Model
 
 WEIGHT = np.random.default_rng(3).standard_normal((160, 160)).astype(np.float32)  # 100 KiB: stays in its file
@@ -79,7 +79,7 @@ def test_settings_count_in_any_order() -> None:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Model]:
     """The models whose content is hashed, an hour from now."""
     seen: list[Model] = []
-    monkeypatch.setattr(digest, "digest_of", lambda model: seen.append(model) or digest_of(model))
+    monkeypatch.setattr(digest, "full_digest", lambda model: seen.append(model) or full_digest(model))
     monkeypatch.setattr(digest, "time", SimpleNamespace(time_ns=lambda: time.time_ns() + 3600 * 10**9))
     return seen
 
@@ -91,7 +91,7 @@ def test_an_unchanged_file_is_hashed_once(tmp_path: Path, hashed: list[Model], b
 
     found = {digests.of(Model.load(file)) for _ in range(3)}
 
-    assert (found, len(hashed)) == ({digest_of(Model.load(product()))}, 1)
+    assert (found, len(hashed)) == ({full_digest(Model.load(product()))}, 1)
 
 
 def test_what_replaces_a_file_is_hashed_though_size_and_time_are_the_same(tmp_path: Path, hashed: list[Model]) -> None:
@@ -103,7 +103,7 @@ def test_what_replaces_a_file_is_hashed_though_size_and_time_are_the_same(tmp_pa
     file.write_bytes(product(-WEIGHT).SerializeToString())  # the same inode
     os.utime(file, ns=when)
 
-    assert digests.of(Model.load(file)) == digest_of(Model.load(product(-WEIGHT))) != first
+    assert digests.of(Model.load(file)) == full_digest(Model.load(product(-WEIGHT))) != first
 
 
 def test_a_model_that_was_changed_in_memory_is_not_taken_for_its_file(tmp_path: Path, hashed: list[Model]) -> None:
@@ -121,7 +121,7 @@ def test_a_file_that_was_written_a_moment_ago_is_hashed_again(tmp_path: Path, mo
     """Another change may bear the same time."""
     file, digests, seen = tmp_path / "m.onnx", Cache(tmp_path / "cache").digests, []
     onnx.save(product(), file)
-    monkeypatch.setattr(digest, "digest_of", lambda model: seen.append(model) or digest_of(model))
+    monkeypatch.setattr(digest, "full_digest", lambda model: seen.append(model) or full_digest(model))
     monkeypatch.setattr(digest, "time", SimpleNamespace(time_ns=lambda: file.stat().st_mtime_ns + 1_900_000_000))
 
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_a_file_that_was_written_a_moment_ago_is_hashed_again(tmp_path: Path, mo
 
 def test_models_in_memory_are_hashed_each_time(tmp_path: Path, hashed: list[Model]) -> None:
     digests = Cache(tmp_path).digests
-    assert {digests.of(small()) for _ in range(2)} == {digest_of(small())}
+    assert {digests.of(small()) for _ in range(2)} == {full_digest(small())}
     assert len(hashed) == 2
 
 
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_remembers_nothing(tmp_path: Path, hashe
     onnx.save(product(), file)
     (tmp_path / "cache").write_text("no folder")
 
-    assert Cache(tmp_path / "cache").digests.of(Model.load(file)) == digest_of(Model.load(file))
+    assert Cache(tmp_path / "cache").digests.of(Model.load(file)) == full_digest(Model.load(file))
 
 
 # -- entries -------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from amp_rewrite import ModelError, PatternError, PolicyError, Session, Target
 from amp_rewrite.deploy.session import digest, process
 from amp_rewrite.deploy.session import session as home
 from amp_rewrite.deploy.session.arguments import IGNORE_PERFORMANCE, chosen_cache
-from amp_rewrite.deploy.session.digest import digest_of
 from amp_rewrite.errors import ConfigError, ConversionError
+from amp_rewrite.files.fingerprint import full_digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Runner, SessionOptions, cuda_opens, has_provider
@@ -377,7 +377,7 @@ def test_a_file_that_is_unchanged_is_hashed_for_the_first_session_alone(
     proto.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [2, 1 << 14]))
     onnx.save(proto, tmp_path / "m.onnx")
     hashed = []
-    monkeypatch.setattr(digest, "digest_of", lambda model: hashed.append(model) or digest_of(model))
+    monkeypatch.setattr(digest, "full_digest", lambda model: hashed.append(model) or full_digest(model))
     later = tmp_path.stat().st_mtime_ns + 3600 * 10**9
     monkeypatch.setattr(digest, "time", SimpleNamespace(time_ns=lambda: later))
 
