@@ -7,14 +7,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError, spelled
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.scratch import write_whole
 from amp_rewrite.reports import json_stream
-from amp_rewrite.reports.reading import Malformed, Reader, fail, flag, load, map_of, natural, text
+from amp_rewrite.reports.reading import Malformed, fail, load, map_of, natural, record
 from amp_rewrite.reports.render import count, plain, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.version import VERSION
@@ -312,37 +312,15 @@ def _cells(name: str, range_: Range, to: DType) -> tuple[str, ...]:
 
 def _ranges(loaded: object) -> Ranges:
     """Return the ranges in a JSON value. Raise Malformed for another one."""
-    fields = map_of(lambda value: value)(loaded)
-    if fields.get("schema") != SCHEMA:
-        fail(".schema", f"is {fields.get('schema')!r:.20}, this version reads {SCHEMA}")
-    fields = _record(_FIELDS)(loaded)
-    del fields["schema"]
-    return Ranges(**fields)
-
-
-def _record(readers: Mapping[str, Reader]) -> Reader:
-    """Return the reader of an object with these fields and no others."""
-
-    def read(value: object) -> dict[str, Any]:
-        fields: dict[str, Any] = map_of(lambda item: item)(value)
-        for name in readers:
-            if name not in fields:
-                raise Malformed(f"lacks the field {name!r}")
-        for name, item in fields.items():
-            if name not in readers:
-                raise Malformed(f"has an unknown field {name!r:.60}")
-            try:
-                fields[name] = readers[name](item)
-            except Malformed as error:
-                error.path = f".{name}{error.path}"
-                raise
-        return fields
-
-    return read
+    schema = map_of(lambda value: value)(loaded).get("schema")
+    if schema != SCHEMA:
+        fail(".schema", f"is {schema!r:.20}, this version reads {SCHEMA}")
+    ranges: Ranges = _RANGES(loaded)
+    return ranges
 
 
 def _range(value: object) -> Range:
-    numbers = Range(**_record(_NUMBERS)(value))
+    numbers: Range = _NUMBERS(value)
     if max(numbers.nonfinite, numbers.overflow, numbers.flushed, numbers.subnormal) > numbers.count:
         raise Malformed(f"counts more than its {numbers.count} elements")
     if numbers.absmin > numbers.absmax:
@@ -362,13 +340,10 @@ def _low_type(value: object) -> str:
     return str(value)
 
 
-_NUMBERS: Mapping[str, Reader] = {f.name: _size if f.name.startswith("abs") else natural for f in fields(Range)}
-_FIELDS: Mapping[str, Reader] = {
-    "schema": natural,
-    **dict.fromkeys(("model", "graph", "weights", "tool", "origin"), text),
-    "to": _low_type,
-    "batches": natural,
-    "random": flag,
-    "values": map_of(_range),
-    "untapped": map_of(text),
-}
+_NUMBERS = record(Range, dict.fromkeys(("absmax", "absmin"), _size), needed=tuple(part.name for part in fields(Range)))
+_RANGES = record(
+    Ranges,
+    {"schema": natural, "to": _low_type, "values": map_of(_range)},
+    needed=("schema", *(part.name for part in fields(Ranges))),
+    make=lambda schema, **known: Ranges(**known),
+)

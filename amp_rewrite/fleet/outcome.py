@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
 
 from amp_rewrite.errors import Finding
-from amp_rewrite.reports.render import count
+from amp_rewrite.reports import json_stream
+from amp_rewrite.reports.reading import Malformed, kind, list_of, record
+from amp_rewrite.reports.render import count, size
 from amp_rewrite.reports.result import Result
 
 OK, MISSED, FAILED = 0, 1, 2
@@ -70,7 +71,7 @@ class Outcome(Result):
         totals = self.totals
         casts = totals.get("casts_to_low", 0) + totals.get("casts_to_float32", 0)
         lowered = f"{totals.get('compute_lowered', 0)} of {count(totals.get('compute_ops', 0), 'compute op')} lowered"
-        sizes = f"{_size(totals.get('weights_before', 0))} → {_size(totals.get('weights_after', 0))} of weights"
+        sizes = f"{size(totals.get('weights_before', 0))} → {size(totals.get('weights_after', 0))} of weights"
         words = [lowered, count(casts, "Cast"), sizes, f"{self.seconds:.1f} s"]
         if self.findings:
             words.insert(2, count(len(self.findings), "finding"))
@@ -104,26 +105,23 @@ class Outcome(Result):
         Raises:
             ValueError: the line is not such JSON.
         """
-        loaded: dict[str, Any] = json.loads(line)
-        kinds = {"rc": int, "seconds": float, "findings": list, "finished": bool}
-        kinds |= dict.fromkeys(("evidence", "totals", "unmatched"), dict)
-        known = {f.name for f in fields(cls)} - {"trace"}
-        if not isinstance(loaded, dict) or not {"source", "target", "rc"} <= loaded.keys() <= known:
-            raise ValueError("other fields than those of an outcome")
-        for name, value in loaded.items():
-            kind = kinds.get(name, str)
-            if not isinstance(value, (int, float) if kind is float else kind):
-                raise ValueError(f"{name} is not {kind.__name__}")
         try:
-            findings = tuple(Finding(**finding) for finding in loaded.pop("findings", ()))
-        except TypeError as error:
-            raise ValueError("a finding has other fields") from error
-        return cls(**loaded, findings=findings)
+            outcome: Outcome = _READER(json_stream.decode(line))
+        except Malformed as error:
+            raise ValueError(f"{error.where} {error}") from error
+        return outcome
 
 
-def _size(count: int) -> str:
-    """Return a number of bytes in the largest unit below it."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} B"
+def _text(value: object) -> str:
+    """Read a text, also one with names that are not Unicode."""
+    if not isinstance(value, str):
+        raise Malformed(f"must be text, but is {kind(value)}")
+    return value
+
+
+_READER = record(
+    Outcome,
+    {**dict.fromkeys(("source", "target", "error"), _text), "findings": list_of(record(Finding))},
+    needed=("source", "target", "rc"),
+    without=("trace",),
+)

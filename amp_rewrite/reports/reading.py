@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, fields
+from functools import cache, lru_cache
 from typing import Any, NoReturn, TypeVar
 
 from amp_rewrite.errors import AmpRewriteError
@@ -154,6 +155,84 @@ def shared(read: Reader) -> Reader:
 
 def _map(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     return dict(items)
+
+
+@cache
+def parts_of(cls: Any) -> Mapping[str, tuple[str, object]]:
+    """Return annotation and default of each field of a record: a dataclass, or a tuple with names.
+
+    Postponed annotations are their own source text.
+    """
+    if issubclass(cls, tuple):
+        stated, defaults = cls.__annotations__, cls._field_defaults
+        return {name: (stated[name].__forward_arg__, defaults.get(name, MISSING)) for name in cls._fields}
+    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(cls)}
+    return {f.name: (str(f.type), defaults[f.name]) for f in fields(cls)}
+
+
+def record(
+    cls: type,
+    readers: Mapping[str, Reader] = {},
+    *,
+    needed: Collection[str] | None = None,
+    without: Collection[str] = (),
+    make: Callable[..., Any] | None = None,
+) -> Reader:
+    """Read an object as a record: each field by its annotation, but those of `readers`, which may be further ones.
+
+    `needed`: the fields that must be there, by default those without a default; `without`: fields that JSON does not
+    have. `make` makes the record of the fields. A "_" at the end of a name keeps it apart from a word of Python.
+    """
+    parts = {name: part for name, part in parts_of(cls).items() if name not in without}
+    known = {name.rstrip("_"): (name, readers.get(name) or _reader_of(part[0])) for name, part in parts.items()}
+    known |= {name: (name, read) for name, read in readers.items() if name not in parts}
+    needed = [name for name, part in parts.items() if part[1] is MISSING] if needed is None else needed
+
+    def reader(value: object) -> Any:
+        if not isinstance(value, dict):
+            raise Malformed(f"must be an object, but is {kind(value)}")
+        fields_read = {}
+        name = ""
+        try:
+            for name, item in value.items():
+                attribute, read = known[name]
+                fields_read[attribute] = read(item)
+        except KeyError:
+            raise Malformed(f"has an unknown field {name!r}") from None
+        except Malformed as error:
+            error.path = f".{name}{error.path}"
+            raise
+        for name in needed:
+            if name not in fields_read:
+                raise Malformed(f"lacks the field {name!r}")
+        return (make or cls)(**fields_read)
+
+    return reader
+
+
+_BY_ANNOTATION: dict[str, Reader] = {
+    "str": text,
+    "str | None": optional(text),
+    "Name": text,
+    "int": natural,
+    "int | None": optional(natural),
+    "Position": integer,
+    "float": size,
+    "float | None": optional(size),
+    "bool": flag,
+    "Mapping[str, int]": map_of(integer),
+    "Mapping[str, str]": map_of(text),
+    "Mapping[str, object]": map_of(lambda value: value),
+    "tuple[str, ...]": list_of(text),
+    "tuple[int, ...]": list_of(integer),
+}
+_SHARED = ("str", "str | None", "Mapping[str, str]", "tuple[str, ...]")
+"""Annotations of fields whose values many rows share."""
+
+
+def _reader_of(annotation: str) -> Reader:
+    read = _BY_ANNOTATION[annotation]
+    return shared(read) if annotation in _SHARED else read
 
 
 def kind(value: object) -> str:

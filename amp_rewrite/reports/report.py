@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.errors import Finding, PatternError, ReportError, advice
 from amp_rewrite.reports import json_stream, reading
 from amp_rewrite.reports.evidence import Evidence
-from amp_rewrite.reports.reading import Malformed, Reader, fail, list_of, map_of, optional, shared
+from amp_rewrite.reports.reading import Malformed, Reader, fail, optional, record
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import (
@@ -162,7 +162,7 @@ class Report(Result, ReportData):
                 raise fault
             if isinstance(loaded, dict):
                 loaded.pop("figures", None)  # what a page showed of this report
-            report: Report = _object(Report)(loaded)
+            report: Report = _REPORT(loaded)
             for name in _NEW if report.schema > 1 else ():
                 if isinstance(loaded, dict) and name not in loaded:
                     raise Malformed(f"lacks the field {name!r}")
@@ -183,12 +183,12 @@ def _encode(item: Any) -> dict[str, object]:
     """
     encoded: dict[str, object] = {}
     last: dict[str, object] = {}
-    for name, default in _FIELDS[type(item)]:
+    for name, (_, default) in reading.parts_of(item.__class__).items():
         value = getattr(item, name)
         if name == "settings":
             encoded |= {name: text for name, text in value.items() if KEYWORDS[name].stated is Stated.ALWAYS}
             last = {name: text for name, text in value.items() if name not in encoded}
-        elif value != default:
+        elif value != default or (isinstance(item, Totals) and name not in _RARE):
             encoded[name.rstrip("_")] = dict(sorted(value.items())) if isinstance(value, Mapping) else value
     return encoded | last
 
@@ -224,90 +224,10 @@ def _check_positions(report: Report) -> None:
             fail(f".inputs[{i}].reads", "does not name rows, each with a position in its reads")
 
 
-def _object(cls: type) -> Reader:
-    def reader(value: object) -> Any:
-        if not isinstance(value, dict):
-            raise Malformed(f"must be an object, but is {reading.kind(value)}")
-        readers = _READERS[cls]
-        fields_read = {}
-        name = ""
-        try:
-            for name, item in value.items():
-                attribute, read = readers[name]
-                fields_read[attribute] = read(item)
-            if cls is Header:
-                texts = ((name, fields_read.pop(name, None)) for name in STATED)
-                fields_read["settings"] = {name: text for name, text in texts if text is not None}
-        except KeyError:
-            raise Malformed(f"has an unknown field {name!r}") from None
-        except Malformed as error:
-            error.path = f".{name}{error.path}"
-            raise
-        for name in _NEEDED[cls]:
-            if name not in fields_read:
-                raise Malformed(f"lacks the field {name!r}")
-        return cls(**fields_read)
-
-    return reader
-
-
-_TYPES: dict[str, Reader] = {
-    "str": reading.text,
-    "str | None": optional(reading.text),
-    "int": reading.natural,
-    "int | None": optional(reading.natural),
-    "float": reading.size,
-    "float | None": optional(reading.size),
-    "bool": reading.flag,
-    "Mapping[str, int]": map_of(reading.integer),
-    "Mapping[str, str]": shared(map_of(reading.text)),
-    "tuple[str, ...]": shared(list_of(reading.text)),
-    "tuple[int, ...]": list_of(reading.integer),
-    "Header": _object(Header),
-    "Totals": _object(Totals),
-    "Evidence": _object(Evidence),
-}
-_ITEMS: dict[str, Reader] = {
-    "findings": _object(Finding),
-    "shifts": _object(ShiftRow),
-    "inputs": _object(PortRow),
-    "outputs": _object(PortRow),
-    "casts": _object(CastRow),
-    "baked": _object(BakeRow),
-    "rows": _object(Row),
-}
-"""Readers of the items of a report's lists."""
-_SIGNED = {(Row, "because_row"), (CastRow, "after"), (PortRow, "after")}
-_NAMES = {
-    (Row, "name"),
-    (CastRow, "value"),
-    (BakeRow, "value"),
-    (ShiftRow, "value"),
-    (PortRow, "name"),
-    (Finding, "subject"),
-}
-"""Texts that differ from row to row; the others are shared."""
-_CLASSES = (Report, Header, Totals, Evidence, Row, CastRow, BakeRow, PortRow, ShiftRow, Finding)
-
-
-def _parts(cls: Any) -> list[tuple[str, str, object]]:
-    """Return the fields of a class: name, annotation, default. Postponed annotations are their own source text."""
-    if issubclass(cls, tuple):
-        defaults = cls._field_defaults
-        return [(name, cls.__annotations__[name].__forward_arg__, defaults.get(name, MISSING)) for name in cls._fields]
-    defaults = ((f, f.default if f.default_factory is MISSING else f.default_factory()) for f in fields(cls))
-    return [(f.name, str(f.type), default) for f, default in defaults]
-
-
-_PARTS = {cls: _parts(cls) for cls in _CLASSES}
-
-
-def _reader(cls: type, name: str, stated: str) -> Reader:
-    if cls is Report and name in _ITEMS:
-        return _read_already
-    if (cls, name) in _SIGNED:
-        return reading.integer
-    return shared(_TYPES[stated]) if stated.startswith("str") and (cls, name) not in _NAMES else _TYPES[stated]
+def _header(**fields: Any) -> Header:
+    """Return a header; the settings of a conversion stand among its fields in JSON."""
+    texts = {name: fields.pop(name, None) for name in STATED}
+    return Header(**fields, settings={name: text for name, text in texts.items() if text is not None})
 
 
 def _read_already(value: object) -> object:
@@ -317,23 +237,28 @@ def _read_already(value: object) -> object:
     return value
 
 
-_READERS: dict[type, dict[str, tuple[str, Reader]]] = {
-    cls: {name.rstrip("_"): (name, _reader(cls, name, stated)) for name, stated, _ in parts}
-    for cls, parts in _PARTS.items()
+_ITEMS: dict[str, Reader] = {
+    "findings": record(Finding),
+    "shifts": record(ShiftRow),
+    "inputs": record(PortRow),
+    "outputs": record(PortRow),
+    "casts": record(CastRow),
+    "baked": record(BakeRow),
+    "rows": record(Row),
 }
-del _READERS[Header]["settings"]
-_READERS[Header] |= {name: (name, optional(reading.text)) for name in STATED}  # they stand beside the other fields
+"""Readers of the items of a report's lists."""
 _PORTS = ("inputs", "outputs")
 _NEW = (*_PORTS, "weights")
 """Fields of a report from version 2 on."""
-_OPTIONAL = (*_NEW, "evidence", "bounds", "shifts")
-_NEEDED: dict[type, tuple[str, ...]] = {
-    cls: tuple(name for name, _, default in parts if default is MISSING or (cls is Report and name not in _OPTIONAL))
-    for cls, parts in _PARTS.items()
-}
 _RARE = ("integer_ops",)
 """Totals that a report states only where they are not zero."""
-_FIELDS: dict[type, tuple[tuple[str, object], ...]] = {
-    cls: tuple((name, MISSING if cls is Totals and name not in _RARE else default) for name, _, default in parts)
-    for cls, parts in _PARTS.items()
-}
+_REPORT = record(
+    Report,
+    dict.fromkeys(_ITEMS, _read_already)
+    | {
+        "model": record(Header, dict.fromkeys(STATED, optional(reading.text)), make=_header, without=("settings",)),
+        "totals": record(Totals),
+        "evidence": record(Evidence),
+    },
+    needed=("model", "totals", "rows", "casts", "baked", "findings", "schema"),
+)

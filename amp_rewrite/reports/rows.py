@@ -25,6 +25,12 @@ FIRST_INPUT = -2
 """In `PortRow.after`: the output is the first input of the model; -3 stands for the second, and so on."""
 
 
+Name = str
+"""A text that differs from row to row."""
+Position = int
+"""The number of a row, or a negative number as above."""
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The model, and the lists and settings of its conversion. In an inventory, `to` and the rest are None.
@@ -65,7 +71,7 @@ class Row(NamedTuple):
     digest of the names of the constants that the op reads.
     """
 
-    name: str
+    name: Name
     op: str
     dtype: str
     scope: str = ""
@@ -75,7 +81,7 @@ class Row(NamedTuple):
     color: str | None = None
     rule: str | None = None
     because: str | None = None
-    because_row: int = NO_ROW
+    because_row: Position = NO_ROW
     note: str = ""
     source: str = ""
     reason: str = ""
@@ -108,7 +114,7 @@ class CastRow(NamedTuple):
     computed from it.
     """
 
-    value: str
+    value: Name
     from_: str
     to: str
     origin: str = "inserted"
@@ -116,7 +122,7 @@ class CastRow(NamedTuple):
     scope: str = ""
     readers: int = 0
     size: int | None = None
-    after: int = NO_ROW
+    after: Position = NO_ROW
     slot: int = 0
     dead: bool = False
 
@@ -129,9 +135,9 @@ class PortRow(NamedTuple):
     input, `reads` lists its readers, looking through casts: row and position in its reads, in turn.
     """
 
-    name: str
+    name: Name
     dtype: str
-    after: int = NO_ROW
+    after: Position = NO_ROW
     slot: int = 0
     via: str = ""
     reads: tuple[int, ...] = ()
@@ -141,7 +147,7 @@ class PortRow(NamedTuple):
 class BakeRow:
     """A weight stored in another type. `keeps_original`: a float32 copy stays for its other readers."""
 
-    value: str
+    value: Name
     to: str
     before: int
     after: int
@@ -161,7 +167,7 @@ class ShiftRow:
     the shift.
     """
 
-    value: str
+    value: Name
     exponent: int = 0
     evidence: str = "data"
     values: int = 1
