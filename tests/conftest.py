@@ -9,19 +9,11 @@ from collections.abc import Generator
 from functools import wraps
 from typing import Any
 
-import onnx.numpy_helper
-import onnx.parser
 import pytest
 from hypothesis import HealthCheck, settings
 
-from amp_rewrite.files import arrays
-from amp_rewrite.files.text import parse_model
 from amp_rewrite.runtime import kernels, releases
 from support.needs import LACKING, reason_for, reason_of
-
-onnx.parser.parse_model = parse_model  # onnx 1.17 reads no names of nodes
-onnx.numpy_helper.from_array = arrays.from_array  # onnx below 1.19 knows no types of ml_dtypes
-onnx.numpy_helper.to_array = arrays.to_array
 
 # The same examples on each machine, however slow it is.
 settings.register_profile(

@@ -21,10 +21,10 @@ from typing import BinaryIO
 
 import numpy as np
 import onnx
+from onnx.numpy_helper import to_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files.arrays import to_array
 from amp_rewrite.files.casting import Array, cast, scaled
 from amp_rewrite.files.program_tensors import ProgramTensor, copy_bytes, held
 from amp_rewrite.files.regular_files import open_regular

@@ -9,10 +9,10 @@ from itertools import count
 
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx.numpy_helper import to_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files.arrays import to_array
 from amp_rewrite.files.model import FIRST_IR_WITH_OPSET_IMPORTS
 from amp_rewrite.files.tensors import elements, is_stub
 from amp_rewrite.ir.graphs import all_nodes, graphs_in

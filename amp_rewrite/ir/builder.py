@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import onnx.helper
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ModelError
-from amp_rewrite.files.arrays import dtype_of, from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.names import numbered, unused
 from amp_rewrite.ir.op_classes import UNREPEATABLE
@@ -212,7 +212,7 @@ class Builder:
     def constant(self, values: Array) -> str:
         """Return a constant of the type and shape of the array."""
         name = self.op("Constant", value=from_array(values))
-        self._dtypes[name] = dtype_of(values)
+        self._dtypes[name] = DType(onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
         return name
 
     def scalar(self, value: float, dtype: DType) -> str:

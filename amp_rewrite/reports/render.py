@@ -8,7 +8,6 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from html import escape
 from itertools import zip_longest
 
 from amp_rewrite.errors import count as count
@@ -182,20 +181,6 @@ def share(part: int, whole: int) -> str:
 def shortened(names: Sequence[str], limit: int = 3) -> str:
     """Return the first names: "a, b, c, …"."""
     return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
-
-
-def html(title: str, text: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a title, a text, and a table to unfold, as HTML without scripts or styles of others; all is escaped."""
-    lines = "\n".join(escape(plain(line)) for line in text.rstrip("\n").split("\n"))
-    parts = [f"<b>{escape(plain(title))}</b>", f'<pre style="line-height:1.2">{lines}</pre>']
-    if rows:
-        cells = [_html_row("th", head), *(_html_row("td", row) for row in rows)]
-        parts.append(f"<details><summary>first rows</summary><table>{''.join(cells)}</table></details>")
-    return f"<div>{''.join(parts)}</div>"
-
-
-def _html_row(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(plain(cell))}</{tag}>' for cell in cells)}</tr>"
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from amp_rewrite.reports.render import html, plain
+from amp_rewrite.reports.render import plain
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure, Page
@@ -84,12 +84,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return small figures, the text and the first records for a notebook."""
-        rows = [[str(cell) for cell in row.values()] for row in islice(self.records(), _SHOWN)]
-        head = next((tuple(row) for row in islice(self.records(), 1)), ())
-        text = html(self.brief, self.text(), head, rows)
-        figures = self.sketches()
-        if not figures:
-            return text
-        from amp_rewrite.reports.page.page import fragment  # late: most results are not drawn
+        from amp_rewrite.reports.page.page import fragment, written_out  # late: most results are not drawn
 
-        return fragment(figures) + text
+        words = written_out(f"{self.brief}\n\n{self.text()}", islice(self.records(), _SHOWN))
+        return fragment((*self.sketches(), words))

@@ -19,7 +19,6 @@ from onnx import NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import one_line
-from amp_rewrite.files.arrays import dtype_of
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import casts_floats
@@ -145,7 +144,7 @@ def _run_by_reference(
 ) -> list[Array] | str:
     from onnx.reference import ReferenceEvaluator  # late: it is as much as all the rest of onnx
 
-    codes = {name: dtype_of(array).code for name, array in feeds[0].items()}
+    codes = {name: onnx.helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feeds[0].items()}
     inputs = [onnx.helper.make_tensor_value_info(name, code, None) for name, code in codes.items()]
     output = onnx.helper.make_tensor_value_info(result, TensorProto.DOUBLE, None)
     graph = onnx.helper.make_graph(nodes, "fused", inputs, [output])

@@ -15,8 +15,8 @@ import onnx
 import onnx.helper
 import onnx.shape_inference
 from onnx import NodeProto
+from onnx.numpy_helper import from_array
 
-from amp_rewrite.files.arrays import dtype_of, from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import BROADCASTS, RELABELS, SAME_SHAPE, SHAPE_SLOTS
 from amp_rewrite.ir.schema import normal_domain, onnx_schema
@@ -72,7 +72,7 @@ def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> in
 
 
 def _type(array: Array) -> onnx.TypeProto:
-    return onnx.helper.make_tensor_type_proto(dtype_of(array).code, array.shape)
+    return onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
 
 
 def _size(node: NodeProto, type_: onnx.TypeProto) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from onnx import AttributeProto, TensorProto
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import ValueId, View, once

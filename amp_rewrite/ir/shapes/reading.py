@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onnx.numpy_helper import to_array
+
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.arrays import to_array
 from amp_rewrite.ir.op_classes import RELABELS
 from amp_rewrite.ir.schema import attribute, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, MOST_AXES, Dims

@@ -72,8 +72,12 @@ def sample(kind: str, words: str, shape: str = "span") -> Element:
 def numbers(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0, note: str = "") -> Element:
     """Return a table to unfold: the numbers of a chart for those who do not see it."""
     parts = [element("p", note, class_="lead")] if note else []
-    parts.append(table(head, records, right=right))
-    return element("details", element("summary", "Numbers"), *parts, class_="numbers")
+    return folded("Numbers", *parts, table(head, records, right=right))
+
+
+def folded(name: str, *parts: Element) -> Element:
+    """Return parts to unfold by a name."""
+    return element("details", element("summary", name), *parts, class_="numbers")
 
 
 def table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0) -> Element:

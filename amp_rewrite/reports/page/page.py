@@ -11,6 +11,7 @@ from importlib.resources import files
 from itertools import islice
 from xml.etree.ElementTree import Element
 
+from amp_rewrite.reports.page.chart import folded, table
 from amp_rewrite.reports.page.markup import element, written
 from amp_rewrite.reports.render import plain
 
@@ -88,10 +89,8 @@ def written_out(text: str, records: Iterable[Mapping[str, object]]) -> Figure:
     rows = list(islice(records, _RECORDS))
     lines = element("pre")
     lines.text = "\n".join(plain(line) for line in text.rstrip("\n").split("\n"))
-    head = element("tr", *(element("th", name, scope="col") for name in (rows[0] if rows else ())))
-    body = (element("tr", *(element("td", str(cell)) for cell in row.values())) for row in rows)
-    table = element("table", element("thead", head), element("tbody", *body), class_="table")
-    drawing = element("div", lines, *([element("div", table, class_="scroll", tabindex=0)] if rows else []))
+    cells = (list(map(str, row.values())) for row in rows)
+    drawing = element("div", lines, *([folded("Records", table(list(rows[0]), cells))] if rows else []))
     lead = f"The result in words, and its first records (at most {_RECORDS})."
     return Figure("text", "Text", lead, drawing, {"text": text})
 

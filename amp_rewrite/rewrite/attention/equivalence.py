@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from onnx.numpy_helper import to_array
 
-from amp_rewrite.files.arrays import to_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.equivalence import Arrays, double, mismatch, run, runs_of
 

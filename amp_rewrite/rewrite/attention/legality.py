@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from onnx.numpy_helper import to_array
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.arrays import to_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import number, only_reader
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PICKS, SMALL

@@ -14,10 +14,10 @@ from functools import cache, partial
 
 import numpy as np
 from onnx import NodeProto, TensorProto
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.builder import new_node

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from onnx import TensorProto
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide.hazards.constants import loses_digits
 from amp_rewrite.decide.hazards.steps import float32_constant
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import only_reader

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from onnx.numpy_helper import from_array, to_array
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.arrays import from_array, to_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import alone

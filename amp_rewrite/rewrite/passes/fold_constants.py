@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 from onnx import TensorProto
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.op_classes import CASTS, CORRECTLY_ROUNDED, MOVES

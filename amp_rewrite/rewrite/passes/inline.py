@@ -140,7 +140,7 @@ def _expanded(view: View, op_type: str) -> View | None:
         names = {name: unused(f"{op_type}/{name}", view.names) for name in results - view.names}
         rename(proto.graph, lambda name: names.get(name, name))
         return View.of(replace(view.model, proto=proto))
-    except (RuntimeError, ModelError, TypeError):  # TypeError: onnx below 1.19 inlines functions of models alone
+    except (RuntimeError, ModelError):
         return None
 
 

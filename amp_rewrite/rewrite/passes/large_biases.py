@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide.hazards.constants import OUTWEIGHS, outweighs
 from amp_rewrite.errors import Finding
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.dataflow import first_input_of, only_reader

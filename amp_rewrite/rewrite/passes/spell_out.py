@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import onnx.helper
 from onnx import TensorProto
+from onnx.numpy_helper import from_array
 
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.names import unused

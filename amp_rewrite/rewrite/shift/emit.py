@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import onnx.helper
 from onnx import NodeProto, TensorProto
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.model import scaled
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.rounding import Fit

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.runtime.ports import input_ports

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from onnx import NodeProto
 from onnx.helper import make_node, make_tensor_value_info
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies

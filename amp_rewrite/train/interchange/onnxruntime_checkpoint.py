@@ -16,7 +16,6 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.files.arrays import dtype_of
 from amp_rewrite.files.scratch import replacing
 from amp_rewrite.settings.loss_scale import Array
 
@@ -238,7 +237,7 @@ class _Writer:
     def tensor(self, name: str, array: Array) -> int:
         dims = self.b.CreateNumpyVector(np.array(array.shape, np.int64))
         raw = self.b.CreateByteVector(array.tobytes())
-        kind = self.number(dtype_of(array).code, "Int32")
+        kind = self.number(DType.parse(array.dtype).code, "Int32")
         return self.table(7, {0: self.text(name), 2: self.child(dims), 3: kind, 4: self.child(raw)})
 
     def property(self, name: str, value: int | float | str) -> int:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto
 from onnx.helper import get_node_attr_value, make_node
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.graphs import names_read

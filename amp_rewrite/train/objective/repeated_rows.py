@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 from onnx.helper import make_node
+from onnx.numpy_helper import from_array
 
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill

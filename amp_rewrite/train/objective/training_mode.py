@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from onnx import GraphProto, NodeProto
 from onnx.helper import make_attribute
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.names import claimed

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto
 from onnx.helper import make_node
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.graphs import in_order, names_read

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import AmpRewriteError, TrainingError
-from amp_rewrite.files.arrays import from_array
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill

@@ -16,7 +16,6 @@ import numpy as np
 import onnx.helper
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.arrays import dtype_of
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, RandomState
 from amp_rewrite.settings.loss_scale import FLOOR, Array, DynamicLossScale, FixedLossScale, LossScale
@@ -195,7 +194,9 @@ def append_update(
             update.give(f"parameter/{name}", name, Operand(b, name), variables[name], None)
         for name, gradient in zip(exact, clipped, strict=True):
             initial = variables[name]
-            inputs = {slot: b.input(f"{name}/{slot}", dtype_of(s), s.shape) for slot, s in starts[name].items()}
+            inputs = {
+                slot: b.input(f"{name}/{slot}", DType.parse(s.dtype), s.shape) for slot, s in starts[name].items()
+            }
             slots = {slot: Operand(b, b.cast(given, DType.FLOAT)) for slot, given in inputs.items()}
             own, own_rate = optimizer.for_parameter(name, initial.shape), optimizer.rate_of(name, Operand(b, rate))
             new, after = own.stepped(NODES, Operand(b, name), gradient, slots, own_rate, number)
@@ -305,7 +306,7 @@ class _Update:
 
     def give(self, path: str, before: str, after: Operand, initial: Array, condition: str | None) -> None:
         """Output the new value, or the old value if the condition is false; a low one is rounded once."""
-        dtype, b = dtype_of(initial), self.b
+        dtype, b = DType.parse(initial.dtype), self.b
         if dtype in (DType.FLOAT16, DType.BFLOAT16):
             kept = (
                 after

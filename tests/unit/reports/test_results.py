@@ -35,7 +35,8 @@ from amp_rewrite import (
     verify,
 )
 from amp_rewrite.cli import program
-from amp_rewrite.reports.render import html
+from amp_rewrite.reports.page.markup import written
+from amp_rewrite.reports.page.page import written_out
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
 
@@ -139,9 +140,9 @@ def test_hostile_names_stay_text_in_html(kind: str) -> None:
 
 
 def test_html_escapes_every_part() -> None:
-    page = Tags(html("<i>a</i>", "<i>b</i>\n&amp;", ["<i>c</i>"], [["<i>d</i>"]]))
+    page = Tags(written(written_out("<i>b</i>\n&amp;", [{"<i>c</i>": "<i>d</i>"}]).drawing))
     assert "i" not in page.tags
-    assert page.data == "<i>a</i><i>b</i>\n&amp;first rows<i>c</i><i>d</i>"
+    assert page.data == "<i>b</i>\n&amp;Records<i>c</i><i>d</i>"
 
 
 def test_a_model_shows_no_weights() -> None:
