@@ -54,7 +54,7 @@ BODIES = {
 
 PROGRAM = """
 import json, sys
-from amp_rewrite.runtime.runner import kernel_registry
+from amp_rewrite.runtime.probes import kernel_registry
 json.dump(kernel_registry(), open(sys.argv[1], "w"))
 """
 

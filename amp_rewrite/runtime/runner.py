@@ -7,15 +7,15 @@ raises errors of onnxruntime as one line.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from onnx import ModelProto
 
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model
@@ -33,11 +33,10 @@ from amp_rewrite.runtime.ort_errors import one_line
 from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
 from amp_rewrite.runtime.plugins import described, device_of, devices, refusals, registered
 from amp_rewrite.runtime.ports import Port, input_ports, output_ports
-from amp_rewrite.runtime.registry import schema_row
 from amp_rewrite.runtime.subgraph import check_names, reduced, written_to
 from amp_rewrite.runtime.webgpu import ASSIGNMENT as ASSIGNMENT
-from amp_rewrite.runtime.webgpu import REQUIREMENT, Assignment, absence, assignment, names_on
 from amp_rewrite.runtime.webgpu import WEBGPU as WEBGPU
+from amp_rewrite.runtime.webgpu import Assignment, absence, assignment, names_on
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -53,7 +52,7 @@ MOST_THREADS = 1024
 # For some graphs of thousands of nodes, planning memory reuse takes longer than the rest of opening.
 _MOST_PLANNED_NODES = 4000
 # FATAL: errors are raised as exceptions too.
-_QUIET, _DEFAULT_SEVERITY = 4, 2
+QUIET, _DEFAULT_SEVERITY = 4, 2
 # TF32 has 10 bits of significand, as float16 has; a float32 result must not be computed in it.
 _PROVIDER_OPTIONS: Mapping[str, Mapping[str, str]] = {CUDA: {"use_tf32": "0"}}
 
@@ -139,7 +138,6 @@ class Runner:
     def _run_values(self, fed: Mapping[str, Given], names: list[str]) -> list[Given]:
         """Run through OrtValues, which support bfloat16, unlike onnxruntime's numpy arrays."""
         ort = installed_onnxruntime()
-
         for port in (*self.inputs, *(p for p in self.outputs if p.name in names)):
             if port.container != TENSOR and (port.name in fed or port.name in names):
                 raise ModelError(
@@ -165,7 +163,6 @@ class Runner:
         names, types and devices that do not fit.
         """
         ort = installed_onnxruntime()
-
         ports = tuple({port.name: port for port in side} for side in (self.inputs, self.outputs))
         chosen = list(ports[1]) if outputs is None else outputs
         check_names("output", chosen, tuple(ports[1]))
@@ -185,7 +182,6 @@ class Runner:
     def double_buffer(self, initial: Mapping[str, Array]) -> DoubleBuffer:
         """Allocate state in two sets on this model's device, with the values on side 0; for `buffered`."""
         ort = installed_onnxruntime()
-
         return DoubleBuffer.of(ort, initial, self._place())
 
     def buffered(self, state: DoubleBuffer, successors: Mapping[str, str], told: Sequence[str]) -> BufferedRunner:
@@ -195,7 +191,6 @@ class Runner:
         for unknown outputs.
         """
         ort = installed_onnxruntime()
-
         check_names("output", [*told, *successors.values()], tuple(port.name for port in self.outputs))
         with one_line("run"):
             opened, names = (self.inner, self.provider), [port.name for port in self.inputs]
@@ -218,15 +213,19 @@ class Runner:
         return Path(self.inner.end_profiling())
 
 
+def small_model(dtype: str = "float") -> ModelProto:
+    """Return a model of one op, to open as a test."""
+    import onnx.parser
+
+    text = '<ir_version: 8, opset_import: ["" : 13]> probe ({0}[1] x) => ({0}[1] y) {{ y = Neg(x) }}'
+    return onnx.parser.parse_model(text.format(dtype))
+
+
 @cache
 def cuda_opens() -> bool:
     """True if a model can be opened on CUDA here, which a build with CUDA does not guarantee."""
-    import onnx.parser
-
-    header = '<ir_version: 8, opset_import: ["" : 13]>'
-    probe = onnx.parser.parse_model(f"{header} probe (float[1] x) => (float[1] y) {{ y = Neg(x) }}")
     try:
-        return Runner.open(Model(probe), SessionOptions(providers=(CUDA, CPU))).provider == CUDA
+        return Runner.open(Model(small_model()), SessionOptions(providers=(CUDA, CPU))).provider == CUDA
     except (ModelError, PolicyError):
         return False
 
@@ -240,16 +239,11 @@ def webgpu_opens() -> bool:
 @cache
 def webgpu_absence() -> str | None:
     """Return the reason why no float16 model opens on a WebGPU device here; None if one does."""
-    import onnx.parser
-    import onnxruntime as ort
-
-    if (reason := absence(ort)) is not None:
+    if (reason := absence(installed_onnxruntime())) is not None:
         return reason
-    header = '<ir_version: 8, opset_import: ["" : 13]>'
-    probe = onnx.parser.parse_model(f"{header} probe (float16[2] x) => (float16[2] y) {{ y = Neg(x) }}")
     try:
-        runner = Runner.open(Model(probe), SessionOptions(providers=(WEBGPU, CPU)))
-        runner.run({"x": np.zeros(2, np.float16)})
+        runner = Runner.open(Model(small_model("float16")), SessionOptions(providers=(WEBGPU, CPU)))
+        runner.run({"x": np.zeros(1, np.float16)})
     except ModelError as error:
         return f"the WebGPU device does not run float16: {error}"
     return None if WEBGPU in runner.assignment() else "the WebGPU device does not take float16"
@@ -258,116 +252,24 @@ def webgpu_absence() -> str | None:
 def has_provider(name: str) -> bool:
     """True if this onnxruntime is built with a provider, even if the provider does not open."""
     ort = installed_onnxruntime()
-
     return name in ort.get_available_providers() or bool(devices(ort, name))
 
 
 def offered_device(provider: str) -> str:
     """Return the device of a plugin's provider in words; "" for other providers."""
     ort = installed_onnxruntime()
-
     return next((described(device) for device in devices(ort, provider) if provider != CPU), "")
 
 
 def cuda_release() -> int | None:
     """Return the CUDA release that this onnxruntime is built for (13); None for a build without CUDA."""
     ort = installed_onnxruntime()
-
     major = str(getattr(ort, "cuda_version", None) or "").partition(".")[0]
     return int(major) if major.isdecimal() else None
 
 
-def open_plainly(path: str, provider: str, *skip: str) -> None:
-    """Open a model file as other programs do, without the ways round hazards; `skip`: optimizers to disable.
-
-    The process may crash; use a subprocess. ModelError for an objection of onnxruntime.
-    """
-    ort = installed_onnxruntime()
-
-    settings = ort.SessionOptions()
-    settings.log_severity_level = _QUIET
-    with one_line("open"):
-        if provider == CUDA:
-            _preload_once()
-        ort.InferenceSession(path, settings, [provider], disabled_optimizers=list(skip), enable_fallback=0)
-
-
-def probe() -> dict[str, Any]:
-    """Describe this onnxruntime as JSON. A broken installation may crash the process; use a subprocess."""
-    ort = installed_onnxruntime()
-
-    return {
-        "version": ort.__version__,
-        "cuda": getattr(ort, "cuda_version", None) or None,
-        "providers": ort.get_available_providers(),
-        "opens": has_provider(CUDA) and cuda_opens(),
-        "plugins": [
-            {**asdict(plugin), "devices": [described(d) for name in plugin.providers for d in devices(ort, name)]}
-            for plugin in registered(ort)
-        ],
-    }
-
-
-def probe_webgpu() -> dict[str, Any]:
-    """Describe the WebGPU provider as JSON: its release, None without one, and the reason why it does not open."""
-    from importlib import metadata
-
-    try:
-        release = metadata.version(REQUIREMENT)
-    except metadata.PackageNotFoundError:
-        release = None
-    return {"release": release, "absence": webgpu_absence()}
-
-
-def kernel_registry() -> dict[str, Any]:
-    """Return the kernels, schemas and limits of this onnxruntime as JSON (docs/reference/tables.md).
-
-    The process crashes with a segmentation fault if the CUDA or the TensorRT library cannot be loaded.
-    """
-    if has_provider(CUDA):
-        _preload_once()
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    kernels = [
-        {
-            "provider": k.provider,
-            "domain": k.domain or "ai.onnx",
-            "op": k.op_name,
-            "versions": list(k.version_range),
-            "types": {name: list(allowed) for name, allowed in k.type_constraints.items()},
-        }
-        for k in state.get_all_opkernel_def()
-    ]
-    schemas = [schema_row(s) for s in state.get_all_operator_schema() if not s.deprecated]
-    return {
-        "opset": _limit(r"is till opset (\d+)", opset=10_000),
-        "ir": _limit(r"max supported IR version: (\d+)", ir=10_000),
-        "kernels": kernels,
-        "schemas": schemas,
-    }
-
-
-def _limit(words: str, opset: int = 1, ir: int = 3) -> int | None:
-    """Return the number in the objection of this onnxruntime to a model beyond its limits; None without one."""
-    import onnx.parser
-
-    ort = installed_onnxruntime()
-
-    text = '<ir_version: 8, opset_import: ["" : 13]> probe (float[1] x) => (float[1] y) { y = Neg(x) }'
-    model = onnx.parser.parse_model(text)
-    model.opset_import[0].version, model.ir_version = opset, ir
-    try:
-        with one_line("open"):
-            ort.InferenceSession(model.SerializeToString(), providers=[CPU])
-    except ModelError as objection:
-        found = re.search(words, str(objection.__cause__))
-        return int(found[1]) if found else None
-    return None
-
-
 def _check_providers(providers: Sequence[str]) -> None:
     ort = installed_onnxruntime()
-
     known = ort.get_available_providers()
     if any(provider not in known for provider in providers):
         usable = [name for plugin in registered(ort) if not plugin.failure for name in plugin.providers]
@@ -384,9 +286,8 @@ def _opened(
     given: bytes | str, entries: Mapping[str, str], model: Model, options: SessionOptions
 ) -> onnxruntime.InferenceSession:
     ort = installed_onnxruntime()
-
     settings = ort.SessionOptions()
-    settings.log_severity_level = _QUIET
+    settings.log_severity_level = QUIET
     settings.intra_op_num_threads = options.threads
     nodes = list(all_nodes(model.proto.graph.node))
     settings.enable_mem_reuse = options.planned and len(nodes) <= _MOST_PLANNED_NODES
@@ -409,11 +310,11 @@ def _opened(
     first = options.providers[0]
     offered = () if first == CPU else devices(ort, first)
     plugged = device_of(offered, by_provider[first]) if offered else None
-    ort.set_default_logger_severity(_QUIET)  # a provider that does not open says so outside of any session
+    ort.set_default_logger_severity(QUIET)  # a provider that does not open says so outside of any session
     try:
         with one_line("open"):
             if {CUDA, TENSORRT}.intersection(by_provider):
-                _preload_once()
+                preload_once()
             if plugged is not None:
                 if first == WEBGPU:
                     settings.add_session_config_entry(ASSIGNMENT, "1")
@@ -427,10 +328,9 @@ def _opened(
 
 
 @cache
-def _preload_once() -> None:
+def preload_once() -> None:
     """Load CUDA libraries installed by pip if the loader does not find others."""
     ort = installed_onnxruntime()
-
     release = cuda_release()
     lost = {name: not loads(name) for name in (f"libcublasLt.so.{release}", "libcudnn.so.9")}
     if release is not None and any(lost.values()) and hasattr(ort, "preload_dlls"):  # from 1.21 on

@@ -17,7 +17,7 @@ from amp_rewrite.runtime.installation import DEFAULT, Package, packages
 from amp_rewrite.runtime.subprocess import command
 
 Asked = Mapping[str, Any]
-"""Answer of `runtime.runner.probe`, or `{"failure": …}` if the query failed."""
+"""Answer of `runtime.probes.probe`, or `{"failure": …}` if the query failed."""
 
 _OUR_ERROR = "amp_rewrite.errors.MachineError: models run in onnxruntime, and "
 _SECONDS = 300.0  # for a process that only opens a tiny model
@@ -46,7 +46,7 @@ def machine_asked() -> Hardware:
 
 def asked() -> Asked:
     """Query onnxruntime about itself in another process, which may crash."""
-    return _answer("runner", "probe")
+    return _answer("probes", "probe")
 
 
 def write_kernels(file: Path) -> int:
@@ -58,7 +58,7 @@ def write_kernels(file: Path) -> int:
     if file.exists() or file.is_symlink():
         raise MachineError(f"{file} exists; name a new file")
     check_place(file, MachineError)
-    answer = _answer("runner", "kernel_registry")
+    answer = _answer("probes", "kernel_registry")
     if "failure" in answer:
         raise MachineError(
             f"the kernel registry cannot be read here: {answer['failure']}; it can where the libraries of CUDA and of"
@@ -71,7 +71,7 @@ def write_kernels(file: Path) -> int:
 
 def webgpu_asked() -> Asked:
     """Ask the WebGPU provider in a process of its own; `{"failure": …}` if that fails."""
-    return _answer("runner", "probe_webgpu", "the WebGPU provider")
+    return _answer("probes", "probe_webgpu", "the WebGPU provider")
 
 
 def opened(model: Path, provider: str, skip: Sequence[str] = ()) -> str | None:
@@ -79,7 +79,7 @@ def opened(model: Path, provider: str, skip: Sequence[str] = ()) -> str | None:
 
     The failure is a signal that ended the process, or onnxruntime's objection.
     """
-    program = "from amp_rewrite.runtime.runner import open_plainly; open_plainly(*sys.argv[1:])"
+    program = "from amp_rewrite.runtime.probes import open_plainly; open_plainly(*sys.argv[1:])"
     arguments = command(program, str(model), provider, *skip)
     try:
         done = subprocess.run(arguments, capture_output=True, text=True, errors="replace", timeout=_SECONDS)
