@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeVar
 
 from amp_rewrite.dtypes import DType
@@ -66,6 +67,20 @@ def number(view: View, value: ValueId | None, axes: int | None = None) -> float 
         return None
     held = view.model.array(tensor)
     return float(held.item()) if held.dtype.kind in "fiu" else None
+
+
+def orders(op: Op) -> Iterator[tuple[ValueId, ValueId]]:
+    """Yield the two operands of an op, in both orders; none for another number of them."""
+    if len(op.operands) == 2:
+        first, second = op.operands
+        yield from ((first, second), (second, first))
+
+
+def scalings(view: View, op: Op) -> Iterator[tuple[ValueId, float]]:
+    """Yield the operand that a product or quotient scales, and the number that it is multiplied or divided by."""
+    for value, factor in islice(orders(op), 1 if op.kind == "Div" else 2):
+        if (size := number(view, factor)) is not None:
+            yield value, size
 
 
 # -- type variables ------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amp_rewrite.ir.nodes import Op
 from amp_rewrite.ir.op_classes import EXACT, SCATTERS
-from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.schema import text_attribute
 from amp_rewrite.ir.versions import FIRST_PAD_WITH_INPUTS
 
 
@@ -17,6 +17,5 @@ def exact(op: Op) -> bool:
     if op.kind == "Pad":  # an attribute may be any float32
         return op.signature is not None and op.signature.since >= FIRST_PAD_WITH_INPUTS
     if op.kind in SCATTERS:
-        reduction = attribute(op.node, "reduction")
-        return reduction is None or reduction.s in (b"none", b"max", b"min")
+        return text_attribute(op.node, "reduction", "none") in ("none", "max", "min")
     return False

@@ -289,6 +289,27 @@ def int_attribute(node: NodeProto, name: str, default: int) -> int:
     return default if stated is None else stated.i
 
 
+def text_attribute(node: NodeProto, name: str, default: str = "") -> str:
+    """Return a node's text attribute."""
+    stated = attribute(node, name)
+    return default if stated is None else stated.s.decode("utf-8", "replace")
+
+
+def ints_attribute(node: NodeProto, name: str) -> tuple[int, ...]:
+    """Return a node's list of integers; an empty one if it is absent."""
+    stated = attribute(node, name)
+    return () if stated is None else tuple(stated.ints)
+
+
+def equation(node: NodeProto) -> tuple[Sequence[str], str]:
+    """Return the labels of each operand of an Einsum, and those of the result, stated or implied."""
+    operands, arrow, result = text_attribute(node, "equation").replace(" ", "").partition("->")
+    if not arrow:
+        labels = operands.replace(",", "").replace("...", "")
+        result = "..." * ("..." in operands) + "".join(sorted(x for x in set(labels) if labels.count(x) == 1))
+    return operands.split(","), result
+
+
 def stated_dtype(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:
     """Return the element type of an output that no input binds, by an attribute or the operator's own rule.
 

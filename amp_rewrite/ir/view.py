@@ -6,6 +6,7 @@ the ops of its bodies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial, update_wrapper
@@ -184,14 +185,16 @@ class View(Index):
         held = ((v.id, v.tensor) for v in self.values if v.tensor is not None and not v.overridable)
         return dict(held)
 
-    def array(self, value: ValueId | None) -> Array | None:
-        """Return the elements of a constant value; None for other values.
+    def array(self, value: ValueId | None, most: int | None = None) -> Array | None:
+        """Return the elements of a constant value; None for other values, and for more elements than asked for.
 
         Args:
             value: id of the value.
+            most: the largest number of elements that are read.
         """
         tensor = self.constant(value)
-        return self.model.array(tensor) if tensor is not None else None
+        large = tensor is not None and most is not None and math.prod(tensor.dims) > most
+        return None if tensor is None or large else self.model.array(tensor)
 
     def fit(self, value: ValueId, to: DType) -> Fit:
         """Return how a constant's values fit into a low type, read once; Fit() for a value that is not constant.

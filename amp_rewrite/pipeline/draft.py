@@ -15,6 +15,7 @@ from amp_rewrite.decide.coloring.state import PaintOptions, State
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
 from amp_rewrite.decide.hazards.quantized import quantized
 from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
@@ -22,7 +23,7 @@ from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.reports.rows import ShiftRow
-from amp_rewrite.rewrite.passes.canonicalize import canonicalize
+from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
 from amp_rewrite.runtime.hazards import faults
 from amp_rewrite.settings.io_rules import io_types, rules_of
 from amp_rewrite.settings.options import Request
@@ -96,8 +97,8 @@ class Draft:
             view=view,
             hazards=hazards,
             clusters=groups,
-            keep=_followed(self.keep, self.view, view, results),
-            lower=_followed(self.lower, self.view, view, results),
+            keep=followed(self.keep, self.view, view, results),
+            lower=followed(self.lower, self.view, view, results),
             io=io,
             expansions=(*self.expansions, *findings),
         )
@@ -118,7 +119,7 @@ class Draft:
         """Return the trade of time against digits on a GPU, with pins from data. `islands`: as for `Tradeoff`."""
         from amp_rewrite.decide.placement.tradeoff import Tradeoff  # late: as for `placing`
 
-        trade = Tradeoff.of(self.view, roof, self.request.to, islands=islands)
+        trade = Tradeoff(CostModel(self.view, roof, self.request.to), islands)
         self._colored(pins, trade)
         return trade
 
@@ -155,7 +156,7 @@ class Draft:
             return None
         from amp_rewrite.decide.placement.place import Placing  # late: only this placement pays for it
 
-        return Placing.of(self.view, placement.gpu, self.request.to, islands=placement.islands)
+        return Placing(CostModel(self.view, placement.gpu, self.request.to), placement.islands)
 
 
 def _resolved(
@@ -173,16 +174,6 @@ def _resolved(
         hazards = replace(hazards, pins=tuple(pinned[op] for op in sorted(pinned)))
     groups = hazards.clusters if request.safe else clusters(view)
     return hazards, groups, io_types(view, rules_of(request), request.to)
-
-
-def _followed(
-    marked: Mapping[OpId, str], before: View, after: View, results: Mapping[OpId, tuple[str, ...]]
-) -> Mapping[OpId, str]:
-    """Return the marks of ops in another view; `results` are the names of the results of changed ops."""
-    if not marked:
-        return marked
-    made = {results.get(op, tuple(before.ops[op].node.output)): word for op, word in marked.items()}
-    return {op.id: made[outputs] for op in after.ops if (outputs := tuple(op.node.output)) in made}
 
 
 def _order(model: Model) -> list[tuple[str, ...]]:

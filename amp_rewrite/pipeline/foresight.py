@@ -148,7 +148,7 @@ class Foresight:
 
     def at(self, price: float) -> Foreseen:
         """Return the choice of the least time + price · squared error; seconds for a squared error of 1."""
-        high = {op for op, _ in self._trade.high(self._losses, price)}
+        high = {op for op, _ in self.trade.high(self._losses, price)}
         return self.painted([i for i, region in enumerate(self.regions) if not high.isdisjoint(region.ops)])
 
     def cheapest(self, by: Criterion, factor: float = 1.0) -> Foreseen | None:
@@ -224,25 +224,7 @@ class Foresight:
     def unit(self) -> float:
         """The price at which all errors together cost what float32 loses."""
         total = sum(loss.error for loss in self._losses if math.isfinite(loss.error))
-        return self._trade.stake / total if total else 1.0
-
-    def seconds(self, coloring: Coloring) -> float:
-        """Return the predicted time of a coloring, beyond that of all ops low without a Cast."""
-        return self._trade.seconds(coloring)
-
-    def whole(self, coloring: Coloring) -> float:
-        """Return the predicted time of a coloring."""
-        return self.least + self.seconds(coloring)
-
-    @property
-    def least(self) -> float:
-        """The predicted time of the model if all ops were low, without a Cast."""
-        return self._trade.least
-
-    @property
-    def float32(self) -> float:
-        """The predicted time that float32 takes beyond that."""
-        return self._trade.float32
+        return self.trade.stake / total if total else 1.0
 
     @property
     def roof(self) -> Roof:
@@ -250,7 +232,8 @@ class Foresight:
         return self.draft.request.placement.gpu or ROOFS["A100"]
 
     @cached_property
-    def _trade(self) -> Tradeoff:
+    def trade(self) -> Tradeoff:
+        """The predicted times of colorings, and the choice by price."""
         return self.draft.traded(self.pins, self.roof, islands=self.islands)
 
     @cached_property

@@ -229,16 +229,16 @@ class _Curve:
 
     def chosen(self, most: int) -> list[Foreseen]:
         """Return the plain conversion and at most so many choices that no other one beats, spread evenly."""
-        plain = self.foresight.painted(())
+        plain, trade = self.foresight.painted(()), self.foresight.trade
         seen = {s.held: s for s in (self.foresight.at(self.foresight.unit * 4.0**e) for e in _EXPONENTS)}
         self.considered = len(seen.keys() | {plain.held})
         seen.pop(plain.held, None)
-        order = sorted(seen.values(), key=lambda s: (self.foresight.seconds(s.coloring), self._error(s)))
+        order = sorted(seen.values(), key=lambda s: (trade.seconds(s.coloring), self._error(s)))
         front: list[Foreseen] = []
         for choice in order:
             if math.isfinite(self._error(choice)) and (not front or self._error(choice) < self._error(front[-1])):
                 front.append(choice)
-        front = [s for s in front if self.foresight.seconds(s.coloring) < self.foresight.float32 and self._error(s)]
+        front = [s for s in front if trade.seconds(s.coloring) < trade.float32 and self._error(s)]
         kept = sorted(set(np.linspace(0, len(front) - 1, min(most, len(front))).round().astype(int).tolist()))
         return [plain, *(front[i] for i in kept)]
 
@@ -257,13 +257,14 @@ class _Curve:
         predicted = (self._error(seen), prediction.score(seen.energies, _SCALED))
         measured = (prediction.error(np.concatenate(energies)), largest)
         low = seen.coloring.float32_ops
-        return Point(kind, self.foresight.whole(seen.coloring), *predicted, *measured, low, self._ops(seen.coloring))
+        seconds = self.foresight.trade.least + self.foresight.trade.seconds(seen.coloring)
+        return Point(kind, seconds, *predicted, *measured, low, self._ops(seen.coloring))
 
     @property
     def float32(self) -> Point:
         """Return the model as it is."""
-        ops = self._ops(self.foresight.base)
-        return Point(FLOAT32, self.foresight.least + self.foresight.float32, 0.0, 0.0, 0.0, 0.0, ops, ops)
+        ops, trade = self._ops(self.foresight.base), self.foresight.trade
+        return Point(FLOAT32, trade.least + trade.float32, 0.0, 0.0, 0.0, 0.0, ops, ops)
 
     def _ops(self, coloring: Coloring) -> int:
         return len({op for op, _ in coloring.paints})

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import behind, first_input_of
 from amp_rewrite.ir.op_classes import BROADCASTS, CARRIERS, ELEMENTLESS, MOVES, SAME_SHAPE, SCATTERS, UNREPEATABLE
-from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.schema import ints_attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.equivalence import Arrays, runs_of
 
@@ -31,8 +31,7 @@ def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
 
 def permutation(op: Op) -> tuple[int, ...]:
     """Return the permutation that a Transpose states; () if it states none, and for other ops."""
-    perm = attribute(op.node, "perm") if op.kind == "Transpose" else None
-    return tuple(perm.ints) if perm is not None else ()
+    return ints_attribute(op.node, "perm") if op.kind == "Transpose" else ()
 
 
 def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:
@@ -61,9 +60,8 @@ def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) ->
 
 def numbers(view: View, value: ValueId) -> Array | None:
     """Return the numbers of a value that is a constant or computed from constants; None if they are not known."""
-    tensor = view.constant(value)
-    if tensor is not None:
-        return view.model.array(tensor) if math.prod(tensor.dims) <= _MOST_ELEMENTS else None
+    if view.constant(value) is not None:
+        return view.array(value, _MOST_ELEMENTS)
     ops = ops_behind(view, value)
     return computed(view, ops, value, {}) if ops else None
 

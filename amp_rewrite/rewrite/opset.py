@@ -84,7 +84,7 @@ class _Judge:
 
     def covers(self, view: View) -> _Coverage:
         """Return the kind of each op, and how often it is served: for the types that it has, and for the low type."""
-        gate = Gate.of(self.target, self.to)
+        gate = Gate(self.target, self.to)
         opened = self.target.opset is None or view.opsets.get("", 1) <= self.target.opset
         coverage = []
         for op in view.ops:

@@ -15,7 +15,7 @@ from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import Flow, first_input_of, only_reader, origin
 from amp_rewrite.ir.op_classes import CASTS, COPIES, DEQUANTIZES, LAYERS, QUANTIZES, RELABELS
-from amp_rewrite.ir.schema import attribute, int_attribute
+from amp_rewrite.ir.schema import int_attribute, ints_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import shape_of
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.runtime.kernels import release_number
@@ -114,15 +114,12 @@ _NATIVE = {*CASTS, *COPIES, "Clip", "Dropout", "If", "LayerNormalization", "Loop
 def _batch_transposes(view: View, made: Made) -> Iterator[Op]:
     """Yield float16 Transposes that move the batch axis inwards, and that a product with a constant reads."""
     passed = Flow.of(view, dict.fromkeys((*CASTS, "Identity"), (0,)))
-    for op in view.ops:
-        if op.kind != "Transpose" or (result := op.outputs[0]) is None or made(result) is not DType.FLOAT16:
-            continue
-        stated = attribute(op.node, "perm")
-        perm = tuple(stated.ints) if stated is not None else ()
+    for op in _low(view, made, "Transpose"):
+        perm = ints_attribute(op.node, "perm")
         inner = (*range(1, len(perm)), 0)
         if len(perm) < 3 or perm not in (inner, (*inner[:-2], 0, inner[-2])) or not _native(view, op, made):
             continue
-        copies = passed.forth({result: None})
+        copies = passed.forth(dict.fromkeys(op.results))
         products = [reader for value in copies for reader in view.readers(value) if reader.kind == "MatMul"]
         if any(_by_constant(view, product) and not _biased(view, product) for product in products):
             yield op
@@ -149,14 +146,10 @@ def _biased(view: View, op: Op) -> bool:
 
 def _biased_layers(view: View, made: Made) -> Iterator[Op]:
     """Yield layers between quantizers with float16 scales whose bias is a constant in floats."""
-    for op in view.ops:
-        if op.kind not in LAYERS or len(op.inputs) < 3 or view.constant(op.inputs[2]) is None:
-            continue
-        operands = [view.producer(value) for value in op.inputs[:2]]
-        decoded = all(maker is not None and maker.kind in DEQUANTIZES for maker in operands)
-        result = op.outputs[0]
-        if decoded and result is not None and made(result) is DType.FLOAT16:
-            readers = [reader.kind for reader in view.readers(result)]
+    for op in _low(view, made, *LAYERS):
+        biased = len(op.inputs) > 2 and view.constant(op.inputs[2]) is not None
+        if biased and all(view.producer(value, *DEQUANTIZES) is not None for value in op.inputs[:2]):
+            readers = [reader.kind for value in op.results for reader in view.readers(value)]
             if readers and all(kind in QUANTIZES for kind in readers):
                 yield op
 
@@ -173,8 +166,8 @@ def _recurrent(view: View, made: Made) -> Iterator[Op]:
 
 def _captured(view: View, made: Made) -> Iterator[Op]:
     """Yield convolutions whose result a body reads, such as a branch of If."""
-    for op in view.ops:
-        if op.kind == "Conv" and any(view.ops[use.op].scope != op.scope for v in op.results for use in view.uses[v]):
+    for op in view.of_kinds(("Conv",)):
+        if any(view.ops[use.op].scope != op.scope for v in op.results for use in view.uses[v]):
             yield op
 
 

@@ -13,7 +13,7 @@ from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.hazards.rule import Rule, rule
 from amp_rewrite.decide.hazards.steps import LARGE
 from amp_rewrite.decide.union_find import UnionFind
-from amp_rewrite.ir.dataflow import first_input_of, made_variable, only_reader, origin
+from amp_rewrite.ir.dataflow import first_input_of, made_variable, only_reader, orders, origin
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import (
     CASTS,
@@ -199,11 +199,7 @@ def _before_products(state: State) -> set[OpId]:
 
 def _is_bias(state: State, op: Op) -> bool:
     """True if an op adds a moderate constant to the result of a low product: its bias."""
-    if op.kind not in PAIR_SUMS or len(op.inputs) != 2:
-        return False
-    for value, constant in (op.inputs, op.inputs[::-1]):
-        if value is None or constant is None:
-            continue
+    for value, constant in orders(op) if op.kind in PAIR_SUMS else ():
         constant = origin(state.view, constant, _copied)
         if state.view.constant(constant) is not None:
             maker = state.view.producer(origin(state.view, value, _copied))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 
 import onnx.defs
@@ -76,12 +77,11 @@ class Gate:
 
     target: Target
     to: DType
-    kernels: Kernels | None
     _known: dict[tuple[object, ...], Lowerable] = field(default_factory=dict, repr=False)
 
-    @classmethod
-    def of(cls, target: Target, to: DType) -> Gate:
-        return cls(target, to, target.kernels)
+    @cached_property
+    def kernels(self) -> Kernels | None:
+        return self.target.kernels
 
     # -- down ----------------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ def paint(
         True
     """
     options, hazards = _with_keywords(options or PaintOptions(), hazards or Hazards(), old)
-    gate = Gate.of(options.target, to)
+    gate = Gate(options.target, to)
     entries = entries_of(view, lists.at_level(options.level))
     state = State(view, Vertices.build(view, entries, gate), gate, to, options, hazards)
     for rule in (*SPREAD, *((place,) if place is not None else ())):

@@ -12,7 +12,7 @@ from amp_rewrite.decide.hazards.fills import CARRIES, additive, carried, reads_l
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import LARGE, described, float32_constant, leading_to, learned_ops, scaled_by
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, first_input_of, float32, float32_ops, makers, number, origin
+from amp_rewrite.ir.dataflow import Flow, first_input_of, float32, float32_ops, makers, number, orders, origin
 from amp_rewrite.ir.op_classes import (
     AFFINE,
     ALL,
@@ -175,8 +175,8 @@ def large_constants(view: View, to: DType) -> Iterator[Held]:
 
 def _enlarges(view: View, op: Op, to: DType) -> str:
     """Return a note if an op adds a large constant or multiplies by one."""
-    for value, constant in (op.inputs, op.inputs[::-1]) if len(op.inputs) == 2 else ():
-        if value is None or constant is None or view.constant(constant) is None:
+    for value, constant in orders(op):
+        if view.constant(constant) is None:
             continue
         size = abs(number(view, constant) or 0.0)
         if op.kind in SUMS and size > LARGE[to]:

@@ -16,6 +16,7 @@ from amp_rewrite.ir.dataflow import (
     float32_ops,
     makers,
     multiples,
+    orders,
     origin,
     sums_squares,
     trail,
@@ -122,7 +123,7 @@ def _met(flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> Collection[Op
 
 def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId | None]]:
     """Yield minuend and subtrahend of an op, in both orders: the sign of a variance does not matter."""
-    for kept, other in (op.inputs, op.inputs[::-1]) if len(op.inputs) == 2 else ():
+    for kept, other in orders(op):
         negated = view.producer(other, "Neg")
         if op.kind == "Sub" or negated is not None:
             yield kept, negated.inputs[0] if op.kind == "Add" and negated is not None else other

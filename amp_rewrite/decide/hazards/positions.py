@@ -12,7 +12,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.counts import counted
 from amp_rewrite.decide.hazards.fills import ATTENTION_MASKS, CARRIES, to_softmax
 from amp_rewrite.decide.hazards.rule import Held, rule
-from amp_rewrite.decide.hazards.steps import described, equation, first_inputs, operands_at, results_of, summed_length
+from amp_rewrite.decide.hazards.steps import described, first_inputs, operands_at, results_of, summed_length
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, first_input_of, float32, float32_ops, makers, origin, trail
 from amp_rewrite.ir.op_classes import (
@@ -32,7 +32,8 @@ from amp_rewrite.ir.op_classes import (
 )
 from amp_rewrite.ir.patterns.activations import snakes
 from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
-from amp_rewrite.ir.patterns.scores import FAR, FILL, counts_far, scored_rows, stored
+from amp_rewrite.ir.patterns.scores import FAR, FILL, counts_far, scored_rows
+from amp_rewrite.ir.schema import equation
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, fixed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 
@@ -122,7 +123,7 @@ def _angular(view: View, op: Op, counting: Collection[ValueId], lengths: Mapping
     if any(v in counting for v in read):
         return True
     if op.kind == "Einsum":
-        operands, result = equation(op)
+        operands, result = equation(op.node)
         return len(operands) > 1 and set("".join(operands)) - {"."} <= set(result)
     shapes = (tuple(t.dims) if (t := view.constant(v)) is not None else lengths.get(v, ()) for v in read)
     terms = (summed_length(op, slot, shape) for slot, shape in enumerate(shapes))
@@ -211,7 +212,7 @@ def _counts(view: View, value: ValueId) -> bool:
 
 def _far_at_best(view: View, to: DType, value: ValueId) -> bool:
     """True for a constant, or a copy of one, that counts, and is large at the best key that some row shows."""
-    numbers = stored(view, origin(view, value, first_input_of(COPIES)))
+    numbers = view.array(origin(view, value, first_input_of(COPIES)), MOST)
     if numbers is None or not counts_far(numbers, to):
         return False
     return bool((abs(np.where(numbers > -FILL, numbers, -np.inf).max(axis=-1)) > FAR[to]).any())
@@ -222,7 +223,7 @@ def counting_biases(view: View, to: DType) -> Collection[ValueId]:
     """Return the float32 values that count positions, and as a bias of scores would cost these digits. O(nodes)."""
     terms = _constant_terms(view)
     far = {value for read in terms.values() for value, held in read if _counts_far(view, held, to)}
-    rows = scored_rows(view, cache(partial(stored, view))) if far else ()
+    rows = scored_rows(view, cache(partial(view.array, most=MOST))) if far else ()
     near = {term.op.id for row in rows if row.near(to) for term in row.terms}
     counting = {value for op, read in terms.items() if op not in near for value, _ in read if value in far}
     if ranges := results_of(view, ("CumSum", "Range")):

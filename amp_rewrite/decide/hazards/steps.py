@@ -7,9 +7,9 @@ from itertools import repeat
 from math import prod
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, number
+from amp_rewrite.ir.dataflow import Flow, scalings
 from amp_rewrite.ir.op_classes import HEAVY, Slots
-from amp_rewrite.ir.schema import attribute, int_attribute
+from amp_rewrite.ir.schema import equation, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View, once
 
@@ -54,23 +54,15 @@ def summed_length(op: Op, slot: int, shape: Shape) -> int | None:
     return shape[-1] if last or len(shape) == 1 else shape[-2]
 
 
-def equation(op: Op) -> tuple[Sequence[str], str]:
-    """Return the labels of each operand of an Einsum, and those of the result; empty ones if it states no result."""
-    stated = attribute(op.node, "equation")
-    spelled = stated.s.decode("utf-8", "replace").replace(" ", "") if stated is not None else ""
-    operands, arrow, result = spelled.partition("->")
-    return (operands.split(","), result) if arrow else ((), "")
-
-
 def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = FREE) -> int:
     """Return how many terms each result of a product or global pool adds up; `free` stands for an unknown length."""
     lengths: Sequence[int | None] = [None]
     if op.kind == "Einsum":
-        operands, result = equation(op)
+        operands, result = equation(op.node)
         terms = zip(operands, shapes, strict=False)
         sizes = {at: n for word, shape in terms for at, n in zip(word, shape or repeat(None), strict=False)}
-        stated = bool(operands) and "." not in sizes
-        lengths = [length for label, length in sizes.items() if label not in result] if stated else [None]
+        if "." not in sizes:
+            lengths = [length for label, length in sizes.items() if label not in result]
     elif op.kind in _AXES:
         slot, axes = _AXES[op.kind]
         shape = shapes[slot]
@@ -93,11 +85,9 @@ def learned_ops(view: View) -> Collection[OpId]:
     return learned
 
 
-def scaled_by(view: View, op: Op) -> Iterator[tuple[ValueId | None, float]]:
+def scaled_by(view: View, op: Op) -> Iterator[tuple[ValueId, float]]:
     """Yield the operand that a product or quotient scales by one number other than 0, and what it multiplies it by."""
-    for value, factor in (op.inputs, op.inputs[::-1])[: 1 if op.kind == "Div" else 2]:
-        if size := number(view, factor):
-            yield value, 1 / size if op.kind == "Div" else size
+    yield from ((value, 1 / size if op.kind == "Div" else size) for value, size in scalings(view, op) if size)
 
 
 def leading_to(flow: Flow, ends: Mapping[ValueId, OpId], enter: Callable[[ValueId], bool]) -> dict[OpId, OpId]:

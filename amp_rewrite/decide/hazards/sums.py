@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from amp_rewrite.decide.hazards.means import weighted_means
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import described, scaled_by, summed_length, summed_terms
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, float32_ops, makers, number, trail
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, float32_ops, makers, orders, scalings, trail
 from amp_rewrite.ir.op_classes import (
     ALL,
     COPIES,
@@ -100,10 +100,10 @@ def small_steps(view: View) -> Iterator[Held]:
     for op in view.ops if len(moved) >= _LEAST else ():
         if op.kind in HEAVY or not learned.isdisjoint(op.inputs):
             learned.update(op.results)
-        if op.kind not in PAIR_SUMS or len(op.inputs) != 2 or not computes_float32(view, op):
+        if op.kind not in PAIR_SUMS or not computes_float32(view, op):
             continue
-        for state, step in (op.inputs, op.inputs[::-1]) if op.kind == "Add" else (op.inputs,):
-            if state is not None and op.outputs[0] is not None and moved.get(step) in learned:
+        for state, step in islice(orders(op), 2 if op.kind == "Add" else 1):
+            if op.outputs[0] is not None and moved.get(step) in learned:
                 passed, start = trail(view, state, partial(_kept, view))
                 before, _, length = steps.get(start, ((), None, 0)) if start is not None else ((), None, 0)
                 decays = [scaling for scaling in passed if scaling.kind in SCALINGS]
@@ -123,18 +123,14 @@ def _kept(view: View, op: Op) -> ValueId | None:
     """Return the state before a copy, or before a product or quotient with a number that is nearly 1."""
     if op.kind in COPIES:
         return op.inputs[0] if op.kind != "Concat" else None
-    for state, factor in (op.inputs, op.inputs[::-1])[: 1 if op.kind == "Div" else 2] if op.kind in SCALINGS else ():
-        size = number(view, factor)
-        if size is not None and abs(size - 1) < _SMALL:
-            return state
-    return None
+    scaled = scalings(view, op) if op.kind in SCALINGS else ()
+    return next((state for state, size in scaled if abs(size - 1) < _SMALL), None)
 
 
 def _moved(view: View, op: Op) -> ValueId | None:
     """Return f of a step c·f with a small number, or a number that is an input, for c."""
     small = (moved for moved, size in scaled_by(view, op) if abs(size) < _SMALL)
-    pairs = (op.inputs, op.inputs[::-1]) if op.kind == "Mul" else ()
-    fed = (moved for moved, factor in pairs if factor is not None and _is_fed_number(view, factor))
+    fed = (moved for moved, factor in orders(op) if op.kind == "Mul" and _is_fed_number(view, factor))
     return next(chain(small, fed), None)
 
 

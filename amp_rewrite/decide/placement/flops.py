@@ -12,7 +12,7 @@ from math import prod
 from typing import Protocol
 
 from amp_rewrite.ir.op_classes import RECURRENT
-from amp_rewrite.ir.schema import attribute, int_attribute
+from amp_rewrite.ir.schema import equation, int_attribute, ints_attribute
 from amp_rewrite.ir.view import Op, ValueId
 
 _MOST = 1e60  # operations; more are no measure of an op, but of hostile dims
@@ -85,14 +85,12 @@ def _packed_weight(*columns: tuple[str, int]) -> Callable[[Sizes, Op], float]:
 
 def _einsum(sizes: Sizes, op: Op) -> float:
     """Count an Einsum: each result sums over all letters that are not in the result."""
-    stated = attribute(op.node, "equation")
-    equation = stated.s.decode("utf-8", "replace").replace(" ", "") if stated is not None else ""
-    terms, arrow, result = equation.partition("->")
+    terms, result = equation(op.node)
     summed: dict[str, int] = {}
-    for term, value in zip(terms.split(","), op.inputs, strict=False):
+    for term, value in zip(terms, op.inputs, strict=False):
         front, _, back = term.partition("...")
         for at, letter in (*enumerate(front), *enumerate(back, -len(back))):
-            if letter not in result if arrow else terms.count(letter) > 1:  # unstated: what stands there once
+            if letter not in result:
                 summed[letter] = _dimension(sizes, value, at)
     return 2.0 * sizes.size(op.outputs[0]) * prod(summed.values())
 
@@ -111,9 +109,9 @@ def _convolved(sizes: Sizes, op: Op) -> float:
     weight = sizes.shape(op.inputs[1])
     if sizes.shape(op.outputs[0]) or not weight:
         return sizes.size(op.outputs[0])
-    strides, groups = attribute(op.node, "strides"), int_attribute(op.node, "group", 1)
+    strides, groups = ints_attribute(op.node, "strides"), int_attribute(op.node, "group", 1)
     channels = weight[-1 if op.kind in _CHANNELS_LAST else 1] * groups if len(weight) > 1 else 1
-    return sizes.size(op.inputs[0]) / channels * weight[0] / prod(strides.ints if strides is not None else ())
+    return sizes.size(op.inputs[0]) / channels * weight[0] / prod(strides)
 
 
 def _spread(sizes: Sizes, op: Op) -> float:

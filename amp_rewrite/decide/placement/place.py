@@ -13,16 +13,16 @@ from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, CostModel
 from amp_rewrite.decide.placement.cut_problem import CutProblem
 from amp_rewrite.decide.placement.flops import UNKNOWN_DIMENSION
 from amp_rewrite.decide.placement.labelling import Labelling
-from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
-from amp_rewrite.ir.view import OpId, View
-from amp_rewrite.runtime.roofline import START, Roof
+from amp_rewrite.ir.view import OpId
+from amp_rewrite.runtime.roofline import START
 
 
 @dataclass
 class Placing:
     """The rule of one painting, to be called with the state; it records the problem and the answer.
 
+    `costs` are those of a GPU; see `CutProblem` for `islands`.
     `vertices` are those of `labelling`, each by its op and its first type variable; `spread` and `cut` are their
     labels by TensorFlow's rules and in the end.
     """
@@ -33,11 +33,6 @@ class Placing:
     vertices: Sequence[tuple[OpId, str]] = ()
     spread: Sequence[bool] = ()
     cut: Sequence[bool] = ()
-
-    @classmethod
-    def of(cls, view: View, roof: Roof, to: DType, *, islands: bool = True) -> Placing:
-        """Return the rule for a GPU; see `CutProblem` for `islands`."""
-        return cls(CostModel(view, roof, to), islands)
 
     def __call__(self, state: State) -> None:
         """Give every free vertex the label of the cheapest labelling, unless that is worse than its own."""

@@ -17,9 +17,8 @@ from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, CostModel
 from amp_rewrite.decide.placement.cut_problem import CutProblem
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Labelling, Rounding
-from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.view import OpId, View
-from amp_rewrite.runtime.roofline import START, Roof
+from amp_rewrite.ir.view import OpId
+from amp_rewrite.runtime.roofline import START
 
 Vertex = tuple[OpId, str]
 """A type variable of an op."""
@@ -54,11 +53,6 @@ class Tradeoff:
     islands: bool = True
     labelling: Labelling = field(default_factory=lambda: Labelling(()))
     positions: dict[Vertex, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, view: View, roof: Roof, to: DType, *, islands: bool) -> Tradeoff:
-        """Return the rule for a GPU."""
-        return cls(CostModel(view, roof, to), islands)
 
     def __call__(self, state: State) -> None:
         """Record the problem of a state on which the painter's rules have spread the colors."""

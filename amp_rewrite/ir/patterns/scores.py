@@ -132,9 +132,3 @@ def _selected(view: View, op: Op, numbers: Numbers) -> tuple[Array, ValueId] | N
         if condition is not None and scores is not None and fill is not None and fill <= -FILL:
             return np.asarray(condition == (slot == 1)), scores
     return None
-
-
-def stored(view: View, value: ValueId) -> Array | None:
-    """Return the numbers of a constant that is not as large as a weight."""
-    tensor = view.constant(value)
-    return view.model.array(tensor) if tensor is not None and math.prod(tensor.dims) <= MOST else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from amp_rewrite.ir.op_classes import BROADCASTS, REDUCTIONS, SAME_SHAPE
-from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.schema import ints_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, AllDims, Dims, dims_of, shape_at
 from amp_rewrite.ir.shapes.reading import CONTENTS, Contents, InventedNames, Reading, held
 from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, names_in, over, plus, product, renamed, times
@@ -104,10 +104,8 @@ def _product(reading: Reading) -> Dims | None:
 
 
 def _transposed(reading: Reading) -> Dims | None:
-    x, perm = reading.shape(0), attribute(reading.op.node, "perm")
-    if perm is None:
-        return x[::-1]
-    return tuple(x[axis] for axis in perm.ints) if len(perm.ints) == len(x) else None
+    x, perm = reading.shape(0), ints_attribute(reading.op.node, "perm")
+    return tuple(x[axis] for axis in perm) if len(perm) == len(x) else None if perm else x[::-1]
 
 
 def _reshaped(reading: Reading) -> Dims:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import alone, keeps_type, number, only_reader
+from amp_rewrite.ir.dataflow import alone, keeps_type, number, only_reader, orders
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -210,7 +210,7 @@ class _Reading:
             form.biases += [hiding.value] if hiding.counts else []
             return self._hide(hiding)
         if op is not None and op.kind == "Add":
-            for mask, other in (op.inputs, op.inputs[::-1]):
+            for mask, other in orders(op):
                 if added(view, mask) is not None:
                     form.beside.append(op.id)
                     return self._add(mask) or self._add(other)

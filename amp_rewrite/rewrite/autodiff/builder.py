@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -107,10 +106,7 @@ class Builder(builder.Builder):
     def constant_of(self, name: str) -> Array | None:
         """A constant of the model of at most 65536 elements; None for other values and larger constants."""
         value = self.known(name)
-        tensor = self.facts.view.constant(value.id) if value is not None else None
-        if tensor is None or math.prod(tensor.dims) > _LARGEST_CONSTANT:
-            return None
-        return self.facts.view.model.array(tensor)
+        return None if value is None else self.facts.view.array(value.id, _LARGEST_CONSTANT)
 
     # -- nodes -----------------------------------------------------------------------------------------
 

@@ -16,11 +16,11 @@ from onnx import NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import declared
-from amp_rewrite.ir.dataflow import alone, exposed, number, only_reader, trail
+from amp_rewrite.ir.dataflow import alone, exposed, number, only_reader, orders, trail
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.activations import QUICK_GELU
 from amp_rewrite.ir.patterns.match import ENTRY, Search
-from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
+from amp_rewrite.ir.schema import float_attribute, int_attribute, text_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, shape_at
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import permutation
@@ -149,13 +149,6 @@ class Site:
         return None
 
 
-def _orders(add: Op) -> Iterator[tuple[ValueId, ValueId]]:
-    """Yield the two operands of a sum in both orders."""
-    for a, b in (add.inputs, add.inputs[::-1]):
-        if a is not None and b is not None:
-            yield a, b
-
-
 # -- a sum and its normalization -------------------------------------------------------------------
 
 _SKIP_NORMS = {
@@ -233,7 +226,7 @@ def _odd_norm(site: Site, norm: Operator, shape: Dims) -> str | None:
 
 def _summands(site: Site, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | None:
     """Return both operands, first the one that has the sum's shape; the other has it too, or lacks the batch alone."""
-    for a, b in _orders(add) if None not in shape else ():
+    for a, b in orders(add) if None not in shape else ():
         other = site.shape(b)
         batchless = len(shape) == max(_RANKS) and other in (shape[1:], (1, *shape[1:]))
         if site.shape(a) == shape and (other == shape or batchless):
@@ -249,7 +242,7 @@ def _with_bias(
         inner = site.view.producer(value, "Add")
         if inner is None or inner.scope != add.scope or not alone(site.view, value, add):
             continue
-        for a, b in _orders(inner):
+        for a, b in orders(inner):
             if a == b or site.shape(b) != (shape[-1],):
                 continue
             if site.shape(a) == site.shape(value) and site.floats((inner.id,)):
@@ -264,8 +257,7 @@ def gelus(site: Site) -> Iterator[Match | Refusal]:
     """Yield each Gelu after a bias, and each that is written out at an opset without Gelu."""
     for gelu in site.whole["Gelu"]:
         x = gelu.inputs[0]
-        form = attribute(gelu.node, "approximate")
-        tanh = form is not None and form.s == b"tanh"
+        tanh = text_attribute(gelu.node, "approximate") == "tanh"
         if x is None or not site.floats(gelu.ops):
             continue
         biased = _biased(site, gelu, x)
@@ -299,7 +291,7 @@ def _biased(site: Site, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, Valu
         return None
     if exposed(view, x) or any(use.op not in gelu.ops for use in view.uses[x]):
         return None
-    for a, b in _orders(add):
+    for a, b in orders(add):
         whole, flat = site.shape(a), site.shape(b)
         if a != b and whole and flat and len(flat) == 1 and isinstance(flat[0], int) and whole[-1] == flat[0]:
             return add.id, a, b, flat[0]

@@ -134,9 +134,8 @@ def _shown(view: View, value: ValueId, shows: bool) -> Array | None:
 
 def _readable(view: View, value: ValueId | None) -> Array | None:
     """Return the elements of a constant that is small enough for a mask."""
-    tensor = view.constant(value)
-    fits = tensor is not None and len(tensor.dims) > 0 and 0 < math.prod(tensor.dims) <= _LARGEST_MASK
-    return view.array(value) if fits else None
+    values = view.array(value, _LARGEST_MASK)
+    return values if values is not None and values.ndim and values.size else None
 
 
 def _shows(view: View, value: ValueId) -> bool | None:

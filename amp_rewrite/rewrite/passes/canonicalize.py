@@ -64,10 +64,10 @@ def canonicalize(source: View, request: Request, *, widen: bool = False) -> Cano
     base, notes = _through_float32(source, request, widen)
     plain, expansions = _expanded(base, request)
     rescale = request.quantized is Quantized.RESCALE
-    refusal = Gate.of(request.target, request.to).rescale_refusal(plain) if rescale else None
+    refusal = Gate(request.target, request.to).rescale_refusal(plain) if rescale else None
     keep, lower = overrides(plain, request.keep, request.lower, lambda: source)
     view, fusions = fuse_operators(plain, request.to, request.target, {*keep, *lower}, request.fuse)
-    marks = (_followed(keep, plain, view), _followed(lower, plain, view))
+    marks = (followed(keep, plain, view), followed(lower, plain, view))
     if refusal is not None:
         notes = (*notes, Finding(reasons.QUANTIZED, "model", refusal))
     return Canonical(view, *marks, (*expansions, *fusions), base.model, rescale and refusal is None, notes)
@@ -169,11 +169,15 @@ def _findings(steps: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding,
     return tuple(final)
 
 
-def _followed(marked: Mapping[OpId, str], before: View, after: View) -> Mapping[OpId, str]:
-    """Return the marks of ops of one view, in the view that `fuse_operators` made of it."""
+def followed(
+    marked: Mapping[OpId, str], before: View, after: View, results: Mapping[OpId, tuple[str, ...]] | None = None
+) -> Mapping[OpId, str]:
+    """Return the marks of ops in another view of a model. `results`: names of the results of ops written anew."""
     if before is after or not marked:
         return marked
-    words = {_key(before, op): word for op, word in marked.items()}
+    changed = results or {}
+    keys = {op: _key(before, op) for op in marked}
+    words = {(keys[op][0], changed.get(op, keys[op][1])): word for op, word in marked.items()}
     return {op.id: words[key] for op in after.ops if (key := _key(after, op.id)) in words}
 
 

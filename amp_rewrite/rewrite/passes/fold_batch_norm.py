@@ -19,7 +19,7 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import alone
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.op_classes import LAYERS
-from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
+from amp_rewrite.ir.schema import float_attribute, int_attribute, ints_attribute
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run
@@ -181,8 +181,8 @@ def _input_shape(linear: Op, weight: Array) -> tuple[int, ...] | None:
     if linear.kind == "Gemm":
         inner = weight.shape[1 - _channel_axis(linear)]
         return (inner, 2) if int_attribute(linear.node, "transA", 0) else (2, inner)
-    spatial, dilations = weight.shape[2:], attribute(linear.node, "dilations")
-    steps = dilations.ints if dilations is not None else (1,) * len(spatial)
+    spatial = weight.shape[2:]
+    steps = ints_attribute(linear.node, "dilations") or (1,) * len(spatial)
     groups = int_attribute(linear.node, "group", 1)
     if len(steps) != len(spatial) or min((groups, *steps)) < 1:
         return None

@@ -6,11 +6,9 @@ Only small ones: a large one is a weight, and weights stay where they lie.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from onnx import TensorProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
@@ -83,10 +81,9 @@ def _computed(view: View) -> Mapping[ValueId, Array]:
             continue
         if view.dtype(result) is not DType.FLOAT and any(view.dtype(v) is DType.FLOAT for v in values):
             continue  # a Cast to integers, say, which machines saturate each in its way
-        tensors = {v: tensor for v in values if v not in known and (tensor := _small(view, v)) is not None}
-        if not all(value in known or value in tensors for value in values):
-            continue
-        array = _run(view, op, [known[v] if v in known else view.model.array(tensors[v]) for v in values])
+        small = (known[v] if v in known else _small(view, v) for v in values)
+        operands = [array for array in small if array is not None]
+        array = _run(view, op, operands) if len(operands) == len(values) else None
         if array is None or array.size > LARGEST:
             continue
         # A NaN has several forms, and a division by zero is left to the runtime.
@@ -95,11 +92,9 @@ def _computed(view: View) -> Mapping[ValueId, Array]:
     return known
 
 
-def _small(view: View, value: ValueId) -> TensorProto | None:
-    """Return the tensor of a constant that is small enough to compute with."""
-    tensor = view.constant(value)
-    fits = tensor is not None and view.dtype(value) in _TYPES and math.prod(tensor.dims) <= LARGEST
-    return tensor if fits else None
+def _small(view: View, value: ValueId) -> Array | None:
+    """Return the elements of a constant that is small enough to compute with."""
+    return view.array(value, LARGEST) if view.dtype(value) in _TYPES else None
 
 
 def _run(view: View, op: Op, operands: list[Array]) -> Array | None:

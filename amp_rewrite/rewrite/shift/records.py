@@ -19,7 +19,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import number
-from amp_rewrite.ir.schema import attribute, int_attribute
+from amp_rewrite.ir.schema import attribute, int_attribute, text_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, ValueId, View
 
@@ -241,13 +241,11 @@ def _div(view: View, op: Op) -> str:
 
 
 def _scatter(_: View, op: Op) -> str:
-    stated = attribute(op.node, "reduction")
-    return "" if stated is not None and stated.s == b"mul" else "y0 = x0, y0 = x2"
+    return "" if text_attribute(op.node, "reduction") == "mul" else "y0 = x0, y0 = x2"
 
 
 def _resize(_: View, op: Op) -> str:
-    mode = attribute(op.node, "coordinate_transformation_mode")
-    cropped = mode is not None and mode.s == b"tf_crop_and_resize"
+    cropped = text_attribute(op.node, "coordinate_transformation_mode") == "tf_crop_and_resize"
     return "" if cropped else "y0 = x0"
 
 
@@ -301,8 +299,7 @@ def _grouped(view: View, op: Op) -> str:
 
 def _fused(view: View, op: Op) -> str:
     """The activation behind a product passes a shift if the operator of its name does."""
-    stated = attribute(op.node, "activation")
-    if stated is not None and stated.s not in (b"", b"Relu", b"LeakyRelu"):
+    if text_attribute(op.node, "activation") not in ("", "Relu", "LeakyRelu"):
         return ""
     return _rows()["Gemm" if op.op_type == "FusedGemm" else "Conv"] + (", y0 = x3" if op.op_type == "FusedConv" else "")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from math import prod
 
 import numpy as np
 
+from amp_rewrite.ir.schema import equation
 from amp_rewrite.rewrite.sums.site import LowBuilder, Site
 
 _VECTOR = 4
@@ -108,17 +108,13 @@ def taken_apart(b: LowBuilder, site: Site, channels: int, kernel: tuple[int, ...
 
 def einsum(b: LowBuilder, site: Site) -> list[str] | None:
     """Einsum of one or two operands that sums over one label."""
-    equation = site.attribute("equation", b"").decode().replace(" ", "")
-    left, _, result = equation.partition("->")
-    operands = left.split(",")
-    labels = Counter("".join(operands))
-    if "->" not in equation:
-        result = "".join(sorted(label for label, count in labels.items() if count == 1))
+    operands, result = equation(site.node)
+    labels = dict.fromkeys("".join(operands))
     summed = [label for label in labels if label not in result]
     alone = all(len(set(labels)) == len(labels) for labels in operands)
     if not summed:
         return [b.rounded(site.plain(b))]
-    if len(operands) > 2 or len(summed) != 1 or "." in equation or not alone:
+    if len(operands) > 2 or len(summed) != 1 or "." in labels or not alone:
         return None
     cut = [text.replace(summed[0], "") for text in operands]
 

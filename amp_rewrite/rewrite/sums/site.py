@@ -18,7 +18,7 @@ from amp_rewrite.ir.builder import Builder, declared
 from amp_rewrite.ir.schema import TENSOR, attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, shape_of
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
-from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.ir.view import Op, View
 
 
 class LowBuilder(Builder):
@@ -162,13 +162,6 @@ class Written:
             return None
         builder = LowBuilder(taken, opset=self._opset, region=node.name or op.name, dtype=DType.FLOAT16)
         shapes = tuple(shape_of(view, value) for value in op.inputs)
-        results = recipe(builder, Site(op, node, shapes, tuple(map(self._listed, op.inputs))))
+        values = tuple(view.array(value, _MOST_LISTED) for value in op.inputs)
+        results = recipe(builder, Site(op, node, shapes, values))
         return None if results is None else (builder.nodes, results)
-
-    def _listed(self, value: ValueId | None) -> Array | None:
-        """Return a small constant."""
-        tensor = self._view.constant(value) if value is not None else None
-        if tensor is None or tensor.ByteSize() > 16 * _MOST_LISTED:
-            return None
-        values: Array = self._view.model.array(tensor)
-        return values if values.size <= _MOST_LISTED else None

@@ -332,7 +332,7 @@ WAYS: Mapping[str, Mapping[str, str]] = {
 
 def obeys(draft: Draft, coloring: Coloring) -> list[str]:
     """What a colouring lowers that gate, pins, patterns, sequences or clusters forbid."""
-    gate = Gate.of(draft.request.target, draft.request.to)
+    gate = Gate(draft.request.target, draft.request.to)
     wrong = []
     for op in draft.view.ops:
         if op.signature is None or op.bodies:

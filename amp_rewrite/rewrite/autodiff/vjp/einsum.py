@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import ascii_letters
 
+from amp_rewrite.ir.schema import equation
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.rewrite.autodiff.vjp.row import Call, Family, row, sum_to
 
@@ -28,18 +29,15 @@ def _einsum(v: Call, slot: int) -> str:
 
 def _spelled(v: Call) -> tuple[list[str], str]:
     """Labels of each operand and of the output, with letters for an ellipsis."""
-    equation = v.attr("equation").replace(" ", "")
-    left, arrow, out = equation.partition("->")
-    terms = left.split(",")
+    terms, out = equation(v.op.node)
     hidden = [v.rank(i) - len(t.replace(_ELLIPSIS, "")) if _ELLIPSIS in t else 0 for i, t in enumerate(terms)]
-    free = [letter for letter in ascii_letters if letter not in equation][: max(hidden, default=0)]
-    if not arrow:
-        labels = sorted(set(left) - set(".,"))
-        out = _ELLIPSIS * (_ELLIPSIS in left) + "".join(label for label in labels if left.count(label) == 1)
+    free = [letter for letter in ascii_letters if letter not in "".join(terms)][: max(hidden, default=0)]
     spelled = [t.replace(_ELLIPSIS, "".join(free[len(free) - n :])) for t, n in zip(terms, hidden, strict=True)]
     for term in spelled:
         if len(set(term)) < len(term):
-            raise v.error(f"no gradient of a diagonal: {equation!r} repeats an axis of one operand; replace the op")
+            raise v.error(
+                f"no gradient of a diagonal: {v.attr('equation')!r} repeats an axis of one operand; replace the op"
+            )
     return spelled, out.replace(_ELLIPSIS, "".join(free))
 
 
