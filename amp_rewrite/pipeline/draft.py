@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.state import PaintOptions, State
@@ -24,7 +23,6 @@ from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
-from amp_rewrite.runtime.hazards import faults
 from amp_rewrite.settings.io_rules import io_types, rules_of
 from amp_rewrite.settings.options import Request
 
@@ -164,14 +162,7 @@ def _resolved(
 ) -> tuple[Hazards, tuple[Cluster, ...], Mapping[ValueId, DType]]:
     """Return the hazards of a view, its clusters, and the types that its inputs and outputs get."""
     superseded = (quantized.name,) if rescale else ()
-    hazards = find_hazards(view, request.to, but=superseded, target=request.target.value) if request.safe else Hazards()
-    wrong = list(faults(view, request.to, request.target.aim)) if request.safe else []
-    if wrong:
-        pinned = {pin.op: pin for pin in hazards.pins}
-        for op, fault in wrong:
-            note = f"{fault.runtime} {fault.harm} ({fault.source})"
-            pinned.setdefault(op.id, Pin(op.id, reasons.RUNTIME_FAULT, None, note))
-        hazards = replace(hazards, pins=tuple(pinned[op] for op in sorted(pinned)))
+    hazards = find_hazards(view, request.to, but=superseded, target=request.target) if request.safe else Hazards()
     groups = hazards.clusters if request.safe else clusters(view)
     return hazards, groups, io_types(view, rules_of(request), request.to)
 

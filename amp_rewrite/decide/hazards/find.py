@@ -24,6 +24,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.runtime.hazards import faults
+from amp_rewrite.settings.choices import Target
 
 
 @rule(reasons.CLUSTER, "A norm, softmax or activation written out op by op gets one type as a whole.")
@@ -77,16 +79,19 @@ class Hazards:
     guarded: bool = False
 
 
-def find_hazards(view: View, to: DType, *, but: Collection[str] = (), target: str = "") -> Hazards:
+def find_hazards(view: View, to: DType, *, but: Collection[str] = (), target: Target | None = None) -> Hazards:
     """Run every safety rule on a model, `but` some that pin ops. O(nodes + uses); reads each float32 constant once.
 
-    `target`: the name of the runtime, for rules that hold for one alone.
+    `target`: the runtime, for rules that hold for one alone, and for what its releases compute wrongly.
     """
     pins: dict[OpId, Pin] = {}
     for pinning in PINNING:
-        if pinning.target in ("", target) and pinning.name not in but:
+        if pinning.target in ("", target and target.value) and pinning.name not in but:
             for pin in pinned(pinning.reason, pinning(view, to), view):
                 pins.setdefault(pin.op, pin)
+    for op, fault in faults(view, to, target.aim) if target is not None else ():
+        note = f"{fault.runtime} {fault.harm} ({fault.source})"
+        pins.setdefault(op.id, Pin(op.id, reasons.RUNTIME_FAULT, None, note))
     saturate, findings = saturated(view, to)
     groups = cluster(view, to)
     pins_in_order = tuple(pins[op] for op in sorted(pins))
