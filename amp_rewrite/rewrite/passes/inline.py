@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import onnx
 import onnx.checker
@@ -152,19 +153,27 @@ def _runs_as_body(op: Op, kernels: Kernels) -> bool:
 
 
 def _holds_denied(view: View, op: Op, lists: OpLists) -> bool:
-    body = _body(view, op)
+    dtypes = map(view.dtype, op.inputs)
+    types = [TypeProto() if dtype is None else make_tensor_type_proto(dtype.code, None) for dtype in dtypes]
+    body = function_body(op, view.opsets.get("", 1), types)
     return body is None or any(
         lists.classify(node.domain, node.op_type, {}, len(node.input)).color is Color.DENY for node in body.node
     )
 
 
-def _body(view: View, op: Op) -> FunctionProto | None:
-    """Return the function body behind a node; None if onnx cannot build it from types alone."""
-    schema = onnx.defs.get_schema(op.op_type, view.opsets.get("", 1), "")
-    if schema.has_function:  # type: ignore[attr-defined]
-        return schema.function_body
-    dtypes = map(view.dtype, op.inputs)
-    protos = [TypeProto() if dtype is None else make_tensor_type_proto(dtype.code, None) for dtype in dtypes]
-    build = schema.get_context_dependent_function  # type: ignore[attr-defined]
-    built = build(op.node.SerializeToString(), [proto.SerializeToString() for proto in protos])
-    return FunctionProto.FromString(built) if built else None
+def function_body(op: Op, opset: int, types: Sequence[TypeProto]) -> FunctionProto | None:
+    """Return the function body behind a node at an opset, for inputs of these types; None if onnx cannot build it."""
+    schema: Any = onnx.defs.get_schema(op.op_type, opset, "")
+    by_context = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
+    try:
+        if by_context:
+            inputs = [proto.SerializeToString() for proto in types]
+            build = schema.get_context_dependent_function_with_opset_version
+            built = build(max(by_context), op.node.SerializeToString(), inputs)
+        else:
+            version = max(v for v in schema.function_opset_versions if v <= opset)
+            built = schema.get_function_with_opset_version(version)
+        function = FunctionProto.FromString(built if isinstance(built, bytes) else built.SerializeToString())
+    except (RuntimeError, ValueError):
+        return None
+    return function if function.node else None

@@ -21,7 +21,7 @@ from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.nodes import Op
 from amp_rewrite.ir.schema import TENSOR, attribute
 from amp_rewrite.rewrite.autodiff.facts import Facts
-from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.rewrite.passes.inline import function_body, inlined
 
 _DOMAIN = "amp_rewrite.bodies"
 
@@ -53,25 +53,12 @@ def with_bodies(model: Model, op_types: Collection[str]) -> Model:
 def _body(facts: Facts, op: Op) -> FunctionProto:
     """Build the function body of an op at the model's opset."""
     opset = facts.view.opsets[""]
-    schema = onnx.defs.get_schema(op.op_type, opset, "")
-    function = FunctionProto()
-    versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]  # type: ignore[attr-defined]
-    try:
-        if versions:
-            types = [_type(facts, op, slot).SerializeToString() for slot in range(len(op.inputs))]
-            build = schema.get_context_dependent_function_with_opset_version  # type: ignore[attr-defined]
-            function.ParseFromString(build(max(versions), op.node.SerializeToString(), types))
-        else:
-            versions = [v for v in schema.function_opset_versions if v <= opset]  # type: ignore[attr-defined]
-            built = schema.get_function_with_opset_version(max(versions))  # type: ignore[attr-defined]
-            function.ParseFromString(built if isinstance(built, bytes) else built.SerializeToString())
-        if not function.node:
-            raise ValueError("the body is empty")
-    except (RuntimeError, ValueError) as cause:
+    function = function_body(op, opset, [_type(facts, op, slot) for slot in range(len(op.inputs))])
+    if function is None:
         raise GradientError(
             f"node {op.name!r} ({op.kind}) has no gradient rule, and onnx {onnx.__version__} cannot build its function"
             " body; replace the op"
-        ) from cause
+        )
     del function.opset_import[:]
     function.opset_import.add(domain="", version=opset)
     return function
