@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -104,14 +105,10 @@ def _computed(view: View) -> dict[OpId, OpId]:
     """Return the ops that compute whole numbers for an index or a comparison, and these ends, each with an end."""
     is_float = float32(view)
     births = {v: op.id for op in view.of_kinds(_BIRTHS) if _gives_whole(view, op) for v in op.results if is_float(v)}
-    whole = set(births)
-    for op in view.of_kinds(_WHOLE) if births else ():
-        floats = [v for at, v in enumerate(op.inputs) if at in _WHOLE[op.kind] and v is not None]
-        if not whole.isdisjoint(floats) and all(v in whole or _is_whole(view, v) for v in floats):
-            whole.update(filter(is_float, op.results))
+    flow = Flow.of(view, _WHOLE)
+    whole = flow.only(births, partial(_is_whole, view)) if births else set[ValueId]()
     read = (op for op in view.of_kinds(_POINTED | {"Cast"}) if not whole.isdisjoint(op.inputs))
     ends = [op for op in read if op.kind in _POINTED or _casts(view, op, op.outputs, _INTEGERS)]
-    flow = Flow.of(view, _WHOLE)
     path = flow.path({v: op.id for op in ends for v in op.inputs if v in whole}, whole.__contains__)
     path = {
         op_id: end for op_id, end in path.items() if op_id not in births.values() and view.ops[op_id].kind not in COPIES

@@ -149,14 +149,13 @@ def squeezed(view: View) -> Iterator[Held]:
 
 def ranked(view: View) -> Iterator[Held]:
     """Hold the ops from scores near 1 to the op that chooses by their order; scores of such a choice count as well."""
-    slots, scores = {**_UNSQUEEZED, "TopK": (0,)}, set[ValueId]()
-    for op in view.of_kinds({*_SATURATES, *slots}) if view.of_kinds(_RANKS) else ():
-        read = [v for at, v in enumerate(op.inputs) if at in slots.get(op.kind, ()) and v is not None]
-        of_scores = not scores.isdisjoint(read) and all(v in scores or view.constant(v) is not None for v in read)
-        if (op.kind in _SATURATES or of_scores) and view.dtype(op.outputs[0]) is DType.FLOAT:
-            scores.update(op.results[:1])
+    if not view.of_kinds(_RANKS):
+        return
+    flow = Flow.of(view, {**_UNSQUEEZED, "TopK": (0,)})
+    starts = filter(float32(view), results_of(view, _SATURATES))
+    scores = flow.only(starts, lambda v: view.constant(v) is not None)
     ends = {value: use.op for _, use, value in operands_at(view, _RANKS) if value in scores}
-    for op_id, end in leading_to(Flow.of(view, slots), ends, scores.__contains__).items():
+    for op_id, end in leading_to(flow, ends, scores.__contains__).items():
         yield Held(op_id, end, f"computes scores that {described(view, end)} ranks")
 
 
