@@ -46,7 +46,7 @@ def _within(least: float, most: float, function: Function | None = None) -> Step
     def step(context: Context) -> State:
         x = context.at(0)
         why = f"{context.op.op_type} lies in [{least:g}, {most:g}]"
-        if function is None or x.fills:
+        if function is None:
             return box(least, most, why)
         inside = _rising(function, x)
         margin = 1e-6  # kernels approximate such functions
@@ -67,13 +67,14 @@ def bell(x: State, least: float, function: Function) -> State:
     return box(low, top, "0 ≤ f(x) ≤ x for x ≥ 0, small below", contracted(x))
 
 
-def _erf(x: Array) -> Array:
+def erf(x: Array) -> Array:
+    """Return the error function."""
     return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(np.clip(x, -10, 10)))
 
 
 def gelu(x: Array) -> Array:
     """Return x·Φ(x)."""
-    return np.asarray(x * (1 + _erf(x / math.sqrt(2))) / 2)
+    return np.asarray(x * (1 + erf(x / math.sqrt(2))) / 2)
 
 
 def sigmoid(x: Array) -> Array:
@@ -90,13 +91,15 @@ def _bell(least: float, function: Function) -> Step:
     return lambda context: bell(context.at(0), least, function)
 
 
-def _swish(context: Context) -> State:
-    alpha = context.number("alpha", 1.0)
-    x = context.at(0)
-    if alpha < 1:  # x·sigmoid(α·x) = swish(α·x)/α
-        most = np.maximum(np.abs(x.lo), np.abs(x.hi))
-        return box(-most, most, "|x·sigmoid(α·x)| ≤ |x|", contracted(x)) if alpha >= 0 else unknown("α < 0")
-    return bell(x, _SWISH_LEAST, swish)
+def _swish(default: float) -> Step:
+    def step(context: Context) -> State:
+        """Bound x·sigmoid(α·x), which is swish(α·x) / α."""
+        alpha, x = context.number("alpha", default), context.at(0)
+        if alpha <= 0:
+            return unknown("no slope, or a negative one")
+        return bell(x, _SWISH_LEAST / alpha, lambda a: swish(alpha * a) / alpha)
+
+    return step
 
 
 def even(x: State, top: Function) -> State:
@@ -107,12 +110,12 @@ def even(x: State, top: Function) -> State:
 
 
 def _absolute(context: Context) -> State:
-    x = context.at(0)
+    x = context.masked(0)
     return replace(even(x, lambda a: a), ball=contracted(x), fills=x.fills, whole=x.whole, why="|x|")
 
 
 def _negated(context: Context) -> State:
-    x = context.at(0)
+    x = context.masked(0)
     ball = None if x.ball is None else replace(x.ball, center=None if x.ball.center is None else -x.ball.center)
     return replace(x.plain("−x"), lo=-x.hi, hi=-x.lo, ball=ball)
 
@@ -133,8 +136,6 @@ def _logarithm(context: Context) -> State:
 
 def _exponential(context: Context) -> State:
     x = context.at(0)
-    if x.fills:
-        return unknown("the exponential of a mask's fill")
     with np.errstate(all="ignore"):
         return box(np.exp(x.lo) * (1 - 1e-6), np.exp(x.hi) * (1 + 1e-6), "eˣ")
 
@@ -148,18 +149,20 @@ def inverse(y: State) -> State:
 
 
 def _exponential_unit(gain: float, alpha: float, context: Context) -> State:
+    """Bound γ·x, for x < 0 γ·α·(eˣ − 1); Celu divides the exponent by α."""
     alpha, gain = context.number("alpha", alpha), context.number("gamma", gain)
+    width = alpha if context.op.kind == "Celu" else 1.0
     x = context.at(0)
-    if alpha < 0 or gain <= 0:
-        return unknown("negative slopes")
+    if alpha <= 0 or gain <= 0:
+        return unknown("no slope, or a negative one")
     with np.errstate(all="ignore"):
-        ends = [gain * np.where(e > 0, e, alpha * np.expm1(np.minimum(e, 0.0))) for e in (x.lo, x.hi)]
-    return box(ends[0] - 1e-6, ends[1] + 1e-6, "at least −α")
+        ends = [gain * np.where(e > 0, e, alpha * np.expm1(np.minimum(e, 0.0) / width)) for e in (x.lo, x.hi)]
+    return box(ends[0] - 1e-6, ends[1] + 1e-6, "at least −γ·α")
 
 
 def _dropped(context: Context) -> State:
     training = context.numbers(2) if context.has(2) else np.zeros(1)
-    x = context.at(0)
+    x = context.masked(0)
     return x if training is not None and not training.any() else unknown("a Dropout in training")
 
 
@@ -179,13 +182,14 @@ TABLE: Table = {
     **dict.fromkeys(("LessOrEqual", "GreaterOrEqual"), _logical),
     **dict.fromkeys(PERIODIC, _within(-1, 1)),
     **dict.fromkeys(("Gelu", "com.microsoft::Gelu"), _bell(GELU_LEAST, gelu)),
-    **dict.fromkeys(("Swish", "com.microsoft::QuickGelu"), _swish),
+    "Swish": _swish(1.0),
+    "com.microsoft::QuickGelu": _swish(1.702),
     "Abs": _absolute,
     "Ceil": _unary(np.ceil),
     "Celu": partial(_exponential_unit, 1.0, 1.0),
     "Dropout": _dropped,
     "Elu": partial(_exponential_unit, 1.0, 1.0),
-    "Erf": _within(-1, 1, _erf),
+    "Erf": _within(-1, 1, erf),
     "Exp": _exponential,
     "Floor": _unary(np.floor),
     "HardSigmoid": _hard_sigmoid,

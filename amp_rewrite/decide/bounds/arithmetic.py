@@ -37,13 +37,13 @@ class Arithmetic:
         least = max(max(t.smallest_subnormal for t in types) / 2, DType.FLOAT.tiny)
         return cls(unit + _LIBRARY + _SLACK, math.ldexp(least, exponent))
 
-    def settle(self, state: State) -> State:
-        """Return the state of a value after it was rounded."""
+    def settle(self, state: State, terms: int | None = None) -> State:
+        """Return the state of a value after it was rounded; `terms`: how many numbers its total sums."""
         lo, hi = state.lo, state.hi
         with np.errstate(invalid="ignore"):
             lo = lo - self.unit * np.abs(lo) - self.least * (lo != 0)
             hi = hi + self.unit * np.abs(hi) + self.least * (hi != 0)
-        total = state.total * (1 + self.unit) + self.least * LONGEST if state.total < math.inf else math.inf
+        total = state.total * (1 + self.unit) + self.least * (LONGEST if terms is None else terms)
         return replace(state, lo=lo, hi=hi, total=total, ball=self._ball(state.ball))
 
     def _ball(self, ball: Ball | None) -> Ball | None:

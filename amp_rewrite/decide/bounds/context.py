@@ -34,7 +34,12 @@ class Context:
     frugal: bool = False
 
     def at(self, slot: int) -> State:
-        """Return the state of an input; an unknown one if it is left out."""
+        """Return the state of an input; an unknown one if it is left out, or holds a mask's fill."""
+        state = self.masked(slot)
+        return unknown("a mask's fill") if state.fills else state
+
+    def masked(self, slot: int) -> State:
+        """Return the state of an input for a step that tells a mask's fill apart; an unknown one if it is left out."""
         state = self.states[slot] if slot < len(self.states) else None
         return state if state is not None else unknown("an input that is left out")
 

@@ -12,10 +12,26 @@ import numpy as np
 from amp_rewrite.decide.bounds.activations import GELU_LEAST, Function, bell, contracted, even, gelu, inverse
 from amp_rewrite.decide.bounds.arithmetic import gamma
 from amp_rewrite.decide.bounds.context import Context, Step, Table
-from amp_rewrite.decide.bounds.state import Ball, State, box, floored, join, lengths, reduced, square_sum, unknown
+from amp_rewrite.decide.bounds.state import (
+    Ball,
+    State,
+    box,
+    floored,
+    join,
+    keeps_length,
+    lengths,
+    reduced,
+    square_sum,
+    unknown,
+)
+from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.dataflow import axes_of
+from amp_rewrite.ir.dataflow import axes_of, casts_floats
 from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.view import Op
+
+_NARROW_INTEGERS = 16
+_WRAPS = 2.0**31
 
 
 def added(context: Context, a: State, b: State, sign: float = 1.0) -> State:
@@ -137,9 +153,9 @@ def divided(context: Context, a: State, b: State) -> State:
 
 def _quotient(context: Context) -> State:
     """Bound a Div; numbers that are not negative, over their own sum, are at most 1, and sum to 1."""
-    a, along = context.at(0), _own_sum(context)
+    a, along = context.masked(0), _own_sum(context)
     if along is None or a.fills or not (a.lo >= 0).all():
-        return divided(context, a, context.at(1))
+        return divided(context, a, context.masked(1))
     sizes = lengths(context.shape(0), (along,))
     most = 1 + gamma(sizes[0] if sizes else None) + 2 * context.arithmetic.unit
     state = box(0.0, most, "a part of a sum")
@@ -155,38 +171,42 @@ def _own_sum(context: Context) -> int | None:
             least = view.array(other)
             if least is None or not (least >= 0).all():
                 return None
+        if (op.kind == "Cast" and not casts_floats(view, op)) or (op.kind == "Clip" and has_upper_end(op)):
+            return None
         value = op.inputs[0]
     total = view.producer(value, "ReduceSum")
     if total is None or dims is None or total.inputs[0] != context.op.inputs[0]:
         return None
     axes = [axis % len(dims) - len(dims) for axis in axes_of(view, total)]
     shape = context.shape(1)
-    keeps = shape is not None and len(shape) == len(dims) and len(axes) == 1 and shape[axes[0]] == 1
-    return axes[0] if keeps else None
+    if shape is None or len(shape) != len(dims) or len(axes) != 1:
+        return None
+    rest = [(a, b) for axis, (a, b) in enumerate(zip(shape, dims, strict=True), -len(dims)) if axis != axes[0]]
+    return axes[0] if shape[axes[0]] == 1 and all(a == b is not None for a, b in rest) else None
 
 
 def _pair(function: Callable[[Context, State, State], State]) -> Step:
-    return lambda context: function(context, context.at(0), context.at(1))
+    return lambda context: function(context, context.masked(0), context.masked(1))
 
 
 def _subtracted(context: Context) -> State:
     if len(set(context.op.inputs[:2])) == 1:
         return box(0.0, 0.0, "x − x")
-    return added(context, context.at(0), context.at(1), -1.0)
+    return added(context, context.masked(0), context.masked(1), -1.0)
 
 
 def _summed(context: Context) -> State:
-    return reduce(partial(added, context), map(context.at, range(len(context.states))))
+    return reduce(partial(added, context), map(context.masked, range(len(context.states))))
 
 
 def _averaged(context: Context) -> State:
     total, count = _summed(context), len(context.states)
-    return box(total.lo / count, total.hi / count, "a mean")
+    return replace(box(total.lo / count, total.hi / count, "a mean"), fills=total.fills)
 
 
 def _extreme(by: Callable[..., Array]) -> Step:
     def step(context: Context) -> State:
-        states = [context.at(slot) for slot in range(len(context.states))]
+        states = [context.masked(slot) for slot in range(len(context.states))]
         clear = [s for s in states if not s.fills] or states
         if by is np.maximum:  # a maximum is at least as large as each, and a fill of −∞ never counts
             lo = reduce(np.maximum, (s.lo for s in clear))
@@ -203,20 +223,23 @@ def _extreme(by: Callable[..., Array]) -> Step:
 
 
 def _clipped(context: Context) -> State:
-    x = context.at(0)
+    x = context.masked(0)
     lo, hi = x.lo, x.hi
-    for slot, name in ((1, "min"), (2, "max")):
+    clear = []
+    for slot, name, by in ((1, "min", np.maximum), (2, "max", np.minimum)):
         stated = attribute(context.op.node, name)
-        end = box(stated.f, stated.f) if stated is not None else context.at(slot) if context.has(slot) else None
-        if end is None:
-            continue
-        if end.fills:
-            continue
-        if slot == 1:
-            lo, hi = np.maximum(lo, end.lo), np.maximum(hi, end.lo if np.array_equal(end.lo, end.hi) else end.hi)
-        else:
-            lo, hi = np.minimum(lo, end.lo if not np.array_equal(end.lo, end.hi) else end.hi), np.minimum(hi, end.hi)
-    return replace(box(lo, hi, "clipped"), fills=x.fills and not np.isfinite(lo).all(), whole=x.whole)
+        end = box(stated.f, stated.f) if stated is not None else context.masked(slot) if context.has(slot) else None
+        if end is not None and not end.fills:
+            lo, hi = by(lo, end.lo), by(hi, end.hi)
+            clear.append(end)
+    for end in clear if x.fills else ():  # a fill becomes one of the ends
+        lo, hi = np.minimum(lo, end.lo), np.maximum(hi, end.hi)
+    return replace(box(lo, hi, "clipped"), fills=x.fills and len(clear) < 2, whole=x.whole)
+
+
+def has_upper_end(clip: Op) -> bool:
+    """True if a Clip has a largest number."""
+    return attribute(clip.node, "max") is not None or (len(clip.inputs) > 2 and clip.inputs[2] is not None)
 
 
 def _power(context: Context) -> State:
@@ -238,17 +261,15 @@ def _power(context: Context) -> State:
 
 def _selected(context: Context) -> State:
     """Bound a Where: one of two values, element by element."""
-    a, b = context.at(1), context.at(2)
+    a, b = context.masked(1), context.masked(2)
     joined = join(a, b, "one of two")
     for x, y in ((a, b), (b, a)):
         if not y.fills and not x.fills and not y.lo.any() and not y.hi.any():  # zeros in places
-            keeps = lengths(context.result(), (-1,)) is None or context.result() == context.dims(
-                context.op.inputs[1 if x is a else 2]
-            )
             ball = (
                 contracted(x) if x.ball is not None and lengths(context.result(), x.ball.axes) == x.ball.sizes else None
             )
-            total = x.total if keeps else math.inf
+            before = context.dims(context.op.inputs[1 if x is a else 2])
+            total = x.total if keeps_length(before, context.result(), x.along) else math.inf
             return replace(joined, ball=ball, total=total, along=x.along, why=x.why or joined.why)
     if a.ball is None or b.ball is None or a.fills or b.fills:
         return joined
@@ -275,17 +296,37 @@ def _sloped(context: Context) -> State:
 
 
 def _cast(context: Context) -> State:
-    x, dtype = context.at(0), context.dtype
+    x, dtype = context.masked(0), context.dtype
     if dtype is None:
         return unknown("a Cast to an unknown type")
-    if not dtype.floating:
-        with np.errstate(invalid="ignore"):
-            return replace(box(np.floor(x.lo), np.ceil(x.hi), "rounded to integers"), whole=True, fills=x.fills)
-    return x
+    if dtype is DType.BOOL:
+        return replace(box(0.0, 1.0, "0 or 1"), whole=True)
+    if dtype.floating:
+        return x
+    if not dtype.spelling.lstrip("u").startswith("int"):
+        return unknown("a Cast to a type that saturates")
+    held = integers(dtype)
+    span = held or box(-_WRAPS if dtype.spelling.startswith("int") else 0.0, _WRAPS)
+    lo, hi = np.floor(x.lo), np.ceil(x.hi)
+    if x.fills or not ((lo >= span.lo).all() and (hi <= span.hi).all()):
+        return replace(held or unknown("integers that may wrap"), whole=True)
+    return replace(box(lo, hi, "rounded to integers"), whole=True)
+
+
+def integers(dtype: DType | None) -> State | None:
+    """Return the state of any value of a narrow integer type; None for other types."""
+    if dtype is None or dtype.floating or dtype is DType.BOOL or dtype.bits > _NARROW_INTEGERS:
+        return None
+    if not dtype.spelling.lstrip("u").startswith("int"):
+        return None
+    signed = not dtype.spelling.startswith("u")
+    low = -(2 ** (dtype.bits - 1)) if signed else 0
+    high = 2 ** (dtype.bits - signed) - 1
+    return replace(box(float(low), float(high), f"the range of {dtype.spelling}"), whole=True)
 
 
 def _same(context: Context) -> State:
-    return context.at(0)
+    return context.masked(0)
 
 
 def _biased(least: float, function: Function) -> Step:

@@ -11,48 +11,58 @@ import numpy as np
 
 from amp_rewrite.decide.bounds.context import Context, Table
 from amp_rewrite.decide.bounds.reshape import reshaped, transposed, without_axis
-from amp_rewrite.decide.bounds.state import MOST, Ball, Sizes, State, box, join, lengths, reduced, unknown
+from amp_rewrite.decide.bounds.state import (
+    MOST,
+    Ball,
+    Sizes,
+    State,
+    box,
+    join,
+    keeps_length,
+    lengths,
+    reduced,
+    unknown,
+)
 from amp_rewrite.decide.bounds.weights import BLOCK, EXTREME
-from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import RELABELS, SCATTERS
 from amp_rewrite.ir.schema import attribute
 
 
 def _relabelled(context: Context) -> State:
-    return reshaped(context.at(0), context.shape(0), context.result())
+    return reshaped(context.masked(0), context.shape(0), context.result())
 
 
 def _transposed(context: Context) -> State:
     dims = context.shape(0)
-    return transposed(context.at(0), context.integers("perm"), None if dims is None else len(dims))
+    return transposed(context.masked(0), context.integers("perm"), None if dims is None else len(dims))
 
 
 def _expanded(context: Context) -> State:
-    x, before, after = context.at(0), context.shape(0), context.result()
+    x, before, after = context.masked(0), context.shape(0), context.result()
     if before is None or after is None:
         return x.hull()
     same = x.ball is not None and lengths(after, x.ball.axes) == x.ball.sizes
-    keeps = x.total < math.inf and len(before) >= -x.along and before[x.along] == after[x.along]
-    return replace(x, ball=x.ball if same else None, total=x.total if keeps else math.inf)
+    total = x.total if keeps_length(before, after, x.along) else math.inf
+    return replace(x, ball=x.ball if same else None, total=total)
 
 
 def _moved(context: Context) -> State:
     """Bound an op whose results are numbers of its first input."""
-    return context.at(0).hull()
+    return context.masked(0).hull()
 
 
 def _with_zeros(context: Context) -> State:
-    return join(context.at(0).hull(), box(0.0, 0.0), "numbers moved, and zeros")
+    return join(context.masked(0).hull(), box(0.0, 0.0), "numbers moved, and zeros")
 
 
 def _padded(context: Context) -> State:
     mode = attribute(context.op.node, "mode")
     if mode is not None and mode.s not in (b"constant", b""):
-        return context.at(0).hull()
+        return context.masked(0).hull()
     stated = attribute(context.op.node, "value")
-    value = context.at(2) if context.has(2) else _point(stated.f if stated is not None else 0.0)
-    return join(context.at(0).hull(), value.hull(), "numbers moved, and the padding")
+    value = context.masked(2) if context.has(2) else _point(stated.f if stated is not None else 0.0)
+    return join(context.masked(0).hull(), value.hull(), "numbers moved, and the padding")
 
 
 def _point(value: float) -> State:
@@ -105,7 +115,7 @@ def _differs(array: Array | None, axis: int) -> bool:
 
 
 def _sliced(context: Context) -> State:
-    x, dims = context.at(0), context.shape(0)
+    x, dims = context.masked(0), context.shape(0)
     if dims is None:
         return x.hull()
     named = [context.integers("starts"), context.integers("ends"), context.integers("axes"), None]
@@ -132,7 +142,7 @@ def _sliced(context: Context) -> State:
 
 
 def _split(context: Context) -> Sequence[State]:
-    x, dims, axis = context.at(0), context.shape(0), context.axis(0)
+    x, dims, axis = context.masked(0), context.shape(0), context.axis(0)
     if dims is None or axis is None:
         return [x.hull()] * len(context.op.outputs)
     states, at = [], 0
@@ -145,7 +155,7 @@ def _split(context: Context) -> Sequence[State]:
 
 
 def _gathered(context: Context) -> State:
-    x, dims, chosen = context.at(0), context.shape(0), context.shape(1)
+    x, dims, chosen = context.masked(0), context.shape(0), context.shape(1)
     if dims is None or chosen is None:
         return x.hull()
     axis = context.axis(0)
@@ -160,7 +170,7 @@ def _gathered(context: Context) -> State:
 
 
 def _concatenated(context: Context) -> State:
-    states = [context.at(slot) for slot in range(len(context.states))]
+    states = [context.masked(slot) for slot in range(len(context.states))]
     dims, result = [context.shape(slot) for slot in range(len(states))], context.result()
     stated = context.axis(0)
     if result is None or stated is None or any(d is None for d in dims):
@@ -230,7 +240,7 @@ def _ones(context: Context) -> State:
 
 
 def _chosen(context: Context) -> State:
-    values = context.at(2).hull()
+    values = context.masked(2).hull()
     return replace(values, why="one of two numbers")
 
 
@@ -238,16 +248,21 @@ def _scattered(context: Context) -> State:
     reduction = attribute(context.op.node, "reduction")
     if reduction is not None and reduction.s not in (b"none", b"", b"max", b"min"):
         return unknown("a sum of scattered numbers")
-    return join(context.at(0).hull(), context.at(2).hull(), "numbers moved")
+    return join(context.masked(0).hull(), context.masked(2).hull(), "numbers moved")
+
+
+def _one_of_several(context: Context) -> State:
+    count = 2 if context.op.kind == "SequenceInsert" else len(context.states)
+    return reduce(lambda a, b: join(a, b, "one of several"), [context.masked(i).hull() for i in range(count)])
 
 
 def _counted(context: Context) -> State:
-    first, limit = context.at(0), context.at(1)
+    first, limit = context.masked(0), context.masked(1)
     return join(first.hull(), limit.hull(), "a range between two numbers")
 
 
 def _largest(context: Context) -> Sequence[State]:
-    return [context.at(0).hull("some of the numbers"), unknown("an index")]
+    return [context.masked(0).hull("some of the numbers"), unknown("an index")]
 
 
 def _drawn(context: Context) -> State:
@@ -255,53 +270,16 @@ def _drawn(context: Context) -> State:
     return box(low, high, "random numbers in a range")
 
 
-def _dequantized(context: Context) -> State:
-    """Bound (x − zero point)·scale by the range of the integers."""
-    dtype = context.view.dtype(context.op.inputs[0])
-    span = _SPANS.get(dtype) if dtype is not None else None
-    scale = context.at(1)
-    if span is None or not scale.known:
-        return unknown("dequantized numbers of an unknown range")
-    point = context.at(2) if context.has(2) else box(0.0, 0.0)
-    x = context.at(0) if context.view.constant(context.op.inputs[0]) is not None else box(*span)
-    low, high = x.hull(), point.hull()
-    least, most = max(float(low.lo), span[0]), min(float(low.hi), span[1])
-    if math.isfinite(high.absmax):
-        least, most = least - float(high.hi), most - float(high.lo)
-    else:
-        least, most = least - span[1], most - span[0]
-    size = max(-least, most, 0.0) * scale.absmax
-    return box(-size, size, "an integer times the scale")
-
-
-_SPANS = {
-    DType.UINT8: (0.0, 255.0),
-    DType.INT8: (-128.0, 127.0),
-    DType.UINT16: (0.0, 65535.0),
-    DType.INT16: (-32768.0, 32767.0),
-    DType.UINT4: (0.0, 15.0),
-    DType.INT4: (-8.0, 7.0),
-    DType.UINT2: (0.0, 3.0),
-    DType.INT2: (-2.0, 1.0),
-}
-
 TABLE: Table = {
     **dict.fromkeys(RELABELS - {"Identity"}, _relabelled),
     **dict.fromkeys(("DepthToSpace", "SpaceToDepth", "GatherElements", "GatherND", "Compress", "Tile"), _moved),
     **dict.fromkeys(("ReverseSequence", "Unique", "SequenceAt", "ConcatFromSequence", "Upsample"), _moved),
-    **dict.fromkeys(
-        ("SequenceConstruct", "SequenceInsert"),
-        lambda context: reduce(
-            lambda a, b: join(a, b, "one of several"),
-            [context.at(i).hull() for i in range(len(context.states)) if context.op.kind != "SequenceInsert" or i < 2],
-        ),
-    ),
+    **dict.fromkeys(("SequenceConstruct", "SequenceInsert"), _one_of_several),
     **dict.fromkeys(SCATTERS, _scattered),
     **dict.fromkeys(("Trilu", "MaxUnpool", "CenterCropPad"), _with_zeros),
     **dict.fromkeys(("EyeLike", "Bernoulli", "Hardmax"), _ones),
     "Concat": _concatenated,
     "ConstantOfShape": _filled,
-    "DequantizeLinear": _dequantized,
     "Expand": _expanded,
     "Gather": _gathered,
     "OneHot": _chosen,

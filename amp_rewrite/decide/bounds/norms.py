@@ -58,8 +58,8 @@ def scaled(state: State, gain: State, bias: State | None, slack: float) -> State
         center = None
         if bias is not None and (low.any() or high.any()):
             center = (low + high) / 2
-        wide = error if bias is None else error + (high - low) / 2
-        radius = radius + ball.norm(wide / scale)
+            radius = radius + ball.norm((slack * bias.size + (high - low) / 2) / scale)
+        radius = radius * (1 + slack)
         ball = Ball(ball.axes, ball.sizes, radius, center, scale)
     return box(low - size - error, high + size + error, why, ball)
 
@@ -213,9 +213,9 @@ def _softmax(context: Context) -> State:
     opset = context.view.opsets.get("", FIRST_ROW_SOFTMAX)
     axis = context.axis(-1 if opset >= FIRST_ROW_SOFTMAX else 1)
     if opset < FIRST_ROW_SOFTMAX and axis != -1:
-        return softmax(None, None, fills=context.at(0).fills)
+        return softmax(None, None, fills=context.masked(0).fills)
     known = lengths(dims, (axis,)) if axis is not None else None
-    return softmax(axis, known[0] if known else None, fills=context.at(0).fills)
+    return softmax(axis, known[0] if known else None, fills=context.masked(0).fills)
 
 
 def _log_softmax(context: Context) -> State:
@@ -245,9 +245,7 @@ def _reduced(context: Context, x: State, axes: Axes, why: str) -> State:
     error = gamma(None if sizes is None else math.prod(sizes)) if mean else 0.0
     slack = error * reduced(x.size, axes, np.max)
     low = np.where(lo >= 0, np.maximum(lo - slack, 0.0), lo - slack)
-    result = replace(box(low, hi + slack, why), fills=x.fills and not mean)
-    if mean and x.fills:
-        return unknown("a mean of a mask's fills")
+    result = replace(box(low, hi + slack, why), fills=x.fills)
     return _without(context, result, axes)
 
 
@@ -263,7 +261,7 @@ def _squeezed(array: Array, axes: Axes) -> Array:
 
 
 def _extreme(context: Context) -> State:
-    x, axes = context.at(0), context.axes()
+    x, axes = context.masked(0), context.axes()
     return x.hull("one of the numbers") if axes is None else _reduced(context, x, axes, "one of the numbers")
 
 
@@ -276,7 +274,7 @@ def _sum(context: Context) -> State:
         return _without(context, box(0.0, most, "the norm"), axes)
     if x.total < math.inf and axes == (x.along,) and context.op.kind == "ReduceSum":
         return _without(context, box(0.0, x.total, "the sum of a softmax"), axes)
-    if axes is None or sizes is None or x.fills:
+    if axes is None or sizes is None:
         return unknown("a sum over an axis of unknown length")
     lo, hi, n = x.lo, x.hi, math.prod(sizes)
     if context.op.kind in ("ReduceL1", "ReduceSumSquare", "ReduceL2"):

@@ -15,7 +15,7 @@ from amp_rewrite.decide.bounds.linear import Rows, by_size, product
 from amp_rewrite.decide.bounds.matrices import multiplied
 from amp_rewrite.decide.bounds.quantized import dequantized, dequantized_parts
 from amp_rewrite.decide.bounds.reshape import transposed
-from amp_rewrite.decide.bounds.state import Ball, Sizes, State, box, reduced, unknown
+from amp_rewrite.decide.bounds.state import Ball, Sizes, State, box, join, lengths, reduced, unknown
 from amp_rewrite.decide.bounds.throughout import number_throughout
 from amp_rewrite.decide.bounds.weights import largest, matrix_of, parts
 from amp_rewrite.ir.op_classes import RECURRENT
@@ -83,7 +83,7 @@ def _times(state: State, factor: float) -> State:
 
 def _uniform(context: Context, a: State, terms: object, number: float) -> State:
     """Bound a product with a matrix of one number: it sums the row."""
-    if not isinstance(terms, int) or not a.known or a.fills:
+    if not isinstance(terms, int) or not a.known:
         return unknown("a product of numbers that are not bounded")
     ends = []
     for end in (a.lo, a.hi, a.size):
@@ -120,16 +120,21 @@ def _gemm(context: Context) -> State:
 # -- attention ---------------------------------------------------------------------------------------
 
 
-def _mixture(context: Context, value: State, dims: Sizes, bias: State | None) -> State:
-    """Bound mixtures of the rows of a value, other ones for each head: weights are not negative and sum to 1."""
-    if not value.known or value.fills:
+def _mixture(context: Context, value: State, dims: Sizes, bias: State | None, *lines: Sizes) -> State:
+    """Bound mixtures of the rows of a value, other ones for each head: weights are not negative and sum to 1.
+
+    `lines`: shapes of what else has as many rows as are mixed, or has some of them.
+    """
+    if not value.known:
         return unknown("attention over values that are not bounded")
     if bias is not None:
         value = added(context, value, bias)
-    most = 1 + gamma(None) + context.arithmetic.unit
     rank = 4 if dims is None else len(dims)
     if rank not in (3, 4) or (dims is not None and rank == 5):
         return unknown("packed values")
+    rows = [lengths(shape, (-2,)) for shape in lines or (dims,)]
+    terms = sum(count[0] for count in rows if count) if all(rows) else None
+    most = 1 + gamma(terms) + context.arithmetic.unit
     lo = np.minimum(reduced(value.lo, (-2,), np.min), 0.0) * most
     hi = np.maximum(reduced(value.hi, (-2,), np.max), 0.0) * most
     shape = context.result()
@@ -180,9 +185,13 @@ def _multi_head(context: Context) -> Sequence[State]:
 
 
 def _grouped(context: Context) -> Sequence[State]:
-    if not context.has(2) or (context.has(4) and context.view.constant(context.op.inputs[4]) is None):
-        return [unknown("attention over a cache")] * len(context.op.outputs)
-    state = _mixture(context, context.at(2).hull(), context.shape(2), None)
+    if not context.has(2):
+        return [unknown("attention over packed values")] * len(context.op.outputs)
+    value, lines = context.at(2).hull(), [context.shape(2)]
+    if context.has(4):
+        value = join(value, context.at(4).hull(), value.why)
+        lines.append(context.shape(4))
+    state = _mixture(context, value, context.shape(2), None, *lines)
     return [state, *[unknown("a cache")] * (len(context.op.outputs) - 1)]
 
 
@@ -198,20 +207,24 @@ def _packed(context: Context) -> Sequence[State]:
         state = added(context, state, context.at(2))
     start = sum(sizes[:2]) if sizes else matrix.columns // 3 * 2
     part = box(state.lo.reshape(-1)[start:], state.hi.reshape(-1)[start:])
-    mixed = _mixture(context, part, context.result(), None)
+    mixed = _mixture(context, part, context.result(), None, context.shape(0))
     return [mixed, *[unknown("a cache")] * (len(context.op.outputs) - 1)]
 
 
 def _rotated(context: Context) -> State:
-    """Bound RotaryEmbedding: pairs are rotated, so each keeps its length."""
-    x = context.at(0)
-    cosine, sine = (context.at(slot) for slot in ((2, 3) if context.op.domain else (1, 2)))
-    if x.fills or not x.known or not (cosine.known and sine.known):
+    """Bound RotaryEmbedding: |x·c − y·s| ≤ √(x² + y²)·√(c² + s²)."""
+    x, slots = context.at(0), (2, 3) if context.op.domain else (1, 2)
+    cosine, sine = map(context.at, slots)
+    if not x.known or not (cosine.known and sine.known):
         return unknown("a rotation by numbers that are not bounded")
-    most = x.absmax * min(cosine.absmax + sine.absmax, 2 * max(cosine.absmax, sine.absmax))
-    if max(cosine.absmax, sine.absmax) <= 1 + 1e-3:
-        most = min(most, x.absmax * math.sqrt(2) * 1.01)
-    return box(-most, most, "a rotation of pairs")
+    factor = cosine.absmax + sine.absmax
+    tables = [numbers for slot in slots if (numbers := context.numbers(slot)) is not None]
+    if len(tables) == 2 and tables[0].shape == tables[1].shape:
+        radius = np.hypot(*(table.astype(np.float64) for table in tables)).max(initial=0.0)
+        factor = min(factor, math.sqrt(2) * float(radius) * (1 + 8 * context.arithmetic.unit))
+    if context.integer("rotary_embedding_dim", 0):
+        factor = max(factor, 1.0)  # the other numbers stay
+    return box(-x.absmax * factor, x.absmax * factor, "a rotation of pairs")
 
 
 def _recurrent(context: Context) -> Sequence[State]:
@@ -221,7 +234,8 @@ def _recurrent(context: Context) -> Sequence[State]:
     stated = [s.lower() for a in names if a.name == "activations" for s in a.strings]
     clip = any(a.name == "clip" for a in names)
     count = len(context.op.outputs)
-    if any(s not in usual for s in stated) or clip or (context.op.kind == "RNN" and b"sigmoid" in stated):
+    gates = stated[::2] if context.op.kind == "GRU" else ()
+    if any(s not in usual for s in stated) or clip or any(s != b"sigmoid" for s in gates):
         return [unknown("other activations")] * count
     start = context.at(5) if context.has(5) else box(0.0, 0.0)
     most = max(1.0, start.absmax) if context.op.kind == "GRU" else 1.0
@@ -244,7 +258,7 @@ def _einsum(context: Context) -> State:
         sizes.update(zip(word, shape, strict=True))
     summed = [sizes[label] for label in sizes if label not in right]
     states = [context.at(slot) for slot in range(len(labels))]
-    if any(s.fills or not s.known for s in states):
+    if any(not s.known for s in states):
         return unknown("a product of numbers that are not bounded")
     known = [n for n in summed if isinstance(n, int)]
     softmax = next((i for i, s in enumerate(states) if s.total < math.inf), None)

@@ -9,32 +9,18 @@ from dataclasses import replace
 import numpy as np
 
 from amp_rewrite.decide.bounds.context import Context, Table
-from amp_rewrite.decide.bounds.elementwise import added
+from amp_rewrite.decide.bounds.elementwise import added, integers
 from amp_rewrite.decide.bounds.linear import Rows, product
 from amp_rewrite.decide.bounds.state import Ball, State, box, unknown
 from amp_rewrite.decide.bounds.weights import BLOCK, Part
-from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZES
 from amp_rewrite.ir.view import ValueId, View
 
 _PART = 1 << 19
 _WIDEST = 1 << 14
-_NARROW_INTEGERS = 16
 _LEVELS = 255.0
 """Steps of an integer of 8 bits."""
-
-
-def integers(dtype: DType | None) -> State | None:
-    """Return the state of any value of a narrow integer type; None for other types."""
-    if dtype is None or dtype.floating or dtype is DType.BOOL or dtype.bits > _NARROW_INTEGERS:
-        return None
-    if not dtype.spelling.lstrip("u").startswith("int"):
-        return None
-    signed = not dtype.spelling.startswith("u")
-    low = -(2 ** (dtype.bits - 1)) if signed else 0
-    high = 2 ** (dtype.bits - signed) - 1
-    return replace(box(float(low), float(high), f"the range of {dtype.spelling}"), whole=True)
 
 
 def _quantize(context: Context) -> Sequence[State]:
@@ -45,7 +31,7 @@ def _quantize(context: Context) -> Sequence[State]:
         return [unknown(f"{context.op.kind} to an unknown type")]
     x, scale = context.at(0), context.at(1)
     zero = context.at(2) if context.has(2) else box(0.0, 0.0)
-    if not x.known or x.fills or scale.lo.size > 1 or zero.lo.size > 1 or not float(scale.lo.min()) > 0:
+    if not x.known or scale.lo.size > 1 or zero.lo.size > 1 or not float(scale.lo.min()) > 0:
         return [whole]
     # A low type rounds the quotient, which may be an integer further for each unit of it.
     least, most = float(scale.lo.min()), float(scale.hi.max())
@@ -74,11 +60,14 @@ def _dequantize(context: Context) -> State:
 
 
 def _dynamic(context: Context) -> Sequence[State]:
-    """Bound DynamicQuantizeLinear: integers of 8 bits, a scale, and the zero point."""
+    """Bound DynamicQuantizeLinear: integers of 8 bits, a scale, and the zero point.
+
+    Of a tensor of zeros onnxruntime gives the scale 1. The bound leaves that out: what it multiplies is 0 then.
+    """
     x, byte = context.at(0).hull(), replace(box(0.0, _LEVELS, "the range of uint8"), whole=True)
     width = np.maximum(x.hi, 0.0) - np.minimum(x.lo, 0.0)
     scale = box(0.0, width / _LEVELS * (1 + 4 * context.arithmetic.unit), "the range of x / 255")
-    return [byte, scale if x.known and not x.fills else unknown("a scale of numbers that are not bounded"), byte]
+    return [byte, scale if x.known else unknown("a scale of numbers that are not bounded"), byte]
 
 
 def _integer_product(context: Context) -> State:
@@ -144,7 +133,7 @@ def _few_bits(context: Context) -> State:
 
 def _coarse(x: State, width: int) -> State:
     """Return the state of numbers that a kernel rounds to 8 bits, in blocks."""
-    if not x.known or x.fills:
+    if not x.known:
         return x
     step = x.absmax / 127
     ball = x.ball

@@ -145,6 +145,13 @@ def lengths(dims: Sizes, axes: Axes) -> tuple[int, ...] | None:
     return tuple(known) if len(known) == len(sizes) else None
 
 
+def keeps_length(before: Sizes, after: Sizes, axis: int) -> bool:
+    """True if an axis, counted from the end, has the same known length in two shapes."""
+    if before is None or after is None or not 0 < -axis <= min(len(before), len(after)):
+        return False
+    return before[axis] is not None and before[axis] == after[axis]
+
+
 def norm(state: State, axis: int, dims: Sizes) -> Array:
     """Return a bound on the Euclidean norm along one axis."""
     best: Array = np.asarray(math.inf)

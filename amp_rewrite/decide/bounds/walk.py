@@ -14,11 +14,11 @@ from amp_rewrite.decide.bounds.context import Context, Table
 from amp_rewrite.decide.bounds.rotation import rotated, rotation
 from amp_rewrite.decide.bounds.state import MOST, MOST_OF_MAPS, Sizes, State, box, join, lengths, small, unknown
 from amp_rewrite.decide.bounds.weights import constant
+from amp_rewrite.decide.bounds.written import ends, written
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import axes_of, number
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import ELEMENTLESS
-from amp_rewrite.ir.patterns.clusters import Cluster, clusters
+from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.ir.shapes.onnx_shapes import shape_at
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
@@ -33,8 +33,6 @@ STEPS: Table = {
     **windows.TABLE,
 }
 """The step of each op."""
-_ROUNDINGS = 4
-"""More than the roundings of a square, its mean, the sum with an epsilon and the root add to a quotient."""
 _LIMITS = (ValueError, IndexError, ArithmeticError, MemoryError)
 """Errors of a step on shapes that contradict each other, or that do not fit the memory: nothing is known then."""
 
@@ -50,7 +48,7 @@ class Walk:
     frugal: bool = False
     exponent: int = 0
     known: dict[ValueId, State] = field(default_factory=dict)
-    ends: Mapping[OpId, tuple[Cluster, OpId]] = field(default_factory=dict)
+    ends: Mapping[OpId, Cluster] = field(default_factory=dict)
     shapes: Callable[[ValueId | None], Sizes] = lambda _: None
     constants: dict[ValueId, State] = field(default_factory=dict)
     least: dict[ValueId, float] = field(default_factory=dict)
@@ -75,7 +73,7 @@ class Walk:
         """
         dims = known_dims(view)
         walk = cls(view, to, inputs, spatial, frugal, exponent, shapes=lambda value: shape_at(dims, view, value))
-        walk.ends = _ends(view)
+        walk.ends = ends(view)
         walk._start()
         for op in view.ops:
             walk._follow(op)
@@ -122,9 +120,10 @@ class Walk:
             state = states[slot] if slot < len(states) else unknown(f"{op.kind} has no bound")
             dtype = self.view.dtype(value)
             if not state.known:
-                state = quantized.integers(dtype) or state
+                state = elementwise.integers(dtype) or state
             if not exact(op) and (dtype is None or dtype.floating):
-                state = self.arithmetic(value).settle(state)
+                terms = lengths(self.shapes(value), (state.along,)) if state.total < math.inf else None
+                state = self.arithmetic(value).settle(state, terms[0] if terms else None)
             self.known[value] = small(state, MOST_OF_MAPS if self.spatial else MOST)
             self.least[value] = self.known[value].least if not state.fills else 0.0
             self.unread[value] = len(self.view.uses[value])
@@ -140,8 +139,9 @@ class Walk:
         if op.bodies:
             return self._with_bodies(op)
         if op.id in self.ends:
-            cluster, anchor = self.ends[op.id]
-            state = self._cluster(cluster, self.view.ops[anchor])
+            cluster = self.ends[op.id]
+            unit = self.arithmetic(cluster.entry).unit
+            state = written(self.view, cluster, self.state, self.shapes(cluster.entry), unit)
             if state is not None:
                 return [state]
         if (found := rotation(self.view, op, self.shapes)) is not None:
@@ -184,47 +184,18 @@ class Walk:
                 return (1,)
         return ()
 
-    # -- ops that belong together ----------------------------------------------------------------------
-
-    def _cluster(self, cluster: Cluster, anchor: Op) -> State | None:
-        """Return the state of the result of a computation that is written out; None if nothing is known."""
-        if cluster.entry is None:
-            return None
-        dims = self.shapes(cluster.entry)
-        unit = self.arithmetic(cluster.entry).unit
-        if cluster.kind.startswith("gelu"):
-            return activations.bell(self.state(cluster.entry), activations.GELU_LEAST, activations.gelu)
-        if cluster.kind == "l2_normalization":
-            return box(-1.0 - 16 * unit, 1.0 + 16 * unit, "a part of its norm")
-        reduction = next(
-            (self.view.ops[i] for i in cluster.ops if self.view.ops[i].kind in ("ReduceMean", "ReduceSum")), None
-        )
-        if reduction is None or dims is None:
-            return None
-        axes = tuple(sorted({axis % len(dims) - len(dims) for axis in axes_of(self.view, reduction)}))
-        if not axes:
-            return None
-        if cluster.kind == "softmax":
-            sizes = lengths(dims, axes[-1:])
-            fills = self.state(cluster.entry).fills
-            return norms.softmax(axes[0] if len(axes) == 1 else None, sizes[0] if sizes else None, fills=fills)
-        if reduction.kind == "ReduceSum":
-            return None
-        state = norms.unit(dims, axes, _ROUNDINGS * unit)
-        return replace(state, why=f"{cluster.kind.replace('_', ' ')}: {state.why}")
-
     # -- bodies ----------------------------------------------------------------------------------------
 
     def _with_bodies(self, op: Op) -> Sequence[State]:
         bodies = [self.view.scopes[body] for body in op.bodies]
-        ends = [[self.state(v).hull() for v in body.outputs] for body in bodies]
-        if op.kind == "If" and len(ends) == 2:
-            return [join(a, b, "one of two branches") for a, b in zip(*ends, strict=False)]
-        if op.kind in ("Loop", "Scan") and len(ends) == 1:
+        given = [[self.state(v).hull() for v in body.outputs] for body in bodies]
+        if op.kind == "If" and len(given) == 2:
+            return [join(a, b, "one of two branches") for a, b in zip(*given, strict=False)]
+        if op.kind in ("Loop", "Scan") and len(given) == 1:
             at, first = (1, 2) if op.kind == "Loop" else (0, 0)
             count = len(bodies[0].inputs) - (2 if op.kind == "Loop" else _scanned(op))
             results: list[State] = []
-            for slot, end in enumerate(ends[0][at:]):
+            for slot, end in enumerate(given[0][at:]):
                 start = op.inputs[first + slot] if slot < count and first + slot < len(op.inputs) else None
                 own = end if slot >= count else unknown("a state") if start is None else end
                 if start is not None and slot < count:
@@ -236,21 +207,3 @@ class Walk:
 
 def _scanned(op: Op) -> int:
     return next((int(a.i) for a in op.node.attribute if a.name == "num_scan_inputs"), 0)
-
-
-def _ends(view: View) -> dict[OpId, tuple[Cluster, OpId]]:
-    """Return the clusters by the op that makes their result, without scale and bias."""
-    found: dict[OpId, tuple[Cluster, OpId]] = {}
-    for cluster in clusters(view, (DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE)):
-        core = [op_id for op_id in cluster.ops if op_id not in cluster.tail]
-        last = core[-1] if core else None
-        if last is not None and (cluster.kind != "rms_normalization" or _guarded(view, cluster)):
-            found[last] = (cluster, last)
-    return found
-
-
-def _guarded(view: View, cluster: Cluster) -> bool:
-    """True unless the epsilon of a norm is negative."""
-    guard = cluster.values.get("guard")
-    least = number(view, guard) if guard is not None else 0.0
-    return least is None or (least >= 0 and math.isfinite(least))

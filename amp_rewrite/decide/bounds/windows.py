@@ -114,7 +114,7 @@ def _convolved(context: Context) -> State:
     """Bound a Conv: by the sizes of its terms, and by the norms of patch and filter."""
     dims = context.dims(context.op.inputs[1])
     x = context.at(0)
-    if dims is None or not all(isinstance(d, int) for d in dims) or x.fills:
+    if dims is None or not all(isinstance(d, int) for d in dims):
         return unknown("a convolution with weights of unknown shape")
     shape = [int(d) for d in dims]  # type: ignore[arg-type]
     rank = len(shape) - 2
@@ -261,7 +261,7 @@ def _unfiltered(x: State, shape: Sequence[int], largest: float) -> State:
 def _transposed(context: Context) -> State:
     """Bound a ConvTranspose: each result sums at most all taps of the channels of a group."""
     dims, x, w = context.dims(context.op.inputs[1]), context.at(0), context.at(1)
-    if dims is None or not all(isinstance(d, int) for d in dims) or not (x.known and w.known) or x.fills:
+    if dims is None or not all(isinstance(d, int) for d in dims) or not (x.known and w.known):
         return unknown("a convolution of numbers that are not bounded")
     shape = [int(d) for d in dims]  # type: ignore[arg-type]
     strides = context.integers("strides") or [1] * (len(shape) - 2)
@@ -283,9 +283,9 @@ def _transposed(context: Context) -> State:
 
 
 def _pooled(context: Context) -> State | list[State]:
-    x = context.at(0)
     kernel = context.integers("kernel_shape") or []
     rank, mean = len(kernel), context.op.kind == "AveragePool"
+    x = context.at(0) if mean else context.masked(0)
     window = _Window.of(context, kernel, lengths(context.result(), tuple(range(-rank, 0)))) if rank else None
     why = "a mean of the numbers" if mean else "one of the numbers"
     maps = _maps(context, x, rank) if window is not None and _varies(x, rank) and context.spatial else None
@@ -309,7 +309,9 @@ def _pooled(context: Context) -> State | list[State]:
     slack = gamma(math.prod(kernel)) * np.maximum(-low, high) if mean else 0.0
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         slack = 0.0
-    return [replace(box(low - slack, high + slack, why), fills=x.fills), unknown("an index")]
+    # A window with gaps may lie in the padding alone: its maximum is the lowest number.
+    empty = not mean and any(d > 1 for d in context.integers("dilations") or ()) and (window is None or window.padded)
+    return [replace(box(low - slack, high + slack, why), fills=x.fills or empty), unknown("an index")]
 
 
 def _whole(context: Context) -> State:
@@ -326,7 +328,7 @@ def _whole(context: Context) -> State:
 
 
 def _resized(context: Context) -> State:
-    """Bound a Resize: interpolation is a mean, unless it is cubic, whose weights sum to at most 25/16 a axis."""
+    """Bound a Resize: interpolation is a mean, unless it is cubic."""
     stated, x = attribute(context.op.node, "mode"), context.at(0)
     mode = stated.s if stated is not None else b"nearest"
     edge = attribute(context.op.node, "coordinate_transformation_mode")
@@ -335,13 +337,29 @@ def _resized(context: Context) -> State:
         value = context.number("extrapolation_value", 0.0)
         hull = box(np.minimum(hull.lo, value), np.maximum(hull.hi, value))
     if mode == b"cubic":
-        coefficient = abs(context.number("cubic_coeff_a", -0.75))
-        dims = context.shape(0)
-        factor = (1 + 2 * coefficient) ** (len(dims) if dims is not None else 4)
-        most = hull.absmax * factor
+        most = hull.absmax * _cubic_weight(context) ** _resized_axes(context)
         return box(-most, most, "a mean of the numbers, by cubic weights")
     slack = gamma(64) * hull.size if hull.known else 0.0
     return box(hull.lo - slack, hull.hi + slack, "a mean of the numbers")
+
+
+def _cubic_weight(context: Context) -> float:
+    """Return the largest sum of the sizes of cubic weights along an axis.
+
+    Outer weights at t in [0, 1] sum to a·t·(1 − t), inner ones make up for it; for a ≤ 0 these are not negative.
+    """
+    a = context.number("cubic_coeff_a", -0.75)
+    rescaled = context.integer("exclude_outside", 0) or context.integer("antialias", 0)
+    return 1 - a / 2 if a <= 0 and not rescaled else 1 + 2 * abs(a)
+
+
+def _resized_axes(context: Context) -> int:
+    """Return how many axes a Resize interpolates along, at most."""
+    dims, edge = context.shape(0), attribute(context.op.node, "coordinate_transformation_mode")
+    scales = context.numbers(2 if len(context.op.inputs) > 2 else 1)
+    if scales is not None and scales.size and (edge is None or edge.s != b"tf_crop_and_resize"):
+        return int(np.count_nonzero(scales != 1))
+    return len(dims) if dims is not None else 4
 
 
 TABLE: Table = {

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 import amp_rewrite
-from amp_rewrite.decide.bounds.quantized import integers
+from amp_rewrite.decide.bounds.elementwise import integers
 from amp_rewrite.dtypes import DType
 from support.bound_check import Probe
 
