@@ -159,9 +159,9 @@ def _low(view: View, made: Made, *kinds: str) -> Iterator[Op]:
     return (op for op in view.of_kinds(kinds) if any(made(value) is DType.FLOAT16 for value in op.results))
 
 
-def _recurrent(view: View, made: Made) -> Iterator[Op]:
-    """Yield float16 LSTMs."""
-    return _low(view, made, "LSTM")
+def _low_ops(*kinds: str) -> Callable[[View, Made], Iterator[Op]]:
+    """Return the search for ops of these kinds with a float16 result."""
+    return lambda view, made: _low(view, made, *kinds)
 
 
 def _captured(view: View, made: Made) -> Iterator[Op]:
@@ -200,11 +200,6 @@ def _grouped(view: View, made: Made) -> Iterator[Op]:
     return (op for op in _low(view, made, "Conv", "ConvTranspose") if int_attribute(op.node, "group", 1) > 1)
 
 
-def _norms(view: View, made: Made) -> Iterator[Op]:
-    """Yield float16 LayerNormalizations."""
-    return _low(view, made, "LayerNormalization")
-
-
 _ISSUES = "https://github.com/microsoft/onnxruntime/issues"
 
 HAZARDS = (
@@ -232,7 +227,7 @@ HAZARDS = (
         since=(1, 31),
         provider=CPU,
         kinds=frozenset({"LSTM"}),
-        find=_recurrent,
+        find=_low_ops("LSTM"),
         harm="may crash at its default level of a float16 LSTM before a Transpose",
         skip=("NchwcTransformer",),
         told=False,
@@ -289,7 +284,7 @@ HAZARDS = (
         since=(),
         provider=None,
         kinds=frozenset({"LayerNormalization"}),
-        find=_norms,
+        find=_low_ops("LayerNormalization"),
         harm="holds the variance of a float16 LayerNormalization in float16, whatever `stash_type` says: values beyond"
         " some 250 overflow",
         runtime=DIRECTML,
@@ -302,7 +297,7 @@ HAZARDS = (
 def told(view: View, made: Made, aim: Aim = Aim()) -> Iterator[Finding]:
     """Yield a finding for each hazard in a model, at its first op. `made`: the types after a conversion. O(nodes)."""
     for hazard in HAZARDS:
-        met = hazard.told and hazard.kinds <= view.by_kind.keys() and hazard.affects(aim)
+        met = hazard.told and hazard.affects(aim)
         op = next(hazard.find(view, made), None) if met else None
         if op is not None:
             yield Finding("runtime_hazard", op.name, hazard.finding)
@@ -316,7 +311,7 @@ def faults(view: View, to: DType, aim: Aim) -> Iterator[tuple[Op, RuntimeHazard]
         return to if dtype is DType.FLOAT else dtype
 
     for hazard in HAZARDS if aim.exact else ():
-        if hazard.keep and hazard.kinds <= view.by_kind.keys() and hazard.affects(aim):
+        if hazard.keep and hazard.affects(aim):
             for op in hazard.find(view, made):
                 yield op, hazard
 
