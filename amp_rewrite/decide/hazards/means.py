@@ -9,7 +9,8 @@ from functools import cached_property
 
 from amp_rewrite.decide.bounds.throughout import number_throughout
 from amp_rewrite.decide.hazards.rule import Held
-from amp_rewrite.decide.hazards.steps import described, learned_ops, summed_terms
+from amp_rewrite.decide.hazards.steps import described, learned_ops
+from amp_rewrite.decide.placement.flops import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, first_input_of, float32_ops, origin
 from amp_rewrite.ir.op_classes import (

@@ -12,7 +12,8 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.counts import counted
 from amp_rewrite.decide.hazards.fills import ATTENTION_MASKS, CARRIES, to_softmax
 from amp_rewrite.decide.hazards.rule import Held, rule
-from amp_rewrite.decide.hazards.steps import described, first_inputs, operands_at, results_of, summed_length
+from amp_rewrite.decide.hazards.steps import described, first_inputs, operands_at, results_of
+from amp_rewrite.decide.placement.flops import summed_length
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, first_input_of, float32, float32_ops, makers, origin, trail
 from amp_rewrite.ir.op_classes import (

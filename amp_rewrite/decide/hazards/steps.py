@@ -1,24 +1,16 @@
-"""Steps that safety rules share: the starts of walks, constants at inputs, and the axis that a product sums."""
+"""Steps that safety rules share: the starts of walks, and constants at inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from itertools import repeat
-from math import prod
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, scalings
 from amp_rewrite.ir.op_classes import HEAVY, Slots
-from amp_rewrite.ir.schema import equation, int_attribute
-from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View, once
 
 LARGE = {DType.FLOAT16: 2.0**8, DType.BFLOAT16: 2.0**5}
 """Largest constant that counts as small beside a product: an eighth of the integers that the type holds exactly."""
-FREE = 128
-"""The size that stands for a free dimension, as in the cost model."""
-_AXES = {"Conv": (1, slice(1, None)), "ConvTranspose": (1, slice(1)), "GlobalAveragePool": (0, slice(2, None))}
-"""The input whose axes an op sums up, and these axes."""
 
 
 def results_of(view: View, kinds: Container[str]) -> dict[ValueId, OpId]:
@@ -44,34 +36,6 @@ def float32_constant(view: View, op: Op, slot: int) -> ValueId | None:
     """Return an input that is a float32 constant; None for other inputs and for one that is left out."""
     value = op.inputs[slot] if slot < len(op.inputs) else None
     return value if view.dtype(value) is DType.FLOAT and view.constant(value) is not None else None
-
-
-def summed_length(op: Op, slot: int, shape: Shape) -> int | None:
-    """Return the length of the axis that a MatMul or Gemm sums, by the shape of one operand; None for a scalar."""
-    if not shape:
-        return None
-    last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
-    return shape[-1] if last or len(shape) == 1 else shape[-2]
-
-
-def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = FREE) -> int:
-    """Return how many terms each result of a product or global pool adds up; `free` stands for an unknown length."""
-    lengths: Sequence[int | None] = [None]
-    if op.kind == "Einsum":
-        operands, result = equation(op.node)
-        terms = zip(operands, shapes, strict=False)
-        sizes = {at: n for word, shape in terms for at, n in zip(word, shape or repeat(None), strict=False)}
-        if "." not in sizes:
-            lengths = [length for label, length in sizes.items() if label not in result]
-    elif op.kind in _AXES:
-        slot, axes = _AXES[op.kind]
-        shape = shapes[slot]
-        lengths = shape[axes] if shape is not None else [None]
-    else:
-        known = (summed_length(op, slot, shape) for slot, shape in enumerate(shapes[:2]) if shape)
-        lengths = [next((length for length in known if length is not None), None)]
-    groups = int_attribute(op.node, "group", 1) if op.kind == "ConvTranspose" else 1
-    return max(1, prod(free if length is None else length for length in lengths) // max(1, groups))
 
 
 @once

@@ -9,8 +9,7 @@ from math import prod
 
 from onnx import ValueInfoProto
 
-from amp_rewrite.decide.hazards.steps import summed_length
-from amp_rewrite.decide.placement.flops import UNKNOWN_DIMENSION, flops_of
+from amp_rewrite.decide.placement.flops import UNKNOWN_DIMENSION, flops_of, summed_length
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import PICKS, TENSOR_CORE_STEP, VIEWS
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, fixed, shape_of

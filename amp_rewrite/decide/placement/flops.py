@@ -7,17 +7,58 @@ attention by a carried state are not in the table: only their inputs and outputs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Protocol
 
 from amp_rewrite.ir.op_classes import RECURRENT
 from amp_rewrite.ir.schema import equation, int_attribute, ints_attribute
+from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, ValueId
 
 _MOST = 1e60  # operations; more are no measure of an op, but of hostile dims
 UNKNOWN_DIMENSION = 128
 """The size that stands for a free dimension: in most exported models a length of text, or a batch."""
+
+
+_AXES = {"Conv": (1, slice(1, None)), "ConvTranspose": (1, slice(1)), "GlobalAveragePool": (0, slice(2, None))}
+"""The input whose axes an op sums up, and these axes."""
+
+
+def summed_length(op: Op, slot: int, shape: Shape) -> int | None:
+    """Return the length of the axis that a MatMul or Gemm sums, by the shape of one operand; None for a scalar."""
+    if not shape:
+        return None
+    last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
+    return shape[-1] if last or len(shape) == 1 else shape[-2]
+
+
+def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = UNKNOWN_DIMENSION) -> int:
+    """Return how many terms each result of a product or global pool adds up; `free` stands for an unknown length."""
+    lengths: Iterable[int | None] = [None]
+    if op.kind == "Einsum":
+        lengths = _summed_labels(op, shapes).values()
+    elif op.kind in _AXES:
+        slot, axes = _AXES[op.kind]
+        shape = shapes[slot]
+        lengths = shape[axes] if shape is not None else [None]
+    else:
+        known = (summed_length(op, slot, shape) for slot, shape in enumerate(shapes[:2]) if shape)
+        lengths = [next((length for length in known if length is not None), None)]
+    groups = int_attribute(op.node, "group", 1) if op.kind == "ConvTranspose" else 1
+    return max(1, prod(free if length is None else length for length in lengths) // max(1, groups))
+
+
+def _summed_labels(op: Op, shapes: Sequence[Shape | None]) -> Mapping[str, int | None]:
+    """Return the labels of an Einsum that its result lacks, each with its length."""
+    operands, result = equation(op.node)
+    lengths: dict[str, int | None] = {}
+    for labels, shape in zip(operands, shapes, strict=False):
+        front, _, back = labels.partition("...")
+        for at, label in (*enumerate(front), *enumerate(back, -len(back))):
+            if label not in result:
+                lengths[label] = shape[at] if shape is not None and -len(shape) <= at < len(shape) else None
+    return lengths
 
 
 class Sizes(Protocol):
@@ -58,10 +99,10 @@ def _dimension(sizes: Sizes, value: ValueId | None, axis: int) -> int:
 # -- products and convolutions ---------------------------------------------------------------------------
 
 
-def _product(sizes: Sizes, op: Op) -> float:
-    """Count a MatMul or Gemm: each result sums as many products as the first factor has columns."""
-    summed = 0 if int_attribute(op.node, "transA", 0) else -1
-    return 2.0 * sizes.size(op.outputs[0]) * _dimension(sizes, op.inputs[0], summed)
+def _summed(sizes: Sizes, op: Op) -> float:
+    """Count a MatMul, a Gemm or an Einsum: each result sums products, as many as the first factor has columns."""
+    shapes = [sizes.shape(value) or None for value in (op.inputs if op.kind == "Einsum" else op.inputs[:1])]
+    return 2.0 * sizes.size(op.outputs[0]) * summed_terms(op, shapes)
 
 
 def _factors(sizes: Sizes, op: Op) -> float:
@@ -81,18 +122,6 @@ def _packed_weight(*columns: tuple[str, int]) -> Callable[[Sizes, Op], float]:
         return 2.0 * sizes.size(op.inputs[0]) * sum(times * int_attribute(op.node, name, 0) for name, times in columns)
 
     return count
-
-
-def _einsum(sizes: Sizes, op: Op) -> float:
-    """Count an Einsum: each result sums over all letters that are not in the result."""
-    terms, result = equation(op.node)
-    summed: dict[str, int] = {}
-    for term, value in zip(terms, op.inputs, strict=False):
-        front, _, back = term.partition("...")
-        for at, letter in (*enumerate(front), *enumerate(back, -len(back))):
-            if letter not in result:
-                summed[letter] = _dimension(sizes, value, at)
-    return 2.0 * sizes.size(op.outputs[0]) * prod(summed.values())
 
 
 def _convolution(sizes: Sizes, op: Op) -> float:
@@ -193,8 +222,7 @@ _Table = tuple[tuple[Callable[[Sizes, Op], float], str], ...]
 _ONNX: _Table = (
     (_attention, "Attention"),
     (_convolution, "Conv DeformConv"),
-    (_einsum, "Einsum"),
-    (_product, "Gemm MatMul"),
+    (_summed, "Einsum Gemm MatMul"),
     (_recurrent, " ".join(sorted(RECURRENT))),
     (_spread, "CausalConvWithState ConvTranspose"),
 )
