@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 import onnx
+import onnx.helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
@@ -209,10 +210,15 @@ def _params(formals: Iterable[Sequence[Any]], linked: Mapping[str, str]) -> tupl
     )
 
 
-@cache
 def contrib_schemas() -> Mapping[str, Any]:
-    """Return onnxruntime's own operators by "domain::Op", from the table that ships with the package."""
-    text = resources.files("amp_rewrite").joinpath("runtime", "_tables", "contrib_schemas.json").read_text("utf-8")
+    """Return onnxruntime's own operators by "domain::Op"."""
+    return _table("contrib_schemas")
+
+
+@cache
+def _table(name: str) -> Mapping[str, Any]:
+    """Return a table of onnxruntime's own operators that ships with the package."""
+    text = resources.files("amp_rewrite").joinpath("runtime", "_tables", f"{name}.json").read_text("utf-8")
     ops: dict[str, Any] = json.loads(text)["ops"]
     return ops
 
@@ -287,6 +293,16 @@ def int_attribute(node: NodeProto, name: str, default: int) -> int:
     """Return a node's integer attribute."""
     stated = attribute(node, name)
     return default if stated is None else stated.i
+
+
+@cache
+def default_attributes(signature: Signature) -> Mapping[str, onnx.AttributeProto]:
+    """Return the defaults of an operator's attributes, by name."""
+    schema = onnx_schema(signature.domain, signature.op_type, signature.since)
+    if schema is not None:
+        return {name: a.default_value for name, a in schema.attributes.items() if a.default_value.type}
+    stated = _table("contrib_defaults").get(f"{signature.domain or 'ai.onnx'}::{signature.op_type}", {})
+    return {name: onnx.helper.make_attribute(name, value) for name, value in stated.items()}
 
 
 def text_attribute(node: NodeProto, name: str, default: str = "") -> str:

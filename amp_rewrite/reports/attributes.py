@@ -15,18 +15,15 @@ of bits, the size of a block, a mode of rounding, an approximation, a number in 
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib import resources
 
-import onnx
 from onnx import AttributeProto, NodeProto, TypeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import QUANTIZERS
-from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, Signature
+from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, Signature, default_attributes
 from amp_rewrite.ir.view import Op, View
 
 NONE: Mapping[str, str] = {}
@@ -129,24 +126,9 @@ def _states_type(signature: Signature, name: str) -> bool:
 @cache
 def _defaults(signature: Signature) -> Mapping[str, str]:
     """Return the default of each attribute of an operator, spelled."""
-    try:
-        schema = onnx.defs.get_schema(signature.op_type, signature.since, signature.domain)
-    except onnx.defs.SchemaError:
-        stated = _contrib_defaults().get(f"{signature.domain or 'ai.onnx'}::{signature.op_type}", {})
-        made = (onnx.helper.make_attribute(name, value) for name, value in stated.items())
-    else:
-        made = (a.default_value for a in schema.attributes.values() if a.default_value.type)
-    node = NodeProto(attribute=made)
+    node = NodeProto(attribute=default_attributes(signature).values())
     spelled = {name: _spell(signature.domain, a, name, value) for a, name, value in plain(node)}
     return {**dict.fromkeys(INNER_DTYPE_ATTRIBUTES, "0"), **spelled}
-
-
-@cache
-def _contrib_defaults() -> Mapping[str, Mapping[str, int | float | str]]:
-    """Return the defaults of onnxruntime's own operators, from the table that ships with the package."""
-    text = resources.files("amp_rewrite").joinpath("runtime", "_tables", "contrib_defaults.json").read_text("utf-8")
-    ops: dict[str, dict[str, int | float | str]] = json.loads(text)["ops"]
-    return ops
 
 
 # -- spelling ------------------------------------------------------------------------------------------

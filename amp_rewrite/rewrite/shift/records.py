@@ -19,7 +19,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import number
-from amp_rewrite.ir.schema import attribute, int_attribute, text_attribute
+from amp_rewrite.ir.schema import attribute, default_attributes, int_attribute, text_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, ValueId, View
 
@@ -63,15 +63,6 @@ x0 = x1           : Equal Greater GreaterOrEqual Less LessOrEqual QuantizeLinear
 y0 = x1           : DequantizeLinear com.microsoft::DequantizeLinear
 y1 = x0           : DynamicQuantizeLinear
 """
-_OMITTED = {"alpha": 1.0, "beta": 1.0, "epsilon": 1e-5, "qk_norm_epsilon": 1e-6, "lambd": 0.5}
-"""Numbers of attributes that are not stated; 0 for others."""
-_OMITTED_BY = {
-    "com.microsoft::SkipLayerNormalization": 1e-12,
-    "com.microsoft::SkipSimplifiedLayerNormalization": 1e-12,
-    "com.microsoft::EmbedLayerNormalization": 1e-12,
-    "LRN": 1e-4,
-}
-"""The same for operators with a number of their own."""
 _EXACT_POWERS = (1, 2, 3)
 """Powers that are products; runtimes compute others by logarithms, whose rounding does not scale."""
 
@@ -130,7 +121,9 @@ def attribute_value(op: Op, name: str, shape: Callable[[int], Shape | None]) -> 
     if name == "scale" and (stated is None or (op.domain and not stated.f)):
         width = _head_width(op, shape)
         return float(np.float32(1) / np.sqrt(np.float32(width))) if width else None
-    return stated.f if stated is not None else _OMITTED_BY.get(op.kind, _OMITTED.get(name, 0.0))
+    if stated is None and op.signature is not None:
+        stated = default_attributes(op.signature).get(name)
+    return stated.f if stated is not None else 0.0
 
 
 def _head_width(op: Op, shape: Callable[[int], Shape | None]) -> int | None:

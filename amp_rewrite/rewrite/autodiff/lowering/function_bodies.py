@@ -12,14 +12,14 @@ from dataclasses import replace
 import onnx
 import onnx.defs
 import onnx.helper
-from onnx import FunctionProto, NodeProto, TypeProto
+from onnx import FunctionProto, TypeProto
 
 from amp_rewrite.errors import GradientError, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.nodes import Op
-from amp_rewrite.ir.schema import TENSOR, attribute
+from amp_rewrite.ir.schema import TENSOR, attribute, default_attributes
 from amp_rewrite.rewrite.autodiff.facts import Facts
 from amp_rewrite.rewrite.passes.inline import function_body, inlined
 
@@ -41,7 +41,8 @@ def with_bodies(model: Model, op_types: Collection[str]) -> Model:
             function = _body(facts, op)
             function.name, function.domain = f"{op.op_type}_{len(functions)}", _DOMAIN
             node.op_type, node.domain = function.name, _DOMAIN
-            _add_defaults(facts, op, node)
+            defaults = default_attributes(op.signature) if op.signature is not None else {}
+            node.attribute.extend(held for name, held in defaults.items() if attribute(node, name) is None)
             functions.append(function)
     proto.functions.extend(functions)
     proto.opset_import.add(domain=_DOMAIN, version=1)
@@ -73,11 +74,3 @@ def _type(facts: Facts, op: Op, slot: int) -> TypeProto:
     if vtype.container != TENSOR:
         raise ModelError(f"node {op.name!r} ({op.kind}) reads a {vtype}; only tensors have gradients, replace the op")
     return onnx.helper.make_tensor_type_proto(vtype.dtype.code, facts.shapes.get(value))
-
-
-def _add_defaults(facts: Facts, op: Op, node: NodeProto) -> None:
-    """Write the default values of absent attributes into a node."""
-    schema = onnx.defs.get_schema(op.op_type, facts.view.opsets[""], "")
-    for name, formal in schema.attributes.items():
-        if formal.default_value.name and attribute(node, name) is None:
-            node.attribute.append(formal.default_value)
