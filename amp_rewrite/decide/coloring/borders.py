@@ -13,7 +13,7 @@ from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.hazards.rule import Rule, rule
 from amp_rewrite.decide.hazards.steps import LARGE
 from amp_rewrite.decide.union_find import UnionFind
-from amp_rewrite.ir.dataflow import first_input_of, made_variable, only_reader, orders, origin
+from amp_rewrite.ir.dataflow import dependents, first_input_of, made_variable, only_reader, orders, origin
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import (
     CASTS,
@@ -133,13 +133,8 @@ def raw_values(state: State) -> None:
 
 def _behind_products(state: State) -> set[ValueId]:
     """Return the values that are computed from the result of a low product, in either type."""
-    products = {state.vertices.all[v].op for v in _products(state)}
-    behind = set[ValueId]()
-    for op in state.view.ops:
-        inner = (value for body in op.bodies for value in state.view.scopes[body].outputs)
-        if op.id in products or not behind.isdisjoint((*op.operands, *inner)):
-            behind.update(op.results)
-    return behind
+    behind = dependents(state.view, {state.vertices.all[v].op for v in _products(state)})
+    return {value for op_id in behind for value in state.view.ops[op_id].results}
 
 
 # -- behind the last product -------------------------------------------------------------------------------------------

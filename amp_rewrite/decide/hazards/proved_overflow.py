@@ -8,7 +8,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.bounds.throughout import number_throughout
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import float32_ops
+from amp_rewrite.ir.dataflow import dependents, float32_ops
 from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.view import OpId, ValueId, View
 
@@ -44,7 +44,8 @@ def proved_overflow(view: View, to: DType) -> Iterator[Held]:
         return
     from amp_rewrite.decide.bounds.analysis import magnitudes_of_ones  # late: only such models pay for it
 
-    least, behind = magnitudes_of_ones(view), _behind(view, layers)
+    least, causes = magnitudes_of_ones(view), dependents(view, layers)
+    behind = {value: cause for op_id, cause in causes.items() for value in view.ops[op_id].results}
     for op in view.ops:
         grown = max((v for v in op.ports if v in behind), key=lambda v: least.get(v, 0.0), default=None)
         if grown is not None and least.get(grown, 0.0) > to.max:
@@ -67,13 +68,3 @@ def _alike(view: View, to: DType, value: ValueId | None) -> bool:
         if fit is None or not fit.count or fit.nonfinite or fit.absmin != fit.absmax:
             return False
     return number_throughout(view, value) is not None
-
-
-def _behind(view: View, layers: frozenset[OpId]) -> dict[ValueId, OpId]:
-    """Return the values that follow from a layer, each with the last layer before it."""
-    behind: dict[ValueId, OpId] = {}
-    for op in view.ops:
-        causes = [behind[v] for v in op.operands if v in behind]
-        if op.id in layers or causes:
-            behind.update(dict.fromkeys(op.results, op.id if op.id in layers else causes[0]))
-    return behind

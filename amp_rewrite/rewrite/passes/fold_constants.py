@@ -14,9 +14,10 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import new_node
+from amp_rewrite.ir.dataflow import reach
 from amp_rewrite.ir.op_classes import CASTS, CORRECTLY_ROUNDED, MOVES
 from amp_rewrite.ir.schema import int_attribute
-from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.equivalence import run
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
@@ -50,16 +51,12 @@ _MAKING = CORRECTLY_ROUNDED | CASTS | {"Expand", "Where"}
 
 def _worth(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
     """True if folding does arithmetic. Chains that only reshape a weight are left alone, so it is not stored twice."""
-    pending = [op]
-    while pending:
-        step = pending.pop()
-        if step.kind in _MAKING:
-            return True
-        for value in step.operands:
-            made_by = view.producer(value)
-            if made_by is not None and value in known and view.dtype(value) is DType.FLOAT:
-                pending.append(made_by)
-    return False
+
+    def before(op_id: OpId) -> Iterator[OpId]:
+        read = (v for v in view.ops[op_id].operands if v in known and view.dtype(v) is DType.FLOAT)
+        return (made_by.id for v in read if (made_by := view.producer(v)) is not None)
+
+    return any(view.ops[step].kind in _MAKING for step in reach({op.id: None}, before))
 
 
 def _computed(view: View) -> Mapping[ValueId, Array]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.rounding import Fit
+from amp_rewrite.ir.dataflow import first_input_of, origin
 from amp_rewrite.ir.op_classes import MOVES
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.shift.equations import ClassId, Equations
@@ -164,10 +165,8 @@ def residual_plan(equations: Equations, want: Want) -> Plan:
 
 def is_residual(view: View, value: ValueId) -> bool:
     """True for a sum of two computed values, as the stream is that a residual network adds to."""
-    op = view.producer(value)
-    while op is not None and op.kind in MOVES:
-        op = view.producer(op.inputs[0])
-    return op is not None and op.kind == "Add" and all(view.constant(v) is None for v in op.inputs)
+    op = view.producer(origin(view, value, first_input_of(MOVES)), "Add")
+    return op is not None and all(view.constant(v) is None for v in op.inputs)
 
 
 def residual_classes(equations: Equations) -> Iterator[ClassId]:
