@@ -159,12 +159,14 @@ class Sites(ast.NodeVisitor):
     def visit_BinOp(self, node: ast.BinOp) -> None:
         if type(node.op) in SIGNS:
             self.between("arithmetic", node.left, node.right, *SIGNS[type(node.op)])
-        self.generic_visit(node)
+        power = isinstance(node.op, ast.LShift | ast.Pow)
+        if not (power and isinstance(node.left, ast.Constant) and isinstance(node.right, ast.Constant)):
+            self.generic_visit(node)  # 1 << 20 is a large number, written in small ones
 
     def visit_Constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, bool):
             self.add("constant", self.start(node), self.end(node), str(not node.value))
-        elif isinstance(node.value, int) and node.value < 10:  # one more than a large limit is not a fault
+        elif isinstance(node.value, int) and node.value < 10:  # a large number is a limit; near it lie others as good
             self.add("off by one", self.start(node), self.end(node), str(node.value + 1))
 
     def _visit_table(self, node: ast.Tuple | ast.List | ast.Set) -> None:

@@ -48,6 +48,11 @@ def test_wings_are_alike_in_them_files_and_in_those_kinds_of_fault(tool: Any) ->
     assert lines_with_faults(tool) == [5, 6, 7]
 
 
+def test_a_small_number_is_a_fault_if_it_grows_and_a_limit_is_not(tool: Any) -> None:
+    faults = import_module("plant_faults").Sites(Path("a.py"), b"A = 1 << 20\nB = 10**7\nC = 64\nD = 9\n").faults
+    assert [fault.planted(b"A = 1 << 20\nB = 10**7\nC = 64\nD = 9\n")[-7:] for fault in faults] == [b"D = 10\n"]
+
+
 def test_lines_inside_functions_are_those_of_their_bodies(tool: Any) -> None:
     assert tool.inner_lines("a = 1\ndef f(b=2):\n    return (\n        b)\nc = lambda: 3\nclass D:\n    e = 4\n") == {
         3,

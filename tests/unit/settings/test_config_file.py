@@ -197,6 +197,13 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     assert str(caught.value) == f"{tmp_path}/latin.toml: not UTF-8; save it as UTF-8"
 
 
+@pytest.mark.parametrize("text", ["# " + "x" * (1 << 20), ".".join("a" * 40) + " = 1"])
+def test_a_file_that_is_too_large_or_has_a_long_key_is_not_parsed(tmp_path: Path, text: str) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=r"amp\.toml: larger than 1 MiB, or with a key of more than 32 parts"):
+        settings({}, {}, config=file)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs pipes")
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")

@@ -358,6 +358,20 @@ def test_a_bad_list_is_refused_with_file_line_and_advice(tmp_path: Path, text: s
     assert refusal(tmp_path, text) == message.format(tmp_path / "my.yaml")
 
 
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        *((word, "gray") for word in ("infer", "inferlist", "graylist", "grey")),
+        *((word, "allow") for word in ("white", "whitelist", "allowlist")),
+        *((word, "deny") for word in ("black", "blacklist", "denylist", "block")),
+        ("clearlist", "clear"),
+        ("none", "unlisted"),
+    ],
+)
+def test_a_list_by_the_name_of_another_tool_is_answered_by_ours(tmp_path: Path, word: str, key: str) -> None:
+    assert refusal(tmp_path, f"{word}: [Exp]") == f"my.yaml:1: unknown key '{word}'; did you mean '{key}'?"
+
+
 def test_a_syntax_error_names_its_line(tmp_path: Path) -> None:
     assert refusal(tmp_path, "deny:\n  - Exp\n - Pow\n").startswith("my.yaml:3: not valid YAML: ")
 
