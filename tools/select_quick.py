@@ -41,8 +41,12 @@ SECONDS = 200
 """Processor seconds of the tests chosen, as measured: coverage.py about doubles them."""
 CHEAP = 0.5
 """Seconds of a test, with all its parameters, up to which it is always chosen; the file names the few others."""
-ALWAYS = ("tests/suites/pages/test_generated_pages.py", "tests/suites/repository/test_public_names.py")
-"""Tests of pages and names that tables and defaults make, always chosen likewise."""
+ALWAYS = (
+    "tests/suites/models/test_golden_digests.py",
+    "tests/suites/pages/test_generated_pages.py",
+    "tests/suites/repository/test_public_names.py",
+)
+"""Always chosen likewise: they compare all that many lines make, such as reports, models, pages and names."""
 
 
 # -- measuring: this file is a plugin of pytest ------------------------------------------------------------
@@ -190,7 +194,8 @@ def units(measured: dict[str, tuple[float, dict[str, list[int]]]], numbers: dict
     found = []
     for name, tests in functions.items():
         seconds = sum(measured[test][0] for test in tests)
-        unit = Unit(name, len(tests), seconds, cheap=seconds < CHEAP)
+        always = name.partition("::")[0] in ALWAYS
+        unit = Unit(name, len(tests), seconds, cheap=seconds < CHEAP or always)
         missed: dict[int, float] = defaultdict(lambda: 1.0)
         for test in tests:
             run = [(path, line) for path, lines in measured[test][1].items() for line in lines]
