@@ -22,7 +22,7 @@ OUT ?= build/gpu
 # Where models of the GPU measurement are kept without their weights.
 SKELETONS ?= build/gpu-skeletons
 # Tests among which `make select` chooses.
-MEASURED ?= tests/unit tests/suites/catalogue tests/suites/gate tests/suites/hostile/test_hostile_reading.py tests/suites/models/test_golden_digests.py
+MEASURED ?= tests/unit tests/suites/catalogue tests/suites/gate tests/suites/hostile/test_hostile_reading.py tests/suites/models/test_golden_digests.py tests/suites/models/test_golden_products.py
 # Packages that `make integrations` tests against: NAME.txt beside tests/suites/integrations/test_NAME.py says what to install.
 INTEGRATIONS ?= $(patsubst tests/suites/integrations/%.txt,%,$(wildcard tests/suites/integrations/*.txt))
 INTEGRATION_VENVS ?= .venv-integrations
@@ -58,7 +58,7 @@ demo: $(RUNTIME) ## convert models that break in float16, by this package and ot
 test: $(DEV) ## run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-quick: $(DEV) ## run the small tests that cover most, in little more than a minute: between two edits
+quick: $(DEV) ## run the small tests that cover most, in a minute and a half: between two edits
 	$(BIN)/python -m pytest -q -n $(WORKERS) @tests/quick.txt $(ARGS)
 
 select: $(DEV) ## measure the tests of tests/unit and some suites, and choose those of make quick: tests/quick.txt

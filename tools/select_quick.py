@@ -43,6 +43,7 @@ CHEAP = 0.5
 """Seconds of a test, with all its parameters, up to which it is always chosen; the file names the few others."""
 ALWAYS = (
     "tests/suites/models/test_golden_digests.py",
+    "tests/suites/models/test_golden_products.py",
     "tests/suites/pages/test_generated_pages.py",
     "tests/suites/repository/test_public_names.py",
 )

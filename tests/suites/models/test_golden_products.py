@@ -1,0 +1,239 @@
+"""Pages, twins, gradients and training steps of models, against digests of what they were.
+
+Run as a program to write the digests of the code as it is:
+PYTHONPATH=.:tests python tests/suites/models/test_golden_products.py
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from amp_rewrite import AmpRewriteError, Converted, View, convert, diff, emulate, gradients, training_step
+from amp_rewrite.dtypes import DType
+from amp_rewrite.evidence.instrument.pairing import Pairing
+from amp_rewrite.evidence.instrument.side_by_side import with_candidate, with_shadows
+from amp_rewrite.evidence.instrument.switchable import switchable_model
+from amp_rewrite.evidence.instrument.taps import tapped
+from amp_rewrite.files.model import Model
+from amp_rewrite.reports.model_explorer import overlay
+from suites.models.test_golden_digests import MODELS, digest, unversioned
+from support.paths import TESTS
+from support.train.nets import mlp, parsed
+from support.train.vjp_case import Case
+
+FILE = TESTS / "golden" / "products.json"
+Products = Iterator[tuple[str, Callable[[], bytes]]]
+"""Names, and functions that make bytes."""
+OPTIMIZERS = (
+    "sgd",
+    "sgd,lr=0.1,momentum=0.9,nesterov=true,weight_decay=0.01,clipnorm=0.5",
+    "rmsprop,momentum=0.5,global_clipnorm=1",
+    "rmsprop,clipvalue=0.5",
+    "adam",
+    "adam,weight_decay=0.01",
+    "adamw,lr=cosine(0.001, decay_steps=900),decay_biases_and_norms=false",
+    "adamw,groups=w1 rate=10; b* weight_decay=0; w2 frozen",
+    "adagrad",
+    "adafactor",
+    "lion",
+    "lamb",
+)
+LOSSES = (
+    "cross_entropy(y, t)",
+    "cross_entropy(y, t, axis=-1, ignore_index=-100, label_smoothing=0.1)",
+    "cross_entropy(y, t, class_weights=[1, 2, 0.5, 3], from_logits=False)",
+    "categorical_cross_entropy(y, t, label_smoothing=0.1)",
+    "kl_divergence(y, t)",
+    "binary_cross_entropy(y, t)",
+    "binary_cross_entropy(y, t, from_logits=False)",
+    "mean_squared_error(y, t)",
+    "mean_absolute_error(y, t)",
+    "huber(y, t, delta=0.3)",
+    "cosine(y, t)",
+    "contrastive(a, hb, temperature=0.1)",
+    "2*mean_squared_error(y, t) + 0.5*mean_absolute_error(y, t)",
+)
+STEPS: Mapping[str, Mapping[str, Any]] = {
+    **{text: {"optimizer": text} for text in OPTIMIZERS},
+    **{text: {"loss": text} for text in LOSSES},
+    "micro-batches": {"micro_batches": 4},
+    "recompute": {"recompute": 2},
+    "adapters": {"adapters": "w1:r=2"},
+    "a fixed scale": {"loss_scale": 128},
+    "bfloat16": {"policy": "mixed_bfloat16"},
+    "float32": {"policy": "float32", "freeze": "b*"},
+}
+
+
+def of_model(path: Path) -> Products:
+    """What is made of a shipped model and of its conversion to float16."""
+    converted, view = convert(path), View.of(Model.load(path))
+    for kind, make in PRODUCTS.items():
+        yield kind, partial(make, path, view, converted)
+
+
+def drawing(path: Path, view: View, converted: Converted) -> bytes:
+    """The page without its texts, style and script."""
+    page = re.sub(r"<(script|style)>.*?</\1>", "", converted.page().to_html(), flags=re.S)
+    return re.sub(r">[^<]+<|(title|aria-label|content)=\"[^\"]*\"", "", page).encode()
+
+
+def differences(path: Path, view: View, converted: Converted) -> bytes:
+    document = json.loads(diff(path, converted).to_json())
+    return json.dumps({key: rows for key, rows in document.items() if key in ("ops", "casts", "io")}).encode()
+
+
+def with_loss(path: Path) -> ModelProto:
+    """The model with the mean square of its first floating output as one more, "loss"."""
+    model = onnx.load(path)
+    first = next(v.name for v in model.graph.output if v.type.tensor_type.elem_type == TensorProto.FLOAT)
+    model.graph.node.append(helper.make_node("Mul", [first, first], ["square of it"]))
+    model.graph.node.append(helper.make_node("ReduceMean", ["square of it"], ["loss"], keepdims=0))
+    model.graph.output.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, ()))
+    return model
+
+
+def matrices(model: ModelProto) -> Sequence[str]:
+    return [t.name for t in model.graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) > 1]
+
+
+def backward(path: Path, view: View, converted: Converted) -> bytes:
+    model = with_loss(path)
+    return written(gradients(model, "loss", matrices(model)))
+
+
+def step_of(path: Path, view: View, converted: Converted) -> bytes:
+    model = with_loss(path)
+    return written(training_step(model, loss="loss", optimizer="sgd", parameters=matrices(model)).model)
+
+
+def taps(path: Path, view: View, converted: Converted) -> bytes:
+    return written(tapped(view, floats(view)[::3], DType.FLOAT16).model)
+
+
+def switches(path: Path, view: View, converted: Converted) -> bytes:
+    may = {(op.id, v.name) for op in view.ops for v in view.variables[op.id] if v.type and v.type.dtype}
+    found = switchable_model(view, may, DType.FLOAT16)
+    assert found is not None
+    return written(found.model)
+
+
+def side_by_side(path: Path, view: View, converted: Converted) -> bytes:
+    pairing = Pairing.between(view, View.of(Model(converted.model)))
+    values = list(pairing.measured)[::4]
+    return written(with_shadows(pairing, values).model) + written(with_candidate(pairing, values).model)
+
+
+def floats(view: View) -> Sequence[Any]:
+    return [value for op in view.ops for value in op.results if view.holds_floats(value)]
+
+
+def written(model: Model | ModelProto) -> bytes:
+    return unversioned(model.to_proto() if isinstance(model, Model) else model)
+
+
+PRODUCTS: Mapping[str, Callable[[Path, View, Converted], bytes]] = {
+    "page": drawing,
+    "difference": differences,
+    "overlay": lambda path, view, converted: overlay(view.model).encode(),
+    "overlay of rules": lambda path, view, converted: overlay(view.model, "rule", report=converted.report).encode(),
+    "emulation": lambda path, view, converted: written(emulate(converted.model)),
+    "emulation of sums": lambda path, view, converted: written(emulate(converted.model, accumulate="float16")),
+    "gradients": backward,
+    "step": step_of,
+    "taps": taps,
+    "switches": switches,
+    "side by side": side_by_side,
+}
+
+
+def of_rules(module: str) -> Products:
+    """The gradients of each case of some gradient rules."""
+    for case in import_module(f"unit.rewrite.{module}").CASES:
+        for opset in case.opsets:
+            yield f"{case.name}, opset {opset}", partial(gradients_of, case, opset)
+
+
+def gradients_of(case: Case, opset: int) -> bytes:
+    return written(gradients(case.model(opset), "loss", case.parameters))
+
+
+def of_steps() -> Products:
+    """Steps of small networks, by optimizer, loss and option."""
+    for name, options in STEPS.items():
+        yield name, partial(step_with, mlp(), **{"loss": "cross_entropy(y, t)", "optimizer": "sgd", **options})
+    for mode in (False, True):
+        yield (
+            f"training_mode={mode}",
+            partial(step_with, normalized(), loss="mean_squared_error(y, z)", training_mode=mode),
+        )
+
+
+def step_with(model: ModelProto, **options: Any) -> bytes:
+    return written(training_step(model, **options).model)
+
+
+def normalized() -> ModelProto:
+    """A convolution, its normalization, and a dropout that can drop."""
+    head = "net (float[N,3,8,8] x) => (float[N,4,1,1] y) { c = Conv (x, w) n = BatchNormalization (c, s, b, m, v)"
+    model = parsed(f"{head} d = Dropout (n, rate, on) p = GlobalAveragePool (d) y = Relu (p) }}")
+    shapes = {"w": (4, 3, 3, 3), "s": (4,), "b": (4,), "m": (4,), "v": (4,)}
+    arrays = {
+        name: np.linspace(0.5, 2, math.prod(shape), dtype=np.float32).reshape(shape) for name, shape in shapes.items()
+    }
+    arrays |= {"rate": np.array(0.25, np.float32), "on": np.array(True)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return model
+
+
+RULES = sorted(
+    path.stem for path in (TESTS / "unit" / "rewrite").glob("test_vjp_*.py") if path.stem != "test_vjp_table"
+)
+SOURCES: Mapping[str, Callable[[], Products]] = {
+    **{name: partial(of_model, path) for name, path in sorted(MODELS.items())},
+    **{name: partial(of_rules, name) for name in RULES},
+    "steps": of_steps,
+}
+
+
+def digests(products: Products) -> dict[str, str]:
+    found = {}
+    for name, make in products:
+        try:
+            found[name] = digest(make())
+        except AmpRewriteError as error:
+            found[name] = type(error).__name__
+    return found
+
+
+STORED: dict[str, Any] = json.loads(FILE.read_text("utf-8")) if FILE.is_file() else {"versions": []}
+VERSIONS = [metadata.version(name) for name in ("onnx", "numpy")]
+
+
+def test_every_source_has_its_digests() -> None:
+    assert STORED.keys() == {"versions", *SOURCES}
+
+
+@pytest.mark.skipif(STORED["versions"] != VERSIONS, reason=f"digests are those under onnx, numpy {STORED['versions']}")
+@pytest.mark.parametrize("name", SOURCES)
+def test_products_are_what_they_were(name: str) -> None:
+    assert digests(SOURCES[name]()) == STORED[name]
+
+
+if __name__ == "__main__":
+    made = {name: digests(source()) for name, source in SOURCES.items()}
+    FILE.write_text(json.dumps({"versions": VERSIONS, **made}, indent=1) + "\n", "utf-8")
+    sys.stdout.write(f"{FILE}: {sum(map(len, made.values()))} digests\n")
