@@ -23,6 +23,8 @@ OUT ?= build/gpu
 SKELETONS ?= build/gpu-skeletons
 # Tests among which `make select` chooses.
 MEASURED ?= tests/unit tests/suites/catalogue tests/suites/gate tests/suites/hostile/test_hostile_reading.py tests/suites/models/test_golden_digests.py tests/suites/models/test_golden_products.py
+# Tests that write the digests and numbers with which they compare.
+GOLDEN ?= suites/models/test_golden_digests suites/models/test_golden_products unit/decide/test_bounds_golden
 # Packages that `make integrations` tests against: NAME.txt beside tests/suites/integrations/test_NAME.py says what to install.
 INTEGRATIONS ?= $(patsubst tests/suites/integrations/%.txt,%,$(wildcard tests/suites/integrations/*.txt))
 INTEGRATION_VENVS ?= .venv-integrations
@@ -45,7 +47,7 @@ LOWEST_TESTS ?= tests $(foreach suite,browser clients conformance gate gpu harm 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(INTEGRATION_VENVS)/%/.installed
-.PHONY: help demo test quick select check conformance webgpu webgpu-page webgpu-table clients integrations viewers fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
+.PHONY: help demo test quick golden select check conformance webgpu webgpu-page webgpu-table clients integrations viewers fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -60,6 +62,9 @@ test: $(DEV) ## run the tests
 
 quick: $(DEV) ## run the small tests that cover most, in a minute and a half: between two edits
 	$(BIN)/python -m pytest -q -n $(WORKERS) @tests/quick.txt $(ARGS)
+
+golden: $(DEV) ## write what models, steps and bounds are now into tests/golden: after a change that is meant to change them
+	for name in $(GOLDEN); do PYTHONPATH=.:tests $(BIN)/python tests/$$name.py || exit; done
 
 select: $(DEV) ## measure the tests of tests/unit and some suites, and choose those of make quick: tests/quick.txt
 	$(PIP) coverage

@@ -1,7 +1,6 @@
 """Pages, twins, gradients and training steps of models, against digests of what they were.
 
-Run as a program to write the digests of the code as it is:
-PYTHONPATH=.:tests python tests/suites/models/test_golden_products.py
+`make golden` runs this file as a program, which writes them as they are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Bounds by operator against what they were: of exported models, random graphs, and each operator of ONNX alone.
 
-Run as a program to write the bounds of the code as it is:
-PYTHONPATH=.:tests python tests/unit/decide/test_bounds_golden.py
+`make golden` runs this file as a program, which writes them as they are.
 """
 
 from __future__ import annotations
