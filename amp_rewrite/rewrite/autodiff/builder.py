@@ -156,6 +156,19 @@ class Builder(builder.Builder):
         self.graph.output.append(declared(name, dtype, shape))
         return name
 
+    def name_outputs_directly(self, region: str) -> None:
+        """Drop each Identity between a node of the region and an output; the node's result takes the output's name."""
+        outputs, renamed = {v.name for v in self.graph.output}, dict[str, str]()
+        made = {name for node in self.nodes if node.name.startswith(f"{region}/") for name in node.output} - outputs
+        for node in self.nodes:
+            if node.op_type == "Identity" and node.output[0] in outputs and node.input[0] in made:
+                renamed.setdefault(node.input[0], node.output[0])
+        self.nodes = [n for n in self.nodes if n.op_type != "Identity" or renamed.get(n.input[0]) != n.output[0]]
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                names[:] = [renamed.get(name, name) for name in names]
+        self._known = {key: tuple(renamed.get(name, name) for name in known) for key, known in self._known.items()}
+
     def reshape_like(self, x: str, like: str) -> str:
         """Reshape to the shape of a value; with one dim at most that is not known, no Shape is computed."""
         shape = self.shape(like)

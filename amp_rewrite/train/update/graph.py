@@ -209,12 +209,12 @@ def append_update(
             update.advance(*forward.random)
         update.give("step", step, number, np.array(0, np.int64), applied)
         update.adjust_scale(finite)
-        return Update(
-            tuple(update.state),
-            rate,
+        flags = (
             update.public("finite", DType.BOOL, (), "Identity", finite),
             update.public("applied", DType.BOOL, (), "Identity", applied or b.constant(np.array(True))),
         )
+        b.name_outputs_directly(REGION)
+        return Update(tuple(update.state), rate, *flags)
 
 
 def append_unscaling(

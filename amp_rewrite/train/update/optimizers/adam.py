@@ -34,8 +34,10 @@ class Adam(Optimizer):
     def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         m = number(self.beta_1) * slots["m"] + number(1 - self.beta_1) * gradient
         v = number(self.beta_2) * slots["v"] + number(1 - self.beta_2) * (gradient * gradient)
-        root = by.sqrt(v) / by.sqrt(by.bias_correction(self.beta_2, step)) + number(self.epsilon)
-        return variable - rate / by.bias_correction(self.beta_1, step) * (m / root), {"m": m, "v": v}
+        correction = by.sqrt(by.bias_correction(self.beta_2, step))  # of a number, not of each root
+        root = by.sqrt(v) + number(self.epsilon) * correction
+        pace = rate * correction / by.bias_correction(self.beta_1, step)
+        return variable - pace * (m / root), {"m": m, "v": v}
 
 
 @dataclass(frozen=True)

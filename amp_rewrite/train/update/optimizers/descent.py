@@ -63,7 +63,7 @@ class RMSprop(Optimizer):
 
     def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         rms = number(self.rho) * slots["rms"] + number(1 - self.rho) * (gradient * gradient)
-        move = rate * gradient / (by.sqrt(rms) + number(self.epsilon))
+        move = rate * (gradient / (by.sqrt(rms) + number(self.epsilon)))
         if not self.momentum:
             return variable - move, {"rms": rms}
         velocity = number(self.momentum) * slots["momentum"] + move
