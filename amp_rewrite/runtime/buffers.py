@@ -84,6 +84,7 @@ class BufferedRunner:
         `successors`: the output that succeeds each tensor. `spoiled`: inputs that runs write into.
         """
         session, provider = opened
+        shapes = {port.name: port.shape for port in session.get_outputs()}
         read = [name for name in buffer.sides[0] if name in inputs]
         shielded = {name: copied(ort, buffer.sides[0][name], *buffer.place) for name in read if name in spoiled}
         bound = tuple(session.io_binding() for _ in "01")
@@ -93,7 +94,12 @@ class BufferedRunner:
             for name in told:  # first, so that they are the first results
                 here.bind_output(name, "cpu", 0)
             for name, output in successors.items():
-                here.bind_ortvalue_output(output, after[name])
+                value, shape = after[name], shapes[output]
+                if all(isinstance(dim, int) for dim in shape) and list(shape) != list(value.shape()):
+                    room = (*buffer.place, value.element_type(), shape, value.data_ptr())
+                    here.bind_output(output, *room)  # the same memory in another shape
+                else:
+                    here.bind_ortvalue_output(output, value)
         fed = frozenset(inputs) - buffer.sides[0].keys()
         return cls(buffer, fed, tuple(told), provider, session, ort, (bound[0], bound[1]), {}, shielded)
 

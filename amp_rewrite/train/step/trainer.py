@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progres
 from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, shown, slots_of
 from amp_rewrite.train.step.rows import Rows
 from amp_rewrite.train.step.step import TrainingStep
+from amp_rewrite.train.update.blocks import BLOCK, in_blocks
 from amp_rewrite.train.update.optimizers.optimizer import AVERAGE
 from amp_rewrite.train.update.plain_numbers import whole_number
 
@@ -104,10 +106,12 @@ class Trainer:
             providers = providers[1:]
         self.emulated = step.lowered and providers[0] == CPU if emulated is None else emulated
         self._model = emulate(step.model, io="same") if self.emulated else step.model
+        if providers[0] == CPU:
+            self._model = in_blocks(self._model, BLOCK * (threads or os.cpu_count() or 1))
         self._declared = batch_model(step)
-        # a memory pool would hold the memory of a step twice
+        # a memory pool would hold the memory of a step twice; planned reuse would give colder memory, and more of it
         self._options = SessionOptions(
-            providers=providers, threads=threads, pooled=False, provider_options=provider_options
+            providers=providers, threads=threads, pooled=False, planned=False, provider_options=provider_options
         )
         self._stepper = self._open()
         self._checkpointed = step.state

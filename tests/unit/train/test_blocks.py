@@ -1,0 +1,70 @@
+"""Updates of large parameters block by block: which nodes they take, and that no bit changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amp_rewrite.settings.loss_scale import DynamicLossScale
+from amp_rewrite.train.step import trainer as trainer_module
+from amp_rewrite.train.step.trainer import Trainer
+from amp_rewrite.train.update.blocks import in_blocks
+from amp_rewrite.train.update.optimizers import LAMB, SGD, Adafactor, Adagrad, Adam, AdamW, Lion, Optimizer, RMSprop
+from support.train.nets import PLACE, batches, same, step
+
+EACH = [
+    SGD(0.1, 0.9, nesterov=True),
+    RMSprop(0.01, momentum=0.5, clipvalue=0.1),
+    Adam(0.01, momentum_dtype="bfloat16"),
+    AdamW(0.01, global_clipnorm=0.5),
+    LAMB(0.01),
+    Lion(0.01),
+    Adagrad(0.1, ema_momentum=0.5),
+    Adafactor(0.1),
+]
+
+
+def after(monkeypatch: pytest.MonkeyPatch, block: int, **options: Any) -> tuple[Trainer, list[float]]:
+    """Train with blocks of so many elements; a batch in the middle has no finite gradients."""
+    monkeypatch.setattr(trainer_module, "BLOCK", block)
+    made = Trainer(step(**options), **PLACE)
+    data = list(batches(6))
+    data[3]["x"][0, 0] = np.inf
+    return made, made.fit(data).losses
+
+
+@pytest.mark.parametrize("options", [{}, {"loss_scale": DynamicLossScale(2.0**10, 2)}, {"micro_batches": 2}])
+@pytest.mark.parametrize("optimizer", EACH)
+def test_blocks_change_no_bit(optimizer: Optimizer, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"optimizer": optimizer, "policy": "float32", **options}
+    (whole, losses), (cut, others) = (after(monkeypatch, block, **given) for block in (1 << 20, 16))
+    kinds = [Counter(n.op_type for n in made._model.proto.graph.node)["Scan"] for made in (whole, cut)]
+
+    assert kinds[0] == 0 < kinds[1]
+    assert same(whole.state, cut.state) and np.array_equal(losses, others, equal_nan=True)
+    assert (whole.skipped, whole.nonfinite) == (cut.skipped, cut.nonfinite) and whole.nonfinite > 0
+
+
+def test_an_emulated_step_is_cut_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    (whole, _), (cut, _) = (after(monkeypatch, block, policy="mixed_float16") for block in (1 << 20, 16))
+    assert cut.skipped == 1 and same(whole.state, cut.state)
+    assert any(n.op_type == "Scan" for n in cut._model.proto.graph.node)
+
+
+def test_a_scan_takes_the_whole_update_of_a_parameter_and_its_finite_test() -> None:
+    model = in_blocks(step(policy="float32", optimizer="rmsprop").model, 16)
+    scans = [n for n in model.proto.graph.node if n.op_type == "Scan"]
+    kinds = [Counter(n.op_type for a in scan.attribute for n in a.g.node) for scan in scans]
+    expected = {"Mul": 4, "Sub": 2, "Add": 2, "Sqrt": 1, "Div": 1, "ReduceSum": 1}
+
+    assert [len(scan.output) for scan in scans] == [3, 3]  # w1 and w2: variable, mean square, and the test
+    assert kinds == [expected, expected]
+
+
+def test_small_parameters_and_sizes_without_divisors_stay_whole() -> None:
+    model = step(policy="float32").model
+    assert in_blocks(model, 64) is model  # 128 elements are not four blocks of 64
+    assert [n.op_type for n in in_blocks(model, 31).proto.graph.node].count("Scan") == 1  # 128 elements in 8 blocks
