@@ -1,4 +1,4 @@
-"""Completion in shells: scripts, and the words that they ask this program for.
+"""Completion in shells: scripts, which lie in `shells/`, and the words that they ask this program for.
 
 A script sends the command line up to the cursor and gets a line for each candidate: its kind, the word and its help,
 separated by tabs. Kinds: `plain`; `open`, after which the word goes on; `glob`, files of that pattern and folders;
@@ -8,97 +8,10 @@ separated by tabs. Kinds: `plain`; `open`, after which the word goes on; `glob`,
 from __future__ import annotations
 
 import os
+from importlib.resources import files
 from pathlib import Path
 
-import click
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
-
-_BASH = """\
-# Completion of amp-rewrite for bash 4.4 and later. For this shell alone:
-#   eval "$(amp-rewrite completion bash)"
-# For every new shell, where the package bash-completion is installed:
-#   mkdir -p ~/.local/share/bash-completion/completions
-#   amp-rewrite completion bash > ~/.local/share/bash-completion/completions/amp-rewrite
-
-%(complete_func)s() {
-    local -; set -f  # names of files are no patterns
-    local IFS=$'\\n' kind word help cur=${COMP_WORDS[COMP_CWORD]}
-    [[ $cur == [=:] ]] && cur=
-    COMPREPLY=()
-    while IFS=$'\\t' read -r kind word help; do
-        case $kind in
-            plain) COMPREPLY+=("$word") ;;
-            open) COMPREPLY+=("$word"); compopt -o nospace ;;
-            glob)
-                compopt -o filenames
-                COMPREPLY+=($(compgen -f -X "!$word" -- "$cur") $(compgen -d -- "$cur")) ;;
-            file) compopt -o filenames; COMPREPLY+=($(compgen -f -- "$cur")) ;;
-            dir) compopt -o filenames; COMPREPLY+=($(compgen -d -- "$cur")) ;;
-        esac
-    done < <(COMP_LINE="${COMP_LINE:0:COMP_POINT}" COMP_CUR="$cur" %(complete_var)s=bash_complete "$1" 2>/dev/null)
-}
-complete -o nosort -F %(complete_func)s %(prog_name)s
-"""
-_ZSH = """\
-#compdef %(prog_name)s
-# Completion of amp-rewrite for zsh. For this shell alone, after `autoload -U compinit; compinit`:
-#   eval "$(amp-rewrite completion zsh)"
-# For every new shell, in a folder of $fpath:
-#   mkdir -p ~/.zfunc && amp-rewrite completion zsh > ~/.zfunc/_amp-rewrite
-#   and in ~/.zshrc before compinit: fpath+=~/.zfunc
-
-%(complete_func)s() {
-    local line
-    local -a parts plain described open
-    local request="${(j: :)words[1,CURRENT]}"
-    [[ $words[CURRENT] == --*=* ]] && compset -P '--*='
-    for line in "${(@f)$(COMP_LINE=$request %(complete_var)s=zsh_complete ${~words[1]} 2>/dev/null)}"; do
-        parts=("${(@ps:\\t:)line}")
-        case $parts[1] in
-            plain) [[ -n $parts[3] ]] && described+=("${parts[2]//:/\\\\:}:$parts[3]") || plain+=("$parts[2]") ;;
-            open) open+=("$parts[2]") ;;
-            glob) _files -g "$parts[2]" ;;
-            file) _files ;;
-            dir) _files -/ ;;
-        esac
-    done
-    (( $#described )) && _describe -V unsorted described
-    (( $#plain )) && compadd -V unsorted -a plain
-    (( $#open )) && compadd -V unsorted -S '' -a open
-    return 0
-}
-
-if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
-    %(complete_func)s "$@"
-else
-    compdef %(complete_func)s %(prog_name)s
-fi
-"""
-_FISH = """\
-# Completion of amp-rewrite for fish. For this shell alone:
-#   amp-rewrite completion fish | source
-# For every new shell:
-#   amp-rewrite completion fish > ~/.config/fish/completions/amp-rewrite.fish
-
-function %(complete_func)s
-    set -l line (commandline -cp | string collect)
-    for item in (env COMP_LINE="$line" %(complete_var)s=fish_complete (commandline -opc)[1] 2>/dev/null)
-        set -l parts (string split \\t -- $item)
-        switch $parts[1]
-            case plain open
-                printf '%%s\\t%%s\\n' $parts[2] "$parts[3]"
-            case glob
-                __fish_complete_suffix (string replace '*' '' -- $parts[2])
-            case file
-                printf "$parts[3]%%s\n" (__fish_complete_path $parts[2])
-            case dir
-                printf "$parts[3]%%s\n" (__fish_complete_directories $parts[2])
-        end
-    end
-end
-complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
-"""
-
 
 NAME = "amp-rewrite"
 COMPLETE = "_AMP_REWRITE_COMPLETE"
@@ -110,12 +23,13 @@ class _Complete(ShellComplete):
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the complete words after the program's name, and the one at the cursor."""
-        words = split_arg_string(
-            os.environ["COMP_LINE"] + "|"
-        )  # the mark ends the word at the cursor, even an empty one
+        words = split_arg_string(f"{os.environ['COMP_LINE']}|")  # the mark ends the last word, even an empty one
         while len(words) > 1 and Path(words[0]).name != self.prog_name:
             words.pop(0)  # assignments, and commands such as nice
         return words[1:-1], words[-1][:-1]
+
+    def source(self) -> str:
+        return script(self.name)
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         option, equals, value = incomplete.partition("=")
@@ -133,7 +47,6 @@ class _Complete(ShellComplete):
 
 class _Bash(_Complete):
     name = "bash"
-    source_template = _BASH
 
     def fitted(self, item: CompletionItem[str], option: str, written: str) -> CompletionItem[str]:
         """Drop the text up to the last "=" or ":", where bash begins a new word."""
@@ -145,12 +58,10 @@ class _Bash(_Complete):
 
 class _Zsh(_Complete):
     name = "zsh"
-    source_template = _ZSH
 
 
 class _Fish(_Complete):
     name = "fish"
-    source_template = _FISH
 
     def fitted(self, item: CompletionItem[str], option: str, written: str) -> CompletionItem[str]:
         """Add the option before the value in `--option=value`, which fish replaces as one word."""
@@ -168,10 +79,9 @@ def register() -> None:
         add_completion_class(shell)
 
 
-def script(shell: str, program: click.Command) -> str:
+def script(shell: str) -> str:
     """Return the completion script for a shell."""
-    shell_class = {known.name: known for known in _SHELLS}[shell]
-    return shell_class(program, {}, NAME, COMPLETE).source()
+    return files(__package__).joinpath("shells", f"completion.{shell}").read_text("utf-8")
 
 
 def patterns(incomplete: str) -> list[CompletionItem[str]]:

@@ -167,11 +167,10 @@ def _in_made_folders(path: Path) -> Iterator[None]:
     """Make the folders of a file, and remove those again that stay empty."""
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        _remove(missing)
-        raise ModelError(f"cannot make the folder {path.parent}: {error.strerror}; name another output") from error
-    try:
+        if missing:
+            from amp_rewrite.files.scratch import make_folder  # late: most folders are there
+
+            make_folder(path)
         yield
     finally:
         _remove(missing)

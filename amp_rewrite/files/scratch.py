@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from amp_rewrite.errors import AmpRewriteError
+from amp_rewrite.errors import AmpRewriteError, ModelError
 from amp_rewrite.files.regular_files import open_regular
 
 _BUFFER = 1 << 16  # bytes; weights come in larger pieces, and are written without a copy
@@ -73,6 +73,15 @@ def check_place(path: Path, error: type[AmpRewriteError]) -> None:
         raise error(f"cannot write {path}: it is a folder; name a file")
     if not path.parent.is_dir():
         raise error(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder of a file. ModelError if it cannot be made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        reason = cause.strerror or cause
+        raise ModelError(f"cannot make the folder {path.parent}: {reason}; name another output") from cause
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from amp_rewrite.errors import AmpRewriteError, ModelError, one_line, options_ar
 from amp_rewrite.files.fingerprint import digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.prefetch import prefetching
+from amp_rewrite.files.scratch import make_folder
 from amp_rewrite.files.store import Progress, SaveOptions, Saving, check_target, save_together
-from amp_rewrite.fleet.copying import make_folder
 from amp_rewrite.fleet.outcome import FAILED, MISSED, OK, Outcome
 from amp_rewrite.pipeline.checks import Checks
 from amp_rewrite.settings.options import KEYWORDS, Request

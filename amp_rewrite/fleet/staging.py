@@ -6,15 +6,18 @@ An object store renames nothing, but an object appears whole: data files are put
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from amp_rewrite.errors import AmpRewriteError, ModelError, one_line, spelled
-from amp_rewrite.fleet import copying
-from amp_rewrite.fleet.copying import make_folder
+from amp_rewrite.files.regular_files import open_regular
+from amp_rewrite.files.scratch import make_folder, replacing
+from amp_rewrite.files.tensors import stamp
 from amp_rewrite.fleet.job import Job
 from amp_rewrite.fleet.job import run as job_here
 from amp_rewrite.fleet.outcome import FAILED, OK, Outcome
@@ -23,13 +26,17 @@ from amp_rewrite.fleet.tree import SUFFIX
 from amp_rewrite.fleet.urls import name_of, url_of
 
 Progress = Callable[[str, int, int], None]
+_PIECE = 1 << 20  # bytes
 
 
 def copy(source: Path, target: Path, *, overwrite: bool, resume: bool, content: bytes | None = None) -> None:
-    """Copy a file as `copying.copy` does, also from or to a store; there, one of the same size counts as the same."""
+    """Copy what is not a model, also from or to a store; with `resume`, leave a copy that is there already alone.
+
+    `content`: what the copy holds in place of the source's bytes. In a store, a file of the same size counts as equal.
+    ModelError if another file has the name, or if it cannot be copied.
+    """
     if not (url_of(source) or url_of(target)):
-        make_folder(target)
-        copying.copy(source, target, overwrite=overwrite, resume=resume, content=content)
+        _copy_here(source, target, overwrite=overwrite, resume=resume, content=content)
         return
     size = len(content) if content is not None else size_of(source)
     known = size_of(target)
@@ -47,8 +54,51 @@ def copy(source: Path, target: Path, *, overwrite: bool, resume: bool, content: 
         if url_of(target):
             put(here, target)
         else:
-            make_folder(target)
-            copying.copy(here, target, overwrite=overwrite, resume=resume)
+            _copy_here(here, target, overwrite=overwrite, resume=resume)
+
+
+def _copy_here(source: Path, target: Path, *, overwrite: bool, resume: bool, content: bytes | None = None) -> None:
+    """Copy a file of this machine whole or not at all, with its time of change, but not over one that differs.
+
+    ModelError if it cannot be copied, if another file has its name, or if it is written to meanwhile.
+    """
+    make_folder(target)
+    if source.exists() and target.exists() and source.samefile(target):
+        return  # the tree is converted into itself
+    try:
+        if os.path.lexists(target) and not overwrite:
+            if resume and target.is_file() and _equal(source, target, content):
+                return
+            way = f"name another folder, or replace it with {spelled('overwrite', True)}"
+            raise ModelError(f"{target} exists{' and differs from ' + str(source) if resume else ''}; {way}")
+        with open_regular(source, buffering=0) as file:
+            before = os.fstat(file.fileno())
+            with replacing(target) as out:
+                shutil.copyfileobj(file if content is None else io.BytesIO(content), out, _PIECE)
+                out.flush()
+                after = os.fstat(file.fileno())
+                if stamp(before) != stamp(after):
+                    raise ModelError(f"{source} was written to while it was copied; run again")
+                if os.utime in os.supports_fd:
+                    os.utime(out.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
+    except OSError as cause:
+        raise ModelError(f"cannot copy {source} to {target}: {cause.strerror or cause}") from cause
+
+
+def _equal(source: Path, target: Path, content: bytes | None) -> bool:
+    """True if a copy has the bytes of its source, or `content`; files of equal size and time are not read."""
+    if content is not None:
+        return target.stat().st_size == len(content) and target.read_bytes() == content
+    with open_regular(source, buffering=0) as first, open_regular(target, buffering=0) as second:
+        ours, theirs = os.fstat(first.fileno()), os.fstat(second.fileno())
+        if ours.st_size != theirs.st_size:
+            return False
+        if ours.st_mtime_ns == theirs.st_mtime_ns:
+            return True
+        while piece := first.read(_PIECE):
+            if piece != second.read(len(piece)):
+                return False
+        return True
 
 
 def run(job: Job, progress: Progress | None = None) -> list[Outcome]:

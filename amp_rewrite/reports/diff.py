@@ -8,13 +8,12 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.reports.change import CastChange, Change
 from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.match import crossed, matched, order, paired
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
-from amp_rewrite.reports.sides import Matches, PlacedCast, PlacedChange, Sides, runs_of
+from amp_rewrite.reports.sides import CastChange, Change, Matches, PlacedCast, PlacedChange, Sides, runs_of
 from amp_rewrite.reports.sources import ReportSource, report_and_view
 from amp_rewrite.settings.options import STATED
 

@@ -26,8 +26,7 @@ from amp_rewrite.ir.patterns.integers import integer_ops
 from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, Signature, ValueType
 from amp_rewrite.ir.shapes.onnx_shapes import declared_dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
-from amp_rewrite.reports.attributes import NONE, Shape, counting, granularity, plain, spell_type
-from amp_rewrite.reports.key import key_of
+from amp_rewrite.reports.attributes import NONE, Shape, counting, granularity, key_of, plain, spell_type
 from amp_rewrite.reports.lineage import Lineage
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.roundings import Roundings

@@ -10,12 +10,11 @@ _SHELLS = ("bash", "zsh", "fish")
 
 
 @parameters.command(click.argument("shell", metavar="|".join(_SHELLS), type=parameters.Choice(_SHELLS)))
-@click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
+def completion(shell: str) -> None:
     """Print the script that completes commands, options, values and models in a shell.
 
     Its first lines say how to install it.
     """
     from amp_rewrite.cli.completion import script
 
-    terminal.show(script(shell, ctx.find_root().command))
+    terminal.show(script(shell))

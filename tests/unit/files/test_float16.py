@@ -7,8 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.casting import cast
-from amp_rewrite.files.float16 import BLOCK, to_float16
+from amp_rewrite.files.casting import BLOCK, cast, to_float16
 
 
 def boundaries() -> NDArray[np.float32]:

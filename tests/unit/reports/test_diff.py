@@ -20,14 +20,13 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.alignment import common
-from amp_rewrite.reports.change import CastChange, Change
 from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.match import match
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import CastRow, Header, PortRow, Row, Totals
-from amp_rewrite.reports.sides import Run
+from amp_rewrite.reports.sides import CastChange, Change, Run
 from support.paths import TESTS
 
 GOLDEN = TESTS / "golden"
