@@ -152,3 +152,11 @@ class Finding:
     kind: str
     subject: str
     message: str
+
+
+def by_kind(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
+    """Return findings by their kind, in the order in which the kinds first occur."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(finding.kind, []).append(finding)
+    return groups

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from amp_rewrite.errors import by_kind
 from amp_rewrite.reports.render import harmless, plain, wrap
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
     """Print one line per kind of finding: the first, and the number of others."""
     from amp_rewrite.decide.reasons import is_fact, remarked  # late: help and usage errors need none
 
-    for kind, group in groupby(sorted(findings), key=lambda finding: finding.kind):
+    for kind, group in by_kind(sorted(findings)).items():
         same = sorted(group, key=lambda finding: is_fact(kind, finding.message))
         more = f" (and {len(same) - 1} more of this kind)" if len(same) > 1 else ""
         word = "note" if is_fact(kind, same[0].message) else "warning"

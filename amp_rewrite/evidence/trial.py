@@ -25,7 +25,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import OutputRow, Step
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.settings.origin import target_of
+from amp_rewrite.settings.choices import target_of
 
 KEPT = 1 << 30
 """Bytes of the reference's outputs that are cached between trials; the others are recomputed."""

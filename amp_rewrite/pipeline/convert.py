@@ -37,11 +37,10 @@ from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.runtime.hazards import told
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.kernels import Kernels, release_number
-from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, Target
+from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, METADATA_KEY, Target
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.options import Options, Request, takes_options
-from amp_rewrite.settings.origin import METADATA_KEY
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:

@@ -17,18 +17,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import PolicyError, advice
 from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.reports.render import count, plain, shortened, size
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.row_graph import RowGraph
-from amp_rewrite.reports.rows import PortRow, Row
+from amp_rewrite.reports.rows import DTYPES, FLOATING, LOW, PortRow, Row
 
-TYPES = tuple(dtype.spelling for dtype in DType)
+TYPES = tuple(DTYPES)
 SUBJECTS = ("compute", "ops", "casts", "io", "inputs", "outputs", "weights")
-_FLOATS = frozenset(dtype.spelling for dtype in DType if dtype.floating)
-_LOW = frozenset(dtype.spelling for dtype in LOW_TYPES)
+_PORTS = ("io", "inputs", "outputs")
+_BRACKETED = ("ops", "inputs", "outputs", "weights")
 _FORM = re.compile(r"\s*(\w+)\s*(?:\[([^\]]*)\])?\s*(>=|<=|==|!=|=|<|>)\s*(.*?)\s*")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kMGT]?B|)")
 _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -81,19 +80,19 @@ class Expectation:
             raise PolicyError(
                 f"expectation {text!r}: unknown {subject!r}; {advice(subject, (*SUBJECTS, *TYPES), _HELP)}"
             )
-        if choice is not None and subject not in ("ops", "inputs", "outputs", "weights"):
+        if choice is not None and subject not in _BRACKETED:
             raise PolicyError(f"expectation {text!r}: {subject} takes no brackets; {_HELP}")
         if subject == "weights" and choice is not None and choice not in TYPES:
             raise PolicyError(f"expectation {text!r}: unknown type {choice!r}; {advice(choice, TYPES, _HELP)}")
         stated = " ".join(text.split())
-        typed = subject in ("ops", "io", "inputs", "outputs", "weights") and not (subject == "weights" and choice)
+        typed = subject in ("ops", "weights", *_PORTS) and not (subject == "weights" and choice)
         if typed and value in TYPES:
             if sign not in ("=", "!="):
                 raise PolicyError(f"expectation {text!r}: a type is equal or not; compare it with = or !=")
             return cls(stated, subject, choice, sign, dtype=value)
         number = _NUMBER.fullmatch(value)
-        if number is None or subject in ("io", "inputs", "outputs"):
-            wanted = "a type" if subject in ("io", "inputs", "outputs") else "a number, a share or a type"
+        if number is None or subject in _PORTS:
+            wanted = "a type" if subject in _PORTS else "a number, a share or a type"
             raise PolicyError(f"expectation {text!r}: {value!r} is not {wanted}; {_HELP}")
         unit = number[2]
         if (unit.endswith("B") and subject != "weights") or (unit == "%" and subject == "casts"):
@@ -104,11 +103,11 @@ class Expectation:
 
     def outcome(self, report: Report) -> Outcome:
         """Return whether a report meets the expectation. PolicyError for a report too old to tell."""
-        if report.schema < 2 and self.subject in ("io", "inputs", "outputs", "weights"):
+        if report.schema < 2 and self.subject in ("weights", *_PORTS):
             raise PolicyError(
                 f"expectation {self.text!r}: {report.model.name} is a report of version 1; write it again"
             )
-        if self.subject in ("io", "inputs", "outputs"):
+        if self.subject in _PORTS:
             return self._ports(report)
         if self.subject == "weights":
             return self._weights(report)
@@ -118,11 +117,11 @@ class Expectation:
         rows = [report.rows[i] for i in RowGraph(report).live]
         if self.subject == "ops":
             return self._ops(rows)
-        floats = [row for row in rows if row.variables or row.dtype in _FLOATS]
+        floats = [row for row in rows if row.variables or row.dtype in FLOATING]
         if self.subject == "compute":
             heavy = [row for row in floats if (row.color == "allow" if row.color else row.op in HEAVY)]
-            return self._counted(sum(row.dtype in _LOW for row in heavy), len(heavy), "compute op")
-        if self.subject not in _FLOATS:
+            return self._counted(sum(row.dtype in LOW for row in heavy), len(heavy), "compute op")
+        if self.subject not in FLOATING:
             return self._counted(sum(row.dtype == self.subject for row in rows), len(rows), "op")
         return self._counted(sum(row.dtype == self.subject for row in floats), len(floats), "float op")
 
@@ -147,14 +146,11 @@ class Expectation:
         ports: dict[str, Collection[PortRow]] = {"inputs": report.inputs, "outputs": report.outputs}
         listed = ports.get(self.subject, (*report.inputs, *report.outputs))
         if self.choice is not None:
-            typed = [(port.name, port.dtype) for port in listed if fnmatchcase(port.name, self.choice)]
+            chosen = [port for port in listed if fnmatchcase(port.name, self.choice)]
         else:
-            typed = [
-                (port.name, port.dtype) for port in listed if any(t in _FLOATS for t in re.findall(r"\w+", port.dtype))
-            ]
-        return self._typed(
-            typed, {"inputs": "input", "outputs": "output"}.get(self.subject, "floating input or output")
-        )
+            chosen = [port for port in listed if not FLOATING.isdisjoint(re.findall(r"\w+", port.dtype))]
+        noun = {"inputs": "input", "outputs": "output"}.get(self.subject, "floating input or output")
+        return self._typed([(port.name, port.dtype) for port in chosen], noun)
 
     def _typed(self, items: Sequence[tuple[str, str]], noun: str) -> Outcome:
         """Compare the types of all items, of which there must be some."""
@@ -170,7 +166,7 @@ class Expectation:
     def _weights(self, report: Report) -> Outcome:
         stored = report.weights
         if self.dtype is not None:
-            floating = {dtype: held for dtype, held in stored.items() if dtype in _FLOATS}
+            floating = {dtype: held for dtype, held in stored.items() if dtype in FLOATING}
             whole, part = sum(floating.values()), floating.get(self.dtype, 0)
             met = part == whole > 0 if self.sign == "=" else part == 0
             return Outcome(self.text, met, self._by_type(floating) or "no floating weight is there")

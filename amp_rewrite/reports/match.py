@@ -232,6 +232,12 @@ class _Pairs:
         self.to_a[j] = i
         self.fresh.append((i, j))
 
+    def join_all(self, mine: Sequence[int], theirs: Sequence[int]) -> None:
+        """Join rows in order, if there are as many on both sides."""
+        if len(mine) == len(theirs):
+            for i, j in zip(mine, theirs, strict=True):
+                self.join(i, j)
+
     def by_names(self, word: Word, interned: dict[Hashable, int]) -> None:
         """Join rows of one shape above that also have the same names above, where the names are the same on both sides.
 
@@ -260,9 +266,7 @@ class _Pairs:
         for j in theirs:
             groups[other_down[j]][1].append(j)
         for group, other in groups.values():
-            if len(group) == len(other):
-                for i, j in zip(group, other, strict=True):
-                    self.join(i, j)
+            self.join_all(group, other)
 
     def by(self, evidence: _Evidence, word: Word, interned: dict[Hashable, int]) -> None:
         """Join the unmatched rows that share this evidence, in order, where both sides have as many of them."""
@@ -272,10 +276,7 @@ class _Pairs:
         mine = _grouped(self.a, self.left_a, evidence, word, interned)
         theirs = _grouped(self.b, self.left_b, evidence, word, interned)
         for key, group in mine.items():
-            other = theirs.get(key, ())
-            if len(group) == len(other):
-                for i, j in zip(group, other, strict=True):
-                    self.join(i, j)
+            self.join_all(group, theirs.get(key, ()))
 
     def _forget_matched(self) -> None:
         self.left_a = [i for i in self.left_a if i not in self.to_b]

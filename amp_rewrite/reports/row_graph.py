@@ -9,9 +9,7 @@ from functools import cached_property
 
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, Row
-
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
+from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, NO_ROW, PortRow, Row
 
 
 def _passed_over(row: Row) -> bool:
@@ -20,7 +18,7 @@ def _passed_over(row: Row) -> bool:
         return True
     if row.op not in CASTS or not row.inputs or not row.outputs:
         return False
-    return row.inputs[0] == row.outputs[0] or (row.inputs[0] in _FLOATS and row.outputs[0] in _FLOATS)
+    return row.inputs[0] == row.outputs[0] or {row.inputs[0], row.outputs[0]} <= FLOATING
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.errors import Finding
+from amp_rewrite.errors import by_kind
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
 from amp_rewrite.reports.evidence import UNCHECKED
 from amp_rewrite.reports.render import count, plain, share, shortened, size, table
@@ -188,11 +188,8 @@ def _casts(report: ReportData, verbose: bool) -> list[str]:
 
 def _findings(report: ReportData, verbose: bool) -> list[str]:
     """Return one line per kind, with the first of it; all of them when verbose."""
-    groups: dict[str, list[Finding]] = defaultdict(list)
-    for finding in report.findings:
-        groups[finding.kind].append(finding)
     rows = []
-    for kind, group in groups.items():
+    for kind, group in by_kind(report.findings).items():
         if verbose:
             rows += [(kind, finding.subject, finding.message) for finding in group]
         else:

@@ -14,6 +14,7 @@ from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.runtime.roofline import ROOFS, Roof
 
 if TYPE_CHECKING:
+    from amp_rewrite.files.model import Model
     from amp_rewrite.runtime.hazards import Aim
     from amp_rewrite.runtime.kernels import Kernels
     from amp_rewrite.runtime.limits import Limits
@@ -228,6 +229,22 @@ class Target(_Choice):
         """The newest ai.onnx opset that the runtime opens; None if unknown."""
         known = self.kernels or self.limits
         return None if known is None else known.opset
+
+
+METADATA_KEY = "amp_rewrite"
+"""Key of the metadata entry of a converted model: version, type, lists and settings."""
+
+
+def target_of(model: Model) -> Target | None:
+    """Return the target that a model was converted for; None for a model that does not say."""
+    entry = next((p.value for p in model.proto.metadata_props if p.key == METADATA_KEY), "")
+    stated = next((word.removeprefix("target=") for word in entry.split() if word.startswith("target=")), None)
+    if stated is None:
+        return None
+    try:
+        return Target.parse(stated)
+    except PolicyError:  # of a later version
+        return None
 
 
 class Safety(_Choice):

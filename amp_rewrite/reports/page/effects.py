@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.errors import count
-from amp_rewrite.reports.page.axis import MOST_POINTS, Axis, finite, height, number_text
+from amp_rewrite.reports.page.axis import MOST_POINTS, Axis, finite, height, number_text, record
 from amp_rewrite.reports.page.chart import numbers, plot, remarks, sample
 from amp_rewrite.reports.page.marks import dots, limit
 from amp_rewrite.reports.page.markup import element, short
@@ -68,11 +68,7 @@ def effects_figure(effects: Sequence[Effect], error: float, measured: float, not
         "measured": finite(measured),
         "ops": len(effects),
         "notes": list(notes),
-        "rows": [
-            {"place": i, "op": e.op, "kind": e.kind, "by": e.by}
-            | {"error": finite(e.error), "worst": finite(e.worst), "share": finite(e.share)}
-            for i, e in ((i, effects[i]) for i in drawn)
-        ],
+        "rows": [{"place": i} | record(effects[i]) for i in drawn],
     }
     return Figure("effects", "Predicted effect on the outputs", lead, drawing, data, notebook=True)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.errors import by_kind
 from amp_rewrite.reports.page.barcode import low_name
 from amp_rewrite.reports.page.chart import table
 from amp_rewrite.reports.page.markup import element
@@ -132,18 +132,15 @@ def _regions(report: ReportData) -> Element:
 
 def _findings(report: ReportData) -> list[dict[str, object]]:
     """Return the findings by kind: the fact, its meaning, the remedy, the subjects, and True for a mere fact."""
-    groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for finding in report.findings:
-        groups[finding.kind].append((finding.subject, finding.message))
     cards: list[dict[str, object]] = []
-    for kind, group in groups.items():
-        parts = [reasons.remarked(kind, message).split(" · ") for _, message in group]
-        what = [{"subject": subject, "what": part[0]} for (subject, _), part in zip(group, parts, strict=True)]
+    for kind, group in by_kind(report.findings).items():
+        parts = [reasons.remarked(kind, finding.message).split(" · ") for finding in group]
+        what = [{"subject": f.subject, "what": part[0]} for f, part in zip(group, parts, strict=True)]
         cards.append(
             {
                 "kind": kind,
                 "words": reasons.KINDS.get(kind, ""),
-                "fact": all(reasons.is_fact(kind, message) for _, message in group),
+                "fact": all(reasons.is_fact(kind, finding.message) for finding in group),
                 "number": len(group),
                 "means": "".join(parts[0][1:2]),
                 "do": " · ".join(parts[0][2:]),

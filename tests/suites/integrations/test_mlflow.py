@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import amp_rewrite
-from amp_rewrite.settings.origin import METADATA_KEY
+from amp_rewrite.settings.choices import METADATA_KEY
 from suites.integrations.shipped import BERT, HALF, error, recorded, weight_types
 
 pytest.importorskip("mlflow", reason="needs mlflow; make integrations sets it up")

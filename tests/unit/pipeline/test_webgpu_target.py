@@ -14,8 +14,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.graphs import all_nodes
 from amp_rewrite.runtime.kernels import load_webgpu_kernels
 from amp_rewrite.runtime.runner import WEBGPU
-from amp_rewrite.settings.choices import Target
-from amp_rewrite.settings.origin import target_of
+from amp_rewrite.settings.choices import Target, target_of
 from support.paths import TESTS
 
 HALF, FULL = "tensor(float16)", "tensor(float)"
