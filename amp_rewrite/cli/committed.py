@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from amp_rewrite.errors import MachineError, ReportError, one_line
-from amp_rewrite.files.store import data_files
+from amp_rewrite.files.targets import data_files
 
 
 def commit_exists(ref: str, beside: Path) -> bool:

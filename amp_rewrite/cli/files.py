@@ -103,7 +103,7 @@ def _from_stdin(ctx: click.Context) -> Path:
     if sys.stdin is None or sys.stdin.isatty():
         what = "closed" if sys.stdin is None else "a terminal"
         raise click.UsageError(f"- reads a model from stdin, which is {what}; pipe a model in, or name a file", ctx)
-    from amp_rewrite.files.store import data_files  # late: most models come from files
+    from amp_rewrite.files.targets import data_files  # late: most models come from files
 
     stream = sys.stdin.buffer
     try:

@@ -17,7 +17,8 @@ from amp_rewrite.cli.completion import patterns
 from amp_rewrite.cli.examples import write_examples
 from amp_rewrite.errors import ModelError, advice
 from amp_rewrite.settings.config_file import Settings, settings
-from amp_rewrite.settings.options import ADVANCED, DATA, KEYWORDS, OPTIONS, OUTPUT, PAINTING, PRECISION, Kind, Option
+from amp_rewrite.settings.option import ADVANCED, DATA, OUTPUT, PRECISION, Kind, Option
+from amp_rewrite.settings.options import KEYWORDS, OPTIONS, PAINTING
 
 MANY = "Several models"
 """Heading of options for folders, globs and several files."""
@@ -346,7 +347,7 @@ def check_target(output: Path, model: Path, settings: Settings, *, asked: bool, 
     `asked`: --overwrite stands on the command line. A settings file cannot permit replacing the model that is read,
     which loses what `lost` says.
     """
-    from amp_rewrite.files.store import check_target, replaces
+    from amp_rewrite.files.targets import check_target, replaces
 
     if not asked and replaces(output, model):
         raise ModelError(

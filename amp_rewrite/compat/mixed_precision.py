@@ -24,7 +24,7 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import HEADROOM
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 
 Array = NDArray[Any]
 Validate = Callable[[Sequence[Any], Sequence[Any]], bool]

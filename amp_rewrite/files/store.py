@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto
 
 from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files import wire
-from amp_rewrite.files.layout import LARGEST_SHAPE, DataFile, Layout, Placed, Replace, located, shard_bytes
+from amp_rewrite.files.layout import DataFile, Layout, Placed, Replace, located, shard_bytes
 from amp_rewrite.files.parts import Parts
 from amp_rewrite.files.prefetch import WORTH_IT, prefetch
-from amp_rewrite.files.regular_files import open_regular
-from amp_rewrite.files.scratch import alone, check_place, scratch, sweep, sync
+from amp_rewrite.files.scratch import alone, scratch, sweep, sync
+from amp_rewrite.files.targets import check_target, data_files, models_beside, outdated, replaces
 from amp_rewrite.files.tensors import Sources, is_stub, payload, source
 
 LARGEST_FILE = (1 << 31) - 1  # protobuf reads no larger message
@@ -171,7 +169,7 @@ class _Writing:
         """
         paths = [saving.path for saving, _ in self.models]
         targets = [named for _, named in data]
-        outdated = [old for path in paths for old in _outdated(path, self.kept, paths) if old not in targets]
+        stale = [old for path in paths for old in outdated(path, self.kept, paths) if old not in targets]
         if self.first.name and any(os.path.lexists(named) for named in targets):
             self._make_room(targets)
         for written, named in data:
@@ -184,7 +182,7 @@ class _Writing:
             temporary.replace(path)
         self.undo.pop_all()
         _sync_folder(self.first.path.parent)
-        for old in outdated:
+        for old in stale:
             with suppress(OSError):
                 old.unlink()
 
@@ -199,7 +197,7 @@ class _Writing:
                 raise ModelError(
                     f"cannot write the weights of {paths[0]}: {named} exists; name other external data, {way}"
                 )
-            reader = next((other for other in _models_beside(paths) if named in data_files(other)), None)
+            reader = next((other for other in models_beside(paths) if named in data_files(other)), None)
             if reader is not None:
                 raise ModelError(
                     f"cannot write the weights of {paths[0]}: {reader} reads {named}; name other external data"
@@ -239,63 +237,11 @@ def _silent(done: int, total: int) -> None:
     pass
 
 
-def _of_a_process(path: Path) -> bool:
-    """True for a link to an open file of a process, such as /dev/stdout, which no file may replace."""
-    return path.is_symlink() and str(path.readlink()).startswith("/proc/")
-
-
-def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:
-    """Raise ModelError if a model cannot be written to `path`, and say why. `read`: a model whose data files stay."""
-    if "\0" in str(path):
-        raise ModelError(f"cannot write {str(path)!r}: a name cannot hold a zero byte; name another")
-    if path.suffix.lower() in (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".json"):
-        raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
-    check_place(path, ModelError)
-    if (path.exists() and not path.is_file()) or _of_a_process(path):
-        raise ModelError(f"cannot write {path}: it is not a regular file; name another")
-    if not overwrite and (path.exists() or path.is_symlink()):
-        raise ModelError(f"{path} exists; name another output, or replace it with {spelled('overwrite', True)}")
-    try:
-        path.name.encode()
-    except UnicodeEncodeError as cause:
-        raise ModelError(f"cannot write {str(path)!r}: its name is not Unicode; name another") from cause
-    if read is not None and any(replaces(path, data) for data in data_files(read)):
-        raise ModelError(f"cannot write {path}: it holds the weights of {read}, which is being read; name another")
-
-
-def replaces(path: Path, file: Path) -> bool:
-    """True if writing to `path` replaces `file`. Writing to a link replaces only the link."""
-    return not path.is_symlink() and path.exists() and path.resolve() == file.resolve()
-
-
 def _read_on(proto: ModelProto, path: Path, read: Path | None) -> frozenset[str]:
     """Files that the model at `read` still needs, if it is not the replaced one."""
     if read is not None and replaces(path, read):
         return frozenset()
     return frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
-
-
-def _outdated(path: Path, kept: Collection[str], replaced: Collection[Path]) -> list[Path]:
-    """Data files that become unused when the model at `path` is replaced.
-
-    They were written by `save`, and no link to the model, no model in the folder that stays and no entry of `kept`
-    refers to them.
-    """
-    if path.is_symlink() or not path.is_file() or path.stat().st_nlink > 1:
-        return []
-    own = [file for file in data_files(path) if _own(path).fullmatch(file.name) and os.path.realpath(file) not in kept]
-    if not own:
-        return []
-    shared = {file for other in _models_beside(replaced) for file in data_files(other)}
-    return [file for file in own if file not in shared]
-
-
-def _models_beside(paths: Collection[Path]) -> list[Path]:
-    """Return the models in the folder of some, without these."""
-    (folder, *_) = (path.parent for path in paths)
-    names = {path.name for path in paths}
-    near = (other for other in folder.iterdir() if other.suffix.lower() == ".onnx" and other.name not in names)
-    return [other for other in near if other.is_file()]
 
 
 class _Counter:
@@ -405,38 +351,3 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def foreign_data(path: Path) -> list[Path]:
-    """Return data files of the model at `path` that `save` did not write; other models may read them."""
-    return [file for file in data_files(path) if not _own(path).fullmatch(file.name) and file.is_file()]
-
-
-def _own(path: Path) -> re.Pattern[str]:
-    return re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
-
-
-def data_files(path: Path) -> list[Path]:
-    """Return the data files that the model at `path` names; none for a file that is not a model."""
-    try:
-        with open_regular(path) as file:
-            return data_files_in(file, os.fstat(file.fileno()).st_size, path)
-    except OSError:
-        return []
-
-
-def data_files_in(file: BinaryIO, size: int, path: Path) -> list[Path]:
-    """Return the data files that a model names, of which `path` is the place; none for a file that is not a model."""
-    names: set[str] = set()
-    try:
-        light = wire.lightened(file, size, LARGEST_SHAPE, lambda *_: True, str(path))
-        if b"location" not in light:
-            return []
-        proto = ModelProto.FromString(light)
-    except (ModelError, DecodeError):
-        return []
-    for tensor in wire.tensors(proto):
-        locations = [entry.value for entry in tensor.external_data if entry.key == "location"]
-        # protobuf returns bytes for text that is not UTF-8
-        names |= {name for name in locations if isinstance(name, str) and "\0" not in name}
-    return [path.parent / name for name in sorted(names)]

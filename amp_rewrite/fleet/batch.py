@@ -23,7 +23,7 @@ from amp_rewrite.fleet.tree import Choice, Item, Listing, find
 from amp_rewrite.fleet.urls import name_of, real, url_of
 from amp_rewrite.pipeline.checks import Checks
 from amp_rewrite.settings.io_rules import parse_io
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import parse_pattern
 
 Tell = Callable[[str, int, int], None]

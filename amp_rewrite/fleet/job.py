@@ -22,10 +22,12 @@ from amp_rewrite.files.fingerprint import digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.prefetch import prefetching
 from amp_rewrite.files.scratch import make_folder
-from amp_rewrite.files.store import Progress, SaveOptions, Saving, check_target, save_together
+from amp_rewrite.files.store import Progress, SaveOptions, Saving, save_together
+from amp_rewrite.files.targets import check_target
 from amp_rewrite.fleet.outcome import FAILED, MISSED, OK, Outcome
 from amp_rewrite.pipeline.checks import Checks
-from amp_rewrite.settings.options import KEYWORDS, Request
+from amp_rewrite.settings.options import KEYWORDS
+from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import one_of_many
 from amp_rewrite.version import VERSION
 

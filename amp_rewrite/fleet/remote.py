@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from amp_rewrite.errors import AmpRewriteError, MachineError, ModelError, one_line
-from amp_rewrite.files.store import data_files_in
+from amp_rewrite.files.targets import data_files_in
 from amp_rewrite.fleet.urls import url_of
 
 _INSTALL = "install the extra, from a checkout: pip install '.[remote]', and the package of the store, such as s3fs"

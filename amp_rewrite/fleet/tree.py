@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.foreign import foreign
-from amp_rewrite.files.store import data_files
+from amp_rewrite.files.targets import data_files
 from amp_rewrite.fleet.urls import local, real, url_of
 
 SUFFIX = ".onnx"

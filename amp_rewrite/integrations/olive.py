@@ -19,7 +19,9 @@ from amp_rewrite.errors import AmpRewriteError, EvidenceError
 from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.settings.choices import HEADROOM, Level
-from amp_rewrite.settings.options import KEYWORDS, Kind, Option, Request
+from amp_rewrite.settings.option import Kind, Option
+from amp_rewrite.settings.options import KEYWORDS
+from amp_rewrite.settings.request import Request
 
 logger = logging.getLogger("olive.passes.amp_rewrite")  # below Olive's own, whose level a workflow sets
 

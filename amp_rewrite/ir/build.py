@@ -13,7 +13,7 @@ from onnx.numpy_helper import to_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files.model import FIRST_IR_WITH_OPSET_IMPORTS
+from amp_rewrite.files.loading import FIRST_IR_WITH_OPSET_IMPORTS
 from amp_rewrite.files.tensors import elements, is_stub
 from amp_rewrite.ir.graphs import all_nodes, graphs_in
 from amp_rewrite.ir.graphs import bodies as bodies

@@ -1,6 +1,6 @@
 """Facts about ai.onnx opsets and IR versions: the version from which on something holds.
 
-`files` precedes this wing and names its own: `files.model.FIRST_IR_WITH_OPSET_IMPORTS`, and the opset of sparse
+`files` precedes this wing and names its own: `files.loading.FIRST_IR_WITH_OPSET_IMPORTS`, and the opset of sparse
 Constants in `files.skeleton`. All other facts are in the kernel tables and in onnx's schemas.
 """
 

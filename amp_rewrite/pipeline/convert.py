@@ -40,7 +40,8 @@ from amp_rewrite.runtime.kernels import Kernels, release_number
 from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, METADATA_KEY, Target
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.list_entry import Color
-from amp_rewrite.settings.options import Options, Request, takes_options
+from amp_rewrite.settings.options import Options, takes_options
+from amp_rewrite.settings.request import Request
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:

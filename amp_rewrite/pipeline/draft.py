@@ -24,7 +24,7 @@ from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
 from amp_rewrite.settings.io_rules import io_types, rules_of
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 
 if TYPE_CHECKING:
     from amp_rewrite.decide.placement.place import Placing

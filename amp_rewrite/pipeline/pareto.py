@@ -32,7 +32,8 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.keywords import checked
-from amp_rewrite.settings.options import Options, Request, takes_options
+from amp_rewrite.settings.options import Options, takes_options
+from amp_rewrite.settings.request import Request
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure

@@ -39,7 +39,8 @@ from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
 from amp_rewrite.settings.keywords import checked
-from amp_rewrite.settings.options import Options, Request, takes_options
+from amp_rewrite.settings.options import Options, takes_options
+from amp_rewrite.settings.request import Request
 
 _ROUNDS = 8
 """Times that a search starts again with a margin. Verdicts of earlier trials stay, so each round costs few more."""

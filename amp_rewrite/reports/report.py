@@ -32,7 +32,8 @@ from amp_rewrite.reports.rows import (
     Totals,
 )
 from amp_rewrite.reports.summary import NEXT, summary
-from amp_rewrite.settings.options import KEYWORDS, STATED, Stated
+from amp_rewrite.settings.option import Stated
+from amp_rewrite.settings.options import KEYWORDS, STATED
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from pathlib import PurePosixPath, PureWindowsPath
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 from onnx import TypeProto, ValueInfoProto
@@ -20,14 +20,14 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.dataflow import made_variable, read_variable
-from amp_rewrite.ir.op_classes import CASTS, HEAVY, INTEGER, QUANTIZERS
+from amp_rewrite.ir.op_classes import HEAVY, INTEGER, QUANTIZERS
 from amp_rewrite.ir.patterns.integers import integer_ops
-from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, Signature, ValueType
+from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, ValueType
 from amp_rewrite.ir.shapes.onnx_shapes import declared_dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.reports.attributes import NONE, Shape, counting, granularity, key_of, plain, spell_type
 from amp_rewrite.reports.lineage import Lineage
+from amp_rewrite.reports.planned_types import Look, PlannedTypes, retyped, spell
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.roundings import Roundings
 from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, LOW, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
@@ -93,16 +93,11 @@ def report_of(
     return Report(header, totals, rows, casts, baked, sorted_findings, *ports, stock.stored())
 
 
-def inventory(model: Model, *, name: str | None = None, tool: str = "") -> Report:
-    """Return the inventory of a model, with its local functions in place of their calls.
+def inventory_view(model: Model) -> View:
+    """Return the view of a model that an inventory describes: with its local functions in place of their calls.
 
     ModelError if a graph cannot run, or functions cannot be put in place of their calls.
     """
-    return report_of(inventory_view(model), name=name, tool=tool)
-
-
-def inventory_view(model: Model) -> View:
-    """Return the view that the rows of `inventory` describe; ModelError as there."""
     return View.of(inlined(model))
 
 
@@ -112,22 +107,9 @@ def _last_part(path: str) -> str:
     return PureWindowsPath(PurePosixPath(path).name).name
 
 
-_Types = tuple[ValueType | None, ...]
-_Alike = tuple[Signature | None, str, bool, _Types, _Types, tuple[DType | None, ...]]
-
-
 _Traits = tuple[str, tuple[int, ...], Mapping[str, str], Mapping[str, str], str]
 """Key, reads, via, attributes and constants of a row."""
 _NO_SHAPES: Mapping[int, Shape] = MappingProxyType({})
-
-
-class _Look(NamedTuple):
-    """Types in a row."""
-
-    dtype: str
-    variables: Mapping[str, str]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -136,13 +118,17 @@ class _Stock:
     coloring: Coloring | None
     plan: Plan | None
 
+    @cached_property
+    def _types(self) -> PlannedTypes:
+        return PlannedTypes(self.view, self.coloring, self.plan)
+
     # -- rows --------------------------------------------------------------------------------------
 
     def row(self, op: Op) -> Row:
         paint = self.coloring.of(op.id) if self.coloring else None
         entry = self.coloring.entries[op.id] if self.coloring else None
         cause = self.view.ops[paint.because] if paint and paint.because is not None else None
-        looks = self._look_of(op)
+        looks = self._types.look_of(op)
         reason = entry.because if entry else ""
         return Row(  # there is one for each op, and arguments by name take three times as long
             op.name,
@@ -163,86 +149,11 @@ class _Stock:
             *self._traits(op, looks),
         )
 
-    def _look_of(self, op: Op) -> _Look:
-        """Return the types in the row of an op. They depend on the types of its values and its paint alone."""
-        types = self._made if op.kind == "Cast" else self.view.types  # a Cast reads whatever its source is made as
-        inputs = tuple([types[v] if v is not None else None for v in op.inputs])
-        outputs = tuple([self._made[v] if v is not None else None for v in op.outputs])
-        painted = tuple([self._painted(op, variable.name) for variable in self.view.variables[op.id]])
-        alike = op.signature, op.kind, bool(op.bodies), inputs, outputs, painted
-        looks = self._looks.get(alike)
-        if looks is None:
-            looks = self._looks[alike] = self._look(op)
-        return looks
-
-    @cached_property
-    def _looks(self) -> dict[_Alike, _Look]:
-        """Types of rows, shared: most ops of a model are like many others."""
-        return {}
-
-    @cached_property
-    def _made(self) -> Sequence[ValueType | None]:
-        """Type of each value at its producer, once the plan is carried out."""
-        made = list(self.view.types)
-        for retyped in (self.plan.retype, self._baked_alone) if self.plan else ():
-            for value, dtype in retyped.items():
-                made[value] = _retyped(self.view.types[value], dtype)
-        return made
-
-    def _look(self, op: Op) -> _Look:
-        inputs = tuple([self._read(op, slot) for slot in range(len(op.inputs))])
-        outputs = tuple([self._written(op, slot) for slot in range(len(op.outputs))])
-        variables = self._variables(op, inputs, outputs)
-        return _Look(
-            _main_dtype(op, variables, outputs, inputs),
-            {name: dtype.spelling for name, dtype in variables.items()},
-            tuple(_spell(t) for t in inputs),
-            tuple(_spell(t) for t in outputs),
-        )
-
-    def _kind(self, op: Op) -> str:
-        """Return the kind of the op once the plan is carried out: a Cast with nothing left to cast is a copy."""
-        return "Identity" if self.plan and op.id in self.plan.identities else op.kind
-
-    def _painted(self, op: Op, variable: str | None) -> DType | None:
-        """Return the type that the painter gave a variable; None for one that it left alone."""
-        return self.coloring.dtype(op.id, variable) if self.coloring is not None else None
-
-    def _variables(
-        self, op: Op, inputs: tuple[ValueType | None, ...], outputs: tuple[ValueType | None, ...]
-    ) -> dict[str, DType]:
-        """Return the floating variables, each with the type of its first port."""
-        dtypes = {}
-        for variable in self.view.variables[op.id]:
-            ports = (*(inputs[i] for i in variable.inputs), *(outputs[o] for o in variable.outputs))
-            dtype = next((port.dtype for port in ports if port is not None and port.dtype is not None), None)
-            if dtype is not None and dtype.floating:
-                dtypes[variable.name] = dtype
-        free = {name: dtype for name, dtype in dtypes.items() if "(" not in name}
-        return free or dtypes  # without ports of one fixed type, "tensor(float)", if there are others
-
-    def _read(self, op: Op, slot: int) -> ValueType | None:
-        value = op.inputs[slot]
-        if value is None:
-            return None
-        if self.plan and op.kind == "Cast":
-            return self._made[value]
-        return _retyped(self.view.types[value], self._painted(op, read_variable(op, slot)))
-
-    def _written(self, op: Op, slot: int) -> ValueType | None:
-        value = op.outputs[slot]
-        if value is None:
-            return None
-        if self.plan:
-            return self._made[value]
-        variable = made_variable(self.view, value)
-        return _retyped(self.view.types[value], self._painted(op, variable[1]) if variable else None)
-
     @cached_property
     def _lineage(self) -> Lineage:
         return Lineage(self.view, self.plan.identities if self.plan else frozenset())
 
-    def _traits(self, op: Op, looks: _Look) -> _Traits:
+    def _traits(self, op: Op, looks: Look) -> _Traits:
         """Return the last fields of a row. Few ops have attributes, constants of another type, or bodies."""
         read, reads, via, shapes, names = looks.inputs, list[int](), NONE, _NO_SHAPES, ""
         shape_of, row_of, rounded = self._lineage.shapes, self._lineage.rows, self._roundings.paths
@@ -259,7 +170,7 @@ class _Stock:
                 via = {**via, str(slot): types}
         for body in op.bodies:
             for value in self.view.scopes[body].outputs:
-                if types := self._roundings.via(value, _spell(self.view.types[value])):
+                if types := self._roundings.via(value, spell(self.view.types[value])):
                     via = {**via, str(len(reads)): types}
                 reads.append(row_of[value])
         while reads and reads[-1] == NO_ROW:
@@ -279,15 +190,11 @@ class _Stock:
     def _roundings(self) -> Roundings:
         bakes = self.plan.bakes if self.plan else ()
         baked = frozenset((bake.value, bake.to.spelling) for bake in bakes if bake.keeps_original)
-        return Roundings(self.view, self._made, self._home, baked)
+        return Roundings(self.view, self._types.made, self._types.home, baked)
 
-    def _home(self, op: Op) -> DType | None:
-        """Return the type of an op's first result, also of a Cast that the plan drops."""
-        result = op.outputs[0]
-        if result is None:
-            return None
-        variable = made_variable(self.view, result)
-        return (self._painted(op, variable[1]) if variable else None) or self.view.dtype(result)
+    def _kind(self, op: Op) -> str:
+        """Return the kind of the op once the plan is carried out: a Cast with nothing left to cast is a copy."""
+        return "Identity" if self.plan and op.id in self.plan.identities else op.kind
 
     # -- inputs and outputs ------------------------------------------------------------------------
 
@@ -296,7 +203,7 @@ class _Stock:
         declared = {formal.name: formal.type for formal in self.view.model.proto.graph.input}
         for value, reads in self._lineage.reads_of(self._lineage.inputs).items():
             name = self.view.values[value].name
-            yield PortRow(name, self._port(self._made[value], declared.get(name)), reads=tuple(reads))
+            yield PortRow(name, self._port(self._types.made[value], declared.get(name)), reads=tuple(reads))
 
     def outputs(self) -> Iterator[PortRow]:
         """Yield the outputs of the model. A conversion does not change their types unless the caller asks for it."""
@@ -304,7 +211,7 @@ class _Stock:
         fixed = self.plan.io if self.plan else {}
         places = {value: i for i, value in enumerate(self._lineage.inputs)}
         for value, formal in zip(self.view.scopes[MAIN].outputs, declared, strict=True):
-            dtype = self._port(_retyped(self.view.types[value], fixed.get(value)), formal.type)
+            dtype = self._port(retyped(self.view.types[value], fixed.get(value)), formal.type)
             source, after = self._lineage.source[value], self._lineage.rows[value]
             made_by = self.view.producer(source)
             slot = made_by.outputs.index(source) if made_by and after != NO_ROW else 0
@@ -315,7 +222,7 @@ class _Stock:
         """Return a type in full: that of a map, or in several containers, is declared alone."""
         if declared is not None and (known is None or known.dtype is None):
             return spell_type(declared)
-        return _spell(known)
+        return spell(known)
 
     # -- casts and weights -------------------------------------------------------------------------
 
@@ -326,7 +233,7 @@ class _Stock:
             if op.id not in folded and op.id not in self._lineage.casts:
                 continue
             value, result = op.inputs[0], op.outputs[0]
-            before, after = self._read(op, 0), self._written(op, 0)
+            before, after = self._types.read(op, 0), self._types.written(op, 0)
             if value is not None and result is not None and before and after:
                 facts = {"origin": "folded" if op.id in folded else "existing", "reason": f"the op {op.name!r}"}
                 readers = len(self.view.uses[result]) + (result in self.view.yielded)
@@ -340,7 +247,7 @@ class _Stock:
             if cast.name == self.view.value_name(cast.value):  # it gives a public value its name back
                 readers += sum(use not in self.plan.rewire for use in self.view.uses[cast.value])
                 readers += cast.value in self.view.yielded
-            made = self._made[cast.value]
+            made = self._types.made[cast.value]
             dtype = made.dtype if made is not None else None
             outside = self.view.values[cast.value].public or cast.value in self.view.yielded
             unread = bool(dead) and cast.name not in read and not outside
@@ -361,11 +268,6 @@ class _Stock:
             slot=made_by.outputs.index(source) if made_by else 0,
             **facts,
         )
-
-    @cached_property
-    def _baked_alone(self) -> Mapping[ValueId, DType]:
-        bakes = self.plan.bakes if self.plan else ()
-        return {bake.value: bake.to for bake in bakes if not bake.keeps_original}
 
     def _elements(self, value: ValueId) -> int | None:
         known = self.view.values[value]
@@ -441,30 +343,6 @@ class _Stock:
             weights_before=weights,
             weights_after=weights - saved,
         )
-
-
-def _retyped(known: ValueType | None, dtype: DType | None) -> ValueType | None:
-    return known if known is None or dtype is None or known.dtype is dtype else known.of(dtype)
-
-
-def _spell(known: ValueType | None) -> str:
-    return str(known) if known is not None else ""
-
-
-def _main_dtype(
-    op: Op, variables: Mapping[str, DType], outputs: tuple[ValueType | None, ...], inputs: tuple[ValueType | None, ...]
-) -> str:
-    """Return the type that stands for the op: the target of a Cast, else a lowered variable, else the first float."""
-    written = next((t for t in outputs if t is not None), None)
-    if op.kind in CASTS and written is not None:
-        return str(written)
-    floating = list(variables.values()) or [
-        t.dtype for t in (*outputs, *inputs) if t is not None and t.dtype is not None and t.dtype.floating
-    ]
-    chosen = next((d for d in floating if d.low), floating[0] if floating else None)
-    if chosen is not None:
-        return chosen.spelling
-    return str(written) if written is not None else "unknown"
 
 
 _COLORS = {color: color.value for color in Color}

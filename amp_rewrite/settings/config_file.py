@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, advice
 from amp_rewrite.files.regular_files import read_regular
-from amp_rewrite.settings.options import SETTINGS, Kind, Option, from_environment
+from amp_rewrite.settings.option import Kind, Option
+from amp_rewrite.settings.options import SETTINGS, from_environment
 
 
 class Settings(SimpleNamespace):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PatternError, PolicyError, advice, spelled
 from amp_rewrite.ir.view import MAIN, ValueId, View
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import advice_on, matches_nothing
 
 _CACHE = re.compile(

@@ -1,4 +1,4 @@
-"""The options of a conversion: one table, and the `Request` that a conversion reads from it and the environment.
+"""The options of a conversion, in one table.
 
 A row of `OPTIONS` is all that an option needs: it makes the keyword of `convert`, the option of the command line, the
 key of a settings file, the environment variable, the entry in report and metadata, and a row of
@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, spelled
+from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.settings.choices import (
     AUTO,
     PROPAGATE,
@@ -25,14 +23,12 @@ from amp_rewrite.settings.choices import (
     FuseName,
     Level,
     LevelName,
-    Opset,
     Placement,
     PlacementName,
     Quantized,
     QuantizedName,
     Safety,
     SafetyName,
-    Shift,
     Target,
     TargetName,
     TargetRelease,
@@ -40,97 +36,13 @@ from amp_rewrite.settings.choices import (
     parse_opset,
     parse_shift,
 )
-from amp_rewrite.settings.keywords import check_keyword
+from amp_rewrite.settings.option import ADVANCED, DATA, OUTPUT, Kind, Option, Stated, Values
 from amp_rewrite.settings.policy import LowType, low_type
 
 if TYPE_CHECKING:
     from amp_rewrite.settings.op_lists import OpLists
 
 ListSource = str | Path | Mapping[str, object]
-Values = Mapping[str, Any]
-
-
-PRECISION, DATA, OUTPUT, ADVANCED = "Precision", "Data and accuracy", "Output", "Advanced"
-"""Headings of help and documentation, in their order."""
-
-
-class Kind(Enum):
-    """Form of an option's value; `annotation` is its Python type where `Options` does not state one."""
-
-    TEXT = "str | None"
-    LIST = "str | Sequence[str]"
-    SWITCH = "bool | None"
-    NUMBER = "float | None"
-    PATH = "str | Path | None"
-
-
-class Stated(Enum):
-    """Conversions whose report and metadata state an option: all, or those with an unusual value."""
-
-    ALWAYS = 1
-    UNUSUAL = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One option.
-
-    `keyword`: `convert` takes it. `setting`: a settings file has a key for it. `help` is the sentence of the command
-    line (without one the command line has no such option), `doc` that of the documentation. `default` is the keyword's;
-    `usual` holds where that is None and the environment is silent.
-
-    `parse` reads the value, PolicyError for an illegal one; `combine` then sees the options before it in the table.
-    A list comes from the command line in words between `separator`, or by repeating the option; a `flag` is a switch
-    without a negative form. `integers`: a settings file may hold a number instead of text. `rare`: only the long help
-    shows it.
-    """
-
-    name: str
-    kind: Kind = Kind.TEXT
-    group: str = PRECISION
-    metavar: str = ""
-    help: str = ""
-    doc: str
-    default: Any = None
-    usual: Any = None
-    keyword: bool = True
-    setting: bool = True
-    parse: Callable[[Any], object] | None = None
-    combine: Callable[[Any, Values], object] | None = None
-    stated: Stated | None = None
-    environment: str = ""
-    separator: str = ""
-    flag: bool = False
-    integers: bool = False
-    rare: bool = False
-
-    @property
-    def key(self) -> str:
-        """Name on the command line and in settings files."""
-        return self.name.replace("_", "-")
-
-    @property
-    def unset(self) -> Any:
-        """Value of a setting that neither command line nor environment nor file states."""
-        if self.kind is Kind.LIST:
-            return ()
-        return self.default if self.usual is None else self.usual
-
-    def read(self, value: Any, values: Values) -> Any:
-        """Return the value that a conversion works with; PolicyError for one of another type."""
-        if self.parse is None:
-            check_keyword(self.name, value, f"{self.kind.value} | None")
-        parsed = value if self.parse is None or value is None else self.parse(value)
-        return parsed if self.combine is None else self.combine(parsed, values)
-
-    def check(self, value: object, where: str) -> object:
-        """Return the value. ConfigError, beginning with `where`, if it is not a legal one."""
-        if self.parse is not None:
-            try:
-                self.parse(value)
-            except AmpRewriteError as error:
-                raise ConfigError(f"{where}: {error}") from error
-        return value
 
 
 def _overlays(value: Sequence[ListSource] | ListSource) -> Sequence[ListSource]:
@@ -490,69 +402,3 @@ def from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
             words = tuple(filter(None, text.split(os.pathsep)))
             stated[option.name] = option.check(words if option.kind is Kind.LIST else text, option.environment)
     return stated
-
-
-class Request:
-    """A conversion's options, read from keywords and environment and checked; patterns are as `convert` takes them."""
-
-    to: DType
-    lists: OpLists
-    level: Level
-    target: Target
-    safety: Safety
-    keep: tuple[str, ...]
-    lower: tuple[str, ...]
-    io: str | Sequence[str] | None
-    kv: DType | None
-    gray_follows_allow: bool | None
-    quantized: Quantized
-    fuse: Fuse
-    opset: Opset | None
-    shift: Shift
-    placement: Placement
-    annotate: bool
-    log_path: Path | None
-
-    def __init__(self, values: Values) -> None:
-        vars(self).update(values)
-
-    @classmethod
-    def of(cls, **options: Unpack[Options]) -> Request:
-        """Return the request. Raises what `convert` raises, and TypeError for an unknown keyword."""
-        unknown = next((name for name in options if name not in KEYWORDS), None)
-        if unknown is not None:
-            raise TypeError(
-                f"unexpected keyword argument {unknown!r}; the options of a conversion are {', '.join(KEYWORDS)}"
-            )
-        environment = from_environment(os.environ)
-        log_path = environment.get("log_path")
-        values: dict[str, Any] = {"log_path": None if log_path is None else Path(str(log_path))}
-        for name, option in KEYWORDS.items():
-            value = cast(Values, options).get(name, option.default)
-            if option.environment and (value is None or (isinstance(value, (list, tuple)) and not value)):
-                value = environment.get(name, option.unset)
-            values[name] = option.read(option.default if value is None else value, values)
-        return cls(values)
-
-    @property
-    def safe(self) -> bool:
-        """True if this project's rules hold on top of TensorFlow's."""
-        return self.safety is Safety.DEFAULT
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Spellings of the options that report and metadata state."""
-        values = vars(self)
-        spelled = {name: _spelled(values[name]) for name in STATED}
-        return {
-            name: text
-            for name, text in spelled.items()
-            if KEYWORDS[name].stated is Stated.ALWAYS
-            or text != _spelled(KEYWORDS[name].read(KEYWORDS[name].unset, values))
-        }
-
-
-def _spelled(value: object) -> str:
-    if isinstance(value, Placement):
-        return value.spelling
-    return str(value.value) if isinstance(value, Enum) else "" if value is None else str(value)

@@ -32,7 +32,7 @@ from amp_rewrite.evidence.metric import MEASURES, Bound
 from amp_rewrite.evidence.prediction.prediction import Asked, predict
 from amp_rewrite.evidence.prediction.single_op_runs import SingleOpRuns
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 from benchmarks.shared import measure
 from suites.models.test_fixtures import FIXTURES, batch, source
 

@@ -38,7 +38,7 @@ from amp_rewrite.pipeline.shift import shift_draft
 from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.choices import HEADROOM
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 from benchmarks.architectures.architecture import Architecture, Built, livened, seed_of
 from benchmarks.architectures.export import Attempt, dynamo
 from benchmarks.architectures.speech import WHISPER, called, heard

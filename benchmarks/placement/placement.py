@@ -31,7 +31,7 @@ from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings.choices import Placement
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 from benchmarks.placement import judge
 from benchmarks.scale import graph_scale
 from benchmarks.shared import measure

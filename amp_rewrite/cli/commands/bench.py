@@ -11,7 +11,7 @@ from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Feeding
 from amp_rewrite.cli.page import check_page, is_page, present
 from amp_rewrite.cli.parameters import option
-from amp_rewrite.settings.options import OUTPUT
+from amp_rewrite.settings.option import OUTPUT
 
 if TYPE_CHECKING:
     from amp_rewrite.deploy.bench.result import Benchmark

@@ -9,7 +9,7 @@ import click
 from amp_rewrite.cli import parameters
 from amp_rewrite.cli.page import check_page, present
 from amp_rewrite.cli.parameters import option
-from amp_rewrite.settings.options import DATA, PRECISION
+from amp_rewrite.settings.option import DATA, PRECISION
 
 
 @parameters.command(

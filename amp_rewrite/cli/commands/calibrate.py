@@ -13,7 +13,7 @@ from amp_rewrite.cli.commands.ranges import WRITING, check_writable, write
 from amp_rewrite.cli.data import Feeding
 from amp_rewrite.cli.files import beside
 from amp_rewrite.cli.page import check_page, write_page
-from amp_rewrite.settings.options import PRECISION
+from amp_rewrite.settings.option import PRECISION
 
 _RUNNING = (
     parameters.option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]", PRECISION),

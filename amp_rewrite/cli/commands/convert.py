@@ -18,7 +18,7 @@ from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.page import REPORT, check_file, check_page, is_page, write_file, write_page
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.settings.options import OUTPUT
+from amp_rewrite.settings.option import OUTPUT
 from amp_rewrite.settings.policy import low_type
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def convert(
     settings = parameters.in_force(given)
     measuring = measuring.completed(settings)
     output = output or beside(model, f"{low_type(settings.to).spelling}.onnx", needed=not dry_run)
-    from amp_rewrite.files.store import data_files, foreign_data
+    from amp_rewrite.files.targets import data_files, foreign_data
 
     kept = (model, output, *data_files(model)) if report_file or html else ()  # what a report must not replace
     if report_file:

@@ -32,7 +32,7 @@ def emulate(model: Path, output: Path | None, no_rounding: bool, quiet: bool, **
     computes most float16 ops in float32, where hardly anything overflows.
     """
     from amp_rewrite.files.model import Model
-    from amp_rewrite.files.store import check_target
+    from amp_rewrite.files.targets import check_target
     from amp_rewrite.rewrite.emulate import emulate
 
     overwrite, external = bool(given.pop("overwrite")), given.pop("external_data")

@@ -15,7 +15,7 @@ from amp_rewrite.cli.committed import commit_exists, committed
 from amp_rewrite.cli.group import FINDING, USAGE
 from amp_rewrite.cli.page import write_file
 from amp_rewrite.errors import AmpRewriteError
-from amp_rewrite.settings.options import OUTPUT
+from amp_rewrite.settings.option import OUTPUT
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.delta import Delta

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from amp_rewrite.cli import parameters
 from amp_rewrite.cli.page import show_or_write
-from amp_rewrite.settings.options import OUTPUT
+from amp_rewrite.settings.option import OUTPUT
 
 
 @parameters.command(

@@ -12,7 +12,7 @@ from amp_rewrite.cli.data import Feeding
 from amp_rewrite.cli.files import MODEL_OUT
 from amp_rewrite.cli.page import check_page, present
 from amp_rewrite.cli.parameters import option
-from amp_rewrite.settings.options import OUTPUT
+from amp_rewrite.settings.option import OUTPUT
 
 
 @parameters.command(
@@ -51,7 +51,7 @@ def pareto(
     feeding = feeding.completed(settings).needed()
     check_page(html, overwrite=overwrite, read=(model,))
     from amp_rewrite.files.model import Model
-    from amp_rewrite.files.store import check_target
+    from amp_rewrite.files.targets import check_target
     from amp_rewrite.pipeline.pareto import POINTS, pareto
 
     if output is not None:

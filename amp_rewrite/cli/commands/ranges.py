@@ -10,7 +10,7 @@ import click
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.examples import Group
 from amp_rewrite.cli.page import check_page, is_page, present, write_page
-from amp_rewrite.settings.options import OUTPUT
+from amp_rewrite.settings.option import OUTPUT
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.ranges import Ranges

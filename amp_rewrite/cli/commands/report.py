@@ -11,7 +11,7 @@ from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.page import check_page, write_page
 from amp_rewrite.cli.parameters import option
-from amp_rewrite.settings.options import OUTPUT
+from amp_rewrite.settings.option import OUTPUT
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View

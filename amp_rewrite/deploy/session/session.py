@@ -42,8 +42,8 @@ from amp_rewrite.runtime.runner import (
     cuda_release,
 )
 from amp_rewrite.settings.choices import Target
-from amp_rewrite.settings.options import Request
 from amp_rewrite.settings.policy import Policy, low_type
+from amp_rewrite.settings.request import Request
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.evidence.instrument.vertices import Choice, Vertex, maker_of, reader_of
-from amp_rewrite.files.model import HEAVY, Model, baked
+from amp_rewrite.files.loading import HEAVY
+from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import nbytes
 from amp_rewrite.ir.builder import Builder, declared, new_branch, new_if

@@ -35,7 +35,7 @@ from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
 from amp_rewrite.settings.choices import AUTO_OPSET, Fuse, Quantized, Target
 from amp_rewrite.settings.io_rules import io_types, rules_of
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import overrides
 
 

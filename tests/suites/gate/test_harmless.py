@@ -14,7 +14,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.report_builder import inventory
+from amp_rewrite.reports.sources import report_in
 from suites.gate.harmless import REWRITES
 from suites.gate.sneaked import parsed, quantizer
 from support.paths import TESTS
@@ -54,7 +54,7 @@ def models() -> dict[str, tuple[ModelProto, Report]]:
         "blocks": quantizer("int4", (4, 8), axis=0, block_size=2),
         "activations": quantizer("uint8", kind="QuantizeLinear"),
     }
-    return {name: (proto, inventory(Model.load(proto))) for name, proto in protos.items()}
+    return {name: (proto, report_in(Model.load(proto))) for name, proto in protos.items()}
 
 
 def test_there_are_as_many_rewrites_as_the_page_says() -> None:
@@ -71,7 +71,7 @@ def test_a_rewrite_that_changes_no_precision_is_no_difference(name: str) -> None
         copy.CopyFrom(proto)
         rewritten = REWRITES[name](copy, random.Random(f"{name}{model}"))
         if rewritten is not None:
-            assert diff(report, inventory(Model.load(rewritten))).text(verbose=True) == "no difference\n", model
+            assert diff(report, report_in(Model.load(rewritten))).text(verbose=True) == "no difference\n", model
             ran += 1
     assert ran
 
@@ -99,7 +99,7 @@ def test_an_attribute_that_became_an_input_is_no_difference(opset: int) -> None:
             node.attribute.remove(moved)
     del new.opset_import[:]
     new.opset_import.append(helper.make_opsetid("", opset))
-    assert diff(inventory(Model.load(old)), inventory(Model.load(new))).text(verbose=True) == "no difference\n"
+    assert diff(report_in(Model.load(old)), report_in(Model.load(new))).text(verbose=True) == "no difference\n"
 
 
 @pytest.mark.parametrize("name", ["bert_ts13", "cnn_dynamo18", "if_ts13"])
@@ -108,5 +108,5 @@ def test_renamed_values_that_casts_read_are_no_difference(name: str) -> None:
     copy = ModelProto()
     copy.CopyFrom(proto)
     renamed = REWRITES["all_values_and_nodes_are_renamed"](copy, random.Random(0))
-    delta = diff(report, inventory(Model.load(renamed)))
+    delta = diff(report, report_in(Model.load(renamed)))
     assert (report.totals.casts_existing > 0, delta.casts, delta.changes) == (True, (), ())

@@ -18,7 +18,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.reports.delta import Delta
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.report_builder import inventory
+from amp_rewrite.reports.sources import report_in
 from suites.gate.harmless import REWRITES, edges, element_types, fresh, put_before
 from suites.gate.sneaked import CLASSES, Case, operators, sound
 from support.paths import TESTS
@@ -47,7 +47,7 @@ def cases(name: str) -> tuple[Case, ...]:
 
 
 def compared(before: ModelProto, after: ModelProto) -> Delta:
-    return diff(inventory(Model.load(before)), inventory(Model.load(after)))
+    return diff(report_in(Model.load(before)), report_in(Model.load(after)))
 
 
 def seen(case: Case, delta: Delta) -> bool:
@@ -79,7 +79,7 @@ def test_each_attribute_and_operator_with_one_has_a_case() -> None:
 def test_stored_reports_see_what_models_see() -> None:
     for name in CLASSES:
         for case in cases(name)[:: max(len(cases(name)) // 10, 1)]:
-            reports = (inventory(Model.load(proto)) for proto in (case.before, case.after))
+            reports = (report_in(Model.load(proto)) for proto in (case.before, case.after))
             before, after = (Report.from_json(report.to_json(), "r.json") for report in reports)
             assert seen(case, diff(before, after)), case.name
 
@@ -172,7 +172,7 @@ DISGUISES = ("", "nodes_lose_their_names", "all_is_renamed_and_reordered", "weig
 @cache
 def shipped(name: str) -> tuple[ModelProto, Report]:
     proto = onnx.load(TESTS / "models" / f"{name}.onnx")
-    return proto, inventory(Model.load(proto))
+    return proto, report_in(Model.load(proto))
 
 
 def disguised(proto: ModelProto, name: str, rng: random.Random) -> ModelProto | None:
@@ -193,7 +193,7 @@ def test_a_change_hidden_in_a_shipped_model_is_seen(sneak: str, disguise: str) -
             if after is None:
                 continue
             try:
-                delta = diff(report, inventory(Model.load(after)))
+                delta = diff(report, report_in(Model.load(after)))
             except ModelError:
                 continue  # the schema of an old opset does not admit the type
             assert not op or any(change.op == op for change in delta.changes), (name, seed, op)

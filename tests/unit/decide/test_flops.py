@@ -11,7 +11,7 @@ from amp_rewrite.decide.placement.flops import _COUNTS, UNKNOWN_DIMENSION, flops
 from amp_rewrite.ir.view import View
 from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings.list_entry import Color
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 
 
 def counted(node: str, *inputs: str) -> float:

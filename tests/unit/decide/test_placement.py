@@ -36,7 +36,7 @@ from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.runtime.roofline import ROOFS, START
 from amp_rewrite.settings.choices import AUTO, PROPAGATE, Placement
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 from support import cases, corpus, stub
 from support.paths import TESTS
 from support.random_graphs import Graph, graphs

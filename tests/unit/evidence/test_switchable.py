@@ -23,7 +23,7 @@ from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 from suites.models.test_fixtures import FIXTURES, LOW, batch, source
 from suites.models.test_properties import bounded
 from support.cases import build, feeds

@@ -18,7 +18,7 @@ from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 from support.cases import build
 
 NONE, ONE, BOTH = frozenset[int](), frozenset({0}), frozenset({0, 1})

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files import store, wire
+from amp_rewrite.files import store, targets, wire
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.tensors import is_stub
 from support.paths import ROOT, TESTS
@@ -387,12 +387,12 @@ def test_a_model_of_256_mib_is_lowered_in_less_than_80(tmp_path, external):
 def test_what_is_left_of_a_replaced_model_is_its_foreign_data_alone(tmp_path, inline):
     out = tmp_path / "m.onnx"
     Model.load(inline).save(out, external_data=True)
-    assert store.foreign_data(out) == []
+    assert targets.foreign_data(out) == []
     proto = onnx.load(inline)
     onnx.save(proto, out, save_as_external_data=True, location="shared.bin", size_threshold=0)
-    assert store.foreign_data(out) == [tmp_path / "shared.bin"]
+    assert targets.foreign_data(out) == [tmp_path / "shared.bin"]
     (tmp_path / "shared.bin").unlink()
-    assert store.foreign_data(out) == store.foreign_data(tmp_path / "none.onnx") == []
+    assert targets.foreign_data(out) == targets.foreign_data(tmp_path / "none.onnx") == []
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice")

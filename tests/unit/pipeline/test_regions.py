@@ -12,7 +12,7 @@ from amp_rewrite import repair
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.regions import Region, regions_of, suspicion
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 
 WEIGHTS = ",".join(str(n % 9 + 1) for n in range(32))
 MODEL = """<ir_version: 8, opset_import: ["": 17]>

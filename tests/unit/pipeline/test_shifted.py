@@ -18,7 +18,7 @@ from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.shift import shift_draft
 from amp_rewrite.pipeline.shift_outcome import bounds_before
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 from support import cases
 from support.hard_models import halved
 from support.planted_models import planted

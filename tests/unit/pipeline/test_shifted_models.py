@@ -9,7 +9,7 @@ from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.shift import shift_draft
 from amp_rewrite.settings.choices import HEADROOM
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 from support.runtime_models import MODELS
 from support.shifting import bits, shifted_at_random
 

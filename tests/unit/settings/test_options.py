@@ -15,7 +15,8 @@ import pytest
 
 from amp_rewrite import convert, repair
 from amp_rewrite.settings.config_file import Settings
-from amp_rewrite.settings.options import KEYWORDS, Options, Painting, Request
+from amp_rewrite.settings.options import KEYWORDS, Options, Painting
+from amp_rewrite.settings.request import Request
 from support.paths import ROOT
 
 DEFAULTS = {name: option.default for name, option in KEYWORDS.items()}
@@ -65,7 +66,7 @@ def test_the_page_of_options_is_generated() -> None:
 ROW = """    Option(
         name="sparkle",
         kind=Kind.TEXT,
-        group=PRECISION,
+        group="Precision",
         metavar="a|b",
         help="How it sparkles.",
         doc="how it sparkles",

@@ -20,7 +20,7 @@ from amp_rewrite import PolicyError, Target, convert
 from amp_rewrite.errors import ModelError
 from amp_rewrite.runtime.kernels import load_kernels, releases
 from amp_rewrite.settings.choices import TargetRelease
-from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.request import Request
 
 NEWEST = releases()[-1]
 

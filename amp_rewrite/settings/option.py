@@ -1,0 +1,95 @@
+"""One option of a conversion: its name, form, words and parser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from amp_rewrite.errors import AmpRewriteError, ConfigError
+from amp_rewrite.settings.keywords import check_keyword
+
+Values = Mapping[str, Any]
+
+PRECISION, DATA, OUTPUT, ADVANCED = "Precision", "Data and accuracy", "Output", "Advanced"
+"""Headings of help and documentation, in their order."""
+
+
+class Kind(Enum):
+    """Form of an option's value; `annotation` is its Python type where `Options` does not state one."""
+
+    TEXT = "str | None"
+    LIST = "str | Sequence[str]"
+    SWITCH = "bool | None"
+    NUMBER = "float | None"
+    PATH = "str | Path | None"
+
+
+class Stated(Enum):
+    """Conversions whose report and metadata state an option: all, or those with an unusual value."""
+
+    ALWAYS = 1
+    UNUSUAL = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option.
+
+    `keyword`: `convert` takes it. `setting`: a settings file has a key for it. `help` is the sentence of the command
+    line (without one the command line has no such option), `doc` that of the documentation. `default` is the keyword's;
+    `usual` holds where that is None and the environment is silent.
+
+    `parse` reads the value, PolicyError for an illegal one; `combine` then sees the options before it in the table.
+    A list comes from the command line in words between `separator`, or by repeating the option; a `flag` is a switch
+    without a negative form. `integers`: a settings file may hold a number instead of text. `rare`: only the long help
+    shows it.
+    """
+
+    name: str
+    kind: Kind = Kind.TEXT
+    group: str = PRECISION
+    metavar: str = ""
+    help: str = ""
+    doc: str
+    default: Any = None
+    usual: Any = None
+    keyword: bool = True
+    setting: bool = True
+    parse: Callable[[Any], object] | None = None
+    combine: Callable[[Any, Values], object] | None = None
+    stated: Stated | None = None
+    environment: str = ""
+    separator: str = ""
+    flag: bool = False
+    integers: bool = False
+    rare: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name on the command line and in settings files."""
+        return self.name.replace("_", "-")
+
+    @property
+    def unset(self) -> Any:
+        """Value of a setting that neither command line nor environment nor file states."""
+        if self.kind is Kind.LIST:
+            return ()
+        return self.default if self.usual is None else self.usual
+
+    def read(self, value: Any, values: Values) -> Any:
+        """Return the value that a conversion works with; PolicyError for one of another type."""
+        if self.parse is None:
+            check_keyword(self.name, value, f"{self.kind.value} | None")
+        parsed = value if self.parse is None or value is None else self.parse(value)
+        return parsed if self.combine is None else self.combine(parsed, values)
+
+    def check(self, value: object, where: str) -> object:
+        """Return the value. ConfigError, beginning with `where`, if it is not a legal one."""
+        if self.parse is not None:
+            try:
+                self.parse(value)
+            except AmpRewriteError as error:
+                raise ConfigError(f"{where}: {error}") from error
+        return value
