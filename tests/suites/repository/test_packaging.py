@@ -67,7 +67,7 @@ def test_the_wheel_holds_the_modules_lists_tables_models_and_the_typing_marker(w
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith("amp_rewrite/")}
     package = ROOT / "amp_rewrite"
-    suffixes = (".py", ".pyi", ".onnxtxt", ".css", ".js")
+    suffixes = (".py", ".pyi", ".onnxtxt", ".css", ".js", ".bash", ".zsh", ".fish")
     modules = {path.relative_to(ROOT).as_posix() for path in package.rglob("*") if path.suffix in suffixes}
     lists = {f"amp_rewrite/_lists/{name}" for name in names(ROOT / "lists", "*.yaml")}
     tables = {f"amp_rewrite/runtime/_tables/{name}" for name in names(package / "runtime" / "_tables", "*.json")}
