@@ -19,6 +19,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.rewrite.autodiff.vjp.indexing import PADDING
 from amp_rewrite.train.interchange.binding import bind
+from amp_rewrite.train.interchange.torch_forward import Forward, mark_stops, stopping, training, written_out
 from amp_rewrite.train.objective.module_parameters import BUFFER, NO_GRAD, described
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 OPSET = 20
 """From 22 on, onnxruntime has no CUDA kernels of MaxPool and Dropout; below 20, Gelu is not one op."""
-_SCOPES = "pkg.torch.onnx.name_scopes"
-"""Metadata of a node with the modules in which it was exported."""
 _LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
 
 
@@ -43,23 +42,24 @@ def from_torch(
     """Export a PyTorch module with every parameter bound as an initializer, ready for `training_step`.
 
     The module is exported in evaluation mode; it is not changed. Parameters with requires_grad=False and buffers are in
-    the model, but not trained; look-ups of an embedding's padding_idx give its row no gradient. Inputs have the names
-    of the arguments of `forward`. With `dropout`, the report names modules that drop otherwise, such as the attention
-    of transformers.
+    the model, but not trained; look-ups of an embedding's padding_idx give its row no gradient, and neither do
+    `detach()` and `torch.no_grad()`. Inputs have the names of the arguments of `forward`. The report of a step names
+    modules whose dropout is not in the model, which compute otherwise in training mode, or have gradients of their own.
 
     Args:
         module: the module, in float32.
         example: an input, a tuple of inputs, or a mapping from names of arguments to inputs; tensors or arrays.
         outputs: names of the outputs; by default the keys of a mapping that the module returns, else "output".
         dynamic: names of dimensions that may change, by input and axis; by default the first axis of each input.
-        dropout: keep each nn.Dropout as an op, which `training_step(…, training_mode=True)` switches on.
+        dropout: keep dropout, also that of attention, as ops that `training_step(…, training_mode=True)` switches on.
         opset: the ai.onnx opset.
 
     Returns:
         The model.
 
     Raises:
-        TrainingError: PyTorch or onnxscript are missing, the module is not in float32, or PyTorch cannot export it.
+        TrainingError: PyTorch or onnxscript are missing, the module is not in float32, changes its tensors in
+            evaluation mode or packs sequences, or PyTorch cannot export it.
 
     Example:
         >>> import torch
@@ -74,15 +74,20 @@ def from_torch(
         raise TrainingError(f"not a PyTorch module: {module!r}; pass a torch.nn.Module")
     inputs = _inputs(torch, module, example)
     state = _State.of(torch, module)
-    with _evaluating(torch, module, dropout), _quiet():
-        names = _output_names(torch, module, inputs, outputs)
-        program = _exported(torch, module, inputs, state, _Settings(names, _axes(inputs, dynamic), opset))
+    with _quiet():
+        found = Forward.of(torch, module, lambda tensors: _outputs_of(torch, module, inputs, tensors), dropout)
+        with training(module, ()):
+            names = _output_names(torch, module, inputs, outputs)
+        settings = _Settings(names, _axes(inputs, dynamic), opset)
+        with training(module, found.kept), written_out(torch):
+            program = _exported(torch, module, inputs, state, settings)
     model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.by_input()})
     if dropout:
         _switch_off(model)
     _mark_padding(torch, module, model)
+    mark_stops(model)
     model.proto.graph.name = type(module).__name__
-    described(model, state.declared(), _without_dropout(module, model))
+    described(model, state.declared(), found.notes)
     return model
 
 
@@ -115,19 +120,6 @@ def _quiet() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, before, strict=True):
                 logger.setLevel(level)
-
-
-@contextmanager
-def _evaluating(torch: Any, module: Any, dropout: bool) -> Iterator[None]:
-    """Put the module into evaluation mode, all but its Dropouts where they are to be kept."""
-    modes = {part: part.training for part in module.modules()}
-    try:
-        for part in modes:
-            part.training = dropout and isinstance(part, torch.nn.Dropout)
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +215,20 @@ def _output_names(
     return names
 
 
+def _arguments(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments by position and by name; those without names of their own go by position."""
+    positional = any(name.startswith("input_") and name[6:].isdigit() for name in inputs)
+    return (tuple(inputs.values()), {}) if positional else ((), dict(inputs))
+
+
 def _call(module: Any, inputs: Mapping[str, Any]) -> Any:
-    positional = [value for name, value in inputs.items() if name.startswith("input_") and name[6:].isdigit()]
-    if positional:
-        return module(*inputs.values())
-    return module(**inputs)
+    args, kwargs = _arguments(inputs)
+    return module(*args, **kwargs)
+
+
+def _outputs_of(torch: Any, module: Any, inputs: Mapping[str, Any], tensors: dict[str, Any]) -> list[Any]:
+    """Call the module with these parameters and buffers, which it may change."""
+    return list(tensors_of(torch, torch.func.functional_call(module, tensors, *_arguments(inputs))).values())
 
 
 # -- export --------------------------------------------------------------------------------------------
@@ -264,7 +265,8 @@ def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _State,
 
         def forward(self, given: list[Any], held: list[Any]) -> Any:
             own = {f"module.{name}": tensor for name, tensor in zip(state.names, held, strict=True)}
-            return torch.func.functional_call(self.called, own, (dict(zip(names, given, strict=True)),))
+            with stopping(torch):
+                return torch.func.functional_call(self.called, own, (dict(zip(names, given, strict=True)),))
 
     dims: dict[str, Any] = {}
     for axes in settings.axes.values():
@@ -299,19 +301,6 @@ def _switch_off(model: Model) -> None:
     for node in model.proto.graph.node:
         if node.op_type == "Dropout" and not node.domain:
             del node.input[2:]
-
-
-def _without_dropout(module: Any, model: Model) -> list[str]:
-    """Return the modules that drop in PyTorch's training mode, and of which the model has no Dropout."""
-    nodes = (node for node in model.proto.graph.node if node.op_type == "Dropout")
-    scopes = " ".join(entry.value for node in nodes for entry in node.metadata_props if entry.key == _SCOPES)
-    left = []
-    for name, part in module.named_modules():
-        rate = getattr(part, "p" if "Drop" in type(part).__name__ else "dropout", 0)
-        scope = f"called.module.{name}" if name else "called.module"
-        if isinstance(rate, float) and rate > 0 and f"'{scope}'" not in scopes:
-            left.append(name or type(part).__name__)
-    return left
 
 
 def _mark_padding(torch: Any, module: Any, model: Model) -> None:

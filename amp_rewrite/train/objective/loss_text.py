@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.errors import TrainingError, advice
 
-_TERM = re.compile(r"\s*(?:(?P<factor>[-+]?[\d.]+(?:e[-+]?\d+)?)\s*\*\s*)?(?P<rest>.+?)\s*", re.DOTALL | re.IGNORECASE)
+_TERM = re.compile(
+    r"\s*(?P<sign>[-+]?)\s*(?:(?P<factor>[\d.]+(?:e[-+]?\d+)?)\s*\*\s*)?(?P<rest>.+?)\s*", re.DOTALL | re.IGNORECASE
+)
+_EXPONENT = re.compile(r"[\d.]e$", re.IGNORECASE)
 _CALL = re.compile(r"(\w+)\s*\((.*)\)", re.DOTALL)
 _OPTION = re.compile(r"(?P<before>.*),\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<value>\[[^\[\]]*\]|[^,\[\]=]+)\s*", re.DOTALL)
 
@@ -46,20 +49,19 @@ def terms(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> tup
     """
     if known(text):
         return (Term(text),)
-    parts = list(_summands(text))
-    if len(parts) == 1 or not all(_is_term(part, known, losses) for part in parts):
-        parts = [text]
+    splits = (list(_summands(text, signs)) for signs in ("+-", "+"))  # a name may contain a sign
+    parts = next((parts for parts in splits if all(_is_term(part, known, losses) for part in parts)), [text])
     return tuple(_term(part, known, losses) for part in parts)
 
 
-def _summands(text: str) -> Iterator[str]:
-    """Yield the parts between plus signs outside brackets."""
+def _summands(text: str, signs: str) -> Iterator[str]:
+    """Yield the terms, each with its sign, between these signs outside brackets."""
     depth, start = 0, 0
     for position, character in enumerate(text):
         depth += (character in "([") - (character in ")]")
-        if character == "+" and depth == 0 and text[:position].strip() and text[position - 1] not in "eE":
+        if character in signs and depth == 0 and text[:position].strip() and not _EXPONENT.search(text[:position]):
             yield text[start:position]
-            start = position + 1
+            start = position
     yield text[start:]
 
 
@@ -75,10 +77,10 @@ def _term(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> Ter
     match = _TERM.fullmatch(text)
     if match is None:
         return Term(text)
-    factor = 1.0 if match["factor"] is None else _number(match["factor"])
+    factor = (-1.0 if match["sign"] == "-" else 1.0) * (1.0 if match["factor"] is None else _number(match["factor"]))
     call = _CALL.fullmatch(match["rest"])
     if known(match["rest"]) or call is None:
-        return Term(match["rest"] if match["factor"] else text, factor=factor)
+        return Term(match["rest"] if match["factor"] or match["sign"] else text, factor=factor)
     if call[1] not in losses:
         own = _ELSEWHERE.get(call[1].lower().removesuffix("_loss"))
         hint = f"it is {own} here" if own else advice(call[1], losses, f"use one of {', '.join(losses)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import TensorProto
@@ -22,8 +22,8 @@ from amp_rewrite.train.objective.parameter_row import FOLDED, MERGED, ParameterR
 
 KEY = "amp_rewrite.module"
 """Metadata of a model with the reasons why tensors of the module are not trained, by name; "" for a parameter."""
-NO_DROPOUT = "amp_rewrite.without_dropout"
-"""Metadata of a model with the names of modules whose dropout is not in it."""
+NOTES = "amp_rewrite.notes"
+"""Metadata of a model with sentences about the module for the report."""
 BUFFER = "a buffer of the module"
 NO_GRAD = "a parameter with requires_grad=False"
 
@@ -75,27 +75,24 @@ class ModuleParameters:
             yield ParameterRow(name, FOLDED, shape, why)
 
 
-def described(model: Model, declared: Mapping[str, str], without_dropout: Sequence[str] = ()) -> None:
-    """Write what is known about the module into the metadata of a model.
+class Note(NamedTuple):
+    """A sentence about the module for the report; not `always`: for steps in training mode."""
 
-    `without_dropout`: modules that drop in PyTorch's training mode, but not in the model.
-    """
+    text: str
+    always: bool
+
+
+def described(model: Model, declared: Mapping[str, str], notes: Sequence[Note] = ()) -> None:
+    """Write what is known about the module into the metadata of a model."""
     model.proto.metadata_props.add(key=KEY, value=json.dumps(dict(declared)))
-    if without_dropout:
-        model.proto.metadata_props.add(key=NO_DROPOUT, value=json.dumps(list(without_dropout)))
+    if notes:
+        model.proto.metadata_props.add(key=NOTES, value=json.dumps(notes))
 
 
-def dropout_notes(model: Model) -> tuple[str, ...]:
-    """Return a sentence about modules whose dropout the export left out; none without any."""
-    entry = next((p.value for p in model.proto.metadata_props if p.key == NO_DROPOUT), None)
-    if entry is None:
-        return ()
-    names = json.loads(entry)
-    who = repr(names[0]) if len(names) == 1 else f"{len(names)} modules, such as {names[0]!r}"
-    return (
-        f"the export left out the dropout of {who}; from_torch(…, dropout=True) keeps that of an nn.Dropout which"
-        " `forward` calls",
-    )
+def module_notes(model: Model, training_mode: bool) -> tuple[str, ...]:
+    """Return the sentences about the module for a step."""
+    entry = next((p.value for p in model.proto.metadata_props if p.key == NOTES), "[]")
+    return tuple(text for text, always in json.loads(entry) if always or training_mode)
 
 
 def _of_program(program: Any, signature: Any, model: Model) -> ModuleParameters:

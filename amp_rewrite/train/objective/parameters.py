@@ -88,7 +88,8 @@ def trained(view: View, loss: str, choice: Choice) -> Selection:
     _check_unmerged(view, [names[n] for n in left if not asked[n]], choice.module)
     one_row = tuple(n for n in left if fixed_values.one_row(view, names[n]))
     twins = split(view, [names[n] for n in left])
-    rows = [*_rows(view, floats, left, reasons, (asked, excluded, one_row, twins)), *choice.module.lost()]
+    named = {v.name for v in floats} - asked.keys() | {n for n, why in choice.module.declared.items() if not why}
+    rows = [*_rows(view, floats, left, reasons, (named, excluded, one_row, twins)), *choice.module.lost()]
     return Selection(tuple(left), tuple(rows), one_row)
 
 
@@ -207,9 +208,10 @@ def _rows(
     floats: Sequence[Value],
     left: Sequence[str],
     reasons: Mapping[str, str | None],
-    choices: tuple[Mapping[str, bool], set[str], Sequence[str], Mapping[str, str]],
+    choices: tuple[set[str], set[str], Sequence[str], Mapping[str, str]],
 ) -> Iterator[ParameterRow]:
-    asked, excluded, one_row, twins = choices
+    """Yield the rows of initializers; of those that no gradient reaches, the ones in the first of `choices`."""
+    named, excluded, one_row, twins = choices
     for value in floats:
         assert value.tensor is not None
         name, shape = value.name, tuple(int(dim) for dim in value.tensor.dims)
@@ -230,7 +232,7 @@ def _rows(
         elif name in excluded:
             yield ParameterRow(name, FROZEN, shape, "named in freeze")
         elif reasons[name] is not None:
-            if reasons[name] != _UNREACHED or name not in asked:
+            if reasons[name] != _UNREACHED or name in named:
                 yield ParameterRow(name, FROZEN, shape, str(reasons[name]))
         else:
             yield ParameterRow(name, FROZEN, shape, "not named in parameters")

@@ -31,7 +31,7 @@ from amp_rewrite.settings.options import PAINTING, Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import Request
 from amp_rewrite.train.objective import losses
-from amp_rewrite.train.objective.module_parameters import dropout_notes
+from amp_rewrite.train.objective.module_parameters import module_notes
 from amp_rewrite.train.objective.parameters import Selection
 from amp_rewrite.train.objective.repeated_rows import with_one_row
 from amp_rewrite.train.objective.training_mode import in_training, statistics
@@ -96,7 +96,7 @@ class Prepared:
         b = Builder.of(ready)
         for name in (*initial, *buffers):
             b.promote(name)
-        notes = (*aim.notes, *moved, *(dropout_notes(source) if held is not None else ()))
+        notes = (*aim.notes, *moved, *module_notes(source, held is not None))
         return cls(Builder.of(b.model()), aim, selection, initial, buffers, random, notes)
 
     def gradients(self, seed: str) -> dict[str, str]:

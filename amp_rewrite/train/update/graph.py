@@ -94,7 +94,7 @@ def _step_power(exponent: float, step: Operand) -> Operand:
 def _mean(x: Operand, axis: int | None) -> Operand:
     if axis is None:
         return x.reduced("ReduceMean")
-    return x.op("ReduceMean", x, np.array([axis], np.int64))
+    return Operand(x.b, x.b.reduce("ReduceMean", x.name, [axis], keepdims=True))
 
 
 NODES = Arithmetic(

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.interchange.torch_module import from_torch
+from amp_rewrite.train.objective.module_parameters import module_notes
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import F32, PLACE
@@ -93,36 +95,205 @@ def test_the_report_names_padding_rows_and_constants_of_the_exporter() -> None:
     assert left == ["a constant of the exporter, not a parameter of the module"]
 
 
-def test_a_dropout_that_is_not_called_itself_is_named_as_left_out() -> None:
+class _Drops:
+    """Nets that drop, each in another way; `of_attention` and the others return a batch [rows, 6, 8] of numbers."""
+
+    @staticmethod
+    def net(torch: Any, way: str) -> Any:
+        nn, functional = torch.nn, torch.nn.functional
+
+        class Net(nn.Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.line, self.rate = nn.Linear(8, 6), nn.Dropout(0.3)
+                self.heads = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)
+                self.channels = nn.Dropout1d(0.3)
+
+            def forward(self, x: Any) -> Any:
+                p = self.rate.p if self.training else 0.0
+                if way == "attention":  # of three axes, which PyTorch's exporter does not take
+                    x = functional.scaled_dot_product_attention(x, x, x, dropout_p=p, is_causal=True)
+                elif way == "masked":
+                    heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+                    mask = torch.ones(6, 6, dtype=torch.bool).tril(-1)  # all is masked for the first row
+                    options = {"attn_mask": mask, "dropout_p": p, "scale": 0.4, "enable_gqa": True}
+                    x = functional.scaled_dot_product_attention(heads, heads[:, :1], heads[:, :1], **options)
+                    x = x.transpose(1, 2).flatten(2)
+                elif way == "heads":
+                    x = self.heads(x, x, x, need_weights=False)[0]
+                elif way == "function":
+                    x = functional.dropout(x, self.rate.p, self.training)
+                elif way == "channels":
+                    x = self.channels(x)
+                return self.line(x.mean(1))
+
+        torch.manual_seed(0)
+        return Net()
+
+
+@pytest.mark.parametrize("way", ["attention", "masked", "heads", "function", "channels"])
+def test_dropout_has_the_distribution_of_pytorch_and_is_off_in_evaluation(way: str) -> None:
     torch = pytest.importorskip("torch")
-
-    class Net(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.line, self.called, self.read = torch.nn.Linear(8, 6), torch.nn.Dropout(0.5), torch.nn.Dropout(0.5)
-
-        def forward(self, x: Any) -> Any:
-            x = torch.nn.functional.dropout(self.line(x), self.read.p, self.training)  # as attention does
-            return self.called(x)
-
-    step = training_step(from_torch(Net(), _rows(2), dropout=True), loss=LOSS, policy="float32", training_mode=True)
-    assert step.report is not None and "left out the dropout of 'read'; from_torch(" in step.report.notes[-1]
+    net, draws = _Drops.net(torch, way).train(), 300
+    x, label = RNG.normal(size=(3, 6, 8)).astype(F32), RNG.integers(0, 6, 3)
+    batch = {"x": x, "label": label}
+    model = from_torch(net, x[:2], dropout=True)
+    step = training_step(model, loss=LOSS, optimizer="sgd,lr=0", policy="float32", training_mode=True)
+    assert step.report is not None and not [note for note in step.report.notes if "dropout" in note]
+    assert all(part.training for part in net.modules())
+    trainer = Trainer(step, **PLACE)
+    ours = np.array(trainer.fit([batch] * draws).losses)
+    inputs, targets = torch.from_numpy(x), torch.from_numpy(label)
+    with torch.no_grad():
+        theirs = np.array([torch.nn.functional.cross_entropy(net(inputs), targets).item() for _ in range(draws)])
+        off = torch.nn.functional.cross_entropy(net.eval()(inputs), targets).item()
+    error = theirs.std() * (2 / draws) ** 0.5
+    assert theirs.std() > 0 and ours.mean() == pytest.approx(theirs.mean(), abs=4 * error)
+    assert ours.std() == pytest.approx(theirs.std(), rel=0.25)
+    assert trainer.evaluate([batch]).loss == pytest.approx(off, abs=2e-6)
 
 
 def test_training_mode_says_which_dropout_is_not_in_the_export() -> None:
     torch = pytest.importorskip("torch")
     nn = torch.nn
-    net = nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Dropout1d(0.5))
+
+    class Skipped(nn.Module):  # type: ignore[misc]
+        """A layer that is skipped at random, as in BART."""
+
+        def __init__(self, share: float) -> None:
+            super().__init__()
+            self.share, self.layer = share, nn.Linear(6, 6)
+
+        def forward(self, x: Any) -> Any:
+            x = nn.functional.dropout(x, 0.1, self.training)
+            return x if self.training and torch.rand([]) < self.share else self.layer(x)
+
+    net = nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.AlphaDropout(0.5), Skipped(0.0), Skipped(0.1))
     notes = {}
     for kept in (False, True):
         model = from_torch(net, _rows(2), dropout=kept)
+        assert [node.op_type for node in model.proto.graph.node].count("Dropout") == (2 if kept else 0)
         for mode in (False, True):
             report = training_step(model, loss=LOSS, policy="float32", training_mode=mode).report
             assert report is not None
             notes[kept, mode] = [note for note in report.notes if "dropout" in note]
     assert not notes[False, False] and not notes[True, False]
-    assert notes[False, True][0].startswith("the export left out the dropout of 2 modules, such as '1'; from_torch(")
-    assert notes[True, True][0].startswith("the export left out the dropout of '2'; from_torch(")
+    assert notes[False, True][0].startswith("the export left out the dropout of '1', '3', '4', '2'; from_torch(")
+    assert notes[True, True][0].startswith("the export left out the dropout of '4', '2'; from_torch(")
+
+
+def _stopped(torch: Any) -> Any:
+    """A net with a rounded weight, whose gradient is that of the weight, and with results that give no gradient."""
+    nn = torch.nn
+
+    class Net(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.line, self.target = nn.Linear(8, 8), nn.Linear(8, 6), nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            weight = self.line.weight
+            rounded = weight + (torch.round(weight * 4) / 4 - weight).detach()
+            with torch.no_grad():
+                target = torch.tanh(self.target(x)) * self.first.weight[0]
+            x = self.first(x)
+            return nn.functional.linear(x * target, rounded) + self.line(x).detach() + self.line.bias.data
+
+    return Net()
+
+
+def test_stopped_gradients_are_those_of_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    net = _stopped(torch)
+    step = training_step(from_torch(net, _rows(2)), loss=LOSS, optimizer="sgd,lr=0.5", policy="float32")
+    assert set(step.parameters) == {"first.weight", "first.bias", "line.weight"}
+    assert _why(step, "line.bias") == _why(step, "target.weight") == "no gradient of the loss reaches it"
+    trainer, optimizer = Trainer(step, **PLACE), torch.optim.SGD(net.parameters(), 0.5)
+    for _ in range(4):
+        x, label = _rows(5), RNG.integers(0, 6, 5)
+        loss = torch.nn.functional.cross_entropy(net(torch.from_numpy(x)), torch.from_numpy(label))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert trainer.fit([{"x": x, "label": label}]).losses[0] == pytest.approx(loss.item(), abs=2e-6)
+
+
+def _odd(torch: Any, way: str) -> Any:
+    """A net that does what an export cannot do."""
+    nn = torch.nn
+
+    class Rounded(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return torch.round(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient
+
+    class Net(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            made = {"projected": lambda: nn.LSTM(8, 5, proj_size=3), "packed": lambda: nn.GRU(8, 6)}
+            made["spectral"] = lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 6))
+            made["instances"] = lambda: nn.InstanceNorm1d(4, track_running_stats=True)
+            made["average"] = lambda: nn.BatchNorm1d(8, momentum=None)
+            made["looked_up"] = lambda: nn.Embedding(4, 6, max_norm=0.1)
+            self.line, self.part = nn.Linear(8, 6), made.get(way, nn.Identity)()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: Any) -> Any:
+            if way == "packed":
+                return self.part(nn.utils.rnn.pack_padded_sequence(x[:, None], torch.ones(len(x)), True))[1][0]
+            if way == "looked_up":
+                return self.line(x) + self.part((x[:, 0] > 0).long())
+            if way == "counted" or (way == "counted in training" and self.training):
+                self.calls += 1
+            if way == "instances":
+                x = self.part(x.unflatten(1, (4, 2))).flatten(1)
+            made = self.part(x) if way in ("average", "spectral") else self.line(x)
+            return Rounded.apply(made) if way == "rounded" else self.line(made) if way == "average" else made
+
+    return Net()
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("projected", "'part' is an LSTM with proj_size, which the ONNX operator does not have; use an LSTM without"),
+        ("packed", "the module packs sequences, which PyTorch cannot export; pass padded sequences"),
+        ("counted", "changes 'calls' in place when it is called, also in evaluation mode"),
+        ("looked_up", "changes 'part.weight' in place when it is called, also in evaluation mode"),
+    ],
+)
+def test_what_no_export_has_is_refused(way: str, message: str) -> None:
+    torch = pytest.importorskip("torch")
+    net = _odd(torch, way)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with pytest.raises(TrainingError, match=message):
+        from_torch(net, _rows(2))
+    assert all(tensor.equal(before[name]) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        ("spectral", "in training mode PyTorch computes 'part.parametrizations.weight.0' otherwise than in evaluation"),
+        ("instances", "in training mode PyTorch computes 'part' otherwise than in evaluation"),
+        ("average", "in training mode PyTorch computes 'part' otherwise than in evaluation"),
+        ("counted in training", "in training mode PyTorch computes 'Net' otherwise than in evaluation"),
+        ("rounded", "'Rounded' has a gradient of its own in PyTorch; a step computes that of its forward pass"),
+        ("", ""),
+    ],
+)
+def test_the_report_tells_what_a_module_does_in_training_beyond_its_export(way: str, told: str) -> None:
+    torch = pytest.importorskip("torch")
+    net = _odd(torch, way)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    notes = module_notes(from_torch(net, _rows(2)), training_mode=True)
+    assert all(tensor.equal(before[name]) for name, tensor in net.state_dict().items())
+    assert [note[: len(told)] for note in notes] == ([told] if told else [])
 
 
 @pytest.mark.transformers

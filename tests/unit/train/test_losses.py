@@ -190,6 +190,12 @@ def test_from_logits_keeps_a_softmax_that_is_meant() -> None:
             LABELS,
             f"{SOFTMAX} z = Tanh (x) r = ReduceSumSquare <keepdims = 1> (x)",
         ),
+        (
+            "huber(y, t) - 0.5 * mean_squared_error(y, t) - r",
+            lambda f, x, t: f.huber_loss(x, t) - 0.5 * f.mse_loss(x, t) - (x * x).sum(),
+            SOFT,
+            f"{LOGITS} r = ReduceSumSquare <keepdims = 0> (x)",
+        ),
     ],
 )
 def test_losses_of_numbers_pairs_and_sums_equal_torch(loss: str, ours: Any, target: Array, body: str) -> None:

@@ -219,3 +219,12 @@ def test_on_cuda_only_the_size_of_a_free_batch_is_worked_out_on_the_host(
     assert {op.split()[0] for op in row["cpu_float"]} <= {"Cast", "Div"}
     assert row["memcpy"] <= 2
     assert row["cuda"] > 100
+
+
+def test_an_update_takes_the_form_of_the_opset_of_the_model() -> None:
+    steps = [
+        training_step(mlp(opset=opset), loss=CROSS_ENTROPY, optimizer="adafactor", policy="float32")
+        for opset in (13, 20)
+    ]
+    old, new = (Run(step).all(3).results["loss"].item() for step in steps)
+    assert old == pytest.approx(new, abs=1e-6)

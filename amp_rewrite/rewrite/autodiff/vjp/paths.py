@@ -9,6 +9,8 @@ from amp_rewrite.ir.nodes import Op, OpId, ScopeId, ValueId
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.vjp.row import Rows, Stop
 
+STOP = "amp_rewrite.stop_gradient"
+"""Metadata of a node that passes no gradient, as `detach` of PyTorch."""
 _SHOWN = 4  # ops of a path that a message names on each side
 
 
@@ -63,7 +65,8 @@ class Paths:
 def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[ValueId], rows: Rows) -> Paths:
     """Return the paths of gradients from `losses` to `wrt` inside one scope. O(nodes + uses).
 
-    A path never crosses a `Stop` entry or a value that is not floating. An op without a row passes everything.
+    A path never crosses a `Stop` entry, a node marked by `STOP`, or a value that is not floating. An op without a row
+    passes everything.
     """
     reached: dict[ValueId, OpId | None] = dict.fromkeys(wrt)
     slots: dict[OpId, tuple[int, ...]] = {}
@@ -75,6 +78,8 @@ def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[V
             i for i, v in enumerate(op.inputs) if v in reached and not (row and isinstance(row.entry(i), Stop))
         )
         inside = tuple(v for v in captures(view, op) if v in reached) if op.bodies else ()
+        if any(entry.key == STOP for entry in op.node.metadata_props):
+            continue
         results = [v for v in op.outputs if v is not None and floating(view, v)]
         if (open_ or inside) and results:
             slots[op_id], captured[op_id] = open_, inside

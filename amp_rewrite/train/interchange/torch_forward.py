@@ -1,0 +1,359 @@
+"""What the `forward` of a PyTorch module does that an export would lose: dropout, stopped gradients, changed buffers.
+
+PyTorch's exporter leaves out the dropout of attention weights, writes that of channels as random numbers, which would
+stay on in evaluation, and forgets `detach()` and `torch.no_grad()`. Here each becomes an op that training understands.
+What no op can say is found by running the module: the report tells it, or it is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import refill
+from amp_rewrite.rewrite.autodiff.vjp.paths import STOP
+from amp_rewrite.train.objective.module_parameters import Note
+
+_DROPS = ("dropout", "dropout_")
+_CHANNELS = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_dropout_")
+_ATTENTION = "scaled_dot_product_attention"
+_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_EXPORTED = 4
+"""Axes of attention that PyTorch exports."""
+_MULTI_HEAD = "multi_head_attention_forward"
+_MULTI_HEAD_ARGUMENTS = (
+    *("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
+    *("add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias"),
+)
+_NUMBER = "rand"
+"""Drawn without a size by layers that are skipped at random, as `torch.rand([]) < layerdrop`."""
+_DRAWS = frozenset(
+    (
+        *(_NUMBER, "randn", "randint", "rand_like", "randn_like", "bernoulli", "bernoulli_", "uniform_", "normal_"),
+        *("alpha_dropout", "feature_alpha_dropout", "rrelu", "multinomial", "exponential_", "random_", "randperm"),
+    )
+)
+_PACKS = ("_pack_padded_sequence", "pack_padded_sequence")
+_DOMAIN, _OP = "amp_rewrite", "StopGradient"
+_NAMED = 4
+"""Modules that a sentence names."""
+
+
+Call = Callable[[dict[str, Any]], list[Any]]
+"""A call of a module with these parameters and buffers by name, which it may change; its outputs."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What was found: names of modules whose dropout an export can keep, and sentences for the report."""
+
+    kept: tuple[str, ...]
+    notes: tuple[Note, ...]
+
+    @classmethod
+    def of(cls, torch: Any, module: Any, call: Call, dropout: bool) -> Forward:
+        """Run the module in both modes. `call`: call it on the example with these tensors; return its outputs.
+
+        The dropout of a module is kept if it gives the outputs of evaluation when nothing is dropped.
+
+        TrainingError for packed sequences, projections of an LSTM, and parameters or buffers that a call changes in
+        evaluation mode.
+        """
+        parts = dict(module.named_modules())
+        run = _Runs(torch, module, call)
+        expected = run(())
+        _check(torch, parts, expected)
+        trained = run([name for name, part in parts.items() if not _is_recurrent_or_norm(torch, part)], number=1.0)
+        drops = trained.drops  # where it fails, it needs targets in training mode, or cannot run in it at all
+        if trained.outputs is None:
+            drops = dict.fromkeys(name for name, part in parts.items() if isinstance(part, torch.nn.Dropout))
+        kept = [name for name in drops if dropout and name not in trained.draws]
+        if kept and not run(kept).equals(expected):
+            kept = [name for name in kept if run([name]).equals(expected)]
+        left = [name for name in (*drops, *trained.draws, *_drop_between_layers(torch, parts)) if name not in kept]
+        others = [name for name, part in parts.items() if _has_own_statistics(torch, part)]
+        if not trained.equals(expected):
+            others += [name for name in parts if name not in left and not run([name]).equals(expected)]
+        gradients, own = _own_gradients(torch, run.call), type(module).__name__
+        notes = (
+            Note(f"the export left out the dropout of {_names(left, own)}; {_LEFT_OUT}", False) if left else None,
+            Note(f"in training mode PyTorch computes {_names(others, own)} {_OTHERWISE}", False) if others else None,
+            Note(f"{_names(gradients, own)} {_OWN_GRADIENT}", True) if gradients else None,
+        )
+        return cls(tuple(kept), tuple(note for note in notes if note is not None))
+
+
+_LEFT_OUT = (
+    "from_torch(…, dropout=True) keeps dropout, but not that between recurrent layers, alpha dropout, and layers or"
+    " paths that are dropped whole"
+)
+_OTHERWISE = (
+    "otherwise than in evaluation mode, or changes buffers there; a step computes what evaluation does, and leaves such"
+    " buffers as they are"
+)
+_OWN_GRADIENT = "has a gradient of its own in PyTorch; a step computes that of its forward pass"
+
+
+def _names(names: Iterable[str], whole: str) -> str:
+    """Text for names of modules. `whole`: that of the module itself."""
+    names = list(dict.fromkeys(name or whole for name in names))
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(map(repr, names[:_NAMED])) + more
+
+
+def _is_recurrent_or_norm(torch: Any, part: Any) -> bool:
+    """True for modules whose training mode a step has by other means: statistics of the batch, recurrent layers."""
+    return isinstance(part, torch.nn.RNNBase) or hasattr(part, "track_running_stats")
+
+
+def _drop_between_layers(torch: Any, parts: Mapping[str, Any]) -> list[str]:
+    recurrent = {name: part for name, part in parts.items() if isinstance(part, torch.nn.RNNBase)}
+    return [name for name, part in recurrent.items() if part.dropout > 0 and part.num_layers > 1]
+
+
+def _has_own_statistics(torch: Any, part: Any) -> bool:
+    """True for a norm with running statistics that no operator moves: of instances, or the mean of all batches."""
+    of_instances = isinstance(part, torch.nn.modules.instancenorm._InstanceNorm)
+    return bool(getattr(part, "track_running_stats", False)) and (of_instances or part.momentum is None)
+
+
+def _check(torch: Any, parts: Mapping[str, Any], expected: _Run) -> None:
+    """Raise TrainingError for what no export has."""
+    if expected.packs:
+        raise TrainingError(
+            "the module packs sequences, which PyTorch cannot export; pass padded sequences to the recurrent layer, and"
+            " take the last outputs by their lengths, or mask those of padding"
+        )
+    if expected.changed:
+        raise TrainingError(
+            f"the module changes {', '.join(map(repr, expected.changed[:_NAMED]))} in place when it is called, also in"
+            " evaluation mode, which no export does; compute a new tensor, and change the buffer only if self.training"
+        )
+    projected = [name for name, part in parts.items() if getattr(part, "proj_size", 0)]
+    if projected:
+        raise TrainingError(
+            f"{projected[0]!r} is an LSTM with proj_size, which the ONNX operator does not have; use an LSTM"
+            " without it, and a Linear after it"
+        )
+
+
+@contextmanager
+def training(module: Any, names: Sequence[str]) -> Iterator[None]:
+    """Put these parts of a module into training mode, and all others into evaluation mode."""
+    modes = {part: part.training for part in module.modules()}
+    try:
+        for name, part in module.named_modules():
+            part.training = name in names
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+# -- running the module ----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Run:
+    """One call of a module in which nothing was dropped. Names of its parts are in the order of their calls.
+
+    `outputs`: None if the call failed. `changed`: parameters and buffers that it changed. `drops`, `draws`: parts that
+    drop, and that draw other random numbers. `packs`: sequences are packed. `running`: parts that run now.
+    """
+
+    outputs: list[Any] | None = None
+    changed: list[str] = field(default_factory=list)
+    drops: dict[str, None] = field(default_factory=dict)
+    draws: dict[str, None] = field(default_factory=dict)
+    packs: bool = False
+    running: list[str] = field(default_factory=lambda: [""])
+
+    def equals(self, other: _Run) -> bool:
+        """True if the outputs are the same bits, and nothing was changed."""
+        if self.outputs is None or other.outputs is None or self.changed:
+            return False
+        return len(self.outputs) == len(other.outputs) and all(
+            a.shape == b.shape and a.equal(b) for a, b in zip(self.outputs, other.outputs, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Calls of a module on its example, with copies of its tensors. `forward`: return the outputs of a call."""
+
+    torch: Any
+    module: Any
+    forward: Call
+
+    def call(self) -> list[Any]:
+        """Call the module with copies of its tensors, which have gradients."""
+        grads = {name: tensor.requires_grad for name, tensor in self.module.named_parameters()}
+        copies = {name: t.requires_grad_(grads.get(name, False)) for name, t in self._copies().items()}
+        with self.torch.random.fork_rng(), training(self.module, ()):
+            return self.forward(copies)
+
+    def _copies(self) -> dict[str, Any]:
+        tensors = (*self.module.named_parameters(), *self.module.named_buffers())
+        return {name: tensor.detach().clone() for name, tensor in tensors}
+
+    def __call__(self, names: Sequence[str], number: float = 0.0) -> _Run:
+        """Call the module with these parts in training mode, but drop nothing.
+
+        `number`: what a layer draws that is skipped if it is small.
+        """
+        seen, copies = _Run(), self._copies()
+
+        def leave(*_: object) -> None:
+            seen.running.pop()
+
+        hooks = []
+        for name, part in self.module.named_modules():
+            hooks.append(part.register_forward_pre_hook(lambda *_, name=name: seen.running.append(name)))
+            hooks.append(part.register_forward_hook(leave, always_call=True))
+        try:
+            random, mode = self.torch.random.fork_rng(), training(self.module, names)
+            with self.torch.no_grad(), random, mode, _watch(self.torch, seen, number):
+                seen.outputs = self.forward(copies)
+        except Exception:  # noqa: BLE001 a module may raise anything in a mode that it was not made for
+            return seen
+        finally:
+            for hook in hooks:
+                hook.remove()
+        before = self._copies()
+        seen.changed += [name for name, tensor in copies.items() if not tensor.equal(before[name])]
+        return seen
+
+
+def _watch(torch: Any, seen: _Run, number: float) -> Any:
+    """Return a context in which nothing is dropped, and `seen` records what would be."""
+
+    class Watch(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs, name, here = kwargs or {}, getattr(func, "__name__", ""), seen.running[-1]
+            if name in _DROPS or name in _CHANNELS:
+                x, p, on = _dropout(*args, **kwargs)
+                if on and p > 0:
+                    seen.drops[here] = None
+                return x
+            names = {_ATTENTION: _ARGUMENTS, _MULTI_HEAD: _MULTI_HEAD_ARGUMENTS}.get(name)
+            if names is not None:
+                given = {**dict(zip(names, args, strict=False)), **kwargs}
+                if given.get("dropout_p", 0) > 0 and given.get("training", True):
+                    seen.drops[here] = None
+                return func(**{**given, "dropout_p": 0.0})
+            if _is_number(name, args):
+                return number
+            if name in _DRAWS:
+                seen.draws[here] = None
+            seen.packs |= name in _PACKS
+            return func(*args, **kwargs)
+
+    return Watch()
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **other: Any) -> Any:
+    return input, p, other.get("train", training)
+
+
+def _is_number(name: str, args: Sequence[Any]) -> bool:
+    return name == _NUMBER and len(args) == 1 and isinstance(args[0], (list, tuple)) and not args[0]
+
+
+def _own_gradients(torch: Any, call: Callable[[], list[Any]]) -> list[str]:
+    """Return the names of the `torch.autograd.Function`s that the outputs depend on."""
+    with torch.enable_grad():
+        pending = [output.grad_fn for output in call()]
+    seen: dict[Any, None] = {}
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen[node] = None
+            pending += [before for before, _ in node.next_functions]
+    own = torch.autograd.function.BackwardCFunction
+    return [type(node).__name__.removesuffix("Backward") for node in seen if isinstance(node, own)]
+
+
+# -- export ---------------------------------------------------------------------------------------------
+
+
+def written_out(torch: Any) -> Any:
+    """Return a context in which attention and dropout take forms that PyTorch exports, the dropout as one op each."""
+    drop = torch.nn.functional.dropout
+
+    def of_channels(x: Any, p: float, on: bool) -> Any:
+        if not on or not p:
+            return x
+        return x * drop(torch.ones_like(x[(slice(None), slice(None), *[slice(0, 1)] * (x.ndim - 2))]), p)
+
+    class WrittenOut(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs, name = kwargs or {}, getattr(func, "__name__", "").removesuffix(".default")
+            if name in _CHANNELS:
+                return of_channels(*_dropout(*args, **kwargs))
+            if name == _ATTENTION:
+                given = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
+                if given.get("dropout_p") or given["query"].ndim != _EXPORTED:
+                    return _attention(torch, given)
+            return 0.0 if _is_number(name, args) else func(*args, **kwargs)
+
+    return WrittenOut()
+
+
+def _attention(torch: Any, given: Mapping[str, Any]) -> Any:
+    """Attention as `torch.nn.functional.scaled_dot_product_attention` defines it; a row that is all masked gives 0."""
+    query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
+    if given.get("enable_gqa"):
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scale = given.get("scale")
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if given.get("is_causal"):
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    if mask is None or mask.dtype is not torch.bool:
+        weights = torch.softmax(scores if mask is None else scores + mask, -1)
+    else:
+        fill = torch.finfo(scores.dtype).min
+        weights = torch.softmax(scores.masked_fill(~mask, fill), -1).masked_fill(~mask, 0.0)
+    return torch.nn.functional.dropout(weights, given.get("dropout_p", 0.0)) @ value
+
+
+def stopping(torch: Any) -> Any:
+    """Return a context for `forward` in an export, in which `detach()` and `torch.no_grad()` leave an op.
+
+    Without a gradient is what an op computes from a tensor that requires one.
+    """
+    data = torch.Tensor.data.__get__
+
+    def stopped(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+            return x
+        return torch.onnx.ops.symbolic(f"{_DOMAIN}::{_OP}", (x,), dtype=x.dtype, shape=x.shape, version=1)
+
+    class Stopping(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        on = False
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+            if name == "detach" or func == data:
+                return stopped(args[0])
+            if name == "_set_grad_enabled":
+                self.on = not args[0]
+            made = func(*args, **kwargs)
+            if self.on and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (*args, *kwargs.values())):
+                return type(made)(map(stopped, made)) if type(made) in (tuple, list) else stopped(made)
+            return made
+
+    return Stopping()
+
+
+def mark_stops(model: Model) -> None:
+    """Let each op that stands for a stopped gradient be an Identity that passes none."""
+    graph = model.proto
+    for node in graph.graph.node:
+        if (node.domain, node.op_type) == (_DOMAIN, _OP):
+            node.domain, node.op_type = "", "Identity"
+            node.metadata_props.add(key=STOP, value="")
+    refill(graph, "opset_import", [entry for entry in graph.opset_import if entry.domain != _DOMAIN])
