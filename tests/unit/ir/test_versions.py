@@ -94,3 +94,28 @@ def test_casts_come_with_their_opset() -> None:
         for opset in (versions.FIRST_CAST_BY_CODE - 1, versions.FIRST_CAST_BY_CODE)
     )
     assert (words, codes) == (onnx.defs.OpSchema.AttrType.STRING, onnx.defs.OpSchema.AttrType.INT)
+
+
+@pytest.mark.parametrize(
+    ("first", "op_types"),
+    [
+        (versions.FIRST_CAST_BY_CODE, ["Cast"]),
+        (versions.FIRST_UNBATCHED_SCAN, ["Scan"]),
+        (versions.FIRST_INFERENCE_BATCH_NORM, ["BatchNormalization"]),
+        (versions.FIRST_CLIP_WITH_INPUTS, ["Clip"]),
+        (versions.FIRST_PAD_WITH_INPUTS, ["Pad"]),
+        (versions.FIRST_RESIZE_WITH_REGION, ["Resize"]),
+        (versions.FIRST_AXES_INPUT, ["Squeeze", "Unsqueeze", "Split", "ReduceSum"]),
+        (versions.FIRST_REDUCTION_AXES_INPUT, ["ReduceMean"]),
+        (versions.FIRST_NUM_OUTPUTS, ["Split"]),
+        (versions.FIRST_BFLOAT16_CAST, ["Cast"]),
+        (versions.FIRST_ROW_SOFTMAX, ["Softmax", "LogSoftmax"]),
+        (versions.FIRST_LOW_SCALES, ["QuantizeLinear", "DequantizeLinear"]),
+        (versions.FIRST_ALLOWZERO, ["Reshape"]),
+        (versions.FIRST_SCATTER_ADD, ["ScatterElements", "ScatterND"]),
+        *((first, [op_type]) for op_type, first in versions.FIRST_TRAINING_MODE.items()),
+        *((first, [op_type]) for op_type, first in versions.FIRST_STASHED.items()),
+    ],
+)
+def test_an_opset_that_changes_an_operator_is_one_of_its_versions(first: int, op_types: list[str]) -> None:
+    assert {onnx.defs.get_schema(op_type, first, "").since_version for op_type in op_types} == {first}
