@@ -1,0 +1,124 @@
+"""Parts of a benchmark by themselves: devices, candidates, memory by size, and the data of charts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amp_rewrite import PolicyError
+from amp_rewrite.deploy.bench import device
+from amp_rewrite.deploy.bench.batches import BatchAxis
+from amp_rewrite.deploy.bench.candidate import candidates
+from amp_rewrite.deploy.bench.child import Outcome
+from amp_rewrite.deploy.bench.entry import Entry, Sized
+from amp_rewrite.deploy.bench.memory import with_memory
+from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, UNKNOWN
+from amp_rewrite.deploy.session.trust import private
+from amp_rewrite.evidence.conditions import Conditions
+from amp_rewrite.runtime.gpu import Gpu, Hardware
+from amp_rewrite.runtime.runner import CPU, CUDA
+from unit.deploy.test_bench import FULL, HALF, RESULT, TIMES, X, _small, parsed
+
+GPU = Gpu("Some GPU", (9, 0))
+
+
+@pytest.mark.parametrize(
+    ("provider", "offered", "machine", "name"),
+    [
+        (CUDA, "", Hardware((GPU,), driver="1.2"), "Some GPU, compute capability 9.0, driver 1.2"),
+        (CUDA, "", Hardware((GPU,)), "Some GPU, compute capability 9.0, driver unknown"),
+        (CUDA, "", Hardware(), "Some CPU, 3 cores"),
+        (CPU, "", Hardware((GPU,), driver="1.2"), "Some CPU, 3 cores"),
+        ("WebGPU", "an adapter", Hardware((GPU,)), "an adapter (WebGPU)"),
+    ],
+)
+def test_a_device_is_the_gpu_of_the_provider_or_the_processor(
+    provider: str, offered: str, machine: Hardware, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text("vendor_id\t: x\nmodel name\t: Some CPU\nmodel name\t: Another\n")
+    monkeypatch.setattr(device, "_CPUS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(device, "hardware", lambda: machine)
+    monkeypatch.setattr(device, "offered_device", lambda _: offered)
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: {0, 1, 5}, raising=False)
+    assert device.device_name(provider) == name
+
+
+def test_a_float32_model_that_comes_first_is_measured_with_tf32_too_on_cuda(tmp_path: Path) -> None:
+    def named(*texts: str, provider: str) -> list[tuple[str, bool, int, tuple[str, ...]]]:
+        models = [parsed(text) for text in texts]
+        conditions = Conditions(names=("a", "b"), provider=provider, threads=2)
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        found = candidates(models, {"x": X}, conditions, folder)
+        assert {side.threads for side in found} == {2}
+        return [(side.name, side.tf32, side.number, side.types) for side in found]
+
+    half = ("float16",)
+    assert named(FULL, HALF, provider=CUDA) == [
+        ("a", False, 0, ()),
+        ("a with TF32", True, 0, ()),
+        ("b", False, 1, half),
+    ]
+    assert named(HALF, FULL, provider=CUDA) == [("a", False, 0, half), ("b", False, 1, ())]
+    assert named(FULL, HALF, provider=CPU) == [("a", False, 0, ()), ("b", False, 1, half)]
+
+
+def test_memory_is_measured_for_the_batch_and_for_the_sizes_that_run() -> None:
+    class Weighed:
+        batch = {"x": X}
+
+        def weighed(self, batch: dict[str, np.ndarray]) -> Outcome:
+            return Outcome(1000 * len(batch["x"]), fault="" if len(batch["x"]) < 8 else "some fault")
+
+    candidate: Any = Weighed()
+    rows = (Sized(4, TIMES[0]), Sized(8, TIMES[1]), Sized(64, fault="too large"))
+    entry = Entry("a", (), False, TIMES[0], TIMES[0], {}, sweep=rows)
+    found = with_memory(candidate, entry, BatchAxis(None, (("x", 0),)))
+    assert (found.memory, found.fault) == (2000, "")
+    assert found.sweep == (
+        Sized(4, TIMES[0], 4000),
+        Sized(8, TIMES[1], 8000, "some fault"),
+        Sized(64, fault="too large"),
+    )
+    assert with_memory(candidate, entry, None).sweep == rows
+
+
+@pytest.mark.parametrize("name", ["limit", "runs", "warm"])
+def test_a_count_below_one_is_refused(name: str) -> None:
+    with pytest.raises(PolicyError, match=f"^{name}=0 is too small; give at least 1$"):
+        _small(**{name: 0})
+
+
+def test_charts_hold_what_was_measured() -> None:
+    latency, memory, throughput, ops = (chart.data for chart in RESULT.charts())
+    assert latency["models"] == [
+        {"model": "a.onnx", "median": 2e-3, "p5": 1.9e-3, "p95": 2.5e-3, "with_copies": 2e-3},
+        {"model": "b.onnx", "median": 1e-3, "p5": 9e-4, "p95": 1.2e-3, "with_copies": 1e-3},
+    ]
+    assert latency["where"] == "Some GPU, compute capability 9.0, driver 1.2, CUDAExecutionProvider"
+    assert memory == {"models": [{"model": "a.onnx", "memory": 3_000_000}, {"model": "b.onnx", "memory": 2_000_000}]}
+    assert throughput == {"rows": [{"model": "b.onnx", "batch": 8, "throughput": 8000.0}]}
+    assert {key: value for key, value in ops.items() if key != "ops"} == {
+        "model": "b.onnx",
+        "compared": 3,
+        "change": pytest.approx(-1e-6),
+    }
+    assert [(row["op"], row["kind"]) for row in ops["ops"]] == [("c", "Cast"), ("t", "Tan"), ("m", "MatMul")]
+
+
+def test_a_folder_is_private_if_this_user_alone_may_write_in_it(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir(mode=0o700)
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    assert private(tmp_path / "mine")
+    assert not any(private(tmp_path / name) for name in ("none", "file", "link"))
+    for mode, expected in ((0o755, True), (0o720, False), (0o702, False)):
+        (tmp_path / "mine").chmod(mode)
+        assert private(tmp_path / "mine") is expected
+
+
+def test_states_of_checks_are_those_of_their_json() -> None:
+    assert (OK, FINDING, ADVICE, UNKNOWN) == ("ok", "finding", "advice", "unknown")
