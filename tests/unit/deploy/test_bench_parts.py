@@ -68,7 +68,8 @@ def test_a_float32_model_that_comes_first_is_measured_with_tf32_too_on_cuda(tmp_
 
 def test_memory_is_measured_for_the_batch_and_for_the_sizes_that_run() -> None:
     class Weighed:
-        batch = {"x": X}
+        def __init__(self) -> None:
+            self.batch = {"x": X}
 
         def weighed(self, batch: dict[str, np.ndarray]) -> Outcome:
             return Outcome(1000 * len(batch["x"]), fault="" if len(batch["x"]) < 8 else "some fault")

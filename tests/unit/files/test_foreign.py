@@ -83,13 +83,16 @@ def test_arrays_in_the_place_of_a_model_are_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("suffix", "words"),
     [
-        (".pt", "is a PyTorch file"),
-        (".pth", "is a PyTorch file"),
-        (".safetensors", "holds weights"),
+        *((suffix, "is a PyTorch file") for suffix in (".pt", ".pth", ".pt2")),
+        *((suffix, "is a Keras") for suffix in (".keras", ".h5", ".hdf5")),
+        *((suffix, "is a TensorRT") for suffix in (".engine", ".plan", ".trt")),
+        *((suffix, "is a web page") for suffix in (".html", ".htm")),
+        (".safetensors", "holds weights (safetensors)"),
+        (".gguf", "holds weights (GGUF)"),
+        (".npz", "is an archive of arrays"),
+        (".ort", "is a model in onnxruntime's own format"),
         (".pb", "is a frozen"),
         (".tflite", "is a TensorFlow Lite"),
-        (".h5", "is a Keras"),
-        (".engine", "is a TensorRT"),
     ],
 )
 def test_unknown_content_is_named_by_its_suffix(tmp_path: Path, suffix: str, words: str) -> None:

@@ -1,0 +1,50 @@
+"""Tensors of other libraries as values of onnxruntime: bound where they lie, or copied."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from amp_rewrite.errors import ModelError
+from amp_rewrite.runtime import ortvalue
+
+
+class Tensor:
+    def __init__(self, kind: int, at: int) -> None:
+        self.place = kind, at
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.place
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "device", "index", "same"),
+    [
+        (1, 0, "cpu", 0, True),
+        (1, 0, "cpu", 1, True),  # the CPU is one device
+        (2, 0, "cuda", 0, True),
+        (3, 1, "cuda", 1, True),
+        (2, 0, "cuda", 1, False),
+        (1, 0, "cuda", 0, False),
+        (2, 0, "cpu", 0, False),
+        (4, 0, "cuda", 0, False),
+    ],
+)
+def test_a_tensor_is_bound_where_it_lies_or_copied(
+    kind: int, at: int, device: str, index: int, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ortvalue, "copied", lambda ort, value, device, index: ("copied", value, device, index))
+    ort: Any = SimpleNamespace(OrtValue=SimpleNamespace(from_dlpack=lambda tensor: "value"))
+    expected = "value" if same else ("copied", "value", device, index)
+    assert ortvalue.from_tensor(ort, Tensor(kind, at), device, index) == expected
+
+
+def test_a_tensor_that_cannot_be_exported_is_refused_in_one_line() -> None:
+    def refuse(tensor: object) -> None:
+        raise RuntimeError("requires\n grad" + "x" * 300)
+
+    ort: Any = SimpleNamespace(OrtValue=SimpleNamespace(from_dlpack=refuse))
+    with pytest.raises(ModelError, match=r"^a tensor cannot be bound: requires gradx{187}; pass tensor\.detach\(\)"):
+        ortvalue.from_tensor(ort, Tensor(1, 0), "cpu", 0)
