@@ -8,7 +8,7 @@ from amp_rewrite.decide.cast_plan import Plan as Plan
 from amp_rewrite.decide.cast_plan import plan as plan
 from amp_rewrite.deploy.bench.bench import bench as bench
 from amp_rewrite.deploy.bench.result import Benchmark as Benchmark
-from amp_rewrite.deploy.doctor.checkup import Checkup as Checkup
+from amp_rewrite.deploy.doctor.check import Checkup as Checkup
 from amp_rewrite.deploy.doctor.checkup import doctor as doctor
 from amp_rewrite.deploy.session.cache import Cache as Cache
 from amp_rewrite.deploy.session.process import global_policy as global_policy

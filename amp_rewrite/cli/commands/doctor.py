@@ -15,7 +15,7 @@ from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.policy import low_type
 
 if TYPE_CHECKING:
-    from amp_rewrite.deploy.doctor.checkup import Checkup
+    from amp_rewrite.deploy.doctor.check import Checkup
 
 _DIGITS = 19  # of the largest dimension that there is
 _ASKED = (

@@ -1,8 +1,17 @@
-"""One check of a checkup."""
+"""One check, and a checkup of several: data, text and JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from amp_rewrite.reports.render import blocks, count
+from amp_rewrite.reports.result import Result
+
+if TYPE_CHECKING:
+    from amp_rewrite.reports.page.page import Figure
 
 OK, FINDING, ADVICE, UNKNOWN = "ok", "finding", "advice", "unknown"
 
@@ -15,3 +24,54 @@ class Check:
     state: str
     fact: str
     remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Checkup(Result):
+    """All checks, in order. Advice and unknown facts are not findings.
+
+    Attributes:
+        checks: one per topic.
+    """
+
+    checks: tuple[Check, ...]
+
+    @property
+    def well(self) -> bool:
+        """True without a finding."""
+        return all(check.state != FINDING for check in self.checks)
+
+    @property
+    def brief(self) -> str:
+        """Number of findings; without any, that of pieces of advice."""
+        findings, advice = (sum(check.state == state for check in self.checks) for state in (FINDING, ADVICE))
+        if findings:
+            return count(findings, "finding")
+        if any(check.topic == "GPU" and check.state == ADVICE for check in self.checks):
+            return "the model is fine; this machine has no GPU to run it fast"
+        return f"no obstacle; {count(advice, 'piece of advice', 'pieces of advice')}" if advice else "all well"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the checks as dictionaries."""
+        return map(asdict, self.checks)
+
+    def figures(self) -> Sequence[Figure]:
+        """Return the checks as a list."""
+        from amp_rewrite.reports.page.text_figures import checks_figure  # late: few runs draw
+
+        return (checks_figure([asdict(check) for check in self.checks], self.brief, self.to_dict()),)
+
+    def text(self) -> str:
+        """Return a line per check, followed by its remedy if any."""
+        rows = blocks([(_MARKS[c.state], c.topic, c.fact) for c in self.checks], indent=0)
+        remedies = ([f"{'':{_INDENT}}{check.remedy}"] if check.remedy else [] for check in self.checks)
+        lines = [line for row, remedy in zip(rows, remedies, strict=True) for line in (*row, *remedy)]
+        return "\n".join([*lines, "", self.brief])
+
+    def to_json(self) -> str:
+        """Return `{"well": …, "checks": [{"topic", "state", "fact", "remedy"}, …]}`."""
+        return json.dumps({"well": self.well, "checks": [asdict(check) for check in self.checks]}, indent=2)
+
+
+_MARKS = {OK: "ok", FINDING: "FINDING", ADVICE: "advice", UNKNOWN: "unknown"}
+_INDENT = 9

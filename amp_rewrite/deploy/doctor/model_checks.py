@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from amp_rewrite.decide.reasons import LONG_SUM
 from amp_rewrite.deploy.doctor.advice import (
@@ -17,6 +16,7 @@ from amp_rewrite.deploy.doctor.advice import (
     on_cpu,
     with_dimensions,
 )
+from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, UNKNOWN, Check
 from amp_rewrite.deploy.doctor.isolated import runtimes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
@@ -26,18 +26,11 @@ from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.render import count, shortened
 from amp_rewrite.reports.rows import Totals
 from amp_rewrite.runtime.gpu import Hardware
-from amp_rewrite.runtime.installation import (
-    Package,
-)
+from amp_rewrite.runtime.installation import Package
 from amp_rewrite.runtime.kernels import Kernels, load_kernels, load_webgpu_kernels
 from amp_rewrite.runtime.releases import known_release
 from amp_rewrite.runtime.roofline import COMMON, ROOFS, Roof, roof_of
 from amp_rewrite.settings.choices import Target
-
-if TYPE_CHECKING:
-    pass
-
-from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, UNKNOWN, Check
 
 _ENOUGH = 0.8  # share of a model's ops with known shapes that a bound requires
 

@@ -98,17 +98,17 @@ class Axis:
         return [(tick, number_text(tick)) for tick in inside]
 
 
-def number_text(number: float | None, digits: int = 3) -> str:
-    """Return a number in a few digits; "–" for None."""
+def number_text(number: float | None) -> str:
+    """Return a number in three digits; "–" for None."""
     if number is None:
         return "–"
     if math.isinf(number):
         return "infinity" if number > 0 else "-infinity"
     if math.isnan(number):
         return "NaN"
-    if abs(number) < 1e6 and (number == round(number) or abs(number) >= 10.0**digits):
-        return f"{float(f'{number:.{digits}g}') if number != round(number) else number:.0f}"
-    return f"{number:.{digits}g}"
+    if abs(number) < 1e6 and (number == round(number) or abs(number) >= 1e3):
+        return f"{float(f'{number:.3g}') if number != round(number) else number:.0f}"
+    return f"{number:.3g}"
 
 
 def percent(share: float) -> str:
