@@ -209,17 +209,13 @@ def _of(row: Option) -> Callable[[Any], Any]:
     names = f"--{row.key}"
     more: dict[str, Any] = {"type": float if row.kind is Kind.NUMBER else None}
     if row.separator:
-        more = {"callback": _split(row.separator)}
+        more = {"callback": lambda _context, _option, text: tuple(filter(None, (text or "").split(row.separator)))}
     elif row.kind is Kind.LIST:
         more = {"multiple": True}
     elif row.kind is Kind.SWITCH:
         names += "" if row.flag else f"/--no-{row.key}"
         more = {"is_flag": True, "default": None}
     return option(names, row.metavar or None, row.help, row.group, rare=row.rare, **more)
-
-
-def _split(separator: str) -> Callable[[click.Context, click.Parameter, str | None], tuple[str, ...]]:
-    return lambda _context, _option, text: tuple(filter(None, text.split(separator))) if text else ()
 
 
 ROWS = {row.name: _of(row) for row in OPTIONS if row.help}

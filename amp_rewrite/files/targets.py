@@ -18,11 +18,6 @@ from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.scratch import check_place
 
 
-def _of_a_process(path: Path) -> bool:
-    """True for a link to an open file of a process, such as /dev/stdout, which no file may replace."""
-    return path.is_symlink() and str(path.readlink()).startswith("/proc/")
-
-
 def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:
     """Raise ModelError if a model cannot be written to `path`, and say why. `read`: a model whose data files stay."""
     if "\0" in str(path):
@@ -30,7 +25,8 @@ def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> No
     if path.suffix.lower() in (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".json"):
         raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
     check_place(path, ModelError)
-    if (path.exists() and not path.is_file()) or _of_a_process(path):
+    open_file = path.is_symlink() and str(path.readlink()).startswith("/proc/")  # of a process, such as /dev/stdout
+    if (path.exists() and not path.is_file()) or open_file:
         raise ModelError(f"cannot write {path}: it is not a regular file; name another")
     if not overwrite and (path.exists() or path.is_symlink()):
         raise ModelError(f"{path} exists; name another output, or replace it with {spelled('overwrite', True)}")

@@ -142,7 +142,7 @@ _SHORT = 200
 def shared(read: Reader) -> Reader:
     """Read a text, a list of texts or a map with `read`; equal short ones are one object, which stays as it is."""
     keep = lru_cache(maxsize=4096)(lambda item: item)
-    keep_map = lru_cache(maxsize=4096)(_map)
+    keep_map: Callable[..., dict[str, Any]] = lru_cache(maxsize=4096)(dict)
 
     def reader(value: object) -> Any:
         item = read(value)
@@ -151,10 +151,6 @@ def shared(read: Reader) -> Reader:
         return keep_map(tuple(item.items())) if isinstance(item, dict) else keep(item)
 
     return reader
-
-
-def _map(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
-    return dict(items)
 
 
 @cache

@@ -18,7 +18,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.reports.render import size
-from amp_rewrite.runtime.features import ONNX, ONNXRUNTIME, Feature, lacking
+from amp_rewrite.runtime.features import ONNX, ONNXRUNTIME, lacking
 from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
 from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
 from amp_rewrite.runtime.installation import (
@@ -217,12 +217,9 @@ def _older(packages: Sequence[Package], installed: Callable[[str], str | None]) 
     for package, name, release in releases:
         if missing := lacking(package, release):
             facts = "; ".join(f"{feature.what} (from {feature.version} on)" for feature in missing)
-            remedy = f"if you need that, {install(f'{name}>={max(missing, key=_newest).version}')}"
+            newest = max((feature.version for feature in missing), key=release_number)
+            remedy = f"if you need that, {install(f'{name}>={newest}')}"
             yield Check("versions", ADVICE, f"{name} {release} lacks: {facts}", remedy)
-
-
-def _newest(feature: Feature) -> tuple[int, ...]:
-    return release_number(feature.version)
 
 
 def _libraries(built: int, load: Loader) -> Iterator[Check]:
