@@ -13,7 +13,7 @@ from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.hazards.rule import Rule, rule
 from amp_rewrite.decide.hazards.steps import LARGE
 from amp_rewrite.decide.union_find import UnionFind
-from amp_rewrite.ir.dataflow import dependents, first_input_of, made_variable, only_reader, orders, origin
+from amp_rewrite.ir.dataflow import dependents, first_input_of, only_reader, orders, origin
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import (
     CASTS,
@@ -50,26 +50,15 @@ def _products(state: State) -> list[int]:
     return [v for v in state.of_kinds(HEAVY) if v in state.low]
 
 
-def _ports(state: State, v: int) -> tuple[list[ValueId], list[ValueId]]:
-    """Return the inputs of a vertex that are not constant, and its outputs."""
-    vertex, view = state.vertices.all[v], state.view
-    op = view.ops[vertex.op]
-    variables = [variable for variable in view.variables[op.id] if variable.name in vertex.variables]
-    read = dict.fromkeys(op.inputs[slot] for variable in variables for slot in variable.inputs)
-    made = (op.outputs[slot] for variable in variables for slot in variable.outputs)
-    varying = [value for value in read if value is not None and view.constant(origin(view, value, _copied)) is None]
-    return varying, [value for value in made if value is not None]
-
-
-def _maker(state: State, value: ValueId) -> int | None:
-    """Return the vertex that makes a value."""
-    port = made_variable(state.view, value)
-    return state.vertices.of.get(port) if port is not None else None
+def _varying(state: State, v: int) -> list[ValueId]:
+    """Return the values that a vertex reads, without constants and copies of these."""
+    read, view = dict.fromkeys(state.ports(v)[0]), state.view
+    return [value for value in read if view.constant(origin(view, value, _copied)) is None]
 
 
 def _low(state: State, value: ValueId) -> bool:
     """True if a value is made, or fed, in the low type."""
-    if value in state.options.low_inputs or _maker(state, value) in state.low:
+    if value in state.options.low_inputs or state.maker(value) in state.low:
         return True
     dtype = state.view.dtype(value)
     return dtype is not None and dtype.low and not state.made_upcast(value)
@@ -121,13 +110,13 @@ def raw_values(state: State) -> None:
             continue
         if not state.clear(v) and op.kind not in PAIR_SUMS | {"Mul"}:
             continue
-        read, _ = _ports(state, v)
-        of_raw = [_maker(state, r) in raw or not (_low(state, r) or r in computed()) for r in read]
+        read = _varying(state, v)
+        of_raw = [state.maker(r) in raw or not (_low(state, r) or r in computed()) for r in read]
         if of_raw and (any(of_raw) if op.kind == "Concat" else all(of_raw)):
             raw.add(v)
             made.remove(v)
     for v in sorted(raw, reverse=True):
-        if _leaves_floats(state, state.op(v)) or any(state.needed_in_float32(made) for made in _ports(state, v)[1]):
+        if _leaves_floats(state, state.op(v)) or any(state.needed_in_float32(made) for made in state.ports(v)[1]):
             _to_float32(state, v, "no product made what it reads, and not all its readers are low")
 
 
@@ -148,11 +137,11 @@ def last_product(state: State) -> None:
         op = state.op(v)
         if op.id in before:
             continue
-        read, _ = _ports(state, v)
+        read = _varying(state, v)
         if not read:
             continue
         low = [value for value in read if _low(state, value)]
-        steps = max((rounded.get(maker, 0) for value in low if (maker := _maker(state, value)) is not None), default=0)
+        steps = max((rounded.get(maker, 0) for value in low if (maker := state.maker(value)) is not None), default=0)
         group = groups.get(op.id)
         high = len(read) - len(low)  # as many Casts in front of a low op, and one behind it
         follows = len(low) > high + 1 if high else bool(low)

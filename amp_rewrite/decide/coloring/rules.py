@@ -16,7 +16,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.dataflow import exposed, first_input_of, made_variable, origin, read_variable
+from amp_rewrite.ir.dataflow import exposed, first_input_of, origin
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, GENERATORS, LABEL_LOSSES, RANDOM
 from amp_rewrite.ir.view import Op, OpId, ValueId
 from amp_rewrite.settings.choices import Level
@@ -96,9 +96,9 @@ def _norm_entries(state: State) -> Mapping[int, int]:
     entries: dict[int, int] = {}
     for cluster in state.hazards.clusters if state.options.spare_casts else ():
         if cluster.kind == "rms_normalization" and cluster.entry is not None:
-            maker = made_variable(state.view, origin(state.view, cluster.entry, first_input_of(CASTS)))
-            if maker is not None and maker in state.vertices.of:
-                entries.update(dict.fromkeys(state.of_ops(cluster.ops), state.vertices.of[maker]))
+            maker = state.maker(origin(state.view, cluster.entry, first_input_of(CASTS)))
+            if maker is not None:
+                entries.update(dict.fromkeys(state.of_ops(cluster.ops), maker))
     return entries
 
 
@@ -244,10 +244,9 @@ def _cast_behind(state: State, v: int, leaving: Mapping[int, list[ValueId]]) -> 
         return None
     cast: list[ValueId] = []
     for value in op.results:
-        uses = [(use, read_variable(state.view.ops[use.op], use.slot)) for use in state.element_uses(value)]
-        readers = [state.vertices.of.get((use.op, name), -1) if name is not None else -1 for use, name in uses]
+        readers = [state.reader(*use) for use in state.element_uses(value)]
         cast += [value] if any(r not in leaving for r in readers) else []
-        cast += [each for r in dict.fromkeys(readers) for each in leaving.get(r, ())]
+        cast += [each for r in dict.fromkeys(readers) if r is not None for each in leaving.get(r, ())]
     return cast
 
 

@@ -145,6 +145,24 @@ class State:
         """Return the op of a vertex."""
         return self.view.ops[self.vertices.all[v].op]
 
+    def maker(self, value: ValueId) -> int | None:
+        """Return the vertex that makes a value; None for an op without one."""
+        port = made_variable(self.view, value)
+        return self.vertices.of.get(port) if port is not None else None
+
+    def reader(self, op: OpId, slot: int) -> int | None:
+        """Return the vertex that reads an input of an op; None for an op without one."""
+        name = read_variable(self.view.ops[op], slot)
+        return self.vertices.of.get((op, name)) if name is not None else None
+
+    def ports(self, v: int) -> tuple[list[ValueId], list[ValueId]]:
+        """Return the values that a vertex reads, and those that it makes."""
+        op, names = self.op(v), self.vertices.all[v].variables
+        variables = [variable for variable in self.view.variables[op.id] if variable.name in names]
+        read = (op.inputs[slot] for variable in variables for slot in variable.inputs)
+        made = (op.outputs[slot] for variable in variables for slot in variable.outputs)
+        return [value for value in read if value is not None], [value for value in made if value is not None]
+
     def of_ops(self, ops: Iterable[OpId]) -> list[int]:
         """Return the vertices of ops, in order."""
         return [v for op in ops for v in self.vertices.by_op.get(op, ())]
@@ -164,8 +182,7 @@ class State:
 
     def reads_low(self, op: OpId, slot: int) -> bool:
         """True if an op reads one of its inputs in the low type."""
-        name = read_variable(self.view.ops[op], slot)
-        return name is not None and self.vertices.of.get((op, name), -1) in self.low
+        return self.reader(op, slot) in self.low
 
     def element_uses(self, value: ValueId) -> list[Use]:
         """Return the uses of a value that read its elements."""

@@ -12,7 +12,7 @@ from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
+from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.op_classes import ELEMENTLESS, MAGNIFIES
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.view import OpId, Role, Use, ValueId
@@ -211,13 +211,8 @@ class CutProblem:
         return {v: self._ports(v) for v in self.vertices}
 
     def _ports(self, v: int) -> list[ValueId]:
-        vertex = self.state.vertices.all[v]
-        op = self.state.view.ops[vertex.op]
-        ports = []
-        for variable in self.state.view.variables[op.id]:
-            if variable.name in vertex.variables:
-                ports += [op.inputs[i] for i in variable.inputs] + [op.outputs[o] for o in variable.outputs]
-        return [value for value in ports if value is not None]
+        read, made = self.state.ports(v)
+        return [*read, *made]
 
     def _values(self) -> tuple[ValueId, ...]:
         """Return the float32 tensors at the vertices of the problem; constants are stored in either type."""
@@ -267,8 +262,7 @@ class CutProblem:
             value = op.inputs[0]  # the Cast becomes one to the low type if its source is made low
         if value in state.options.low_inputs and state.view.values[value].role is Role.INPUT:
             return LOW
-        variable = made_variable(state.view, value)
-        return state.vertices.of.get(variable, HIGH) if variable is not None else HIGH
+        return HIGH if (maker := state.maker(value)) is None else maker
 
     def _reader(self, use: Use) -> int | None:
         """Return the vertex or label that reads a value there; None if the op takes it in either type."""
@@ -277,8 +271,7 @@ class CutProblem:
         follows = op.kind in ELEMENTLESS and op.signature is not None and state.options.shapes_follow
         if op.id in self._fused or op.kind == "Cast" or follows:
             return None
-        name = read_variable(op, use.slot)
-        return state.vertices.of.get((op.id, name), HIGH) if name is not None else HIGH
+        return HIGH if (reader := state.reader(*use)) is None else reader
 
     def _edges(self, value: ValueId) -> tuple[int, ...]:
         """Return the label that an edge of a graph needs for a value that it hands out."""
@@ -346,9 +339,8 @@ class CutProblem:
         """True if all readers of a value, `but` some ops, are low or free: a Cast for another reader parts a norm."""
         state = self.state
         uses = [use for use in state.element_uses(value) if use.op not in but] if value is not None else []
-        names = ((use.op, read_variable(state.view.ops[use.op], use.slot)) for use in uses)
-        readers = [state.vertices.of.get((op, name), HIGH) if name is not None else HIGH for op, name in names]
-        return all(v in state.low or (v != HIGH and self.free(v)) for v in readers)
+        readers = [state.reader(*use) for use in uses]
+        return all(v is not None and (v in state.low or self.free(v)) for v in readers)
 
     @cached_property
     def _fused(self) -> frozenset[OpId]:
