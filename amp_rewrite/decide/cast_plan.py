@@ -213,9 +213,9 @@ class _Planner:
         op = self.view.ops[use.op]
         if op.kind == "Cast":
             return home  # widening first would change no bit of a Cast's result
-        dtype = self.coloring.dtype(use.op, read_variable(op, use.slot))
-        if dtype is None:
-            dtype = self.view.dtype(op.inputs[use.slot])
+        variable = read_variable(op, use.slot)
+        dtype = self.coloring.dtype(*variable) if variable is not None else None
+        dtype = dtype or self.view.dtype(op.inputs[use.slot])
         assert dtype is not None
         return dtype
 

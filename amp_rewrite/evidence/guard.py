@@ -301,7 +301,7 @@ def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
     value, variable = op.inputs[slot], read_variable(op, slot)
     if value is None or variable is None:
         return False
-    dtype = coloring.dtype(op.id, variable) or view.dtype(value)
+    dtype = coloring.dtype(*variable) or view.dtype(value)
     return dtype is not None and dtype.low
 
 

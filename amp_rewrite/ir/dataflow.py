@@ -86,9 +86,10 @@ def scalings(view: View, op: Op) -> Iterator[tuple[ValueId, float]]:
 # -- type variables ------------------------------------------------------------------------------------
 
 
-def read_variable(op: Op, slot: int) -> str | None:
-    """Return the type variable of an input; None past the last formal input, with bodies, or without a schema."""
-    return op.signature.input_variable(slot) if op.signature is not None and not op.bodies else None
+def read_variable(op: Op, slot: int) -> tuple[OpId, str] | None:
+    """Return an op and the type variable of an input; None past the last one, with bodies, or without a schema."""
+    name = op.signature.input_variable(slot) if op.signature is not None and not op.bodies else None
+    return (op.id, name) if name is not None else None
 
 
 def made_variable(view: View, value: ValueId) -> tuple[OpId, str] | None:

@@ -13,7 +13,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import made_variable, read_variable
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import Signature, ValueType
-from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _Types = tuple[ValueType | None, ...]
 _Alike = tuple[Signature | None, str, bool, _Types, _Types, tuple[DType | None, ...]]
@@ -41,7 +41,7 @@ class PlannedTypes:
         types = self.made if op.kind == "Cast" else self.view.types  # a Cast reads whatever its source is made as
         inputs = tuple([types[v] if v is not None else None for v in op.inputs])
         outputs = tuple([self.made[v] if v is not None else None for v in op.outputs])
-        painted = tuple([self._painted(op, variable.name) for variable in self.view.variables[op.id]])
+        painted = tuple([self._painted((op.id, variable.name)) for variable in self.view.variables[op.id]])
         alike = op.signature, op.kind, bool(op.bodies), inputs, outputs, painted
         looks = self._looks.get(alike)
         if looks is None:
@@ -73,9 +73,9 @@ class PlannedTypes:
             tuple(spell(t) for t in outputs),
         )
 
-    def _painted(self, op: Op, variable: str | None) -> DType | None:
+    def _painted(self, variable: tuple[OpId, str] | None) -> DType | None:
         """Return the type that the painter gave a variable; None for one that it left alone."""
-        return self.coloring.dtype(op.id, variable) if self.coloring is not None else None
+        return self.coloring.dtype(*variable) if self.coloring is not None and variable is not None else None
 
     def _variables(
         self, op: Op, inputs: tuple[ValueType | None, ...], outputs: tuple[ValueType | None, ...]
@@ -97,7 +97,7 @@ class PlannedTypes:
             return None
         if self.plan and op.kind == "Cast":
             return self.made[value]
-        return retyped(self.view.types[value], self._painted(op, read_variable(op, slot)))
+        return retyped(self.view.types[value], self._painted(read_variable(op, slot)))
 
     def written(self, op: Op, slot: int) -> ValueType | None:
         """Return the type in which an op gives a result."""
@@ -106,16 +106,14 @@ class PlannedTypes:
             return None
         if self.plan:
             return self.made[value]
-        variable = made_variable(self.view, value)
-        return retyped(self.view.types[value], self._painted(op, variable[1]) if variable else None)
+        return retyped(self.view.types[value], self._painted(made_variable(self.view, value)))
 
     def home(self, op: Op) -> DType | None:
         """Return the type of an op's first result, also of a Cast that the plan drops."""
         result = op.outputs[0]
         if result is None:
             return None
-        variable = made_variable(self.view, result)
-        return (self._painted(op, variable[1]) if variable else None) or self.view.dtype(result)
+        return self._painted(made_variable(self.view, result)) or self.view.dtype(result)
 
     @cached_property
     def _baked(self) -> Mapping[ValueId, DType]:

@@ -152,8 +152,8 @@ class State:
 
     def reader(self, op: OpId, slot: int) -> int | None:
         """Return the vertex that reads an input of an op; None for an op without one."""
-        name = read_variable(self.view.ops[op], slot)
-        return self.vertices.of.get((op, name)) if name is not None else None
+        port = read_variable(self.view.ops[op], slot)
+        return self.vertices.of.get(port) if port is not None else None
 
     def ports(self, v: int) -> tuple[list[ValueId], list[ValueId]]:
         """Return the values that a vertex reads, and those that it makes."""
@@ -200,7 +200,7 @@ class State:
 
     def reads_upcast(self, op: OpId, slot: int) -> bool:
         """True if an op reads one of its inputs in float32 now and in a low type in the model."""
-        return (op, read_variable(self.view.ops[op], slot)) in self.upcast
+        return read_variable(self.view.ops[op], slot) in self.upcast
 
     def varies(self, value: ValueId) -> bool:
         """True if a value is float32 and not a constant."""

@@ -161,7 +161,8 @@ class _Builder:
         members = sorted(v for op in ops for v in self.by_op.get(op, ()))
         sets, open_ended = UnionFind(members), set[int]()
         for value in values:
-            ports = [made_variable(view, value.id), *(_port(view.ops[use.op], use.slot) for use in view.uses[value.id])]
+            read = (read_variable(view.ops[use.op], use.slot) for use in view.uses[value.id])
+            ports = [made_variable(view, value.id), *read]
             ends = [self.of.get(port) if port is not None else None for port in ports]
             joined = [v for v in ends if v is not None]
             sets.join(joined)
@@ -169,8 +170,3 @@ class _Builder:
                 open_ended.update(joined)
         clusters = tuple(map(tuple, sets.groups()))
         return clusters, tuple(any(v in open_ended or self.all[v].refusal for v in group) for group in clusters)
-
-
-def _port(op: Op, slot: int) -> tuple[OpId, str] | None:
-    name = read_variable(op, slot)
-    return (op.id, name) if name is not None else None

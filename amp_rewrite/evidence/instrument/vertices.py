@@ -38,12 +38,12 @@ def maker_of(view: View, value: ValueId, may: Container[Vertex]) -> tuple[Vertex
     vertex, op = made_variable(view, value), view.producer(value)
     if op is None or vertex is None or vertex not in may:
         return None, False
-    reads = [read_variable(op, i) == vertex[1] for i, v in enumerate(op.inputs) if v is not None]
+    reads = [read_variable(op, i) == vertex for i, v in enumerate(op.inputs) if v is not None]
     return vertex, exact(op) and any(reads)
 
 
 def reader_of(view: View, use: Use, may: Container[Vertex]) -> Vertex | None:
     """Return the vertex that may read an input in the low type, or None."""
     op = view.ops[use.op]
-    name = read_variable(op, use.slot) if op.kind != "Cast" else None
-    return (op.id, name) if name is not None and (op.id, name) in may else None
+    vertex = read_variable(op, use.slot) if op.kind != "Cast" else None
+    return vertex if vertex in may else None

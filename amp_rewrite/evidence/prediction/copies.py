@@ -135,5 +135,5 @@ class _Copying:
         op = self.view.ops[op_id]
         for slot, value in enumerate(op.inputs):
             variable = read_variable(op, slot)
-            if value is not None and variable is not None and (value, (op_id, variable)) in names:
-                node.input[slot] = names[value, (op_id, variable)]
+            if value is not None and variable is not None and (value, variable) in names:
+                node.input[slot] = names[value, variable]
