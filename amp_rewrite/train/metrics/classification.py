@@ -10,6 +10,8 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.metrics.metric import Means, Metric
 
+_CLOSE = 1e-3
+"""Largest difference from 1 of the sum of probabilities."""
 AVERAGES = ("macro", "micro", "weighted")
 
 
@@ -162,13 +164,13 @@ class Perplexity(Means):
         target: class indices.
         name: as in `Metric`.
         axis: of the classes.
-        from_logits: False for probabilities.
+        from_logits: False for probabilities; None: they are, where all rows lie in [0, 1] and add up to 1.
         ignore_index: a class that does not count.
     """
 
     NAME = "perplexity"
     axis: int = -1
-    from_logits: bool = True
+    from_logits: bool | None = None
     ignore_index: int | None = None
 
     def update(self, targets: Array, predictions: Array) -> None:
@@ -177,7 +179,10 @@ class Perplexity(Means):
         kept = np.ones(len(classes), bool) if self.ignore_index is None else classes != self.ignore_index
         rows, classes = rows[kept], classes[kept]
         here = np.take_along_axis(rows, classes[:, None].astype(np.int64), axis=1)[:, 0]
-        if self.from_logits:
+        logits = self.from_logits
+        if logits is None:
+            logits = bool((rows < 0).any() or (rows > 1).any() or (np.abs(rows.sum(axis=1) - 1) > _CLOSE).any())
+        if logits:
             largest = rows.max(axis=1, initial=-np.inf)
             self.add(np.log(np.exp(rows - largest[:, None]).sum(axis=1)) + largest - here)
         else:
@@ -188,8 +193,16 @@ class Perplexity(Means):
 
 
 def predicted(targets: Array, predictions: Array, axis: int, threshold: float, name: str) -> tuple[Array, Array]:
-    """Return the predicted classes and the targets in one shape. TrainingError if the shapes do not fit."""
+    """Return the predicted classes and the targets in one shape.
+
+    TrainingError if the shapes do not fit, or targets of two classes are not 0 and 1.
+    """
     if predictions.size == targets.size:
+        if not np.isin(targets, (0, 1)).all():
+            raise TrainingError(
+                f"the metric {name!r} has predictions of shape {predictions.shape}, one for each target, so targets"
+                " must be 0 or 1; use mean_absolute_error or mean_squared_error for numbers"
+            )
         return (predictions.reshape(targets.shape) >= threshold).astype(np.int64), targets
     classes = predictions.argmax(axis=axis)
     if classes.size != targets.size:

@@ -34,34 +34,42 @@ def _cross_entropy(p: Prediction) -> Computed:
     count = shape[1] if isinstance(shape[1], int) else None
     weights = p.weights("class_weights", count)
     smoothing = p.share("label_smoothing")
-    read = (p.x, labels) if weights is None else (p.x, labels, weights)
+    read = (labels,) if weights is None else (labels, weights)
+    whole = not smoothing and "sample_weight" not in p.options
+    reduction = "mean" if whole else "none"
     if p.logits and not smoothing:
-        value = b.op("SoftmaxCrossEntropyLoss", *read, reduction="mean", ignore_index=ignored)
+        value = b.op("SoftmaxCrossEntropyLoss", p.x, *read, reduction=reduction, ignore_index=ignored)
     else:
         logs = p.logarithms(1)
-        value = b.op("NegativeLogLikelihoodLoss", logs, *read[1:], reduction="mean", ignore_index=ignored)
+        value = b.op("NegativeLogLikelihoodLoss", logs, *read, reduction=reduction, ignore_index=ignored)
         if smoothing:
-            spread = _spread(p, logs, labels, weights, ignored)
             share = smoothing / p.known_classes(count)
-            value = b.op("Add", p.times(value, 1 - smoothing), p.times(spread, share))
+            spread = p.times(_spread(p, logs, labels, weights, ignored), share)
+            value = b.op("Add", p.times(value, 1 - smoothing), spread)
+    if not whole:
+        total = b.reduce("ReduceSum", p.weighted(value, len(shape) - 1), None, keepdims=False)
+        value = b.op("Div", total, b.reduce("ReduceSum", _share(p, labels, weights, ignored), None, keepdims=False))
     accuracy = _accuracy(p, labels, ignored)
     return Computed(value, {"accuracy": accuracy}, Target(labels, count, ignored))
 
 
 def _spread(p: Prediction, logs: str, labels: str, weights: str | None, ignored: int | None) -> str:
-    """The mean of the sum of -log p over all classes, weighted and without ignored rows as torch does."""
+    """The sum of -log p over all classes, weighted, for each row; 0 for ignored ones."""
     b = p.b
     of_classes = logs if weights is None else b.op("Mul", logs, p.along_classes(weights))
     rows = b.op("Neg", b.reduce("ReduceSum", of_classes, [1], keepdims=False))
-    kept = p.kept(labels, ignored)
-    share = kept
-    if weights is not None:
-        safe = labels
-        if ignored is not None:  # it may be out of the range of classes
-            safe = b.op("Where", p.dropped(labels, ignored), b.scalar(0, p.label_type), labels)
-        share = b.op("Mul", b.op("Gather", weights, safe), kept)
-    total = b.reduce("ReduceSum", b.op("Mul", rows, kept), None, keepdims=False)
-    return b.op("Div", total, b.reduce("ReduceSum", share, None, keepdims=False))
+    return b.op("Mul", rows, p.kept(labels, ignored))
+
+
+def _share(p: Prediction, labels: str, weights: str | None, ignored: int | None) -> str:
+    """How much each row counts in the mean: the weight of its class, and 0 if it is ignored."""
+    b, kept = p.b, p.kept(labels, ignored)
+    if weights is None:
+        return kept
+    safe = labels
+    if ignored is not None:  # it may be out of the range of classes
+        safe = b.op("Where", p.dropped(labels, ignored), b.scalar(0, p.label_type), labels)
+    return b.op("Mul", b.op("Gather", weights, safe), kept)
 
 
 def _accuracy(p: Prediction, labels: str, ignored: int | None) -> str:
@@ -90,7 +98,7 @@ def _categorical(p: Prediction) -> Computed:
     if weights is not None:
         logs = b.op("Mul", logs, p.along_classes(weights))
     rows = b.reduce("ReduceSum", b.op("Mul", targets, logs), [1], keepdims=False)
-    value = b.op("Neg", b.reduce("ReduceMean", rows, None, keepdims=False))
+    value = b.op("Neg", p.mean(rows, len(shape) - 1))
     right = b.op("Equal", *(b.op("ArgMax", v, axis=1, keepdims=0) for v in (p.x, targets)))
     accuracy = b.reduce("ReduceMean", b.op("Cast", right, to=DType.FLOAT.code), None, keepdims=False)
     return Computed(value, {"accuracy": accuracy}, Target(given))
@@ -103,7 +111,7 @@ def _kl_divergence(p: Prediction) -> Computed:
     targets = p.targets(p.shape(), DType.FLOAT)
     own = b.op("Mul", targets, p.log_of(targets))
     terms = b.op("Sub", own, b.op("Mul", targets, p.logarithms(axis)))
-    total = b.reduce("ReduceSum", terms, None, keepdims=False)
+    total = b.reduce("ReduceSum", p.weighted(terms, len(p.shape())), None, keepdims=False)
     return Computed(p.over_rows(total), {}, Target(targets))
 
 
@@ -166,7 +174,7 @@ def _cosine(p: Prediction) -> Computed:
     )
     tiny = b.scalar(_TINY_SQUARE, DType.FLOAT)
     norms = b.op("Sqrt", b.op("Mul", b.op("Add", own, tiny), b.op("Add", other, tiny)))
-    return Computed(p.mean(b.op("Sub", p.one, b.op("Div", dot, norms))), {}, Target(targets))
+    return Computed(p.mean(b.op("Sub", p.one, b.op("Div", dot, norms)), len(shape) - 1), {}, Target(targets))
 
 
 def _contrastive(p: Prediction) -> Computed:
@@ -215,16 +223,18 @@ def _unit(p: Prediction, x: str) -> str:
 _TINY_SQUARE = 1e-12
 """Added to squares of norms, so that a row of zeros has a gradient; torch adds as much."""
 
-_CLASSES = ("axis", "from_logits", "class_weights", "label_smoothing")
+_CLASSES = ("axis", "from_logits", "class_weights", "label_smoothing", "sample_weight")
 LOSSES: Mapping[str, Formula] = {
     "cross_entropy": Formula(_cross_entropy, (*_CLASSES, "ignore_index"), "Softmax"),
     "categorical_cross_entropy": Formula(_categorical, _CLASSES, "Softmax"),
-    "binary_cross_entropy": Formula(_binary_cross_entropy, ("from_logits", "pos_weight", "label_smoothing"), "Sigmoid"),
-    "kl_divergence": Formula(_kl_divergence, ("axis", "from_logits"), "Softmax"),
-    "mean_squared_error": Formula(_mean_squared_error),
-    "mean_absolute_error": Formula(_mean_absolute_error),
-    "huber": Formula(_huber, ("delta",)),
-    "cosine": Formula(_cosine, ("axis",)),
+    "binary_cross_entropy": Formula(
+        _binary_cross_entropy, ("from_logits", "pos_weight", "label_smoothing", "sample_weight"), "Sigmoid"
+    ),
+    "kl_divergence": Formula(_kl_divergence, ("axis", "from_logits", "sample_weight"), "Softmax"),
+    "mean_squared_error": Formula(_mean_squared_error, ("sample_weight",)),
+    "mean_absolute_error": Formula(_mean_absolute_error, ("sample_weight",)),
+    "huber": Formula(_huber, ("delta", "sample_weight")),
+    "cosine": Formula(_cosine, ("axis", "sample_weight")),
     "contrastive": Formula(_contrastive, ("temperature",)),
 }
 """Losses by name."""

@@ -16,6 +16,8 @@ _EXPONENT = re.compile(r"[\d.]e$", re.IGNORECASE)
 _CALL = re.compile(r"(\w+)\s*\((.*)\)", re.DOTALL)
 _OPTION = re.compile(r"(?P<before>.*),\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<value>\[[^\[\]]*\]|[^,\[\]=]+)\s*", re.DOTALL)
 
+_INPUTS = ("sample_weight",)
+"""Options that name an input of the step."""
 _ELSEWHERE = {
     **dict.fromkeys(("sparse_categorical_crossentropy", "crossentropy", "crossentropyloss"), "cross_entropy"),
     "categorical_crossentropy": "categorical_cross_entropy",
@@ -106,7 +108,7 @@ def _options(loss: str, text: str, known: Known, allowed: Collection[str]) -> tu
             legal = f"it has {', '.join(allowed)}" if allowed else "it has no options"
             raise TrainingError(f"the loss {loss} has no option {name!r}; {advice(name, allowed, legal)}")
         try:
-            value = ast.literal_eval(match["value"].strip())
+            value = match["value"].strip() if name in _INPUTS else ast.literal_eval(match["value"].strip())
         except (ValueError, SyntaxError):
             raise TrainingError(
                 f"{name}={match['value'].strip()} of the loss {loss} is neither a number nor a list of numbers, True"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -168,8 +168,10 @@ class Prediction:
         """Weights of classes, shaped to multiply a prediction with classes at axis 1."""
         return self.b.reshape(weights, [1, -1, *[1] * (len(self.shape()) - 2)])
 
-    def mean(self, each: str) -> str:
-        return self.b.reduce("ReduceMean", each, None, keepdims=False)
+    def mean(self, each: str, rank: int | None = None) -> str:
+        """The mean of numbers, by default of the prediction's rank, each times the weight of its row."""
+        weighted = self.weighted(each, len(self.shape()) if rank is None else rank)
+        return self.b.reduce("ReduceMean", weighted, None, keepdims=False)
 
     def over_rows(self, total: str) -> str:
         """Divide a sum by the number of rows."""
@@ -195,8 +197,19 @@ class Prediction:
         return self.b.cast(name, DType.FLOAT)
 
     def targets(self, shape: Shape, *kinds: DType) -> str:
-        """Return the input of the targets, appended if new. TrainingError for another type."""
-        b, name = self.b, self.term.target or DEFAULT_TARGET
+        """Return the input of the targets, appended if new. TrainingError for another type or shape."""
+        return self._input("target", self.term.target or DEFAULT_TARGET, shape, kinds)
+
+    def weighted(self, each: str, rank: int) -> str:
+        """Multiply what belongs to rows, of this rank, by the weights of the rows, an input; without them leave it."""
+        name = self.option("sample_weight", None)
+        if name is None:
+            return each
+        weights = self._input("weight", str(name), (self.shape()[0],), (DType.FLOAT,))
+        return self.b.op("Mul", each, self.b.reshape(weights, [-1, *[1] * (rank - 1)]))
+
+    def _input(self, what: str, name: str, shape: Shape, kinds: Sequence[DType]) -> str:
+        b = self.b
         if b.known(name) is None:
             if name not in self.declared:
                 given = b.input(name, kinds[0], shape)
@@ -205,13 +218,19 @@ class Prediction:
             dtype: DType | None = self.declared[name]
         elif all(formal.name != name for formal in b.graph.input):
             raise TrainingError(
-                f"the target {name!r} is a value of the model, but not an input; use an input or a new name"
+                f"the {what} {name!r} is a value of the model, but not an input; use an input or a new name"
             )
         else:
             dtype = b.dtype(name)
         if dtype not in kinds:
             kind = dtype.spelling if dtype else "of unknown type"
-            raise TrainingError(f"the target {name!r} is {kind}; this loss needs {kinds[0].spelling}")
+            raise TrainingError(f"the {what} {name!r} is {kind}; this loss needs {kinds[0].spelling}")
+        own = b.shape(name) if b.known(name) is not None else None
+        if own is not None and not _agree(own, shape):
+            raise TrainingError(
+                f"the {what} {name!r} is an input of shape {list(own)}, but this loss needs {list(shape)}; use another"
+                " input, or a new name"
+            )
         return name
 
     def kept(self, labels: str, ignored: int | None) -> str:
@@ -280,3 +299,9 @@ class Prediction:
 
     def wrong(self, name: str, value: object, legal: str) -> TrainingError:
         return TrainingError(f"{name}={value!r} of the loss {self.term.loss} must be {legal}; correct it")
+
+
+def _agree(shape: Shape, other: Shape) -> bool:
+    """True if two shapes may be equal."""
+    pairs = zip(shape, other, strict=False)
+    return len(shape) == len(other) and all(a == c or isinstance(a, str) or isinstance(c, str) for a, c in pairs)

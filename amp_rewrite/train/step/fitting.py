@@ -92,6 +92,10 @@ _OF_KERAS = {
     "x": "pass the data first, as in fit((x, y))",
     "y": "pass targets with the inputs, as in fit((x, y))",
     "class_weight": _WHERE,
+    "sample_weight": "give sample_weight=NAME to the loss, as in 'cross_entropy(logits, label, sample_weight=weight)',"
+    " and the weights with the data",
+    "steps_per_epoch": "an epoch has all batches; pass fewer of them",
+    "validation_batch_size": "validation data may be batches of any size",
     "initial_epoch": "it is first_epoch here, and epochs are counted from there",
     "verbose": "progress=amp_rewrite.progress_bar(…) draws, and CSVLog or JSONLog writes",
 }
@@ -119,6 +123,8 @@ class Fitting:
         if unknown is not None:
             hint = _OF_KERAS.get(unknown)
             raise TypeError(f"fit() got an unexpected keyword argument {unknown!r}{f'; {hint}' if hint else ''}")
+        if data is None:
+            raise TrainingError("fit lacks data; pass them first, as in fit((x, y)) or fit({'image': x, 'label': y})")
         names, shuffle = trainer.step.batch, options.get("shuffle")
         rows = Rows.of(data, names, options.get("batch_size"), shuffle, options.get("seed", 0))
         validation, share = options.get("validation_data"), options.get("validation_split", 0.0)
@@ -130,7 +136,10 @@ class Fitting:
             validation = held.arrays
         feed = trainer.feed(data if rows is None else lambda: rows.batches(0))
         given = options.get("callbacks", ())
-        callbacks = (given,) if isinstance(given, Callback) else tuple(given)
+        callbacks = (given,) if isinstance(given, (Callback, str, type)) else tuple(given)
+        strange = next((callback for callback in callbacks if not isinstance(callback, Callback)), None)
+        if strange is not None:
+            raise TrainingError(f"not a callback: {strange!r}; pass objects derived from Callback, as EarlyStopping(…)")
         metrics: dict[str, list[float]] = {name: [] for name in trainer.step.metrics}
         asked = options.get("metrics", ())
         if asked and validation is None:

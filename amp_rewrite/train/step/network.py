@@ -195,12 +195,13 @@ class LossObject:
     formula: str
     options: Mapping[str, object] = field(default_factory=dict)
 
-    def __call__(self, y_true: object, y_pred: Predictions) -> ModelLoss:
+    def __call__(self, y_true: object, y_pred: Predictions, sample_weight: object = None) -> ModelLoss:
         """Return the loss of a batch: `float` gives its value, a `GradientTape` its gradients.
 
         Args:
             y_true: targets.
             y_pred: predictions of a network.
+            sample_weight: a weight for each row, or None.
         """
         if not isinstance(y_pred, Predictions):
             raise TrainingError(f"{type(y_pred).__name__} is not a result of a Network; pass network(inputs)")
@@ -209,11 +210,14 @@ class LossObject:
         classes = self.formula == "cross_entropy"
         if classes and targets.ndim > 1 and targets.shape[-1] == 1:
             targets = targets[..., 0]
-        target = "y_true"
-        while target in y_pred.network.inputs:
-            target += "_"
-        loss = y_pred.network.loss(f"{self.formula}({y_pred.name}, {target}{options})")
-        return loss.on({**y_pred.inputs, target: targets.astype(np.int64 if classes else np.float32)})
+        target, weight = "y_true", "sample_weight"
+        while {target, weight} & {*y_pred.network.inputs}:
+            target, weight = f"{target}_", f"{weight}_"
+        batch = {**y_pred.inputs, target: targets.astype(np.int64 if classes else np.float32)}
+        if sample_weight is not None:
+            options += f", sample_weight={weight}"
+            batch[weight] = np.asarray(sample_weight, np.float32).reshape(len(targets))
+        return y_pred.network.loss(f"{self.formula}({y_pred.name}, {target}{options})").on(batch)
 
 
 def _loss(formula: str, words: str, **defaults: object) -> Callable[..., LossObject]:

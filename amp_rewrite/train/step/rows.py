@@ -30,6 +30,7 @@ class Rows:
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size, 1)
+        whole_number("seed", self.seed, 0)
         lengths = {name: a.shape[0] for name, a in self.arrays.items() if a.ndim}
         if len(set(lengths.values())) != 1:
             told = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "none"

@@ -100,6 +100,8 @@ class Trainer:
         provider_options: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         require("Trainer")
+        if not isinstance(step, TrainingStep):
+            raise TrainingError(f"{type(step).__name__} is not a training step; pass training_step(model, loss=…)")
         self.step = step
         providers = (CUDA, CPU) if providers is None else tuple(providers)
         if providers[:2] == (CUDA, CPU) and not cuda_opens():
@@ -168,7 +170,7 @@ class Trainer:
 
     def fit(
         self,
-        batches: object,
+        batches: object = None,
         epochs: int = 1,
         *,
         learning_rate: Rate | str | None = None,
@@ -410,6 +412,8 @@ class Trainer:
             TrainingError: a name is unknown, or a shape is another.
         """
         own = self.get_weights()
+        if not isinstance(weights, Mapping):
+            raise TrainingError("weights are set by name; pass a mapping from names to arrays, as get_weights gives it")
         for name, array in weights.items():
             if name not in own or np.shape(array) != own[name].shape:
                 has = f"has shape {own[name].shape}, not {np.shape(array)}" if name in own else "is not trained"

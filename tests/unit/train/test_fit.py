@@ -92,7 +92,13 @@ def test_counts_of_numpy_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("class_weight", "class_weights="), ("verbose", "progress="), ("initial_epoch", "first_epoch")]
+    ("word", "hint"),
+    [
+        ("class_weight", "class_weights="),
+        ("sample_weight", "sample_weight=NAME"),
+        ("verbose", "progress="),
+        ("initial_epoch", "first_epoch"),
+    ],
 )
 def test_arguments_of_keras_lead_to_those_here(word: str, hint: str) -> None:
     with pytest.raises(TypeError, match=rf"^fit\(\) got an unexpected keyword argument '{word}'; .*{hint}"):
@@ -262,6 +268,7 @@ def test_tensorboard_without_a_writer_is_named(monkeypatch: pytest.MonkeyPatch) 
             "validation_split takes rows of arrays, but validation_data are given, too; use one of the two",
         ),
         ({"first_epoch": -1}, "first_epoch is -1; use a whole number ≥ 0"),
+        ({"seed": -1}, "seed is -1; use a whole number ≥ 0"),
         (
             {"callbacks": [EarlyStopping()]},
             "EarlyStopping monitors 'val_loss', but an epoch has loss, accuracy, learning_rate, seconds,"
@@ -284,6 +291,24 @@ def test_batches_take_no_batch_size_and_arrays_need_one_length() -> None:
         _trainer().fit(_arrays(), batchsize=3)  # type: ignore[call-arg]
 
 
+def test_data_given_by_the_names_of_keras_are_told_of() -> None:
+    with pytest.raises(TypeError, match="argument 'x'; pass the data first"):
+        _trainer().fit(x=_arrays()["x"], y=_arrays()["t"])  # type: ignore[call-arg]
+    with pytest.raises(TrainingError, match="fit lacks data; pass them first"):
+        _trainer().fit()
+
+
+@pytest.mark.parametrize("given", [[object()], EarlyStopping, "EarlyStopping"])
+def test_what_is_no_callback_says_so(given: Any) -> None:
+    with pytest.raises(TrainingError, match=r"not a callback: .*; pass objects derived from Callback"):
+        _trainer().fit(_arrays(), callbacks=given)
+
+
+def test_a_model_is_no_step() -> None:
+    with pytest.raises(TrainingError, match=r"^Model is not a training step; pass training_step\(model, loss=…\)$"):
+        Trainer(_trainer().export())  # type: ignore[arg-type]
+
+
 def test_predictions_of_all_rows_come_in_their_order() -> None:
     made, data = _trainer(), _arrays()
     made.fit(data, epochs=3)
@@ -302,6 +327,7 @@ def test_weights_are_read_and_set_by_name() -> None:
     for weights, message in (
         ({"w9": np.ones(3)}, "weight 'w9' of the step is not trained; pass what get_weights gives"),
         ({"b1": np.ones(3)}, r"weight 'b1' of the step has shape \(16,\), not \(3,\); pass what get_weights gives"),
+        ([np.ones(3)], "weights are set by name; pass a mapping from names to arrays"),
     ):
         with pytest.raises(TrainingError, match=message):
-            second.set_weights(weights)
+            second.set_weights(weights)  # type: ignore[arg-type]

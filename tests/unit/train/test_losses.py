@@ -45,19 +45,19 @@ def _aim(loss: str, body: str, shape: tuple[int, ...] = (ROWS, CLASSES)) -> Obje
     return objective(_model(body, shape), loss)
 
 
-def _computed(loss: str, body: str, x: Array, target: Array | None) -> tuple[Array, Array]:
+def _computed(loss: str, body: str, x: Array, target: Array | None, **more: Array) -> tuple[Array, Array]:
     """The loss and its gradient with respect to x."""
     aim = _aim(loss, body, x.shape)
     aim.model.proto.graph.output.append(make_tensor_value_info(aim.loss, 1, []))
     runner = Runner.open(gradients(aim.model, aim.loss, "x"), SessionOptions(threads=1))
-    out = runner.run({"x": x, **({} if target is None else {"t": target})}, [aim.loss, "x_grad"])
+    out = runner.run({"x": x, **({} if target is None else {"t": target}), **more}, [aim.loss, "x_grad"])
     return np.asarray(out[aim.loss]), np.asarray(out["x_grad"])
 
 
-def _check(loss: str, body: str, ours: Any, target: Array | None, x: Array | None = None) -> None:
+def _check(loss: str, body: str, ours: Any, target: Array | None, x: Array | None = None, **more: Array) -> None:
     torch = pytest.importorskip("torch")
     x = (NUMBERS * 2).astype(F32) if x is None else x
-    value, gradient = _computed(loss, body, x, target)
+    value, gradient = _computed(loss, body, x, target, **more)
     variable = torch.tensor(x, requires_grad=True)
     expected = ours(torch.nn.functional, variable, None if target is None else torch.tensor(target))
     expected.backward()
@@ -225,6 +225,59 @@ def test_classes_may_lie_on_the_last_axis_as_in_language_models(loss: str, body:
     labels = RNG.integers(0, CLASSES, (3, 4))
     labels[1, 2:] = -100
     _check(loss, body, lambda f, x, t: f.cross_entropy(x.transpose(1, 2), t, label_smoothing=0.1), labels, x)
+
+
+OF_ROWS = np.array([0.5, 0, 1, 2, 0.25, 3], F32)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("loss", "ours", "target"),
+    [
+        ("cross_entropy(y, t, {})", lambda f, x, t, w: f.cross_entropy(x, t, reduction="none") * w / ROWS, LABELS),
+        (
+            f"cross_entropy(y, t, class_weights={WEIGHTS}, ignore_index=-100, label_smoothing=0.1, {{}})",
+            lambda f, x, t, w: (
+                f.cross_entropy(x, t, weight=x.new_tensor(WEIGHTS), label_smoothing=0.1, reduction="none")
+                * w
+                / sum(WEIGHTS[c] for c in IGNORED if c >= 0)
+            ),
+            IGNORED,
+        ),
+        (
+            "categorical_cross_entropy(y, t, {})",
+            lambda f, x, t, w: f.cross_entropy(x, t, reduction="none") * w / ROWS,
+            SOFT,
+        ),
+        (
+            "binary_cross_entropy(y, t, {})",
+            lambda f, x, t, w: f.binary_cross_entropy_with_logits(x, t, reduction="none").mean(1) * w / ROWS,
+            BITS,
+        ),
+        (
+            "kl_divergence(y, t, {})",
+            lambda f, x, t, w: f.kl_div(f.log_softmax(x, 1), t, reduction="none").sum(1) * w / ROWS,
+            SOFT,
+        ),
+        (
+            "mean_squared_error(y, t, {})",
+            lambda f, x, t, w: f.mse_loss(x, t, reduction="none").mean(1) * w / ROWS,
+            SOFT,
+        ),
+        (
+            "mean_absolute_error(y, t, {})",
+            lambda f, x, t, w: f.l1_loss(x, t, reduction="none").mean(1) * w / ROWS,
+            SOFT,
+        ),
+        ("huber(y, t, {})", lambda f, x, t, w: f.huber_loss(x, t, reduction="none").mean(1) * w / ROWS, SOFT),
+        ("cosine(y, t, {})", lambda f, x, t, w: (1 - f.cosine_similarity(x, t)) * w / ROWS, SOFT),
+    ],
+)
+def test_rows_count_by_their_weights(loss: str, ours: Any, target: Array) -> None:
+    def weighted(f: Any, x: Any, t: Any) -> Any:
+        return ours(f, x, t, x.new_tensor(OF_ROWS)).sum()
+
+    _check(loss.format("sample_weight=w"), LOGITS, weighted, target, w=OF_ROWS)
 
 
 def test_a_probability_of_0_has_a_finite_loss() -> None:

@@ -52,6 +52,8 @@ def test_metrics_of_classes_are_those_of_scikit_learn() -> None:
         loss = sk.log_loss(targets, p.astype(np.float64) / p.astype(np.float64).sum(1, keepdims=True))
         assert over_batches(Perplexity("p", from_logits=False), targets, p) == pytest.approx(np.exp(loss), rel=1e-5)
         assert over_batches(Perplexity("p"), targets, np.log(p)) == pytest.approx(np.exp(loss), rel=1e-5)
+        assert over_batches(Perplexity("p"), targets, p) == pytest.approx(np.exp(loss), rel=1e-5)  # told by their sum
+        assert over_batches(Perplexity("p", from_logits=True), targets, p) != pytest.approx(np.exp(loss), rel=1e-2)
     for k in (1, 2, 3):
         expected = sk.top_k_accuracy_score(targets, p, k=k)
         assert over_batches(TopKAccuracy("p", k=k), targets, p) == pytest.approx(expected)
@@ -135,6 +137,12 @@ def test_what_is_no_metric_says_so(asked: Any, message: str) -> None:
     with pytest.raises(TrainingError) as error:
         metrics_of(asked, ["y"])
     assert str(error.value) == message
+
+
+def test_numbers_have_no_accuracy() -> None:
+    for metric in (Accuracy("p"), F1Score("p")):
+        with pytest.raises(TrainingError, match=r"one for each target, so targets must be 0 or 1; use mean_absolute"):
+            metric.update(np.array([0.5, 2.0]), np.array([0.5, 2.0]))
 
 
 def test_a_metric_whose_target_is_missing_and_one_without_validation_say_so() -> None:

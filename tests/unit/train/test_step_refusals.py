@@ -38,6 +38,11 @@ from support.train.nets import CROSS_ENTROPY, mlp, parsed
         ),
         ({"loss": "cross_entropy(y, x)"}, "the target 'x' is float32; this loss needs int64"),
         (
+            {"loss": "huber(y, x)"},
+            "the target 'x' is an input of shape ['N', 8], but this loss needs ['N', 4]; use another"
+            " input, or a new name",
+        ),
+        (
             {"parameters": ["w1", "w3"]},
             "parameter 'w3' is not an initializer of the model; it has 'w1', 'b1', 'w2', 'b2'",
         ),

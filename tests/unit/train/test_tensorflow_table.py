@@ -531,6 +531,8 @@ def test_classes_of_keras_are_on_the_last_axis() -> None:
     )
     rows = np.eye(3, dtype=F32)[t]
     assert float(Losses.CategoricalCrossentropy(from_logits=True)(rows, model(x))) == pytest.approx(expected, rel=1e-5)
+    doubled = Losses.SparseCategoricalCrossentropy(from_logits=True)(t, model(x), sample_weight=np.full(len(t), 2.0))
+    assert float(doubled) == pytest.approx(2 * expected, rel=1e-5)
 
 
 def test_a_network_says_what_is_missing() -> None:
