@@ -11,7 +11,7 @@ an op must pass all of them. Globs know `*`, `?` and `[...]`, are case-sensitive
                          its name, the If, Loop or Scan bodies around it, and the module scopes that torch
                          records; "/" and "." are the same, a leading one does not count
     feeds=Softmax        a result reaches an op of that type, directly or through casts, moves and elementwise
-                         arithmetic only
+                         arithmetic only, also into and out of bodies of ops
     fed_by=Conv          an input comes from an op of that type, in the same way
     input=NAME           a glob on the names of its inputs
     output=NAME          a glob on the names of its outputs
@@ -29,7 +29,8 @@ from functools import partial
 from typing import NamedTuple
 
 from amp_rewrite.errors import PatternError, advice
-from amp_rewrite.ir.op_classes import AFFINE, CASTS, MOVES
+from amp_rewrite.ir.dataflow import Flow, makers
+from amp_rewrite.ir.op_classes import AFFINE, ALL, CASTS, MOVES, Slots
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 
@@ -104,14 +105,12 @@ def overrides(
     return kept, lowered
 
 
-# Ops that hand on a value without making it another quantity, and the inputs that carry it: not a Reshape's shape,
-# not a Where's condition.
-_ALL: tuple[int, ...] | None = None
-_CONDUITS: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys(AFFINE, _ALL),
+_CONDUITS: Slots = {
+    **dict.fromkeys(AFFINE, ALL),
     **dict.fromkeys(MOVES - {"Tile"} | CASTS | {"Dropout"}, (0,)),
     "Where": (1, 2),
 }
+"""Ops that hand on a value without making it another quantity, and the inputs that carry it: not a Reshape's shape."""
 _KEY_VALUE = re.compile(r"\s*(\w+)\s*(~?=)(.*)", re.DOTALL)
 TORCH_SCOPES = "pkg.torch.onnx.name_scopes"
 _TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
@@ -175,37 +174,18 @@ def _by_position(view: View, expression: re.Pattern[str]) -> Selected:
 
 
 def _by_reader(view: View, expression: re.Pattern[str]) -> Selected:
-    readers = _by_type(view, expression)
-    selected: set[OpId] = set()
-    for op in reversed(view.ops):
-        uses = (use for value in op.outputs if value is not None for use in view.uses[value])
-        if any(u.op in readers or (u.op in selected and _conducts(view.ops[u.op], u.slot)) for u in uses):
-            selected.add(op.id)
-    return frozenset(selected)
+    read = {v: True for op in _by_type(view, expression) for v in view.ops[op].inputs if v is not None}
+    return frozenset(makers(view, Flow.of(view, _CONDUITS).back(read)))
 
 
 def _by_source(view: View, expression: re.Pattern[str]) -> Selected:
-    sources = _by_type(view, expression)
-    conducting: set[OpId] = set()
-    selected: set[OpId] = set()
-    for op in view.ops:
-        for slot, value in enumerate(op.inputs):
-            source = view.producer(value)
-            if source is not None and (source.id in sources or source.id in conducting):
-                selected.add(op.id)
-                if _conducts(op, slot):
-                    conducting.add(op.id)
-    return frozenset(selected)
+    made = {v: True for op in _by_type(view, expression) for v in view.ops[op].results}
+    return frozenset(use.op for value in Flow.of(view, _CONDUITS).forth(made) for use in view.uses[value])
 
 
 def _by_values(view: View, expression: re.Pattern[str], values: Callable[[Op], tuple[ValueId | None, ...]]) -> Selected:
     matching = frozenset(value.id for value in view.values if expression.search(value.name))
     return frozenset(op.id for op in view.ops if any(value in matching for value in values(op)))
-
-
-def _conducts(op: Op, slot: int) -> bool:
-    slots = () if op.domain else _CONDUITS.get(op.op_type, ())
-    return slots is None or slot in slots
 
 
 def _path(name: str) -> str:
