@@ -160,7 +160,7 @@ class Gate:
         """True if the target runs the op with exactly these variables in another type: the low one, or `dtype`."""
         if self.kernels is None or op.signature is None or computes_float32_inside(op):
             return True
-        types = self._types(view, op, changed, dtype or self.to)
+        types = kernel_types(view, op, changed, dtype or self.to)
         return self.kernels.runs(op.domain, op.op_type, op.signature.since, types)
 
     def rescale_refusal(self, view: View) -> str | None:
@@ -213,7 +213,7 @@ class Gate:
 
     def _kernel_note(self, view: View, op: Op, changed: tuple[str, ...], dtype: DType) -> str:
         assert self.kernels is not None and op.signature is not None
-        types = self._types(view, op, changed, dtype)
+        types = kernel_types(view, op, changed, dtype)
         refusal = self.kernels.refusal(op.domain, op.op_type, op.signature.since, types)
         opset = view.opsets.get(op.domain, 1)
         others = _versions(op, (*range(opset - 1, 0, -1), *range(opset + 1, onnx.defs.onnx_opset_version() + 1)))
@@ -222,20 +222,21 @@ class Gate:
                 return f"{self.kernels.runtime}: {refusal}; at opset {other} there is one"
         return f"{self.kernels.runtime}: {refusal}"
 
-    def _types(self, view: View, op: Op, changed: tuple[str, ...], to: DType) -> dict[str, str]:
-        """Return the type string of each schema variable, as kernel tables spell it, if `changed` ones become `to`."""
-        assert op.signature is not None
-        types: dict[str, str] = {}
-        sides = (
-            (op.inputs, op.signature.input, op.signature.input_variable),
-            (op.outputs, op.signature.output, op.signature.output_variable),
-        )
-        for values, formal_at, variable_at in sides:
-            for slot, value in enumerate(values):
-                formal = formal_at(slot)
-                now = view.types[value] if value is not None else None
-                if formal is None or now is None or formal.type not in op.signature.types:
-                    continue
-                changes = variable_at(slot) in changed and now.dtype is not None and now.dtype.floating
-                types.setdefault(formal.type, now.of(to if changes else now.dtype).onnx_spelling)
-        return types
+
+def kernel_types(view: View, op: Op, changed: tuple[str, ...] = (), to: DType = DType.FLOAT) -> dict[str, str]:
+    """Return the type of each variable of the schema, as kernel tables spell it, if `changed` ones become `to`."""
+    assert op.signature is not None
+    types: dict[str, str] = {}
+    sides = (
+        (op.inputs, op.signature.input, op.signature.input_variable),
+        (op.outputs, op.signature.output, op.signature.output_variable),
+    )
+    for values, formal_at, variable_at in sides:
+        for slot, value in enumerate(values):
+            formal = formal_at(slot)
+            now = view.types[value] if value is not None else None
+            if formal is None or now is None or formal.type not in op.signature.types:
+                continue
+            changes = variable_at(slot) in changed and now.dtype is not None and now.dtype.floating
+            types.setdefault(formal.type, now.of(to if changes else now.dtype).onnx_spelling)
+    return types

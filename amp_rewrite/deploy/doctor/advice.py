@@ -13,12 +13,13 @@ from math import prod
 import onnx.defs
 from onnx import TensorShapeProto, ValueInfoProto
 
+from amp_rewrite.decide.coloring.gate import kernel_types
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.op_classes import PICKS, VIEWS
-from amp_rewrite.ir.schema import signature
+from amp_rewrite.ir.schema import signature, unknown
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, shape_of
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.runtime.kernels import Kernels
@@ -146,9 +147,10 @@ def on_cpu(view: View, kernels: Kernels) -> dict[tuple[str, int | None], list[st
     for op in view.ops:
         if op.signature is None or op.bodies or op.kind == "Constant" or op.signature.expandable:
             continue
-        types = _types(view, op)
-        if types is None or not any(v.type and v.type.dtype and v.type.dtype.floating for v in view.variables[op.id]):
+        floats = any(v.type and v.type.dtype and v.type.dtype.floating for v in view.variables[op.id])
+        if not floats or any(unknown(view.types[value]) for value in op.ports):
             continue
+        types = kernel_types(view, op)
         why = kernels.refusal(op.domain, op.op_type, op.signature.since, types)
         if why is not None:
             groups[why, _served_at(op, types, kernels, view.opsets.get("", 1))].append(op.name)
@@ -201,19 +203,3 @@ def _main(view: View, op: Op) -> DType | None:
     """Return the type that an op computes in: that of its first floating variable."""
     types = (v.type.dtype for v in view.variables[op.id] if v.type is not None)
     return next((dtype for dtype in types if dtype is not None and dtype.floating), None)
-
-
-def _types(view: View, op: Op) -> dict[str, str] | None:
-    """Return the type string of each variable of the schema, as kernels name it; None if one is unknown."""
-    assert op.signature is not None
-    types: dict[str, str] = {}
-    for actual, formal_at in ((op.inputs, op.signature.input), (op.outputs, op.signature.output)):
-        for slot, value in enumerate(actual):
-            formal = formal_at(slot)
-            if value is None or formal is None or formal.type not in op.signature.types:
-                continue
-            known = view.types[value]
-            if known is None or known.dtype is None:
-                return None
-            types.setdefault(formal.type, known.onnx_spelling)
-    return types
