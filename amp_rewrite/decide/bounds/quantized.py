@@ -12,12 +12,11 @@ from amp_rewrite.decide.bounds.context import Context, Table
 from amp_rewrite.decide.bounds.elementwise import added, integers
 from amp_rewrite.decide.bounds.linear import Rows, product
 from amp_rewrite.decide.bounds.state import Ball, State, box, unknown
-from amp_rewrite.decide.bounds.weights import BLOCK, Part
+from amp_rewrite.decide.bounds.weights import BLOCK, PART, Part
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZES
 from amp_rewrite.ir.view import ValueId, View
 
-_PART = 1 << 19
 _WIDEST = 1 << 14
 _LEVELS = 255.0
 """Steps of an integer of 8 bits."""
@@ -154,7 +153,7 @@ def _blocks(packed: Array, scales: Array, zeros: Array | None, form: tuple[int, 
         exact = zeros.dtype.kind == "f" or (bits == 8 and zeros.size == columns * count)
         plain = zeros.reshape(columns, -1)
         zero = plain.astype(np.float64) if exact else _unpacked(plain, bits)[:, :count].astype(np.float64)
-    lines = max(BLOCK, _PART // max(rows, 1) // BLOCK * BLOCK)
+    lines = max(BLOCK, PART // max(rows, 1) // BLOCK * BLOCK)
     for at in range(0, columns, lines):
         part = slice(at, at + lines)
         numbers = _unpacked(stored[part], bits).reshape(-1, count, block).astype(np.float64)
@@ -187,7 +186,7 @@ def dequantized_parts(held: tuple[Array, Array, Array | None, int, int], *, turn
     """Yield the rows of a dequantized matrix, or its columns if it is read turned."""
     numbers, scale, zero, axis, block = held
     stored = numbers.shape[1]
-    lines = max(BLOCK, _PART // max(stored, 1) // BLOCK * BLOCK)
+    lines = max(BLOCK, PART // max(stored, 1) // BLOCK * BLOCK)
     for at in range(0, len(numbers), lines):
         values = numbers[at : at + lines].astype(np.float64)
         if zero is not None:
