@@ -20,18 +20,12 @@ from amp_rewrite.evidence.instrument.switchable import SwitchableModel
 from amp_rewrite.evidence.metric import Criterion, Tolerance
 from amp_rewrite.evidence.search import BudgetSpent
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
-from amp_rewrite.evidence.verify import Comparison, rows_of
+from amp_rewrite.evidence.verify import Comparison, Side, rows_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import OutputRow, Step
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import target_of
-
-KEPT = 1 << 30
-"""Bytes of the reference's outputs that are cached between trials; the others are recomputed."""
-
-_FAR = 4.0
-"""Score from which an error is beyond the last bits."""
 
 Outputs = Mapping[str, Any]
 
@@ -40,26 +34,21 @@ Outputs = Mapping[str, Any]
 class Trial:
     """Reference, data and criterion of a search; `build` converts by a coloring without a twin."""
 
-    reference: Runner
+    reference: Side
     feed: Feed
     by: Criterion
     build: Callable[[Coloring], Model]
     board: SwitchableModel | None = None
-    _seen: dict[int, Outputs] = field(default_factory=dict, repr=False)
 
     def run(self, coloring: Coloring) -> Verdict:
         """Return the verdict on a coloring over all batches, or up to the first that fails."""
         return self._verdict(self._outputs(coloring))
 
-    def real(self, model: Model) -> Verdict:
-        """Return the verdict on a model under emulation."""
-        return self._verdict(self._emulated(model))
-
     def _verdict(self, batches: Iterable[tuple[Batch, Outputs]]) -> Verdict:
         rows: list[OutputRow] = []
         done = 0
         for done, (batch, outputs) in enumerate(batches, 1):
-            expected = self._expected(done - 1, batch)
+            expected = self.reference.run(done - 1, batch)
             added = list(rows_of(done - 1, expected, outputs, expected, Comparison(self.by)))
             rows += added
             if not all(row.difference.ok for row in added):
@@ -84,20 +73,12 @@ class Trial:
 
     def expected(self, most: int) -> list[tuple[Batch, Outputs]]:
         """Return the first batches, with the outputs of the reference."""
-        return [(widened(batch), self._expected(i, batch)) for i, batch in enumerate(islice(self.feed, most))]
+        return [(widened(batch), self.reference.run(i, batch)) for i, batch in enumerate(islice(self.feed, most))]
 
     def _emulated(self, model: Model) -> Iterator[tuple[Batch, Outputs]]:
         runner = Runner.open(emulate(model, io="float32", target=target_of(model)))
         for batch in self.feed:
             yield batch, runner.run(widened(batch))
-
-    def _expected(self, number: int, batch: Batch) -> Outputs:
-        if number in self._seen:
-            return self._seen[number]
-        outputs = self.reference.run(widened(batch))
-        if sum(map(_size, (*self._seen.values(), outputs))) <= KEPT:
-            self._seen[number] = outputs
-        return outputs
 
 
 def widened(batch: Batch) -> Batch:
@@ -110,10 +91,6 @@ def _widened(value: Any) -> Any:
         return [_widened(part) for part in value]
     low = isinstance(value, np.ndarray) and value.dtype.name in ("float16", "bfloat16")
     return value.astype(np.float32) if low else value
-
-
-def _size(outputs: Outputs) -> int:
-    return sum(int(np.asarray(value).nbytes) for value in outputs.values() if not isinstance(value, list))
 
 
 _REFERENCE = Ran("the model", "float32 on CPUExecutionProvider")
@@ -142,10 +119,14 @@ class Trials:
             if len(self.trail) >= self.budget:
                 raise BudgetSpent
             coloring = self.paints(held)
-            verdict = self.verdicts[held] = self.trial.run(coloring)
-            score = worst_score(verdict, self.trial.by)
-            self.trail.append(Step(len(held), verdict.ok, verdict.because, coloring.float32_ops, score))
+            self.add(held, coloring, self.trial.run(coloring))
         return self._ok(held)
+
+    def add(self, held: frozenset[int], coloring: Coloring, verdict: Verdict) -> None:
+        """Add a trial that was made."""
+        self.verdicts[held] = verdict
+        score = worst_score(verdict, self.trial.by)
+        self.trail.append(Step(len(held), verdict.ok, verdict.because, coloring.float32_ops, score))
 
     def _ok(self, held: frozenset[int]) -> bool:
         by, verdict, margin = self.trial.by, self.verdicts[held], self._margin(held)
@@ -160,13 +141,6 @@ class Trials:
             return 0.0 if held and held == self.whole else self.margin
         limit = 1.0 if isinstance(self.trial.by, Tolerance) else self.trial.by.limit
         return min(self.margin, abs(limit - best) / 2)
-
-    def near(self, held: frozenset[int]) -> bool:
-        """True if a trial is so close to the criterion that the last bits may decide."""
-        worst = worst_score(self.verdicts[held], self.trial.by)
-        if worst is None or not np.isfinite(worst):
-            return False
-        return worst <= _FAR if isinstance(self.trial.by, Tolerance) else True
 
     def learn(self, held: frozenset[int], real: Verdict | None) -> bool:
         """Raise the margin to twice the difference of a real verdict from its trial; return True if this set now fails.

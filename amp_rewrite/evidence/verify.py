@@ -31,6 +31,9 @@ from amp_rewrite.settings.keywords import checked
 EMULATED = "emulated"
 """Word in the description of a run whose low type was emulated."""
 
+KEPT = 1 << 30
+"""Bytes of the reference's outputs that are kept between runs; the others are computed again."""
+
 
 @checked
 def verify(
@@ -119,27 +122,36 @@ def _with_depth(verdict: Verdict, a: Model, b: Model, feed: Feed, conditions: Co
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A criterion, the outputs that it judges (all by default), and True if NaN on both sides passes."""
+    """A criterion, the outputs that it judges (all by default), and True if NaN on both sides passes.
+
+    `to_failure`: stop after the first batch that fails.
+    """
 
     by: Criterion
     outputs: Sequence[str] = ()
     equal_nan: bool = False
+    to_failure: bool = False
 
 
 def verdict_of(a: object, b: object, data: object, comparison: Comparison, conditions: Conditions) -> Verdict:
-    """Return the verdict of `verify` for arguments that are folded into objects."""
+    """Return the verdict of `verify` for arguments that are folded into objects. `a` may be a `Side`, which is open."""
     names = conditions.names or (name_of(a, "the reference"), name_of(b, "the candidate"))
-    reference, candidate = (_Side.of(model, name, conditions) for model, name in zip((a, b), names, strict=True))
+    reference, candidate = (
+        model if isinstance(model, Side) else Side.of(model, name, conditions)
+        for model, name in zip((a, b), names, strict=True)
+    )
     feed = conditions.feed(data, reference.model)
     outputs, refusals = _compared(reference, candidate, comparison.outputs)
     total = len(feed) if conditions.progress and not refusals else 0
     rows: list[OutputRow] = []
     sensitivity = Sensitivity(comparison.by)
     for number, batch in enumerate(() if refusals else feed):
-        expected, results = (side.runner.run(_fed(side, batch), outputs) for side in (reference, candidate))
-        rows += rows_of(number, expected, results, outputs, comparison)
+        expected, results = (side.run(number, batch, outputs) for side in (reference, candidate))
+        rows += (added := list(rows_of(number, expected, results, outputs, comparison)))
         sensitivity.add(batch, [expected[name] for name in outputs])
         conditions.tell(number + 1, total)
+        if comparison.to_failure and not all(row.difference.ok for row in added):
+            break
     notes = (*_caveats(reference, candidate, feed, outputs, comparison), *sensitivity.notes())
     return Verdict(
         reference.ran,
@@ -153,16 +165,20 @@ def verdict_of(a: object, b: object, data: object, comparison: Comparison, condi
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
-    """One of the two models as it runs, with a description of how it runs."""
+class Side:
+    """One of the two models as it runs, with a description of how it runs.
+
+    `kept`: outputs by batch, which are computed once as far as memory allows; None if each batch comes once.
+    """
 
     ran: Ran
     model: Model
     runner: Runner
     notes: tuple[str, ...]
+    kept: dict[int, Mapping[str, Given]] | None = None
 
     @classmethod
-    def of(cls, source: object, name: str, conditions: Conditions) -> _Side:
+    def of(cls, source: object, name: str, conditions: Conditions, *, keeps: bool = False) -> Side:
         model = Model.load(source)
         spelled = " and ".join(low_types(model))
         way = conditions.way(model)
@@ -178,7 +194,18 @@ class _Side:
         runner = open_on(model, name, session_on(provider))
         like = f" {EMULATED}{' as on WebGPU' if way.target is Target.WEBGPU else ''}" if emulates else ""
         how = f"{spelled or 'float32'}{like} on {runner.provider}"
-        return cls(Ran(name, how), model, runner, tuple(notes))
+        return cls(Ran(name, how), model, runner, tuple(notes), {} if keeps else None)
+
+    def run(self, number: int, batch: Batch, outputs: Sequence[str] = ()) -> Mapping[str, Given]:
+        """Return the outputs for a batch of that number, in the types of the model's inputs; all if they are kept."""
+        if self.kept is None:
+            return self.runner.run(_fed(self, batch), outputs or None)
+        if number in self.kept:
+            return self.kept[number]
+        found = self.runner.run(_fed(self, batch))
+        if sum(map(_size, (*self.kept.values(), found))) <= KEPT:
+            self.kept[number] = found
+        return found
 
     @property
     def inputs(self) -> dict[str, Port]:
@@ -189,7 +216,11 @@ class _Side:
         return [port.name for port in self.runner.outputs]
 
 
-def _compared(reference: _Side, candidate: _Side, chosen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _size(outputs: Mapping[str, Given]) -> int:
+    return sum(int(np.asarray(value).nbytes) for value in outputs.values() if not isinstance(value, list))
+
+
+def _compared(reference: Side, candidate: Side, chosen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the outputs to compare, and objections to the comparison. Raise ModelError for an unknown output."""
     mine, theirs = reference.outputs, candidate.outputs
     first, second = reference.ran.model, candidate.ran.model
@@ -228,7 +259,7 @@ def rows_of(
             yield OutputRow(name, number, difference, part)
 
 
-def _fed(side: _Side, batch: Batch) -> Mapping[str, Any]:
+def _fed(side: Side, batch: Batch) -> Mapping[str, Any]:
     """Return the batch in the types of one side, without inputs that it lacks."""
     ports = side.inputs
     mine = {name: array for name, array in batch.items() if name in ports}
@@ -265,7 +296,7 @@ def _kind(value: Given) -> str:
 
 
 def _caveats(
-    reference: _Side, candidate: _Side, feed: Feed, outputs: Sequence[str], comparison: Comparison
+    reference: Side, candidate: Side, feed: Feed, outputs: Sequence[str], comparison: Comparison
 ) -> Iterator[str]:
     if feed.random:
         yield "random data show that the models run, not how accurate they are on yours"

@@ -33,6 +33,10 @@ _LEAST, _MOST = -10, 16
 """Powers of 4 that bound the price of an error: from none to all, in units of the time that float32 loses."""
 _REFINED = 2
 """Halvings of the last factor of 4."""
+_FEW = 8
+"""Regions of a choice without each of which it is painted."""
+_OWN = 0.5
+"""Part of the squared error of a region alone that it adds to others at least: some of its roundings happen anyway."""
 _CORRECTED, _HALVINGS = 5.0, 8
 """Bound on the binary logarithm of a correction, and the steps to find it."""
 
@@ -180,7 +184,7 @@ class Foresight:
         each op; each without what it can spare. Of a half model, whose low ops have no time to win, it is the second.
         """
         chosen = (None if self.wide is not None else self.cheapest(by, factor), self._ranked(by, factor))
-        spared = [self.pruned(seen, by, factor) for seen in chosen if seen is not None]
+        spared = [self._pruned(seen, by, factor) for seen in chosen if seen is not None]
         return min(spared, key=lambda seen: seen.coloring.float32_ops, default=None)
 
     def _ranked(self, by: Criterion, factor: float) -> Foreseen | None:
@@ -197,13 +201,23 @@ class Foresight:
             return None
         return seen(bisect_left(range(len(order)), True, key=meets))
 
-    def pruned(self, seen: Foreseen, by: Criterion, factor: float) -> Foreseen:
-        """Return a choice without the regions that it can spare, those of the least effect for each op first."""
+    def _pruned(self, seen: Foreseen, by: Criterion, factor: float) -> Foreseen:
+        """Return a choice without the regions that it can spare, those of the least effect for each op first.
+
+        Painting takes long: of many regions, those whose own error alone would exceed the criterion are not painted.
+        """
+
+        def meets(energies: Any) -> bool:
+            return by.passes(self.prediction.score(energies * factor**2, by))
+
         for region in sorted(seen.held, key=self._effect_per_op):
-            less = self.painted(seen.held - {region})
-            if by.passes(self.prediction.score(less.energies * factor**2, by)):
-                seen = less
+            if len(seen.held) <= _FEW or meets(seen.energies + self._energies(region) * _OWN):
+                less = self.painted(seen.held - {region})
+                seen = less if meets(less.energies) else seen
         return seen
+
+    def _energies(self, number: int) -> Any:
+        return sum(self.prediction.alone(op) for op in self.regions[number].ops)
 
     def _effect_per_op(self, number: int) -> float:
         region = self.regions[number]

@@ -26,17 +26,17 @@ from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import BudgetSpent, minimal_set
 from amp_rewrite.evidence.trial import Trial, Trials, worst_score
 from amp_rewrite.evidence.verdict import Verdict
-from amp_rewrite.evidence.verify import EMULATED, Comparison, verdict_of
+from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight
+from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foresight
 from amp_rewrite.pipeline.regions import Region, painted, regions_of, suspicion
 from amp_rewrite.pipeline.repaired import Repaired, search_summary
 from amp_rewrite.reports.evidence import FAILED, REPAIRED, SMOKE, VERIFIED, Evidence
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import CPU
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.options import Options, takes_options
@@ -48,18 +48,17 @@ _ROUNDS = 8
 BUDGET = 100
 """Default bound on the trials of a search, which needs about 2 log2(n) where one op of n is to blame."""
 
-_HOPED, _MORE = 0.8, 1.15
-"""Errors of the first choice over those predicted, as they are hoped to be, and the first factor by which a failure
-raises them. The largest error of a choice scatters by a quarter or so: hope costs a trial or spares ops."""
+_FIRST, _MORE, _LESS = 1.05, 1.08, 0.8
+"""Errors over those predicted that the first choice allows for, the first factor by which a failure raises them, and
+that by which a success lowers them. Largest errors scatter by a quarter around the predicted ones, and those of similar
+choices do so independently: of four trials these give the fewest float32 ops on average."""
 _FAR = 2.0
 """Factor by which an error scatters at most: what is beyond tells of later choices."""
 
 _SMALL = 3
 """Regions of a choice, each of which is tried without."""
-_BEYOND = 2.0**5
-"""Factor beyond which the prediction is given up."""
-_SPARINGS, _FEW = 5, 5
-"""Smaller choices that are considered, and the trials after which no choice of the prediction is tried any more."""
+_FEW = 5
+"""Trials after which no choice of the prediction is tried any more."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage ("calibrate", "predict", "own errors", "search" or "verify"), the work done, and its total."""
@@ -208,69 +207,67 @@ class _Repair:
 
     def repaired(self) -> Repaired:
         base = self.draft.paint(self.guarded.pins)
-        reference = _reference(self.draft)
-        trials = Trials(self._trial(base, Runner.open(reference)), self.budget, lambda held: base)
-        if trials.passes(frozenset()):
-            plain = self._finished((), (), trials, reference)
-            if plain.solved:
-                return plain
-            trials.learn(frozenset(), plain.verdict)
+        reference = self._side(Conditions())
+        trials = Trials(self._trial(base, reference), self.budget, lambda held: base)
+        plain = self._finished((), (), trials, reference)
+        if plain.solved:
+            return plain
         foreseen = self._foreseen(base, trials, reference)
-        if foreseen is not None:
-            return foreseen
-        low = finish(self.draft, base).result
-        if trials.near(frozenset()):
-            trials.learn(frozenset(), trials.trial.real(low))
-        return self._searched(trials, self._regions(base, low, reference), reference)
+        return foreseen or self._searched(trials, self._regions(base, plain.result, reference.model), reference)
 
-    def _foreseen(self, base: Coloring, trials: Trials, reference: Model) -> Repaired | None:
+    def _side(self, conditions: Conditions) -> Side:
+        """Return the reference, open."""
+        return Side.of(_reference(self.draft), model_name(self.draft), conditions, keeps=True)
+
+    def _foreseen(self, base: Coloring, trials: Trials, reference: Side) -> Repaired | None:
         """Return the repair that the prediction finds and trials confirm; None if it finds none."""
         foresight = self._foresight(base, trials)
         if foresight is None:
             return None
-        regions, by, factor, more = foresight.regions, self.by, _HOPED, _MORE
         trials.paints = lambda held: foresight.painted(held).coloring
-        with suppress(BudgetSpent):
-            while len(trials.trail) < _FEW:
-                chosen = foresight.fewest(by, factor)
-                while chosen is not None and chosen.held in trials.verdicts and factor < _BEYOND:
-                    factor *= _MORE
-                    chosen = foresight.fewest(by, factor)
-                if chosen is None or chosen.held in trials.verdicts:
-                    break
-                if trials.passes(chosen.held):
-                    held = _needed(trials, self._pruned(foresight, trials, chosen, factor))
-                    repaired = self._finished(sorted(held), regions, trials, reference)
-                    if repaired.solved:
-                        return repaired
-                    trials.learn(held, repaired.verdict)
-                measured = worst_score(trials.verdicts[chosen.held], by)
-                factor = max(more * factor, foresight.factor(chosen, measured, by) / _FAR)
-                more *= more
+        while (chosen := self._hopeful(foresight, trials)) is not None:
+            held = _needed(trials, chosen)
+            repaired = self._finished(sorted(held), foresight.regions, trials, reference)
+            if repaired.solved:
+                return repaired
+            if repaired.verdict is None:
+                break
+            trials.verdicts[held] = repaired.verdict  # its errors are lucky in trials alone
         trials.forget()
         return None
 
-    def _pruned(self, foresight: Foresight, trials: Trials, chosen: Foreseen, most: float) -> frozenset[int]:
-        """Return a choice that passes, without the regions that it can spare if trials agree.
+    def _hopeful(self, foresight: Foresight, trials: Trials) -> frozenset[int] | None:
+        """Return the smallest choice that passes in a few trials; None if none does.
 
-        Its own errors were smaller than thought, those of a choice that failed larger, by the factor `most`: the
-        geometric mean of both is what a smaller choice is given.
+        Choices grow until one passes; the trials that are left go to smaller ones, which pass if their errors are small
+        by luck.
         """
-        least = foresight.factor(chosen, worst_score(trials.verdicts[chosen.held], self.by), self.by)
+
+        def size(held: frozenset[int]) -> int:
+            return foresight.painted(held).coloring.float32_ops
+
+        def best() -> frozenset[int] | None:
+            return min((held for held in trials.verdicts if held and trials.passes(held)), key=size, default=None)
+
+        factor, more, less, passed = _FIRST, _MORE, _LESS, 0.0
         with suppress(BudgetSpent):
-            for _ in range(_SPARINGS):
-                middle = math.sqrt(least * most)
-                spared = foresight.pruned(chosen, self.by, middle)
-                if spared.held == chosen.held:
-                    most = middle
-                    continue
-                if spared.held not in trials.verdicts and len(trials.trail) >= _FEW:
+            for _ in range(2 * _FEW):
+                chosen = foresight.fewest(self.by, factor) if len(trials.trail) < _FEW else None
+                if chosen is None:
                     break
-                if trials.passes(spared.held):
-                    chosen, most = spared, middle
+                known, least = chosen.held in trials.verdicts, best()
+                if least is not None and size(chosen.held) >= size(least):
+                    passed, less = factor, less**2
+                elif trials.passes(chosen.held):
+                    passed = factor
+                elif passed:
+                    less = math.sqrt(less)
                 else:
-                    least = middle
-        return chosen.held
+                    measured = worst_score(trials.verdicts[chosen.held], self.by)
+                    factor = max(factor * more, foresight.factor(chosen, measured, self.by) / _FAR)
+                    more = more if known else more**2
+                factor = passed * less or factor
+        return best()
 
     def _foresight(self, base: Coloring, trials: Trials) -> Foresight | None:
         trial = trials.trial
@@ -282,7 +279,7 @@ class _Repair:
             self.progress("predict", 1, 1)
         return found
 
-    def _searched(self, trials: Trials, regions: Sequence[Region], reference: Model) -> Repaired:
+    def _searched(self, trials: Trials, regions: Sequence[Region], reference: Side) -> Repaired:
         """Search; again with a margin if the real model is not as near as its trial; in the end pin all."""
 
         def enough(held: frozenset[int]) -> bool:
@@ -307,8 +304,10 @@ class _Repair:
         """True if the model holds a low type already."""
         return bool(self.draft.view.low_types)
 
-    def _trial(self, base: Coloring, reference: Runner) -> Trial:
+    def _trial(self, base: Coloring, reference: Side) -> Trial:
         draft = self.draft
+        if reference.runner.provider != CPU:
+            reference = self._side(Conditions(provider=CPU))
         vertices = {*base.low, *self._affine()}
         switchable = switchable_model(
             draft.view, vertices, draft.request.to, io=draft.io, saturate=draft.hazards.saturate
@@ -331,22 +330,29 @@ class _Repair:
         return sorted(regions_of(self.draft, base, errors), key=suspicion)
 
     def _finished(
-        self, chosen: Sequence[int] | None, regions: Sequence[Region], trials: Trials, reference: Model
+        self, chosen: Sequence[int] | None, regions: Sequence[Region], trials: Trials, reference: Side
     ) -> Repaired:
-        """Return the real conversion with the chosen regions pinned (None: all of them), and its verdict."""
+        """Return the real conversion with the chosen regions pinned (None: all of them), and its verdict.
+
+        The first one, without pins, is a trial itself.
+        """
+        first = not trials.trail
+        tried = len(trials.trail) + first
         decided = chosen is not None or trials.whole in trials.verdicts  # a real model may pass where its trial fails
         chosen = range(len(regions)) if chosen is None else chosen
         pinned = tuple(regions[i] for i in chosen)
         minimal = trials.each_needed(frozenset(chosen))
         findings = self.guarded.findings
         if pinned:
-            summary = search_summary(len(pinned), len(regions), len(trials.trail), minimal)
+            summary = search_summary(len(pinned), len(regions), tried, minimal)
             findings = (*findings, Finding("repaired", str(self.by), summary))
-        words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={len(trials.trail)}")
+        words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={tried}")
         converted = finish(self.draft, painted(self.draft, self.guarded.pins, pinned), findings, words, self.guarded)
         names = (model_name(self.draft), "the conversion")
         conditions = Conditions(names=names, progress=_stage(self.progress, "verify"))
-        verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by), conditions)
+        verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by, to_failure=first), conditions)
+        if first:
+            trials.add(frozenset(), converted.coloring, verdict)
         minimal, solved, trail = minimal and verdict.ok, verdict.ok and decided, tuple(trials.trail)
         level = (REPAIRED if pinned else VERIFIED) if solved else FAILED
         why = verdict.because if not verdict.ok else "the budget ended before the search did"

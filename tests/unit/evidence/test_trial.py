@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from amp_rewrite import emulate
+from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import Criterion, criterion
 from amp_rewrite.evidence.search import BudgetSpent
 from amp_rewrite.evidence.trial import Trial, Trials
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
+from amp_rewrite.evidence.verify import Side
+from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.measurements import Difference, OutputRow
-from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.request import Request
 from support.cases import build
 
@@ -129,10 +131,21 @@ def test_what_overflows_fails_at_the_first_batch_and_no_other_is_run() -> None:
     draft = Draft.of(model, Request.of(target="onnx"))
     batches = [{"x": np.full((8, 8), size, np.float32)} for size in (1e5, 1.0)]
     feed = Feed.of(batches, draft.source)
-    trial = Trial(Runner.open(draft.source), feed, NEAR, lambda c: finish(draft, c).result)
+    side = Side.of(draft.source, "net", Conditions(), keeps=True)
+    trial = Trial(side, feed, NEAR, lambda c: finish(draft, c).result)
 
     found = trial.run(draft.paint())
 
     assert (found.ok, found.fed.batches) == (False, 1)
-    whole = trial.real(emulate(model))
+    whole = Trial(side, feed, NEAR, lambda c: emulate(model)).run(draft.paint())
     assert (whole.ok, whole.fed.batches) == (True, 2)
+
+
+def test_outputs_of_a_reference_that_is_kept_are_computed_once() -> None:
+    model = Model.load(build("y=Relu(x)", ["y"]))
+    batch = {"x": np.full((8, 8), 3, np.float32)}
+    kept, fresh = (Side.of(model, "net", Conditions(), keeps=keeps) for keeps in (True, False))
+
+    assert kept.run(0, batch) is kept.run(0, batch)
+    assert kept.run(0, batch) is not kept.run(1, batch)
+    assert fresh.run(0, batch) is not fresh.run(0, batch)
