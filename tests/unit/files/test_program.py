@@ -22,6 +22,7 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.program import _of_onnx_ir
 from amp_rewrite.files.tensors import is_stub
 from amp_rewrite.runtime.runner import Runner
 from support.paths import TESTS
@@ -282,3 +283,9 @@ def test_the_data_of_a_program_is_never_replaced(tmp_path):
     with pytest.raises(ModelError, match="still read from it; name another"):
         convert(program(tensor)).save(tmp_path / "w.bin", overwrite=True)
     assert (tmp_path / "w.bin").read_bytes() == weight
+
+
+def test_only_what_has_a_graph_and_is_of_onnx_ir_is_a_program_of_it():
+    assert _of_onnx_ir(ir.from_proto(model()))
+    assert not _of_onnx_ir(ir.Shape([1]))
+    assert not _of_onnx_ir(SimpleNamespace(graph=None))
