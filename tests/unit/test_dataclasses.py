@@ -55,7 +55,6 @@ NUMBERS = {
     "train.metrics.classification.Accuracy.axis": 1,
     "train.metrics.classification.F1Score.axis": 1,
     "train.metrics.classification.Perplexity.axis": -1,
-    "train.metrics.classification.Perplexity.from_logits": True,
     "train.metrics.classification.TopKAccuracy.axis": 1,
     "train.metrics.classification.TopKAccuracy.k": 5,
     "train.objective.adapters.Adapters.rank": 8,
