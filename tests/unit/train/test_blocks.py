@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import ModelProto
 
+from amp_rewrite.files.model import Model
 from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.step import trainer as trainer_module
+from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.blocks import in_blocks
 from amp_rewrite.train.update.optimizers import LAMB, SGD, Adafactor, Adagrad, Adam, AdamW, Lion, Optimizer, RMSprop
-from support.train.nets import PLACE, batches, same, step
+from support.train.nets import CROSS_ENTROPY, PLACE, batches, mlp, same, step
 
 EACH = [
     SGD(0.1, 0.9, nesterov=True),
@@ -27,7 +31,7 @@ EACH = [
 ]
 
 
-def after(monkeypatch: pytest.MonkeyPatch, block: int, **options: Any) -> tuple[Trainer, list[float]]:
+def after(monkeypatch: pytest.MonkeyPatch, block: int, **options: Any) -> tuple[Trainer, Sequence[float]]:
     """Train with blocks of so many elements; a batch in the middle has no finite gradients."""
     monkeypatch.setattr(trainer_module, "BLOCK", block)
     made = Trainer(step(**options), **PLACE)
@@ -54,17 +58,45 @@ def test_an_emulated_step_is_cut_as_well(monkeypatch: pytest.MonkeyPatch) -> Non
     assert any(n.op_type == "Scan" for n in cut._model.proto.graph.node)
 
 
+def scans(model: Model) -> list[Counter[str]]:
+    """Ops in each Scan of a step, those of the update first."""
+    nodes = [n for n in model.proto.graph.node if n.op_type == "Scan"]
+    nodes.sort(key=lambda n: not n.name.startswith("amp.update/"))
+    return [Counter(n.op_type for a in node.attribute for n in a.g.node) for node in nodes]
+
+
 def test_a_scan_takes_the_whole_update_of_a_parameter_and_its_finite_test() -> None:
     model = in_blocks(step(policy="float32", optimizer="rmsprop").model, 16)
-    scans = [n for n in model.proto.graph.node if n.op_type == "Scan"]
-    kinds = [Counter(n.op_type for a in scan.attribute for n in a.g.node) for scan in scans]
     expected = {"Mul": 4, "Sub": 2, "Add": 2, "Sqrt": 1, "Div": 1, "ReduceSum": 1}
+    assert scans(model) == [expected, expected]  # w1 and w2
 
-    assert [len(scan.output) for scan in scans] == [3, 3]  # w1 and w2: variable, mean square, and the test
-    assert kinds == [expected, expected]
+
+def gelu() -> ModelProto:
+    """`mlp` with Gelu in place of Relu."""
+    model = mlp()
+    for node in model.graph.node:
+        if node.op_type == "Relu":
+            node.op_type = "Gelu"
+    return model
+
+
+def test_chains_of_the_backward_pass_are_cut_by_rows_where_the_batch_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = training_step(gelu(), loss=CROSS_ENTROPY, optimizer="sgd", policy="float32")
+    (rows,) = scans(in_blocks(made.model, 16))
+    losses, states = list[Any](), list[Any]()
+    for block in (1 << 20, 16):
+        monkeypatch.setattr(trainer_module, "BLOCK", block)
+        trainer = Trainer(made, **PLACE)
+        losses.append(trainer.fit(list(batches(3))).losses)
+        states.append(trainer.state)
+
+    assert rows["Erf"] == rows["Exp"] == 1
+    assert losses[0] == losses[1] and same(*states)
 
 
 def test_small_parameters_and_sizes_without_divisors_stay_whole() -> None:
     model = step(policy="float32").model
     assert in_blocks(model, 64) is model  # 128 elements are not four blocks of 64
-    assert [n.op_type for n in in_blocks(model, 31).proto.graph.node].count("Scan") == 1  # 128 elements in 8 blocks
+    assert len(scans(in_blocks(model, 31))) == 1  # 128 elements in 8 blocks
