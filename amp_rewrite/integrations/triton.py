@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 
-from onnx import ValueInfoProto
-
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.runtime.ports import Port, input_ports, output_ports
 
 BATCH = 4
 """The largest batch by default: that of Triton's server where it completes a configuration itself."""
@@ -56,13 +56,8 @@ def triton_config(model: ModelSource, *, name: str | None = None, max_batch_size
         name: "digits"
     """
     loaded = Model.load(model)
-    graph = loaded.proto.graph
-    weights = {tensor.name for tensor in graph.initializer}
-    ports = {
-        "input": [value for value in graph.input if value.name not in weights],
-        "output": [*graph.output],
-    }
-    dims = {kind: [_dims(kind, value) for value in values] for kind, values in ports.items()}
+    ports = {"input": [port for port in input_ports(loaded) if port.required], "output": output_ports(loaded)}
+    dims = {kind: [_dims(kind, port) for port in group] for kind, group in ports.items()}
     batched = _batched(dims["input"], dims["output"])
     if max_batch_size and not batched:
         raise PolicyError(
@@ -73,31 +68,28 @@ def triton_config(model: ModelSource, *, name: str | None = None, max_batch_size
     if size < 0:
         raise PolicyError(f"invalid max_batch_size {size}; use 0 or more")
     file = Path(model) if isinstance(model, (str, PathLike)) else None
-    lines = [f"name: {_quoted(name or (file.stem if file else graph.name))}", 'backend: "onnxruntime"']
+    lines = [f"name: {_quoted(name or (file.stem if file else loaded.proto.graph.name))}", 'backend: "onnxruntime"']
     lines.append(f"max_batch_size: {size}")
     if file is not None and file.name != "model.onnx":  # the name that Triton expects by itself
         lines.append(f"default_model_filename: {_quoted(file.name)}")
-    for kind, values in ports.items():
+    for kind, group in ports.items():
         entries = []
-        for value, shape in zip(values, dims[kind], strict=True):
-            fields = (f"    {line}" for line in _fields(kind, value, shape[1:] if size else shape))
+        for port, shape in zip(group, dims[kind], strict=True):
+            fields = (f"    {line}" for line in _fields(kind, port, shape[1:] if size else shape))
             entries.append("\n".join(["  {", *fields, "  }"]))
         lines += [f"{kind} [", ",\n".join(entries), "]"]
     return "\n".join(lines) + "\n"
 
 
-def _dims(kind: str, value: ValueInfoProto) -> _Dims:
+def _dims(kind: str, port: Port) -> _Dims:
     """Return the dimensions of an input or output: numbers, or names, which are unique where the model has none."""
-    if not value.type.HasField("tensor_type"):
-        words = value.type.WhichOneof("value") or "value without a type"
-        raise ModelError(f"{kind} {value.name!r} is a {words}, and Triton takes tensors alone; change the model")
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):
-        raise ModelError(f"{kind} {value.name!r} has no shape, and Triton needs its rank; state it in the model")
-    stated = enumerate(tensor.shape.dim)
-    return tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}\0{at}" for at, dim in stated
-    )
+    if port.container != TENSOR:
+        raise ModelError(
+            f"{kind} {port.name!r} is a {port.container}, and Triton takes tensors alone; change the model"
+        )
+    if port.shape is None:
+        raise ModelError(f"{kind} {port.name!r} has no shape, and Triton needs its rank; state it in the model")
+    return tuple(f"{port.name}\0{at}" if dim is None else dim for at, dim in enumerate(port.shape))
 
 
 def _batched(inputs: Sequence[_Dims], outputs: Sequence[_Dims]) -> bool:
@@ -108,13 +100,12 @@ def _batched(inputs: Sequence[_Dims], outputs: Sequence[_Dims]) -> bool:
     return len(first) == 1 and not any(first & set(dims[1:]) for dims in every)
 
 
-def _fields(kind: str, value: ValueInfoProto, dims: _Dims) -> Iterator[str]:
-    dtype = DType.of(value.type.tensor_type.elem_type)
-    if dtype not in _TYPES:
-        known = dtype.spelling if dtype else value.type.tensor_type.elem_type
-        raise ModelError(f"{kind} {value.name!r} has type {known}, which Triton lacks; cast it in the model")
-    yield f"name: {_quoted(value.name)}"
-    yield f"data_type: {_TYPES[dtype]}"
+def _fields(kind: str, port: Port, dims: _Dims) -> Iterator[str]:
+    if port.dtype not in _TYPES:
+        known = port.dtype.spelling if port.dtype else "unknown"
+        raise ModelError(f"{kind} {port.name!r} has type {known}, which Triton lacks; cast it in the model")
+    yield f"name: {_quoted(port.name)}"
+    yield f"data_type: {_TYPES[port.dtype]}"
     yield f"dims: [ {', '.join('-1' if isinstance(dim, str) else str(dim) for dim in dims) or '1'} ]"
     if not dims:  # dims must not be empty
         yield "reshape: { shape: [ ] }"

@@ -102,7 +102,7 @@ def test_a_weight_that_is_an_input_too_is_none_of_the_configuration() -> None:
 @pytest.mark.parametrize(
     ("ports", "words"),
     [
-        ("(seq(float[2]) x) => (float[2] y)", "input 'x' is a sequence_type, and Triton takes tensors alone"),
+        ("(seq(float[2]) x) => (float[2] y)", "input 'x' is a seq, and Triton takes tensors alone"),
         ("(float[2] x) => (float8e5m2[2] y)", "output 'y' has type float8e5m2, which Triton lacks"),
     ],
 )
