@@ -18,7 +18,7 @@ from olive.search.search_parameter import Categorical
 from amp_rewrite.errors import AmpRewriteError, EvidenceError
 from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.pipeline.repair import repair
-from amp_rewrite.settings.choices import HEADROOM, Level
+from amp_rewrite.settings.choices import BY_PROVIDER, HEADROOM, Level
 from amp_rewrite.settings.option import Kind, Option
 from amp_rewrite.settings.options import KEYWORDS
 from amp_rewrite.settings.request import Request
@@ -31,15 +31,6 @@ _TYPES: Mapping[Kind, Any] = {
     Kind.SWITCH: bool,
 }
 _SEARCHED = {"level": Categorical([Level.DEFAULT.value, Level.TENSOR_CORES_ONLY.value, Level.TREAT_GRAY_AS_DENY.value])}
-_TARGETS = {
-    "DmlExecutionProvider": "directml",
-    "OpenVINOExecutionProvider": "openvino",
-    "QNNExecutionProvider": "qnn",
-    "TensorrtExecutionProvider": "tensorrt",
-    "NvTensorRTRTXExecutionProvider": "tensorrt",
-    "WebGpuExecutionProvider": "webgpu",
-}
-"""Targets by execution provider; others have that of `convert`."""
 _FILES = Union[Path, str]  # noqa: UP007
 _MORE: Mapping[str, tuple[str, dict[str, Any]]] = {
     "data": ("input data: a .npz file, or a folder of them", {"type_": _FILES, "category": ParamCategory.DATA}),
@@ -60,10 +51,10 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
 
     @classmethod
     def _default_config(cls, accelerator_spec: AcceleratorSpec) -> dict[str, PassConfigParam]:
-        target = _TARGETS.get(str(accelerator_spec.execution_provider))
+        target = BY_PROVIDER.get(str(accelerator_spec.execution_provider))
         config = {name: _parameter(row) for name, row in KEYWORDS.items()}
         if target is not None:
-            config["target"].default_value = target
+            config["target"].default_value = target.value
         return config | {name: PassConfigParam(description=words, **more) for name, (words, more) in _MORE.items()}
 
     @classmethod

@@ -231,6 +231,18 @@ class Target(_Choice):
         return None if known is None else known.opset
 
 
+BY_PROVIDER = {
+    "CUDAExecutionProvider": Target.ORT_CUDA,
+    "CPUExecutionProvider": Target.ORT_CUDA,
+    "TensorrtExecutionProvider": Target.TENSORRT,
+    "NvTensorRTRTXExecutionProvider": Target.TENSORRT,
+    "DmlExecutionProvider": Target.DIRECTML,
+    "OpenVINOExecutionProvider": Target.OPENVINO,
+    "CoreMLExecutionProvider": Target.COREML,
+    "QNNExecutionProvider": Target.QNN,
+    "WebGpuExecutionProvider": Target.WEBGPU,
+}
+"""Targets by execution provider of onnxruntime."""
 METADATA_KEY = "amp_rewrite"
 """Key of the metadata entry of a converted model: version, type, lists and settings."""
 

@@ -34,14 +34,13 @@ from amp_rewrite.runtime.runner import (
     CPU,
     CUDA,
     TENSORRT,
-    WEBGPU,
     Given,
     Runner,
     SessionOptions,
     cuda_opens,
     cuda_release,
 )
-from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.choices import BY_PROVIDER, Target
 from amp_rewrite.settings.policy import Policy, low_type
 from amp_rewrite.settings.request import Request
 from amp_rewrite.version import VERSION
@@ -49,17 +48,6 @@ from amp_rewrite.version import VERSION
 if TYPE_CHECKING:
     from amp_rewrite.runtime.binding import Binding
 
-_TARGETS = {
-    CUDA: Target.ORT_CUDA,
-    CPU: Target.ORT_CUDA,
-    TENSORRT: Target.TENSORRT,
-    "NvTensorRTRTXExecutionProvider": Target.TENSORRT,
-    "DmlExecutionProvider": Target.DIRECTML,
-    "OpenVINOExecutionProvider": Target.OPENVINO,
-    "CoreMLExecutionProvider": Target.COREML,
-    "QNNExecutionProvider": Target.QNN,
-    WEBGPU: Target.WEBGPU,
-}
 _ON_GPU = (CUDA, TENSORRT)
 
 
@@ -286,7 +274,7 @@ def _ready(source: Model, asked: _Asked, cache: Cache | None, options: Mapping[s
         return _Ready(source)
     if asked.refusal:
         return _Ready(source, left=asked.refusal)
-    options = {"target": _TARGETS.get(asked.first, Target.ONNX), **options}
+    options = {"target": BY_PROVIDER.get(asked.first, Target.ONNX), **options}
     key = "" if cache is None else _key(source, asked, options, cache)
     if cache is not None and (kept := cache.load(key)) is not None:
         return _Ready(kept.model, kept.report)

@@ -34,7 +34,7 @@ def test_a_folder_is_converted_with_a_line_for_each_model() -> None:
         "ok  out/decoder/model_fp16.onnx",
         "ok  out/decoder/plain_fp16.onnx",
     ]
-    assert "2 of 2 compute ops lowered, 2 Casts" in lines[0] and "131 KB → 65.5 KB of weights" in lines[0]
+    assert "2 of 2 compute ops lowered, 2 Casts" in lines[0] and "131.1 kB → 65.5 kB of weights" in lines[0]
     assert done.stderr == "3 models done, 2 other files copied\n"
 
 
