@@ -167,7 +167,7 @@ def _in_made_folders(path: Path) -> Iterator[None]:
     """Make the folders of a file, and remove those again that stay empty."""
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
-        if missing:
+        if not path.parent.is_dir():
             from amp_rewrite.files.scratch import make_folder  # late: most folders are there
 
             make_folder(path)
