@@ -78,7 +78,8 @@ class Forward:
         others = [name for name, part in parts.items() if _has_own_statistics(torch, part)]
         if not trained.equals(expected):
             others += [name for name in parts if name not in left and not run([name]).equals(expected)]
-        gradients, own = _own_gradients(torch, run.call), type(module).__name__
+        gradients = [*_hooked(parts, module), *([] if expected.outputs is None else _own_gradients(torch, run.call))]
+        own = type(module).__name__
         notes = (
             Note(f"the export left out the dropout of {_names(left, own)}; {_LEFT_OUT}", False) if left else None,
             Note(f"in training mode PyTorch computes {_names(others, own)} {_OTHERWISE}", False) if others else None,
@@ -95,7 +96,7 @@ _OTHERWISE = (
     "otherwise than in evaluation mode, or changes buffers there; a step computes what evaluation does, and leaves such"
     " buffers as they are"
 )
-_OWN_GRADIENT = "has a gradient of its own in PyTorch; a step computes that of its forward pass"
+_OWN_GRADIENT = "has a gradient of its own in PyTorch; a step computes that of the forward pass"
 
 
 def _names(names: Iterable[str], whole: str) -> str:
@@ -261,6 +262,13 @@ def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = 
 
 def _is_number(name: str, args: Sequence[Any]) -> bool:
     return name == _NUMBER and len(args) == 1 and isinstance(args[0], (list, tuple)) and not args[0]
+
+
+def _hooked(parts: Mapping[str, Any], module: Any) -> list[str]:
+    """Return the names of parameters and modules that change gradients, by hooks or by how often a row is looked up."""
+    changed = ("_backward_hooks", "_backward_pre_hooks", "scale_grad_by_freq")
+    every = {**dict(module.named_parameters()), **parts}
+    return [name for name, one in every.items() if any(getattr(one, attribute, None) for attribute in changed)]
 
 
 def _own_gradients(torch: Any, call: Callable[[], list[Any]]) -> list[str]:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from amp_rewrite.errors import TrainingError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import claimed
@@ -75,7 +77,7 @@ def from_torch(
     inputs = _inputs(torch, module, example)
     state = _State.of(torch, module)
     with _quiet():
-        found = Forward.of(torch, module, lambda tensors: _outputs_of(torch, module, inputs, tensors), dropout)
+        found = Forward.of(torch, module, lambda tensors: _outputs_of(torch, module, inputs, tensors, state), dropout)
         with training(module, ()):
             names = _output_names(torch, module, inputs, outputs)
         settings = _Settings(names, _axes(inputs, dynamic), opset)
@@ -124,10 +126,14 @@ def _quiet() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Parameters and floating buffers of a module by name, and the names of the inputs that stand for them."""
+    """Parameters and floating buffers of a module by name.
+
+    `places`: the names of all attributes that hold a tensor of the module, each with the tensor's first name.
+    """
 
     parameters: Mapping[str, Any]
     buffers: Mapping[str, Any]
+    places: Mapping[str, str]
 
     @classmethod
     def of(cls, torch: Any, module: Any) -> _State:
@@ -141,7 +147,14 @@ class _State:
                 )
         if not parameters:
             raise TrainingError("the module has no parameters, so there is nothing to train")
-        return cls(parameters, buffers)
+        first = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
+        places = {
+            f"{at}.{name}" if at else name: first[id(tensor)]
+            for at, part in module.named_modules()
+            for name, tensor in (*part._parameters.items(), *part._buffers.items())
+            if tensor is not None
+        }
+        return cls(parameters, buffers, places)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -176,10 +189,15 @@ def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
         values = example if isinstance(example, (tuple, list)) else (example,)
         extra = [f"input_{i}" for i in range(len(arguments), len(values))]
         given = dict(zip([*arguments, *extra], values, strict=False))
-    tensors = {name: torch.as_tensor(value) for name, value in given.items()}
+    tensors = {name: torch.as_tensor(_single(value)) for name, value in given.items()}
     if not tensors:
         raise TrainingError("the example is empty; pass one input of the module, or several")
     return {n: torch.cat((t, t)) if t.ndim and t.shape[0] == 1 else t for n, t in tensors.items()}
+
+
+def _single(value: object) -> object:
+    """Return an array of doubles as float32, as a step takes it."""
+    return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float64 else value
 
 
 def _axes(inputs: Mapping[str, Any], dynamic: Mapping[str, Mapping[int, str]] | None) -> dict[str, dict[int, str]]:
@@ -226,9 +244,14 @@ def _call(module: Any, inputs: Mapping[str, Any]) -> Any:
     return module(*args, **kwargs)
 
 
-def _outputs_of(torch: Any, module: Any, inputs: Mapping[str, Any], tensors: dict[str, Any]) -> list[Any]:
+def _outputs_of(
+    torch: Any, module: Any, inputs: Mapping[str, Any], tensors: dict[str, Any], state: _State
+) -> list[Any]:
     """Call the module with these parameters and buffers, which it may change."""
-    return list(tensors_of(torch, torch.func.functional_call(module, tensors, *_arguments(inputs))).values())
+    own = {place: tensors[name] for place, name in state.places.items()}
+    made = tensors_of(torch, torch.func.functional_call(module, own, *_arguments(inputs), tie_weights=False))
+    tensors.update((name, own[name]) for name in tensors)
+    return list(made.values())
 
 
 # -- export --------------------------------------------------------------------------------------------
@@ -264,9 +287,11 @@ def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _State,
             self.called = Called()
 
         def forward(self, given: list[Any], held: list[Any]) -> Any:
-            own = {f"module.{name}": tensor for name, tensor in zip(state.names, held, strict=True)}
+            tensors = dict(zip(state.names, held, strict=True))
+            own = {f"module.{place}": tensors[name] for place, name in state.places.items() if name in tensors}
             with stopping(torch):
-                return torch.func.functional_call(self.called, own, (dict(zip(names, given, strict=True)),))
+                arguments = (dict(zip(names, given, strict=True)),)
+                return torch.func.functional_call(self.called, own, arguments, tie_weights=False)
 
     dims: dict[str, Any] = {}
     for axes in settings.axes.values():
@@ -278,7 +303,7 @@ def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _State,
         program = torch.onnx.export(
             Functional(),
             (list(inputs.values()), list(tensors)),
-            input_names=[*names, *state.names],
+            input_names=[*(claimed(name, taken) for name in names), *state.names],
             output_names=[claimed(name, taken) for name in settings.outputs],
             dynamic_shapes=(shapes, [None] * len(tensors)),
             opset_version=settings.opset,

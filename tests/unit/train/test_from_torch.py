@@ -46,6 +46,25 @@ def _rows(rows: int) -> Any:
     return RNG.normal(size=(rows, 8)).astype(F32)
 
 
+def _shared(torch: Any) -> Any:
+    """A net with one layer three times, a weight in two layers, and a parameter with the name of the input."""
+    nn = torch.nn
+
+    class Net(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.other = nn.ModuleList([nn.Linear(8, 8)] * 3), nn.Linear(8, 8)
+            self.other.weight, self.last = self.layers[0].weight, nn.Linear(8, 6)
+            self.x = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: Any) -> Any:
+            for layer in (*self.layers, self.other):
+                x = torch.tanh(layer(x)) * self.x
+            return self.last(x)
+
+    return Net()
+
+
 def _norm(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda torch: torch.nn.Sequential(torch.nn.Linear(8, 16), make(torch.nn), torch.nn.Linear(16, 6))
 
@@ -63,6 +82,7 @@ def _norm(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
             _norm(lambda nn: nn.BatchNorm1d(16, track_running_stats=False)), _rows, id="BatchNorm, no statistics"
         ),
         pytest.param(_norm(lambda nn: nn.RMSNorm(16)), _rows, id="RMSNorm"),
+        pytest.param(_shared, _rows, id="layers under several names"),
     ],
 )
 def test_losses_are_those_of_pytorch_and_all_of_its_parameters_are_trained(make: Any, data: Any) -> None:
@@ -82,6 +102,14 @@ def test_losses_are_those_of_pytorch_and_all_of_its_parameters_are_trained(make:
         loss.backward()
         optimizer.step()
         assert trainer.fit([{source: x, "label": label}]).losses[0] == pytest.approx(loss.item(), abs=2e-6)
+
+
+def test_an_example_may_be_of_doubles_and_must_fit() -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Linear(8, 6))
+    assert [v.name for v in from_torch(net, np.ones((2, 8))).proto.graph.input] == ["input"]
+    with pytest.raises(TrainingError, match=r"the module fails on the example: .*; correct the example"):
+        from_torch(net, np.ones((2, 5)))
 
 
 def test_the_report_names_padding_rows_and_constants_of_the_exporter() -> None:
@@ -239,14 +267,17 @@ def _odd(torch: Any, way: str) -> Any:
             made["spectral"] = lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 6))
             made["instances"] = lambda: nn.InstanceNorm1d(4, track_running_stats=True)
             made["average"] = lambda: nn.BatchNorm1d(8, momentum=None)
+            made["hooked"] = lambda: nn.Embedding(4, 6, scale_grad_by_freq=True)
             made["looked_up"] = lambda: nn.Embedding(4, 6, max_norm=0.1)
             self.line, self.part = nn.Linear(8, 6), made.get(way, nn.Identity)()
             self.register_buffer("calls", torch.zeros(1))
+            if way == "hooked":
+                self.line.weight.register_hook(lambda gradient: gradient * 2)
 
         def forward(self, x: Any) -> Any:
             if way == "packed":
                 return self.part(nn.utils.rnn.pack_padded_sequence(x[:, None], torch.ones(len(x)), True))[1][0]
-            if way == "looked_up":
+            if way in ("looked_up", "hooked"):
                 return self.line(x) + self.part((x[:, 0] > 0).long())
             if way == "counted" or (way == "counted in training" and self.training):
                 self.calls += 1
@@ -283,7 +314,8 @@ def test_what_no_export_has_is_refused(way: str, message: str) -> None:
         ("instances", "in training mode PyTorch computes 'part' otherwise than in evaluation"),
         ("average", "in training mode PyTorch computes 'part' otherwise than in evaluation"),
         ("counted in training", "in training mode PyTorch computes 'Net' otherwise than in evaluation"),
-        ("rounded", "'Rounded' has a gradient of its own in PyTorch; a step computes that of its forward pass"),
+        ("rounded", "'Rounded' has a gradient of its own in PyTorch; a step computes that of the forward pass"),
+        ("hooked", "'line.weight', 'part' has a gradient of its own in PyTorch; a step computes that"),
         ("", ""),
     ],
 )
