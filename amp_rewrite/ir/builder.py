@@ -17,6 +17,7 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ModelError
 from amp_rewrite.files.casting import Array
+from amp_rewrite.files.protos import refill
 from amp_rewrite.ir.names import numbered, unused
 from amp_rewrite.ir.op_classes import UNREPEATABLE
 from amp_rewrite.ir.versions import (
@@ -34,6 +35,12 @@ from amp_rewrite.ir.view import MAIN, Op, View
 def new_node(op_type: str, inputs: Sequence[str], output: str, name: str = "", **attributes: Any) -> NodeProto:
     """Return a node with one output."""
     return onnx.helper.make_node(op_type, inputs, [output], name, **attributes)
+
+
+def restate(node: NodeProto, name: str, value: Any = None) -> None:
+    """State an attribute of a node anew, behind the others; None takes it out."""
+    stated = [onnx.helper.make_attribute(name, value)] if value is not None else []
+    refill(node, "attribute", [*(a for a in node.attribute if a.name != name), *stated])
 
 
 def new_cast(source: str, result: str, to: DType, *, name: str = "", opset: int = FIRST_CAST_BY_CODE) -> NodeProto:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, SCALINGS, Slots
-from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.schema import ints_attribute
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 
@@ -165,11 +165,8 @@ def keeps_type(view: View, op: Op) -> bool:
 
 def axes_of(view: View, op: Op) -> Sequence[int]:
     """Return the stated or constant axes of a reduction; an empty list if it is over all, or they are computed."""
-    stated = attribute(op.node, "axes")
-    if stated is not None:
-        return list(stated.ints)
     axes = view.array(op.inputs[1]) if len(op.inputs) > 1 else None
-    return [int(axis) for axis in axes.reshape(-1)] if axes is not None else []
+    return ints_attribute(op.node, "axes") if axes is None else axes.reshape(-1).tolist()
 
 
 def squared(op: Op | None) -> ValueId | None:

@@ -12,7 +12,7 @@ from amp_rewrite.decide.cast_plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.builder import new_cast, new_node
+from amp_rewrite.ir.builder import new_cast, new_node, restate
 from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import (
@@ -153,14 +153,14 @@ class _Emitter:
             value = attribute(node, "value")
             zero = onnx.helper.make_tensor("value", TensorProto.FLOAT, (1,), [0.0])
             tensor = baked(value.t if value is not None else zero, dtype, model=self.view.model)
-            _replace(node, "value", onnx.helper.make_attribute("value", tensor))
+            restate(node, "value", tensor)
             return
         name = DTYPE_ATTRIBUTES[op.domain, op.op_type]
         old = attribute(node, name)
         code: int | str = dtype.code
         if old is not None and old.type == AttributeProto.STRING:  # Cast-1
             code = TensorProto.DataType.Name(dtype.code)
-        _replace(node, name, onnx.helper.make_attribute(name, code))
+        restate(node, name, code)
 
     def _second_constant(self, op: Op, bake: Bake) -> NodeProto:
         node = clone(op.node)
@@ -270,7 +270,3 @@ def _widen_inside(node: NodeProto) -> None:
     for a in node.attribute:
         if a.name in INNER_DTYPE_ATTRIBUTES and DType.of(a.i) in LOW_TYPES:
             a.i = DType.FLOAT.code
-
-
-def _replace(node: NodeProto, name: str, new: AttributeProto) -> None:
-    refill(node, "attribute", [*(a for a in node.attribute if a.name != name), new])

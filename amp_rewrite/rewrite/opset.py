@@ -20,7 +20,8 @@ from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError, one_line, spelled
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.builder import restate
 from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.patterns.clusters import clusters
@@ -268,7 +269,7 @@ class _Mover:
             node.input.append(claimed(f"{node.output[0]}_axes", self.names))
             tensor = onnx.helper.make_tensor(node.input[-1], onnx.TensorProto.INT64, [len(axes)], axes)
             self.proto.graph.initializer.append(tensor)
-            _without(node, "axes")
+            restate(node, "axes")
         if node.op_type == "Split" and len(node.input) < _WITH_SIZES and "num_outputs" in new.attributes:
             node.attribute.append(onnx.helper.make_attribute("num_outputs", len(node.output)))
 
@@ -283,7 +284,7 @@ def _drop_defaults(node: NodeProto, old: OpSchema, new: OpSchema) -> str | None:
         default = old.attributes[a.name].default_value if a.name in old.attributes else None
         if default is None or not default.name or value_of(default) != value_of(a):
             return f"states {a.name}, which is not one of its attributes there"
-        _without(node, a.name)
+        restate(node, a.name)
     return None
 
 
@@ -292,7 +293,3 @@ def _misfit(node: NodeProto, new: OpSchema) -> str | None:
         return "has more inputs or outputs than it has there"
     missing = [n for n, a in new.attributes.items() if a.required and n not in {s.name for s in node.attribute}]
     return f"lacks {missing[0]}, which it needs there" if missing else None
-
-
-def _without(node: NodeProto, name: str) -> None:
-    refill(node, "attribute", [a for a in node.attribute if a.name != name])

@@ -57,6 +57,11 @@ class Refusal:
 Outcome = Replacement | Refusal
 
 
+def judged(kind: str, last: OpId, found: Replacement | str) -> Outcome:
+    """Return a replacement, or the refusal of ops that end in `last` for the reason that stands in its place."""
+    return Refusal(kind, last, found) if isinstance(found, str) else found
+
+
 @dataclass(slots=True)
 class Context:
     """The low type, and the shapes of a view, inferred once for all passes of a round."""

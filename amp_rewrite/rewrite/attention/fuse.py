@@ -16,7 +16,7 @@ from amp_rewrite.rewrite.attention.build import KIND, write
 from amp_rewrite.rewrite.attention.equivalence import mismatch_of
 from amp_rewrite.rewrite.attention.legality import Site, site_of
 from amp_rewrite.rewrite.attention.recognize import Form, form_of
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, too_old
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, judged, too_old
 
 
 def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
@@ -32,8 +32,7 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
             yield Refusal(KIND, last, site)
         else:
             written = write(site)
-            why = mismatch_of(site, written)
-            yield Refusal(KIND, last, why) if why is not None else written
+            yield judged(KIND, last, mismatch_of(site, written) or written)
 
 
 def sites(view: View, context: Context) -> Iterator[tuple[OpId, Site | str]]:

@@ -28,7 +28,7 @@ from amp_rewrite.rewrite.contrib.multi_head_attention import fuse_attentions
 from amp_rewrite.rewrite.equivalence import Arrays, gate_magnitude, node_mismatch
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
 from amp_rewrite.rewrite.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node, judged
 
 _LATEST = 23
 """The opset from which the standard has all the operators that these are made of."""
@@ -51,9 +51,7 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 def _proved(site: Site, match: Match) -> Outcome:
     fusion = match.replacement
     why = node_mismatch(site.view, fusion.ops, fusion.node, match.tried, match.magnitude, site.view.opsets)
-    if why is not None:
-        return Refusal(fusion.kind, fusion.last, why)
-    return _declaring(site.view, site.context, fusion)
+    return _declaring(site.view, site.context, judged(fusion.kind, fusion.last, why or fusion))
 
 
 def _declaring(view: View, context: Context, outcome: Outcome) -> Outcome:

@@ -27,7 +27,7 @@ from amp_rewrite.rewrite.attention.legality import Site
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node
+from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, fused_node, judged
 
 KIND = "multi_head_attention"
 _SWAP = (0, 2, 1, 3)  # heads before tokens, and back
@@ -57,8 +57,7 @@ def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
     """Replace each attention that is still written out by one node, or refuse it. `attention` reports its own."""
     for last, site in sites(view, context):
         if not isinstance(site, str):
-            outcome = _written(site, context.dims(view))
-            yield Refusal(KIND, last, outcome) if isinstance(outcome, str) else outcome
+            yield judged(KIND, last, _written(site, context.dims(view)))
 
 
 def _written(site: Site, dims: AllDims) -> Replacement | str:

@@ -24,7 +24,7 @@ from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run
 from amp_rewrite.rewrite.limited_evaluation import MOST_ELEMENTS
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement
+from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged
 
 KIND = "batch_normalization"
 _TRIED = 15
@@ -38,8 +38,7 @@ def fold_batch_norms(view: View, context: Context) -> Iterator[Outcome]:
     for op in view.of_kinds(("BatchNormalization",)):
         linear = view.producer(op.inputs[0], *_CARRIERS)
         if linear is not None:
-            outcome = _unfit(view, linear, op) or _folded(view, linear, op, context.to)
-            yield Refusal(KIND, op.id, outcome) if isinstance(outcome, str) else outcome
+            yield judged(KIND, op.id, _unfit(view, linear, op) or _folded(view, linear, op, context.to))
 
 
 def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:

@@ -15,7 +15,7 @@ from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import float_attribute, int_attribute
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.equivalence import double, mismatch, run, runs_of, trial_shape
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, only_float32
+from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
 
 GROUP_NORM = "group_normalization"
 
@@ -49,8 +49,7 @@ def spell_group_norms(view: View, context: Context) -> Iterator[Outcome]:
     """
     for op in view.of_kinds(("GroupNormalization",)):
         if only_float32(view, (op.id,)):
-            outcome = _spelled(view, op, context)
-            yield Refusal(GROUP_NORM, op.id, outcome) if isinstance(outcome, str) else outcome
+            yield judged(GROUP_NORM, op.id, _spelled(view, op, context))
 
 
 def _spelled(view: View, op: Op, context: Context) -> Replacement | str:

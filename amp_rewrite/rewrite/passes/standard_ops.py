@@ -18,9 +18,9 @@ from amp_rewrite.rewrite.equivalence import gate_magnitude, node_mismatch, trial
 from amp_rewrite.rewrite.replacement import (
     Context,
     Outcome,
-    Refusal,
     Replacement,
     fused_node,
+    judged,
     only_float32,
     outside,
     too_old,
@@ -36,8 +36,7 @@ def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Ite
     for cluster in clusters(view):
         row = _FORMULAS.get(cluster.kind)
         if row is not None:
-            outcome = _fused(_Case(view, cluster, context, opset), row)
-            yield Refusal(cluster.kind, max(cluster.ops), outcome) if isinstance(outcome, str) else outcome
+            yield judged(cluster.kind, max(cluster.ops), _fused(_Case(view, cluster, context, opset), row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def divide_by_roots(view: View, context: Context) -> Iterator[Outcome]:
         tried = {reads[0]: (2, 7), reads[1]: (2, 1)}
         ops = (inverse.id, product.id)
         why = node_mismatch(view, ops, node, tried, lambda _, y: np.abs(y).max(), view.opsets)
-        yield Refusal("division", product.id, why) if why else Replacement("division", ops, product.id, node)
+        yield judged("division", product.id, why or Replacement("division", ops, product.id, node))
 
 
 _DIVIDED = ("layer_normalization", "rms_normalization")

@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
-import onnx.helper
 from onnx import NodeProto, TensorProto
 from onnx.numpy_helper import from_array
 
@@ -16,7 +14,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import scaled
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.rounding import Fit
-from amp_rewrite.ir.builder import new_node
+from amp_rewrite.ir.builder import new_node, restate
 from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import COMPARISONS, HEAVY
@@ -309,6 +307,4 @@ class _Emitter:
     def _set_attribute(self, op: Op, node: NodeProto, name: str, exponent: int) -> None:
         number = self._scaled_attribute(op, name, exponent)
         assert number is not None
-        others = [a for a in node.attribute if a.name != name]
-        del node.attribute[:]
-        node.attribute.extend([*others, onnx.helper.make_attribute(name, number)])
+        restate(node, name, number)
