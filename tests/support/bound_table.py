@@ -156,6 +156,9 @@ def _dequantized(domain: str = "") -> Row:
 ROWS: Mapping[str, Sequence[Row]] = {
     # functions of one number
     "Abs": [unary("Abs", *ENDS)],
+    "Asin": [unary("Asin", -1.0, 1.0)],
+    "Asinh": [unary("Asinh", -9.0, 4.0)],
+    "Atan": [unary("Atan", -1.0, 2.0), unary("Atan", -900.0, 900.0)],
     "Ceil": [unary("Ceil", -2.5, 3.5)],
     "Celu": [unary("Celu", -6.0, 2.0, "alpha = 0.5"), unary("Celu", -3.0, -1.0, "alpha = 2.0")],
     "Cos": [unary("Cos", -4.0, 4.0)],
@@ -174,6 +177,7 @@ ROWS: Mapping[str, Sequence[Row]] = {
     "Round": [unary("Round", -2.4, 3.4)],
     "Selu": [unary("Selu", -9.0, 2.0), unary("Selu", -9.0, 2.0, "alpha = 3.0, gamma = 0.5")],
     "Sigmoid": [unary("Sigmoid", -1.0, 2.0), unary("Sigmoid", -20.0, 20.0)],
+    "Shrink": [unary("Shrink", -4.0, 3.0, "lambd = 1.5, bias = 0.5"), unary("Shrink", -1.0, 3.0, "bias = -2.0")],
     "Sign": [unary("Sign", *ENDS)],
     "Sin": [unary("Sin", -4.0, 4.0)],
     "Softplus": [unary("Softplus", *ENDS)],
@@ -181,6 +185,10 @@ ROWS: Mapping[str, Sequence[Row]] = {
     "Sqrt": [unary("Sqrt", 0.0, 9.0)],
     "Swish": [unary("Swish", -6.0, 4.0, opset=24), unary("Swish", -6.0, 1.0, "alpha = 3.0", 24)],
     "Tanh": [unary("Tanh", -1.0, 0.5), unary("Tanh", -9.0, 9.0)],
+    "ThresholdedRelu": [
+        unary("ThresholdedRelu", -4.0, 3.0, "alpha = -2.0"),
+        unary("ThresholdedRelu", -1.0, 3.0, "alpha = 2.0"),
+    ],
     "com.microsoft::FastGelu": [unary("com.microsoft::FastGelu", -6.0, 4.0)],
     "com.microsoft::Gelu": [unary("com.microsoft::Gelu", -6.0, 4.0)],
     "com.microsoft::QuickGelu": [
@@ -214,6 +222,12 @@ ROWS: Mapping[str, Sequence[Row]] = {
     "Pow": [
         Row("float[3] x", "y = Pow (x, p)", [{"x": np.array([*e, max(0.0, e[0])])}], {"x": e}, {"p": np.float32(p)})
         for e, p in ((ENDS, 2.0), (ENDS, 3.0), ((0.5, 4.0), 0.5), ((0.5, 4.0), -1.0))
+    ],
+    "Mod": [
+        Row(
+            "float[2] x", "y = Mod <fmod = 1> (x, k)", [{"x": np.array(feed)}], {"x": given}, {"k": np.float32(divisor)}
+        )
+        for given, divisor, feed in ((ENDS, 9.0, ENDS), ((-9.0, 9.0), 5.0, (-4.999, 4.999)))
     ],
     "PRelu": [pair("PRelu", second=(-0.5, 2.0))],
     "LeakyRelu": [unary("LeakyRelu", -4.0, 3.0, "alpha = 0.5"), unary("LeakyRelu", -4.0, 1.0, "alpha = -0.5")],
@@ -334,6 +348,9 @@ ROWS: Mapping[str, Sequence[Row]] = {
     "Split": [moved((4, 4), "y, z = Split <axis = 0, num_outputs = 2> (x)")],
     "Squeeze": [moved((1, 4), "y = Squeeze (x)")],
     "Tile": [moved((4,), "y = Tile (x, n)", {"n": np.array([2])})],
+    "TensorScatter": [
+        moved((1, 4, 2), "y = TensorScatter (x, k, i)", {"k": np.full((1, 1, 2), 5.0), "i": np.array([1])}, 24)
+    ],
     "TopK": [moved((2, 4), "y, i = TopK (x, n)", {"n": np.array([4])})],
     "Transpose": [
         moved((2, 4), "y = Transpose (x)"),
@@ -401,7 +418,39 @@ ROWS: Mapping[str, Sequence[Row]] = {
             {"x": (0.0, 20.0)},
         )
     ],
+    "com.microsoft::EmbedLayerNormalization": [
+        Row(
+            "int32[1,2] x",
+            "y, m = com.microsoft.EmbedLayerNormalization (x, , w, p, , g, b)",
+            [{"x": np.array([[0, 1]], np.int32)}],
+            constants={
+                "w": np.stack([one_hot(1, 256)[0], -one_hot(1, 256)[0]]),
+                "p": np.zeros((4, 256)),
+                "g": np.ones(256),
+                "b": np.zeros(256),
+            },
+        )
+    ],
     # reductions
+    "CumSum": [
+        Row(
+            "float[2,4] x",
+            f"y = CumSum {more} (x, a)",
+            [{"x": np.full((2, 4), e)} for e in ENDS],
+            {"x": ENDS},
+            {"a": LAST},
+        )
+        for more in ("", "<reverse = 1>")
+    ],
+    "ReduceLogSumExp": [
+        Row(
+            "float[2,4] x",
+            "y = ReduceLogSumExp (x, a)",
+            [{"x": np.full((2, 4), e)} for e in ENDS],
+            {"x": ENDS},
+            {"a": LAST},
+        )
+    ],
     **{
         kind: [
             Row(
@@ -531,6 +580,25 @@ ROWS: Mapping[str, Sequence[Row]] = {
     "ConvInteger": [_integers("t = ConvInteger (x, w)", (1, 1, 4), np.array([[[1, 1]], [[-1, -1]]], np.int8))],
     "com.microsoft::MatMulNBits": [_few_bits(BITS), _few_bits(np.full((3, 2, 16), 255, np.uint8))],
     # windows
+    "GridSample": [
+        Row(
+            "float[1,1,2,2] x",
+            f'y = GridSample <mode = "{mode}", padding_mode = "border"> (x, k)',
+            [{"x": np.full((1, 1, 2, 2), e)} for e in ENDS],
+            {"x": ENDS},
+            {"k": np.zeros((1, 1, 1, 2))},
+        )
+        for mode in ("linear", "nearest")
+    ],
+    "RoiAlign": [
+        Row(
+            "float[1,1,4,4] x",
+            "y = RoiAlign (x, k, i)",
+            [{"x": np.full((1, 1, 4, 4), e)} for e in ENDS],
+            {"x": ENDS},
+            {"k": np.array([[0.0, 0, 3, 3]]), "i": np.array([0])},
+        )
+    ],
     "AveragePool": [
         Row(
             "float[1,1,6,6] x",

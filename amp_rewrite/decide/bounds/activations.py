@@ -170,6 +170,25 @@ def _logical(context: Context) -> State:
     return replace(box(0.0, 1.0, "0 or 1"), whole=True)
 
 
+def _thresholded(context: Context) -> State:
+    """Bound a ThresholdedRelu: 0, or a number beyond α."""
+    x, alpha = context.at(0), context.number("alpha", 1.0)
+    low = np.minimum(np.maximum(x.lo, alpha), 0.0)
+    return box(low, np.maximum(x.hi, 0.0), "x, or 0", contracted(x))
+
+
+def _shrunk(context: Context) -> State:
+    """Bound a Shrink: 0, or a number beyond λ, moved by the bias."""
+    x, limit, bias = context.at(0), context.number("lambd", 0.5), context.number("bias", 0.0)
+    if limit < 0:
+        return unknown("a negative limit")
+    above, below = x.hi > limit, x.lo < -limit
+    left = [np.where(below, end + bias, 0.0) for end in (x.lo, np.minimum(x.hi, -limit))]
+    right = [np.where(above, end - bias, 0.0) for end in (np.maximum(x.lo, limit), x.hi)]
+    every = np.broadcast_arrays(*left, *right, np.zeros(()))
+    return box(np.minimum.reduce(every), np.maximum.reduce(every), "x ∓ bias, or 0")
+
+
 def _hard_sigmoid(context: Context) -> State:
     x, alpha, beta = context.at(0), context.number("alpha", 0.2), context.number("beta", 0.5)
     if alpha < 0:
@@ -185,6 +204,9 @@ TABLE: Table = {
     "Swish": _swish(1.0),
     "com.microsoft::QuickGelu": _swish(1.702),
     "Abs": _absolute,
+    "Asin": _within(-math.pi / 2, math.pi / 2, lambda x: np.arcsin(np.clip(x, -1, 1))),
+    "Asinh": _unary(np.arcsinh, contracts=True),
+    "Atan": _within(-math.pi / 2, math.pi / 2, np.arctan),
     "Ceil": _unary(np.ceil),
     "Celu": partial(_exponential_unit, 1.0, 1.0),
     "Dropout": _dropped,
@@ -202,10 +224,12 @@ TABLE: Table = {
     "Round": _unary(np.round),
     "Selu": partial(_exponential_unit, 1.0507, 1.67327),
     "Sigmoid": _within(0, 1, sigmoid),
+    "Shrink": _shrunk,
     "Sign": _within(-1, 1, np.sign),
     "Softplus": _within(0, math.inf, lambda x: np.logaddexp(0, x)),
     "Softsign": _within(-1, 1),
     "Sqrt": _root,
     "Tanh": _within(-1, 1, np.tanh),
+    "ThresholdedRelu": _thresholded,
 }
 """By op: the step."""

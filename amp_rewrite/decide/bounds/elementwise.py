@@ -199,6 +199,15 @@ def _summed(context: Context) -> State:
     return reduce(partial(added, context), map(context.masked, range(len(context.states))))
 
 
+def _remainder(context: Context) -> State:
+    """Bound a Mod that keeps the sign of what is divided: no larger than either."""
+    x, y = context.at(0), context.at(1)
+    if not context.integer("fmod", 0):
+        return box(np.minimum(y.lo, 0.0), np.maximum(y.hi, 0.0), "0, or a part of the divisor")
+    low, high = np.maximum(np.minimum(x.lo, 0.0), -y.size), np.minimum(np.maximum(x.hi, 0.0), y.size)
+    return box(low, high, "a part of both")
+
+
 def _averaged(context: Context) -> State:
     total, count = _summed(context), len(context.states)
     return replace(box(total.lo / count, total.hi / count, "a mean"), fills=total.fills)
@@ -349,6 +358,7 @@ TABLE: Table = {
     "Max": _extreme(np.maximum),
     "Mean": _averaged,
     "Min": _extreme(np.minimum),
+    "Mod": _remainder,
     "Mul": _pair(multiplied),
     "Pow": _power,
     "Sub": _subtracted,

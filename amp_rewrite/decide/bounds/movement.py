@@ -56,6 +56,11 @@ def _with_zeros(context: Context) -> State:
     return join(context.masked(0).hull(), box(0.0, 0.0), "numbers moved, and zeros")
 
 
+def _written(context: Context) -> State:
+    """Bound a TensorScatter: numbers of a cache, some of them replaced."""
+    return join(context.masked(0).hull(), context.masked(1).hull(), "numbers of two")
+
+
 def _padded(context: Context) -> State:
     mode = attribute(context.op.node, "mode")
     if mode is not None and mode.s not in (b"constant", b""):
@@ -289,6 +294,7 @@ TABLE: Table = {
     "Range": _counted,
     "Slice": _sliced,
     "Split": _split,
+    "TensorScatter": _written,
     "TopK": _largest,
     "Transpose": _transposed,
 }

@@ -292,6 +292,47 @@ def _sum(context: Context) -> State:
     return _without(context, state, axes)
 
 
+def _running(context: Context) -> State:
+    """Bound a CumSum along an axis of known length."""
+    x, dims, at = context.at(0), context.shape(0), context.numbers(1)
+    axis = None if dims is None or at is None else int(at.reshape(-1)[0]) % len(dims) - len(dims)
+    sizes = lengths(dims, (axis,)) if axis is not None else None
+    if axis is None or sizes is None:
+        return unknown("a sum over an axis of unknown length")
+    least = 0 if context.integer("exclusive", 0) else 1
+    n = sizes[0]
+    lo, hi = reduced(x.lo, (axis,), np.min), reduced(x.hi, (axis,), np.max)
+    low, high = lo * np.where(lo < 0, n, least), hi * np.where(hi > 0, n, least)
+    slack = gamma(n) * np.maximum(np.abs(low), np.abs(high))
+    return box(low - slack, high + slack, f"sums of up to {n} terms")
+
+
+def _log_sum(context: Context) -> State:
+    """Bound a ReduceLogSumExp, which rises with each number."""
+    x, axes = context.at(0), context.axes()
+    sizes = lengths(context.shape(0), axes) if axes is not None else None
+    if axes is None or sizes is None:
+        return unknown("a sum over an axis of unknown length")
+    ends = [_log_sum_exp(end, axes, math.prod(sizes)) for end in (x.lo, x.hi)]
+    margin = [1e-5 * (1 + np.abs(end)) for end in ends]
+    return _without(context, box(ends[0] - margin[0], ends[1] + margin[1], "log Σ eˣ"), axes)
+
+
+def _log_sum_exp(end: Array, axes: Axes, count: int) -> Array:
+    """Return log Σ eˣ over axes with so many elements, along which the array may be broadcast."""
+    times = count // math.prod(end.shape[axis] for axis in axes if -axis <= end.ndim)
+    top = reduced(end, axes, np.max)
+    total: Array = top + np.log(reduced(np.exp(end - top), axes, np.sum) * times)
+    return np.where(np.isfinite(top), total, top)
+
+
+def _embedded(context: Context) -> Sequence[State]:
+    """Bound EmbedLayerNormalization: a norm of sums of rows of tables."""
+    table = context.shape(2)
+    dims = None if table is None else (None, None, table[-1])
+    return [normalized(context, context.at(5), context.at(6), -1, dims)]
+
+
 TABLE: Table = {
     **dict.fromkeys(("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _layer),
     **dict.fromkeys(
@@ -301,11 +342,14 @@ TABLE: Table = {
     **dict.fromkeys(("ReduceMax", "ReduceMin"), _extreme),
     **dict.fromkeys(("ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare"), _sum),
     "BatchNormalization": _batch,
+    "CumSum": _running,
     "InstanceNormalization": _per_channel,
     "LRN": _local,
     "LogSoftmax": _log_softmax,
     "LpNormalization": _length,
     "MeanVarianceNormalization": _standardized,
+    "ReduceLogSumExp": _log_sum,
     "ReduceMean": _mean,
     "Softmax": _softmax,
+    "com.microsoft::EmbedLayerNormalization": _embedded,
 }

@@ -160,15 +160,13 @@ def _mixture(context: Context, value: State, dims: Sizes, bias: State | None, *l
 
 
 def _attention(context: Context) -> Sequence[State]:
-    past = context.has(5)
-    value = context.at(2)
-    state = unknown("attention over a cache") if past else _mixture(context, value, context.shape(2), None)
-    return [
-        state,
-        context.at(1).hull() if not past else unknown("a cache"),
-        value.hull() if not past else unknown("a cache"),
-        unknown("scores"),
-    ]
+    """Bound Attention: mixtures of the rows of its values and of their cache."""
+    key, value, lines = context.at(1).hull(), context.at(2), [context.shape(2)]
+    if context.has(5):
+        key = join(key, context.at(4).hull(), "a cache continued")
+        value = join(value.hull(), context.at(5).hull(), "a cache continued")
+        lines.append(context.shape(5))
+    return [_mixture(context, value, context.shape(2), None, *lines), key, value.hull(), unknown("scores")]
 
 
 def _multi_head(context: Context) -> Sequence[State]:

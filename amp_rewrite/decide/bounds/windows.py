@@ -362,7 +362,17 @@ def _resized_axes(context: Context) -> int:
     return len(dims) if dims is not None else 4
 
 
+def _sampled(context: Context) -> State:
+    """Bound a GridSample or RoiAlign: a mean or one of the numbers, and zeros outside."""
+    x, mode = context.at(0).hull(), attribute(context.op.node, "mode")
+    most = 1.375**2 if mode is not None and b"cubic" in mode.s else 1.0  # cubic weights of −¾ along two axes
+    low, high = (x.lo, x.hi) if most == 1.0 else (-x.size * most, x.size * most)
+    slack = gamma(64) * x.size if x.known else 0.0
+    return box(np.minimum(low, 0.0) - slack, np.maximum(high, 0.0) + slack, "a mean of the numbers, or 0")
+
+
 TABLE: Table = {
+    **dict.fromkeys(("GridSample", "RoiAlign"), _sampled),
     **dict.fromkeys(("AveragePool", "MaxPool"), _pooled),
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), _whole),
     "Conv": _convolved,

@@ -73,7 +73,7 @@ def test_a_layer_of_other_weights_carries_the_proof_and_an_unknown_operator_ends
     column = abs(TRAINED.sum(axis=0)).max()
     assert column * 8e4 > F16.max
     assert pinned("a=MatMul(x,w);b=MatMul(a,t);y=Relu(b)", constants) == {"a", "b", "y"}
-    assert pinned("a=MatMul(x,w);b=CumSum(a,k);y=Relu(b)", {**constants, "k": np.array(0)}) == {"a", "b"}
+    assert pinned("a=MatMul(x,w);b=Sinh(a);y=Relu(b)", {"w": constants["w"]}) == {"a", "b"}
 
 
 def test_the_note_says_how_far_and_by_which_layer() -> None:
@@ -151,11 +151,11 @@ def _ones(view: View) -> dict[str, State]:
 
 @pytest.mark.parametrize(
     "text",
-    ["y,p,q=BatchNormalization[training_mode=1](x,s,b,m,v)", "n=CumSum(x,k);y=Neg(n)", "y=MatMul(x,z)"],
+    ["y,p,q=BatchNormalization[training_mode=1](x,s,b,m,v)", "n=Sinh(x);y=Neg(n)", "y=MatMul(x,z)"],
 )
 def test_nothing_is_claimed_where_nothing_is_proved(text: str) -> None:
     shapes = {"x": (1, 2, 3, 3)} if "Batch" in text else {}
-    constants = {**STATISTICS, "k": np.array(0), "z": np.zeros((8, 8))}
+    constants = {**STATISTICS, "z": np.zeros((8, 8))}
     read = {name: value for name, value in constants.items() if f",{name}" in text}
     proto = cases.build(text, ["y"], shapes=shapes, constants=read)
     assert _ones(View.of(Model.load(proto)))["y"].least == 0
