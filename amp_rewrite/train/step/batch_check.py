@@ -12,7 +12,6 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
 from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.objective.prediction import Target
-from amp_rewrite.train.step.step import TrainingStep
 
 
 def read_by(runner: BufferedRunner, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -20,11 +19,11 @@ def read_by(runner: BufferedRunner, feeds: Mapping[str, Array]) -> dict[str, Arr
     return {name: array for name, array in feeds.items() if name in runner.inputs}
 
 
-def batch_model(step: TrainingStep) -> Model:
-    """Return the step with only its batch inputs, to check batches against."""
-    declared = {v.name: v for v in step.model.proto.graph.input}
-    proto = ModelProto(ir_version=step.model.proto.ir_version, opset_import=step.model.proto.opset_import)
-    proto.graph.input.extend(declared[name] for name in step.batch)
+def batch_model(model: Model, batch: Iterable[str]) -> Model:
+    """Return a model of these inputs alone, to check batches against."""
+    declared = {v.name: v for v in model.proto.graph.input}
+    proto = ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
+    proto.graph.input.extend(declared[name] for name in batch)
     return Model(proto)
 
 

@@ -15,7 +15,9 @@ from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.objective.parameters import Choice, trained
+from amp_rewrite.train.objective.prediction import Target
 from amp_rewrite.train.step.assembly import Prepared, lowered
+from amp_rewrite.train.step.batch_check import batch_model
 from amp_rewrite.train.step.training_report import TrainingReport, model_name
 from amp_rewrite.train.update.graph import Buffers
 
@@ -25,7 +27,8 @@ class LossGraph:
     """A runner with the names of its values.
 
     `gradients`: outputs by parameter. `buffers`: the running statistics by input, each with its output and its first
-    value. `random`: the inputs of the random state. `source`: the model as it was given.
+    value. `random`: the inputs of the random state. `source`: the model as it was given. `declared`: a model of the
+    inputs of a batch. `targets`: those of the loss.
     """
 
     runner: Runner
@@ -38,6 +41,8 @@ class LossGraph:
     buffers: Buffers
     random: RandomState | None
     source: Model
+    declared: Model
+    targets: tuple[Target, ...]
     fingerprint: str
     report: TrainingReport
 
@@ -62,6 +67,9 @@ def loss_graph(
         for name, (new, start) in ready.buffers.items()
     }
     whole = ready.with_results((*grads.values(), *(new for new, _ in buffers.values())))
+    random = () if ready.random is None else (ready.random.state, ready.random.replica)
+    taken = {seed, *ready.initial, *buffers, *random, *(tensor.name for tensor in whole.proto.graph.initializer)}
+    batch = [v.name for v in whole.proto.graph.input if v.name not in taken]
     result, conversion = lowered(whole, policy, painting)
     providers = (CUDA, CPU) if cuda_opens() else (CPU,)
     if conversion is not None and CUDA not in providers:
@@ -78,6 +86,8 @@ def loss_graph(
         buffers=buffers,
         random=ready.random,
         source=source,
+        declared=batch_model(whole, batch),
+        targets=aim.targets,
         fingerprint=fingerprint(source).graph,
         report=report,
     )

@@ -12,6 +12,7 @@ import numpy as np
 
 from amp_rewrite.deploy.session import process
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, initial_random_state
 from amp_rewrite.runtime.installation import require
@@ -26,6 +27,7 @@ from amp_rewrite.train.objective.module_parameters import ModuleParameters
 from amp_rewrite.train.objective.parameters import Choice
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.assembly import policy_of, with_state, with_values
+from amp_rewrite.train.step.batch_check import batch_model, check_batch
 from amp_rewrite.train.step.loss_graph import LossGraph, loss_graph
 from amp_rewrite.train.step.optimizer_state import by_path
 from amp_rewrite.train.step.training_report import TrainingReport
@@ -147,13 +149,14 @@ class ModelLoss(Multiplied):
             batch: arrays by input name; targets are not needed. By default the batch of this loss.
         """
         runner = self._predictor
-        feeds = {**self._values(), **(self._batch if batch is None else batch)}
-        inputs = [port.name for port in runner.inputs]
-        missing = sorted(set(inputs) - feeds.keys())
+        given, values = self._batch if batch is None else batch, self._values()
+        inputs = [port.name for port in runner.inputs if port.name not in values]
+        missing = sorted(set(inputs) - given.keys())
         if missing:
             raise TrainingError(f"the batch lacks the inputs {missing}; pass arrays for all inputs of the model")
+        (read,) = Feed.of([given], batch_model(self._graph.source, inputs), allow_nonfinite=True)
         outputs = [v.name for v in self._graph.source.proto.graph.output]
-        results = runner.run({name: feeds[name] for name in inputs}, outputs)
+        results = runner.run({**values, **read}, outputs)
         return {name: np.asarray(results[name]) for name in outputs}
 
     @cached_property
@@ -222,12 +225,14 @@ class ModelLoss(Multiplied):
 
     def _run(self, outputs: Sequence[str], seed: Array) -> dict[str, Any]:
         graph = self._graph
-        feeds = {**self._values(), **self._state.values, **self._batch, graph.seed: seed}
-        inputs = {port.name for port in graph.runner.inputs}
-        missing = sorted(inputs - feeds.keys())
+        missing = sorted({v.name for v in graph.declared.proto.graph.input} - self._batch.keys())
         if missing:
             raise TrainingError(f"the batch lacks the inputs {missing}; pass a batch with loss.on(batch)")
-        read = {name: array for name, array in feeds.items() if name in inputs or name in self._batch}
+        (batch,) = Feed.of([self._batch], graph.declared, allow_nonfinite=True)
+        check_batch(graph.declared, graph.targets, batch, 0)
+        feeds = {**self._values(), **self._state.values, **batch, graph.seed: seed}
+        inputs = {port.name for port in graph.runner.inputs}
+        read = {name: array for name, array in feeds.items() if name in inputs}
         found = graph.runner.run(read, (graph.loss, *graph.metrics, *outputs))
         self.results.clear()
         self.results["loss"] = float(np.asarray(found[graph.loss]).reshape(()))

@@ -11,7 +11,9 @@ from typing import Any, Self, Unpack, overload
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.files.model import Model
+from amp_rewrite.runtime.runner import CPU, Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import Array, Gradient
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
@@ -126,9 +128,8 @@ class Network:
         """
         loss = next(iter(self._losses.values()), None)
         if loss is None:
-            from amp_rewrite.runtime.runner import CPU, Runner, SessionOptions
-
-            results = Runner.open(self._model, SessionOptions(providers=(CPU,))).run(dict(inputs), self.outputs)
+            (batch,) = Feed.of([inputs], self._model, allow_nonfinite=True)
+            results = Runner.open(self._model, SessionOptions(providers=(CPU,))).run(batch, self.outputs)
             return {name: np.asarray(results[name]) for name in self.outputs}
         return loss.predict(inputs)
 

@@ -110,7 +110,7 @@ class Trainer:
         self._model = emulate(step.model, io="same") if self.emulated else step.model
         if providers[0] == CPU:
             self._model = in_blocks(self._model, BLOCK * (threads or os.cpu_count() or 1))
-        self._declared = batch_model(step)
+        self._declared = batch_model(step.model, step.batch)
         # a memory pool would hold the memory of a step twice; planned reuse would give colder memory, and more of it
         self._options = SessionOptions(
             providers=providers, threads=threads, pooled=False, planned=False, provider_options=provider_options

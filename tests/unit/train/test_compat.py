@@ -11,7 +11,7 @@ import pytest
 
 from amp_rewrite.deploy.session import process
 from amp_rewrite.deploy.session.process import set_policy
-from amp_rewrite.errors import PolicyError, TrainingError
+from amp_rewrite.errors import FeedError, PolicyError, TrainingError
 from amp_rewrite.runtime.gpu import Gpu
 from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
 from amp_rewrite.train.keras.loss_scale_optimizer import (
@@ -23,6 +23,7 @@ from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.update.optimizers import SGD, Adam
+from support.train.nets import CROSS_ENTROPY, batches, mlp
 
 
 @pytest.fixture(autouse=True)
@@ -302,6 +303,22 @@ def test_a_gradient_of_another_shape_is_refused() -> None:
         str(error.value)
         == "a gradient has shape (1,), but its variable has shape (); pass one gradient per variable, in order"
     )
+
+
+def test_a_loss_takes_batches_as_a_trainer_does() -> None:
+    (batch,) = batches(1)
+    loss = ModelLoss.of(mlp(), CROSS_ENTROPY, policy="float32")
+    same = loss.on({"x": batch["x"].astype(np.float64).tolist(), "t": batch["t"].astype(np.int32)})
+    assert same() == loss.on(batch)()
+    doubles = loss.predict({"x": batch["x"].astype(np.float64)})["y"]
+    assert (doubles == loss.predict({"x": batch["x"]})["y"]).all()
+    for wrong, message in (
+        ({"t": batch["t"] + 4}, "input 't' of batch 0 has class"),
+        ({"t": batch["t"][1:]}, "batch 0 has size 16 for 'N' in 'x', but 15 in 't'"),
+        ({"x": batch["x"][:, 1:]}, r"input 'x' of batch 0 has the shape \[16, 7\]; the input takes \[N, 8\]"),
+    ):
+        with pytest.raises((FeedError, TrainingError), match=message):
+            loss.on({**batch, **wrong})()
 
 
 def test_a_loss_without_its_batch_says_so() -> None:
