@@ -37,9 +37,8 @@ class Draft:
     """A model in standard form with its hazards, and its request, resolved to ops.
 
     `source` is the caller's model, `base` the result if nothing is lowered, `view` the one to paint, with the
-    `expansions` that led to it. `clusters` are the groups of ops that compute one thing together, with or without
-    safety rules. `rescale`: quantizers get scales of the low type. `notes`: findings of a model left alone, too.
-    `widened`: low values of the model have become float32. `shifts`: what became of values beyond the type.
+    `expansions` that led to it. `rescale`: quantizers get scales of the low type. `notes`: findings of a model left
+    alone, too. `widened`: low values of the model have become float32. `shifts`: what became of values beyond the type.
     """
 
     request: Request
@@ -47,7 +46,6 @@ class Draft:
     base: Model
     view: View
     hazards: Hazards
-    clusters: tuple[Cluster, ...]
     keep: Mapping[OpId, str]
     lower: Mapping[OpId, str]
     io: Mapping[ValueId, DType]
@@ -67,7 +65,7 @@ class Draft:
         indexed = View.of(source)
         standard = canonicalize(indexed, request, widen=widen)
         view = standard.view
-        hazards, groups, io = _resolved(view, request, rescale=standard.rescale)
+        hazards, io = _resolved(view, request, rescale=standard.rescale)
         note = "its nodes were not in the order in which they run; the result has them in order"
         moved = indexed.model is not source and _order(indexed.model) != _order(source)
         order = (Finding("sorted", "model", note),) if moved else ()
@@ -77,7 +75,6 @@ class Draft:
             standard.base,
             view,
             hazards,
-            groups,
             standard.keep,
             standard.lower,
             io,
@@ -89,12 +86,11 @@ class Draft:
 
     def on(self, view: View, results: Mapping[OpId, tuple[str, ...]], findings: Sequence[Finding]) -> Draft:
         """Return the draft on a rewritten view. `results`: names of the results of ops that are written anew."""
-        hazards, groups, io = _resolved(view, self.request, rescale=self.rescale)
+        hazards, io = _resolved(view, self.request, rescale=self.rescale)
         return replace(
             self,
             view=view,
             hazards=hazards,
-            clusters=groups,
             keep=followed(self.keep, self.view, view, results),
             lower=followed(self.lower, self.view, view, results),
             io=io,
@@ -108,6 +104,11 @@ class Draft:
         placed as the request asks.
         """
         return self._painted(pins) if pins else self._unpinned
+
+    @cached_property
+    def clusters(self) -> tuple[Cluster, ...]:
+        """The groups of ops that compute one thing together, with or without safety rules."""
+        return clusters(self.view)
 
     @cached_property
     def _unpinned(self) -> Coloring:
@@ -157,14 +158,11 @@ class Draft:
         return Placing(CostModel(self.view, placement.gpu, self.request.to), placement.islands)
 
 
-def _resolved(
-    view: View, request: Request, *, rescale: bool
-) -> tuple[Hazards, tuple[Cluster, ...], Mapping[ValueId, DType]]:
-    """Return the hazards of a view, its clusters, and the types that its inputs and outputs get."""
+def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Hazards, Mapping[ValueId, DType]]:
+    """Return the hazards of a view, and the types that its inputs and outputs get."""
     superseded = (quantized.name,) if rescale else ()
     hazards = find_hazards(view, request.to, but=superseded, target=request.target) if request.safe else Hazards()
-    groups = hazards.clusters if request.safe else clusters(view)
-    return hazards, groups, io_types(view, rules_of(request), request.to)
+    return hazards, io_types(view, rules_of(request), request.to)
 
 
 def _order(model: Model) -> list[tuple[str, ...]]:
