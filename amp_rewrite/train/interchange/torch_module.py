@@ -74,6 +74,10 @@ def from_torch(
     torch = _torch()
     if not isinstance(module, torch.nn.Module):
         raise TrainingError(f"not a PyTorch module: {module!r}; pass a torch.nn.Module")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TrainingError(
+            "the module is compiled by torch.jit, which PyTorch cannot export; pass the module before it"
+        )
     inputs = _inputs(torch, module, example)
     state = _State.of(torch, module)
     with _quiet():
@@ -140,6 +144,8 @@ class _State:
         parameters = dict(module.named_parameters())
         buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         for name, tensor in {**parameters, **buffers}.items():
+            if torch.nn.parameter.is_lazy(tensor):
+                raise TrainingError(f"{name!r} of the module has no shape yet; call the module once on the example")
             if tensor.dtype is not torch.float32:
                 kind = str(tensor.dtype).removeprefix("torch.")
                 raise TrainingError(

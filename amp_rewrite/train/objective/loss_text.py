@@ -108,12 +108,14 @@ def _options(loss: str, text: str, known: Known, allowed: Collection[str]) -> tu
             legal = f"it has {', '.join(allowed)}" if allowed else "it has no options"
             raise TrainingError(f"the loss {loss} has no option {name!r}; {advice(name, allowed, legal)}")
         try:
-            value = match["value"].strip() if name in _INPUTS else ast.literal_eval(match["value"].strip())
+            value = ast.literal_eval(match["value"].strip())
         except (ValueError, SyntaxError):
-            raise TrainingError(
-                f"{name}={match['value'].strip()} of the loss {loss} is neither a number nor a list of numbers, True"
-                " or False; correct it"
-            ) from None
+            value = match["value"].strip()
+            if name not in _INPUTS:
+                raise TrainingError(
+                    f"{name}={value} of the loss {loss} is neither a number nor a list of numbers, True or False;"
+                    " correct it"
+                ) from None
         if name in options:
             raise TrainingError(f"the loss {loss} sets {name} twice; set it once")
         options[name] = value

@@ -205,7 +205,9 @@ class Prediction:
         name = self.option("sample_weight", None)
         if name is None:
             return each
-        weights = self._input("weight", str(name), (self.shape()[0],), (DType.FLOAT,))
+        if not isinstance(name, str):
+            raise self.wrong("sample_weight", name, "the name of an input")
+        weights = self._input("weight", name, (self.shape()[0],), (DType.FLOAT,))
         return self.b.op("Mul", each, self.b.reshape(weights, [-1, *[1] * (rank - 1)]))
 
     def _input(self, what: str, name: str, shape: Shape, kinds: Sequence[DType]) -> str:

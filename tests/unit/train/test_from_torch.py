@@ -104,6 +104,16 @@ def test_losses_are_those_of_pytorch_and_all_of_its_parameters_are_trained(make:
         assert trainer.fit([{source: x, "label": label}]).losses[0] == pytest.approx(loss.item(), abs=2e-6)
 
 
+def test_modules_that_are_not_ready_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(
+        TrainingError, match="compiled by torch.jit, which PyTorch cannot export; pass the module before"
+    ):
+        from_torch(torch.jit.script(torch.nn.Linear(8, 6)), _rows(2))
+    with pytest.raises(TrainingError, match="'weight' of the module has no shape yet; call the module once"):
+        from_torch(torch.nn.LazyLinear(6), _rows(2))
+
+
 def test_an_example_may_be_of_doubles_and_must_fit() -> None:
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(torch.nn.Linear(8, 6))

@@ -361,6 +361,11 @@ def test_of_logits_nothing_is_told() -> None:
             LOGITS,
             "contrastive needs a square of similarities [batch, batch], or two embeddings; 'y' has shape [6, 5]",
         ),
+        (
+            "cross_entropy(y, t, sample_weight=0.5)",
+            LOGITS,
+            "sample_weight=0.5 of the loss cross_entropy must be the name of an input; correct it",
+        ),
     ],
 )
 def test_a_loss_that_makes_no_sense_is_refused_with_the_way_out(loss: str, body: str, message: str) -> None:
