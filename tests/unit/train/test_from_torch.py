@@ -107,7 +107,7 @@ def test_losses_are_those_of_pytorch_and_all_of_its_parameters_are_trained(make:
 def test_modules_that_are_not_ready_are_refused() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(
-        TrainingError, match="compiled by torch.jit, which PyTorch cannot export; pass the module before"
+        TrainingError, match=r"compiled by torch\.jit, which PyTorch cannot export; pass the module before"
     ):
         from_torch(torch.jit.script(torch.nn.Linear(8, 6)), _rows(2))
     with pytest.raises(TrainingError, match="'weight' of the module has no shape yet; call the module once"):
