@@ -26,7 +26,7 @@ from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.ir.view import MAIN, ValueId, View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import Blocked, backward, differentiable
-from amp_rewrite.rewrite.autodiff.vjp.paths import captures
+from amp_rewrite.rewrite.autodiff.vjp.paths import STOP, captures
 from amp_rewrite.rewrite.opset import moved_to
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
@@ -143,6 +143,8 @@ def _with_loss(
     loss = numbered("objective", taken)
     nodes.append(new_node("Sum", terms, loss, loss))
     graph.node.extend(nodes)
+    for node in (n for n in graph.node if n.metadata_props):  # what stops gradients in training hides no error
+        refill(node, "metadata_props", [entry for entry in node.metadata_props if entry.key != STOP])
     refill(graph, "input", fixed)
     graph.ClearField("value_info")
     refill(graph, "output", [declared(loss, DType.FLOAT, ())])

@@ -21,6 +21,7 @@ from amp_rewrite.evidence.prediction.prediction import Asked, Prediction, predic
 from amp_rewrite.evidence.prediction.single_op_runs import LowOps, SingleOpRuns
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import OpId, View
+from amp_rewrite.rewrite.autodiff.vjp.paths import STOP
 from suites.models.test_fixtures import batch, source
 from support.paths import ROOT
 
@@ -87,6 +88,18 @@ def test_a_value_between_two_low_ops_is_rounded_once(rng: np.random.Generator) -
     found, _ = predicted(view, rng.standard_normal((50, 16)))
     both = found.error(found.under(LowOps((OpId(0), OpId(1)))))
     assert both == pytest.approx(found.error(found.under(LowOps((OpId(0),)))), rel=1e-6)
+
+
+def test_a_gradient_that_training_stops_hides_no_error(rng: np.random.Generator) -> None:
+    body, x, errors = "a = Exp (x) b = Identity (a) y = Neg (b)", rng.standard_normal((50, 16)), []
+    for stopped in (False, True):
+        view = view_of(body, "(float[N,16] x) => (float[N,16] y)")
+        if stopped:
+            view.model.proto.graph.node[1].metadata_props.add(key=STOP, value="")
+            view = View.of(view.model)
+        found, _ = predicted(view, x)
+        errors.append(found.error(found.alone(OpId(0))))
+    assert errors[0] == errors[1] > 0
 
 
 def test_an_overflow_is_infinite_and_fails_every_criterion() -> None:
