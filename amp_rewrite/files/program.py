@@ -13,7 +13,7 @@ import onnx
 from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, one_line
 from amp_rewrite.files.external_data import Folder
 from amp_rewrite.files.program_tensors import ProgramTensor
 from amp_rewrite.files.protos import clone
@@ -46,7 +46,7 @@ def lazily(source: object, folder: Path | None) -> tuple[ModelProto, dict[str, S
             cause = cause.__cause__
         if isinstance(cause, ModelError):
             raise cause from None
-        words = " ".join(str(cause).split())
+        words = one_line(cause)
         raise ModelError(f"onnx_ir cannot make a ModelProto of the program: {words}; export it again") from error
     assert isinstance(proto, ModelProto)
     return proto, shelf.own

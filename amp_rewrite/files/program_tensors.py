@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, one_line
 from amp_rewrite.files.casting import Array
 
 _SAMPLED = 1 << 10  # elements of a tensor that show a change
@@ -43,7 +43,7 @@ class ProgramTensor:
             found = str(raw.dtype), tuple(raw.shape.numpy())
             values = np.frombuffer(raw.tobytes(), np.uint8) if self.dtype.bits < 8 else np.asarray(raw.numpy())
         except Exception as cause:  # of the library that holds the tensor, or of a function of the user
-            words = " ".join(str(cause).split())
+            words = one_line(cause)
             raise ModelError(f"{where} cannot be read: {words}; give it values, or export the program again") from cause
         needed = self.dtype.nbytes(self.elements)
         if values.nbytes != needed:

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto
 from onnx.parser import ParseError, parse_model
 
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, one_line
 from amp_rewrite.files.regular_files import open_regular
 
 _DEEPEST = 200  # protobuf nests a third as many graphs
@@ -40,7 +40,7 @@ def text_model(path: Path, format_: str) -> ModelProto:
         DecodeError,
         *_STANDARD_ERRORS,
     ) as cause:
-        reason = " ".join(str(cause).split())[:200]
+        reason = one_line(cause)[:200]
         raise ModelError(f"{path} is not a model in {format_} format: {reason}") from cause
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, one_line
 from amp_rewrite.files.casting import Array as Array
 
 STRANGE = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
@@ -50,7 +50,7 @@ def from_tensor(ort: Any, tensor: Any, device: str, index: int) -> Any:
         kind, at = tensor.__dlpack_device__()
         value = ort.OrtValue.from_dlpack(tensor)
     except (BufferError, RuntimeError, TypeError, ValueError) as cause:
-        reason = " ".join(str(cause).split())[:200]
+        reason = one_line(cause)[:200]
         raise ModelError(f"a tensor cannot be bound: {reason}; pass tensor.detach().contiguous()") from cause
     same = _DEVICES.get(int(kind)) == device and (device == "cpu" or at == index)
     return value if same else copied(ort, value, device, index)

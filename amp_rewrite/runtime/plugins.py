@@ -14,7 +14,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from amp_rewrite.errors import PolicyError
+from amp_rewrite.errors import PolicyError, one_line
 
 _PREFIX = "onnxruntime-ep-"
 
@@ -64,7 +64,7 @@ def _registered(ort: Any, plugin: Plugin) -> Plugin:
         if not any(devices(ort, provider) for provider in plugin.providers):
             failure = "it offers no device on this machine"
     except Exception as cause:  # noqa: BLE001 - classes of onnxruntime's extension
-        failure = " ".join(str(cause).split())
+        failure = one_line(cause)
     return Plugin(plugin.package, plugin.release, plugin.library, plugin.providers, failure)
 
 

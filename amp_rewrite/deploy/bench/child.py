@@ -18,7 +18,7 @@ import numpy as np
 
 from amp_rewrite.deploy.bench.device import GpuMemory, resident
 from amp_rewrite.deploy.bench.profile import OpTime, read_profile
-from amp_rewrite.errors import AmpRewriteError
+from amp_rewrite.errors import AmpRewriteError, one_line
 from amp_rewrite.evidence.conditions import session_on
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.model import Model
@@ -84,7 +84,7 @@ def outcome_of(job: Job, folder: Path) -> Outcome:
     try:
         return _profiled(job, folder) if job.profile else _weighed(job)
     except (AmpRewriteError, OSError) as error:
-        return Outcome(fault=" ".join(str(error).split()))
+        return Outcome(fault=one_line(error))
 
 
 def _weighed(job: Job) -> Outcome:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, one_line
 
 _SUFFIX = "_kernel_time"
 # onnxruntime's names of element types that differ from ours.
@@ -64,7 +64,7 @@ def read_profile(file: Path, *, skip: int = 0) -> tuple[OpTime, ...]:
         nodes = [e for e in events if e.get("cat") == "Node" and e["name"].endswith(_SUFFIX)]
         ops = _ops(nodes, runs, skip)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as cause:
-        why = " ".join(str(cause).split())
+        why = one_line(cause)
         raise ModelError(f"{file.name} is not a profile of onnxruntime: {why}; profile the model again") from cause
     if len(runs) <= skip:
         raise ModelError(f"{file.name} holds {len(runs)} runs, and {skip} do not count; run the model more often")

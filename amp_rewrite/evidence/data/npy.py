@@ -15,7 +15,7 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
-from amp_rewrite.errors import FeedError
+from amp_rewrite.errors import FeedError, one_line
 from amp_rewrite.files.casting import Array
 
 _LONGEST_HEADER = 10_000  # characters; numpy's own bound
@@ -124,7 +124,7 @@ def _checked(path: Path) -> Iterator[None]:
     except OSError as cause:
         raise FeedError(f"cannot read {path}: {cause.strerror or cause}") from cause
     except _DAMAGE as cause:
-        why = " ".join(str(cause).split())[:200] or type(cause).__name__
+        why = one_line(cause)[:200] or type(cause).__name__
         raise FeedError(f"{path} is damaged: {why}; write it again with numpy.save or numpy.savez") from cause
 
 
