@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 
 from onnx import GraphProto, NodeProto
@@ -177,9 +178,28 @@ class Builder(builder.Builder):
         return self.reshape(x, [d if isinstance(d, int) else -1 for d in shape])
 
     def shape_of(self, x: str) -> str:
-        """The shape as an int64 value: a constant where it is known."""
-        dims = known_dims(self.shape(x))
-        return self.op("Shape", x) if dims is None else self.ints(dims)
+        """The shape as an int64 value: a constant where it is known, else from graph inputs with dims of these names.
+
+        Reading the shape of a value late, in the backward pass, would keep the value until then.
+        """
+        shape = self.shape(x)
+        dims = known_dims(shape)
+        if dims is not None:
+            return self.ints(dims)
+        named = {} if self.scope != MAIN else self._input_dims
+        if shape is None or any(not isinstance(dim, int) and dim not in named for dim in shape):
+            return self.op("Shape", x)
+        parts = [self.ints([dim]) if isinstance(dim, int) else self._input_dim(*named[dim]) for dim in shape]
+        return parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=0)
+
+    @cached_property
+    def _input_dims(self) -> dict[str | int | None, tuple[str, int]]:
+        """Named dims of graph inputs, each with an input and its axis."""
+        shapes = {v.name: self.shape(v.name) or () for v in self.facts.view.model.proto.graph.input}
+        return {d: (name, axis) for name, shape in shapes.items() for axis, d in enumerate(shape) if isinstance(d, str)}
+
+    def _input_dim(self, name: str, axis: int) -> str:
+        return self.op("Gather", self.op("Shape", name), self.ints([axis]), axis=0)
 
     def zeros_like(self, x: str, dtype: DType) -> str:
         """Zeros of the shape of `x`."""
