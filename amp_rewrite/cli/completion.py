@@ -8,7 +8,6 @@ separated by tabs. Kinds: `plain`; `open`, after which the word goes on; `glob`,
 from __future__ import annotations
 
 import os
-from importlib.resources import files
 from pathlib import Path
 
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
@@ -81,6 +80,8 @@ def register() -> None:
 
 def script(shell: str) -> str:
     """Return the completion script for a shell."""
+    from importlib.resources import files  # late: few runs print one
+
     return files(__package__).joinpath("shells", f"completion.{shell}").read_text("utf-8")
 
 
