@@ -272,11 +272,28 @@ def _transposed(context: Context) -> State:
     number = number_throughout(context.view, context.op.inputs[1])
     size = x.absmax * w.absmax * terms * (1 + gamma(terms) + context.arithmetic.unit)
     if number is not None and context.spatial and bias == 0.0 and x.lo.size == 1 == x.hi.size:
-        # A window of the length of the stride lies inside, so some result sums all taps.
-        inner = sorted((float(x.lo.reshape(-1)[0]) * number * terms, float(x.hi.reshape(-1)[0]) * number * terms))
-        if not any(context.integers("pads") or [0]):
-            return box(inner[0], inner[1], f"sums of {terms} terms, weights {number:g} throughout")
+        counts = _taps(context, shape[2:], strides, spread)
+        if counts is not None:
+            ends = [float(end.reshape(-1)[0]) * number * (terms // math.prod(taps)) * counts for end in (x.lo, x.hi)]
+            return box(np.minimum(*ends), np.maximum(*ends), f"sums of terms, weights {number:g} throughout")
     return box(-size - bias, size + bias, "terms · |x| · |w|")
+
+
+def _taps(context: Context, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Array | None:
+    """Return how many taps of a ConvTranspose reach each place; None if lengths or paddings are unknown."""
+    rank = len(kernel)
+    axes = tuple(range(-rank, 0))
+    sizes, result = lengths(context.shape(0), axes), lengths(context.result(), axes)
+    stated = [attribute(context.op.node, name) for name in ("auto_pad", "output_shape")]
+    if sizes is None or result is None or any(stated) or math.prod(result) > MOST_OF_MAPS:
+        return None
+    counts: Array = np.ones(())
+    pads = context.integers("pads") or [0] * rank
+    for n, k, s, d, pad, length in zip(sizes, kernel, strides, dilations, pads, result, strict=False):
+        places = np.add.outer(np.arange(n) * s, np.arange(k) * d).reshape(-1) - pad
+        inside = places[(places >= 0) & (places < length)]
+        counts = np.multiply.outer(counts, np.bincount(inside, minlength=length))
+    return counts
 
 
 # -- pools -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from support.bound_check import exceeded
+from support.bound_check import Probe, exceeded
 from support.bound_rows import Row
 from support.one_op import Case, cases
 
@@ -188,6 +188,20 @@ def test_usual_norms_keep_their_bound() -> None:
     """Or the tests above would compare nothing."""
     usual = _norm(f"{ROOT} r = Sqrt (e) y = Div (x, r)"), _gelu(1.4142, 1, 0.5)
     assert [row.probe().states["y"].lo.min() > -3 for row in usual] == [True, True]
+
+
+@pytest.mark.parametrize("attributes", ["", "dilations = [2]", "pads = [1, 2]", "output_padding = [2]"])
+def test_places_that_fewer_taps_of_a_transposed_convolution_reach_are_told_apart(attributes: str) -> None:
+    """The walk that proves an overflow from below follows maps of one number from place to place."""
+    body = f"y = ConvTranspose <strides = [3]{', ' * bool(attributes)}{attributes}> (x, w)"
+    row = Row("float[1,2,5] x", body, [{"x": np.ones((1, 2, 5))}], constants={"w": np.full((2, 1, 4), 0.5)})
+    model, (feed,) = row.model(), row.fed()
+    ((_, values), _) = Probe(model).values(feed)
+    view = View.of(Model.load(model))
+    walk = Walk.of(view, DType.FLOAT, {"x": (1.0, 1.0)}, spatial=True)
+    state = walk.state(view.scopes[0].outputs[0])
+    assert exceeded(state, values["y"].astype(np.float64)) == ""
+    assert state.least == pytest.approx(values["y"].max(), rel=1e-5)
 
 
 def test_no_operator_of_onnx_exceeds_its_bound() -> None:
