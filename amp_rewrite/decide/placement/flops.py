@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Protocol
 
-from amp_rewrite.ir.op_classes import RECURRENT
+from amp_rewrite.ir.op_classes import PRODUCTS, RECURRENT
 from amp_rewrite.ir.schema import equation, int_attribute, ints_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, ValueId
@@ -222,7 +222,7 @@ _Table = tuple[tuple[Callable[[Sizes, Op], float], str], ...]
 _ONNX: _Table = (
     (_attention, "Attention"),
     (_convolution, "Conv DeformConv"),
-    (_summed, "Einsum Gemm MatMul"),
+    (_summed, " ".join(sorted(PRODUCTS))),
     (_recurrent, " ".join(sorted(RECURRENT))),
     (_spread, "CausalConvWithState ConvTranspose"),
 )
