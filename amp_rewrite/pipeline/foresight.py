@@ -95,6 +95,7 @@ class Foresight:
     islands: bool = False
     wide: Widened | None = None
     _seen: dict[frozenset[int], Foreseen] = field(default_factory=dict, repr=False)
+    _priced: dict[float, Foreseen] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -234,7 +235,7 @@ class Foresight:
             low, high = (middle, high) if worse(by, score, predicted) else (low, middle)
         return float(2.0**high)
 
-    @property
+    @cached_property
     def unit(self) -> float:
         """The price at which all errors together cost what float32 loses."""
         total = sum(loss.error for loss in self._losses if math.isfinite(loss.error))

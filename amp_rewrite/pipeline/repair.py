@@ -52,6 +52,9 @@ _FIRST, _MORE, _LESS = 1.05, 1.08, 0.8
 """Errors over those predicted that the first choice allows for, the first factor by which a failure raises them, and
 that by which a success lowers them. Largest errors scatter by a quarter around the predicted ones, and those of similar
 choices do so independently: of four trials these give the fewest float32 ops on average."""
+_NEAR, _BEYOND = 1.05, 32.0
+"""Factor between one that passes and one that fails from which none between them is tried, and that from which none
+larger is."""
 _FAR = 2.0
 """Factor by which an error scatters at most: what is beyond tells of later choices."""
 
@@ -249,24 +252,22 @@ class _Repair:
         def best() -> frozenset[int] | None:
             return min((held for held in trials.verdicts if held and trials.passes(held)), key=size, default=None)
 
-        factor, more, less, passed = _FIRST, _MORE, _LESS, 0.0
+        factor, more, passed, failed = _FIRST, _MORE, 0.0, 0.0
         with suppress(BudgetSpent):
-            for _ in range(2 * _FEW):
-                chosen = foresight.fewest(self.by, factor) if len(trials.trail) < _FEW else None
+            while len(trials.trail) < _FEW and passed >= failed * _NEAR and factor < _BEYOND:
+                chosen = foresight.fewest(self.by, factor)
                 if chosen is None:
                     break
                 known, least = chosen.held in trials.verdicts, best()
-                if least is not None and size(chosen.held) >= size(least):
-                    passed, less = factor, less**2
-                elif trials.passes(chosen.held):
+                if (least is not None and size(chosen.held) >= size(least)) or trials.passes(chosen.held):
                     passed = factor
                 elif passed:
-                    less = math.sqrt(less)
+                    failed = factor
                 else:
                     measured = worst_score(trials.verdicts[chosen.held], self.by)
                     factor = max(factor * more, foresight.factor(chosen, measured, self.by) / _FAR)
-                    more = more if known else more**2
-                factor = passed * less or factor
+                    more **= 1.5 if known else 2
+                factor = max(passed * _LESS, math.sqrt(passed * failed)) or factor
         return best()
 
     def _foresight(self, base: Coloring, trials: Trials) -> Foresight | None:

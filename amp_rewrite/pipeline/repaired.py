@@ -161,7 +161,10 @@ class Repaired(Result):
             spent = f"the budget ended after {count(self.budget, 'trial')}"
             lines = [f"  {spent}, before a set met the tolerance; all regions are pinned below: allow more"]
         elif not self.solved:
-            lines = ["  all regions are pinned: float32 itself is not nearer, or inputs and outputs are low"]
+            lines = [
+                "  all regions are float32, and the error is still larger: low inputs and outputs round it, or"
+                " float32 itself is not nearer; allow more"
+            ]
         lines += [f"  {self.remark}"] if self.remark else []
         return "\n".join([f"repair: {summary}", *lines, "", self.verdict.text()])
 

@@ -1,22 +1,31 @@
-"""Cost of a search for the ops that need float32: repair beside another tool, on BERT-base.
+"""Cost of a search for the ops that need float32: repair beside another tool and beside its own search.
 
-    python benchmarks/run.py repair CACHE --peers PEERS/bin/python [--limit SECONDS]
+    python benchmarks/run.py repair                                        # eight rows, by prediction and by search
+    python benchmarks/run.py repair CACHE [--peers PEERS/bin/python] [--limit SECONDS]
 
-Needs torch and transformers for the export (see shared/zoo.py), and in an environment of their own (`--peers`)
-onnxconverter-common and onnxruntime. The model is BERT-base with random weights in which three of the twelve layers
-scale the values of their attention by 2^18 and take that back in the weights behind it: in float32 the same function
-to the last bits, in float16 values that overflow and weights that vanish. Both tools get the same model, batch and
-tolerance, one after the other in one run; the results of both are then verified by emulation, which rounds as a GPU
-does. A tool that takes longer than `--limit` is stopped.
+The eight rows need nothing else: four models of tests/models, at two tolerances. Each is repaired as usual and, in
+turn, without the prediction: that is the search of before the prediction existed. Each run has a process of its own;
+of the processor seconds, which include imports, the median of three runs counts.
+
+With CACHE the model is BERT-base, exported with torch and transformers (see shared/zoo.py), with random weights, in
+which three of the twelve layers scale the values of their attention by 2^18 and take that back in the weights behind
+it: in float32 the same function to the last bits, in float16 values that overflow and weights that vanish. With
+`--peers`, an environment of its own with onnxconverter-common and onnxruntime, that tool gets the same model, batch and
+tolerance, and is stopped if it takes longer than `--limit`. Results are verified by emulation, which rounds as a GPU
+does. Rows that are not measured keep their numbers and their date.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
+import statistics
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +35,10 @@ RTOL, ATOL = 1e-2, 3e-2
 """|a - b| <= ATOL + RTOL |a|: three times what float16 costs this model as it was exported (0.0104 at most)."""
 
 SCALE, LAYERS = 2.0**18, (2, 6, 10)
+
+MODELS, TOLERANCES = ("bert_dynamo20", "vit_dynamo22", "t5_dynamo18", "llama_dynamo21"), (1e-3, 3e-4)
+TURNS = 3
+OWN, PEER = "amp-rewrite", "onnxconverter-common auto_mixed_precision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,56 @@ class Row:
     float32: int
     low: int
     verdict: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One repair: processor seconds, trials, float32 ops, and the largest error of an output, relative to its size."""
+
+    processor: float
+    trials: int
+    float32: int
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One model at one tolerance, repaired by prediction, and by the search alone."""
+
+    model: str
+    tolerance: float
+    predicted: Outcome
+    searched: Outcome
+
+
+def repaired(name: str, tolerance: float, predicts: bool) -> Outcome:
+    """Repair a stored model in this process, which must be a fresh one."""
+    import amp_rewrite
+    from suites.models.test_fixtures import batch, source
+
+    if not predicts:
+        from amp_rewrite.pipeline.foresight import Foresight
+
+        Foresight.of = classmethod(lambda *arguments, **options: None)  # type: ignore[assignment]
+    data = batch(name, "input")
+    start = time.process_time()
+    found = amp_rewrite.repair(source(name), data, tolerance=tolerance)
+    seconds = time.process_time() - start
+    if not found.solved or found.chosen is None or found.chosen.score is None or found.report.evidence is None:
+        raise SystemExit(f"{name} was not repaired to {tolerance:g}: {found.verdict}")
+    error = found.report.evidence.largest_error
+    return Outcome(seconds, found.trials, found.chosen.float32_ops, math.nan if error is None else error)
+
+
+def pair(name: str, tolerance: float) -> Pair:
+    """Repair a stored model in both ways, in turns."""
+    ways = (True, False)
+    runs = [[measure.apart(repaired, name, tolerance, way) for way in ways] for _ in range(TURNS)]
+    predicted, searched = (
+        replace(way[0], processor=statistics.median(run.processor for run in way)) for way in zip(*runs, strict=True)
+    )
+    return Pair(name, tolerance, predicted, searched)
 
 
 def planted(cache: str) -> str:
@@ -116,12 +179,13 @@ def measured(tool: str, command: list[str | Path], said: Path, source: str, batc
     if cost.code not in (0, 124):
         raise SystemExit(f"{tool} failed: {cost.said}")
     found: tuple[int, int, str] = (0, 0, "no result") if stopped else measure.apart(judged, source, batch, str(target))
-    return Row(tool, cost.wall, cost.cpu, cost.peak, stopped, _tries(tool, said.read_text("utf-8")), *found)
+    today = str(measure.machine()["date"])
+    return Row(tool, cost.wall, cost.cpu, cost.peak, stopped, _tries(tool, said.read_text("utf-8")), *found, today)
 
 
 def _tries(tool: str, said: str) -> int:
     """How many candidates were made and run, as the tool itself says."""
-    if tool == "amp-rewrite":
+    if tool == OWN:
         (finding,) = [f for f in json.loads(said)["findings"] if f["kind"] == "repaired"]
         return int(re.search(r"(\d+) trial", finding["message"])[1])  # type: ignore[index]
     return len(re.findall(r"^Running attempt", said, re.MULTILINE))
@@ -129,38 +193,47 @@ def _tries(tool: str, said: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("cache", type=Path)
-    parser.add_argument("--peers", type=Path, required=True, help="the python of the other tools' environment")
+    parser.add_argument("cache", type=Path, nargs="?")
+    parser.add_argument("--peers", type=Path, help="the python of the other tool's environment")
     parser.add_argument("--limit", type=int, default=1800)
     given = parser.parse_args()
     measure.warm_up()
-    source = measure.apart(planted, str(given.cache))
-    batch = str(given.cache / "bert_base.npz")
-    rows: list[Row] = []
-    for tool in ("amp-rewrite", "onnxconverter-common auto_mixed_precision"):
-        target = given.cache / f"repaired_{len(rows)}.onnx"
-        target.unlink(missing_ok=True)
-        rows.append(
-            measured(tool, _command(tool, given, source, batch, target), given.cache / "said", source, batch, target)
-        )
-        print(rows[-1], file=sys.stderr)
-    about = measure.machine()
-    measure.write("repair", about, rows, _table(rows))
+    stored = json.loads((measure.RESULTS / "repair.json").read_text("utf-8"))["rows"]
+    tools = {row["tool"]: Row(**row) for row in stored if "tool" in row}
+    pairs = [_pair(row) for row in stored if "tool" not in row]
+    if given.cache is None:
+        pairs = [pair(name, tolerance) for name in MODELS for tolerance in TOLERANCES]
+    else:
+        source = measure.apart(planted, str(given.cache))
+        batch = str(given.cache / "bert_base.npz")
+        for tool in (OWN, PEER) if given.peers else (OWN,):
+            target = given.cache / "repaired.onnx"
+            target.unlink(missing_ok=True)
+            command = _command(tool, given, source, batch, target)
+            tools[tool] = measured(tool, command, given.cache / "said", source, batch, target)
+            print(tools[tool], file=sys.stderr)
+    rows = [tools[tool] for tool in (OWN, PEER)]
+    measure.write("repair", measure.machine(), [*rows, *pairs], [*_table(rows), "", *_pairs(pairs)])
+
+
+def _pair(row: dict[str, Any]) -> Pair:
+    return Pair(**row | {way: Outcome(**row[way]) for way in ("predicted", "searched")})
 
 
 def _command(tool: str, given: Any, source: str, batch: str, target: Path) -> list[str | Path]:
     limited: list[str | Path] = ["timeout", str(given.limit)]
-    if tool != "amp-rewrite":
+    if tool != OWN:
         return [*limited, *measure.script("repair", given.peers), "--peer", source, batch, target]
     tolerance = ("--rtol", str(RTOL), "--atol", str(ATOL))
     return [*limited, *measure.own_command(), source, "-o", target, "--data", batch, *tolerance, "--json"]
 
 
 def _table(rows: list[Row]) -> list[str]:
-    head = ("tool", "seconds", "processor s", "peak MB", "tries", "ops float32 / float16", "result, emulated")
+    head = ("tool", "date", "seconds", "processor s", "peak MB", "tries", "ops float32 / float16", "result, emulated")
     cells = [
         (
             row.tool,
+            row.date,
             f"{'> ' if row.stopped else ''}{row.seconds:.0f}",
             f"{row.processor:.0f}",
             f"{row.peak / 1e6:.0f}",
@@ -170,10 +243,28 @@ def _table(rows: list[Row]) -> list[str]:
         )
         for row in rows
     ]
-    wall, cpu = rows[1].seconds / rows[0].seconds, rows[1].processor / rows[0].processor
-    more = "more than " if rows[1].stopped else ""
-    said = f"Seconds of the other tool in units of amp-rewrite's: {more}{wall:.1f}; processor seconds: {more}{cpu:.1f}."
-    return [*measure.markdown(head, cells), "", said]
+    return ["BERT-base with scaled attention:", "", *measure.markdown(head, cells)]
+
+
+def _pairs(pairs: Sequence[Pair]) -> list[str]:
+    """Return the table of both ways; each cell has the prediction's number first."""
+    head = ("model", "tolerance", "trials", "float32 ops", "processor s", "largest error")
+    cells = [
+        (
+            pair.model,
+            f"{pair.tolerance:g}",
+            f"{a.trials} / {b.trials}",
+            f"{a.float32} / {b.float32}",
+            f"{a.processor:.2f} / {b.processor:.2f}",
+            f"{a.error:.2g} / {b.error:.2g}",
+        )
+        for pair in pairs
+        for a, b in [(pair.predicted, pair.searched)]
+    ]
+    both = [[getattr(pair, way) for pair in pairs] for way in ("predicted", "searched")]
+    ops, seconds = ([sum(getattr(o, name) for o in way) for way in both] for name in ("float32", "processor"))
+    said = f"Together {ops[0]} / {ops[1]} float32 ops in {seconds[0]:.1f} / {seconds[1]:.1f} processor seconds."
+    return ["Exported models, by prediction / by search alone:", "", *measure.markdown(head, cells), "", said]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from onnx import TensorProto
 
 import amp_rewrite
 from amp_rewrite.errors import PolicyError
+from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.pipeline.pareto import FLOAT32, LOW
 from suites.models.test_fixtures import batch, source
 from support.hard_models import HARD
@@ -30,6 +34,32 @@ def test_a_tight_tolerance_takes_few_trials() -> None:
     assert found.solved and found.regions
     assert found.trials <= 5
     assert found.chosen is not None and found.chosen.float32_ops < 30
+
+
+def test_trials_that_are_left_go_to_smaller_choices() -> None:
+    found = amp_rewrite.repair(source("bert_dynamo20"), batch("bert_dynamo20", "input"), tolerance=1e-3)
+
+    assert found.solved and found.chosen is not None
+    passed = [step.float32_ops for step in found.trail if step.ok]
+    assert len(passed) > 1 and found.chosen.float32_ops == min(passed) < passed[0]
+
+
+def test_where_the_real_model_denies_a_choice_the_next_one_that_passed_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = sys.modules["amp_rewrite.pipeline.repair"]  # the name in the package is the function
+    real, verdicts = module.verdict_of, []
+
+    def verdict_of(*arguments: Any) -> Verdict:
+        verdicts.append(real(*arguments))
+        return replace(verdicts[-1], refusals=("denied",)) if len(verdicts) == 2 else verdicts[-1]
+
+    monkeypatch.setattr(module, "verdict_of", verdict_of)
+    found = amp_rewrite.repair(source("bert_dynamo20"), batch("bert_dynamo20", "input"), tolerance=1e-3)
+
+    assert found.solved and found.chosen is not None
+    assert len(verdicts) == 3 and found.trials <= 5  # the plain model, the choice that is denied, and the next one
+    assert found.chosen.float32_ops > min(step.float32_ops for step in found.trail if step.ok)
 
 
 def test_the_search_takes_over_where_nothing_is_predicted() -> None:

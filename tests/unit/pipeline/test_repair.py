@@ -164,7 +164,8 @@ def test_low_inputs_that_are_too_coarse_are_told() -> None:
 
     assert not found.solved
     assert found.text().splitlines()[1] == (
-        "  all regions are pinned: float32 itself is not nearer, or inputs and outputs are low"
+        "  all regions are float32, and the error is still larger: low inputs and outputs round it, or float32"
+        " itself is not nearer; allow more"
     )
 
 
