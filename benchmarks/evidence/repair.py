@@ -186,8 +186,10 @@ def measured(tool: str, command: list[str | Path], said: Path, source: str, batc
 def _tries(tool: str, said: str) -> int:
     """How many candidates were made and run, as the tool itself says."""
     if tool == OWN:
-        (finding,) = [f for f in json.loads(said)["findings"] if f["kind"] == "repaired"]
-        return int(re.search(r"(\d+) trial", finding["message"])[1])  # type: ignore[index]
+        findings = [f for f in json.loads(said)["findings"] if f["kind"] == "repaired"]
+        if not findings:  # the first conversion passes
+            return 1
+        return int(re.search(r"(\d+) trial", findings[0]["message"])[1])  # type: ignore[index]
     return len(re.findall(r"^Running attempt", said, re.MULTILINE))
 
 
