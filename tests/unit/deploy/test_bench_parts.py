@@ -94,7 +94,14 @@ def test_a_count_below_one_is_refused(name: str) -> None:
 
 
 def test_charts_hold_what_was_measured() -> None:
-    latency, memory, throughput, ops = (chart.data for chart in RESULT.charts())
+    charts = RESULT.charts()
+    assert [list(map(tuple, chart.cells)) for chart in charts] == [
+        [("a.onnx", "2", "1.9", "2.5", "2"), ("b.onnx", "1", "0.9", "1.2", "1")],
+        [("a.onnx", "3000000"), ("b.onnx", "2000000")],
+        [("b.onnx", "8", "8000")],
+        [("c", "Cast", "–", "3.0", "+3.0"), ("t", "Tan", "1.0", "2.0", "+1.0"), ("m", "MatMul", "9.0", "4.0", "-5.0")],
+    ]
+    latency, memory, throughput, ops = (chart.data for chart in charts)
     assert latency["models"] == [
         {"model": "a.onnx", "median": 2e-3, "p5": 1.9e-3, "p95": 2.5e-3, "with_copies": 2e-3},
         {"model": "b.onnx", "median": 1e-3, "p5": 9e-4, "p95": 1.2e-3, "with_copies": 1e-3},

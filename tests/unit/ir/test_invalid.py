@@ -184,3 +184,16 @@ def test_the_graph_of_a_view_has_an_edge_from_each_op_to_those_that_need_it() ->
         ("first", "last"): (value["a"],),
         ("pick", "last"): (value["b"],),
     }
+
+
+@pytest.mark.parametrize(
+    ("node", "least"),
+    [
+        ("y = If (c) <then_branch = a () => () { }, else_branch = b () => () { }>", 1),
+        ("y = Loop (n, c, x) <body = b (int64 i, bool k, float[2] s) => (bool k) { }>", 2),
+    ],
+)
+def test_a_body_with_fewer_outputs_than_its_op_needs_is_refused(node: str, least: int) -> None:
+    text = f'<ir_version: 8, opset_import: ["": 17]> g (bool c, int64 n, float[2] x) => (float[2] y) {{ {node} }}'
+    with pytest.raises(ModelError, match=rf"needs {least} outputs of its \w+, which has {least - 1}; export it again$"):
+        View.of(Model(onnx.parser.parse_model(text)))
