@@ -225,7 +225,7 @@ def model_name(draft: Draft) -> str:
 def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> tuple[Draft, Guarded]:
     """Return the draft, and the pins and findings that ranges imply for it; without ranges, those that proofs imply.
 
-    It is shifted by the exponent that is asked for, or if that lowers more compute ops than float32 for what overflows.
+    It is shifted by the exponent that is asked for, or if that is worth more than float32 for what overflows.
     """
     tried = shift_draft(draft, ranges, headroom)
     known = bounds_before(tried) if ranges is not None else {}
@@ -234,16 +234,19 @@ def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) ->
     if tried.shift is None or moved.request.shift != AUTO_SHIFT or draft.view.low_types:
         return moved, pinned
     unmoved = _guarded(plain, ranges, headroom, known, tried.plain_least)
-    if _compute_lowered(moved, pinned) > _compute_lowered(plain, unmoved):
+    if _worth(moved, pinned) > _worth(plain, unmoved):
         return moved, pinned
-    rows = unshifted(moved.shifts, "a shift would lower no more products")
+    rows = unshifted(moved.shifts, "a shift would neither lower more products nor save ops and Casts")
     notes = (refusing(row.value, row.absmax, row.why) for row in rows)
     return replace(plain, notes=(*plain.notes, *notes), shifts=(*plain.shifts, *rows)), unmoved
 
 
-def _compute_lowered(draft: Draft, measured: Guarded) -> int:
+def _worth(draft: Draft, measured: Guarded) -> tuple[int, int]:
+    """Return the number of lowered compute ops of a draft, and of its ops and Casts, counted negative."""
     coloring = draft.paint(measured.pins)
-    return sum(coloring.entries[op].color is Color.ALLOW for op in {op for op, _ in coloring.low})
+    lowered = sum(coloring.entries[op].color is Color.ALLOW for op in {op for op, _ in coloring.low})
+    plan = plan_casts(draft.view, coloring, draft.io, draft.hazards.saturate)
+    return lowered, -len(draft.view.ops) - len(plan.casts)
 
 
 def _guarded(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper
 
 import amp_rewrite
 from amp_rewrite.decide.bounds.analysis import bounds
@@ -219,11 +219,20 @@ def test_data_go_before_proofs() -> None:
     assert not amp_rewrite.convert(model, data={"x": FEED["x"] * 1e-5}).report.shifts
 
 
-def test_a_shift_that_lowers_no_more_products_is_undone_and_named() -> None:
+def test_a_shift_that_only_saves_casts_is_made() -> None:
     model = _embedded(f"{OUTLIERS};k=LayerNormalization(a,g);y=MatMul(k,w)", 12288)
+    auto, none = (amp_rewrite.convert(model, data=TOKENS, shift=how).report.totals for how in ("auto", "none"))
+    assert auto.compute_lowered == none.compute_lowered == 2
+    assert auto.casts_to_low + auto.casts_to_float32 == 1  # of the output
+    assert none.casts_to_low + none.casts_to_float32 == 4
+
+
+def test_a_shift_that_gains_nothing_is_undone_and_named() -> None:
+    model = _embedded(f"{OUTLIERS};y=MatMul(n,w)", 12288)  # a Mul for a Cast
+    model.graph.output.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, (4, 8)))
     converted = amp_rewrite.convert(model, data=TOKENS)
     row = next(row for row in converted.report.shifts if row.value == "c")
-    assert (row.exponent, row.evidence) == (0, "data") and "no more products" in row.why
+    assert (row.exponent, row.evidence) == (0, "data") and "nor save ops and Casts" in row.why
     assert any(f.kind == "not_shifted" and f.subject == "c" for f in converted.report.findings)
 
 
