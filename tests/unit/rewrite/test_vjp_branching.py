@@ -108,6 +108,21 @@ def test_random_numbers_in_a_branch_are_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(("inputs", "refused"), [("a", False), ("a, r", False), ("a, r, m", True)])
+def test_a_dropout_in_a_branch_is_refused_if_it_may_drop(inputs: str, refused: bool) -> None:
+    drops = f"then_branch = then () => (float[3] t) {{ t = Dropout ({inputs}) }}"
+    other = "else_branch = other () => (float[3] e) { e = Neg (a) }"
+    text = f"r = Constant <value_float = 0.5> () m = Not (c) y = If (c) <{drops}, {other}>"
+    model = Case("", "", {"a": (3,), "c": ()}, text=text, types={"c": "bool"}, values={"c": False}).model(20)
+    if refused:
+        with pytest.raises(
+            GradientError, match="its branch has Dropout 'If_0/then_branch/Dropout_0', which would draw"
+        ):
+            gradients(model, "loss", ["a"])
+    else:
+        assert gradients(model, "loss", ["a"]).proto.graph.output[-1].name == "a_grad"
+
+
 def test_a_value_that_a_branch_gives_twice_is_refused() -> None:
     shapes = {"a": (3,), "b": (3,), "c": ()}
     model = Case("", "", shapes, text=SAME_TWICE, types={"c": "bool"}, outputs=("y", "z")).model(20)
