@@ -116,7 +116,7 @@ def test_a_dropout_in_a_branch_is_refused_if_it_may_drop(inputs: str, refused: b
     model = Case("", "", {"a": (3,), "c": ()}, text=text, types={"c": "bool"}, values={"c": False}).model(20)
     if refused:
         with pytest.raises(
-            GradientError, match="its branch has Dropout 'If_0/then_branch/Dropout_0', which would draw"
+            GradientError, match="its branch has Dropout 'If_2/then_branch/Dropout_0', which would draw"
         ):
             gradients(model, "loss", ["a"])
     else:
