@@ -31,6 +31,7 @@ from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, sho
 from amp_rewrite.train.step.rows import Rows
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.update.blocks import BLOCK, in_blocks
+from amp_rewrite.train.update.channel_blocks import in_channel_blocks
 from amp_rewrite.train.update.optimizers.optimizer import AVERAGE
 from amp_rewrite.train.update.plain_numbers import whole_number
 
@@ -110,6 +111,7 @@ class Trainer:
         self._model = emulate(step.model, io="same") if self.emulated else step.model
         if providers[0] == CPU:
             self._model = in_blocks(self._model, BLOCK * (threads or os.cpu_count() or 1))
+            self._model = in_channel_blocks(self._model)
         self._declared = batch_model(step.model, step.batch)
         # a memory pool would hold the memory of a step twice; planned reuse would give colder memory, and more of it
         self._options = SessionOptions(
