@@ -165,12 +165,11 @@ def ended_by_signals() -> Iterator[None]:
 @contextmanager
 def _in_made_folders(path: Path) -> Iterator[None]:
     """Make the folders of a file, and remove those again that stay empty."""
+    from amp_rewrite.files.scratch import make_folder  # late: most commands make no folder
+
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
-        if not path.parent.is_dir():
-            from amp_rewrite.files.scratch import make_folder  # late: most folders are there
-
-            make_folder(path)
+        make_folder(path)
         yield
     finally:
         _remove(missing)

@@ -67,7 +67,7 @@ class Saving:
         """Return how a model of `nbytes` is written. ModelError or PolicyError for names that weights cannot have."""
         shard = None if asked.shard_size is None else shard_bytes(asked.shard_size)
         name = asked.external_data if isinstance(asked.external_data, str) else ""
-        if name and (Path(name).name != name or name in (path.name, ".", "..") or "\0" in name or "\\" in name):
+        if name and (Path(name).name != name or name in (path.name, "..") or "\0" in name or "\\" in name):
             raise ModelError(f"{name!r} is not a name for the weights of {path}; give the plain name of another file")
         if name and "." not in name:  # "no" or "false" must not become a file
             fix = "give True, False, or the name of a file with its suffix, such as 'weights.data'"

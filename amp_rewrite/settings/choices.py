@@ -346,11 +346,10 @@ def parse_shift(spelling: Shift) -> Shift:
     word = str(spelling).strip().lower()
     if word in (AUTO_SHIFT, NO_SHIFT) and isinstance(spelling, str):
         return word
-    number = int(word) if word.isdecimal() and not isinstance(spelling, bool) else 0
-    if not 1 <= number <= LARGEST_SHIFT:
+    if not word.isdecimal() or not 1 <= int(word) <= LARGEST_SHIFT:
         hint = f"use auto, none or an exponent from 1 to {LARGEST_SHIFT}"
         raise PolicyError(f"cannot shift by {spelling!r}; {hint}")
-    return number
+    return int(word)
 
 
 AUTO_OPSET = "auto"
@@ -365,12 +364,12 @@ def parse_opset(spelling: Opset) -> Opset:
     from onnx.defs import onnx_opset_version  # late: most conversions stay at the opset of the model
 
     newest = onnx_opset_version()
-    number = int(spelling) if isinstance(spelling, int) or str(spelling).isdecimal() else 0
-    if not OLDEST_MOVED <= number <= newest:
+    word = str(spelling)
+    if not word.isdecimal() or not OLDEST_MOVED <= int(word) <= newest:
         raise PolicyError(
             f"cannot move a model to opset {spelling!r}; use auto or a number from {OLDEST_MOVED} to {newest}"
         )
-    return number
+    return int(word)
 
 
 HEADROOM = 2.0

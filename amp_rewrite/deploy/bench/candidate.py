@@ -31,8 +31,8 @@ class Candidate:
     batch: Batch
     provider: str
     types: tuple[str, ...]
+    threads: int
     tf32: bool = False
-    threads: int = 0
 
     @property
     def options(self) -> dict[str, str]:
@@ -67,7 +67,7 @@ def candidates(models: Sequence[object], data: object, conditions: Conditions, f
         batch = _fitting(next(iter(feed)), model, name)
         file = _file(source, model, folder / f"{number}.onnx")
         types = low_types(model)
-        sides.append(Candidate(number, name, model, file, batch, provider, types, threads=conditions.threads))
+        sides.append(Candidate(number, name, model, file, batch, provider, types, conditions.threads))
         if number == 0 and provider == CUDA and not types:
             sides.append(replace(sides[0], name=f"{name} with TF32", tf32=True))
     return sides

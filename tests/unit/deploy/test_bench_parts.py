@@ -12,9 +12,11 @@ from amp_rewrite import PolicyError
 from amp_rewrite.deploy.bench import device
 from amp_rewrite.deploy.bench.batches import BatchAxis
 from amp_rewrite.deploy.bench.candidate import candidates
+from amp_rewrite.deploy.bench.charts import latency_chart
 from amp_rewrite.deploy.bench.child import Outcome
 from amp_rewrite.deploy.bench.entry import Entry, Sized
 from amp_rewrite.deploy.bench.memory import with_memory
+from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, UNKNOWN
 from amp_rewrite.deploy.session.trust import private
 from amp_rewrite.evidence.conditions import Conditions
@@ -130,3 +132,13 @@ def test_a_folder_is_private_if_this_user_alone_may_write_in_it(tmp_path: Path) 
 
 def test_states_of_checks_are_those_of_their_json() -> None:
     assert (OK, FINDING, ADVICE, UNKNOWN) == ("ok", "finding", "advice", "unknown")
+
+
+def test_an_axis_of_latencies_ends_at_three_times_the_longest_median_and_longer_runs_are_told() -> None:
+    def entry(name: str, p95: float, copies: float) -> Entry:
+        return Entry(name, (), False, Timing(1, 1.0, 1.0, p95), Timing(1, copies, copies, copies), {}, None)
+
+    steady = [entry("a", 3.0, 1.0), entry("b", 5.9, 2.5)]
+    shown, cut = latency_chart(steady, "a CPU"), latency_chart([*steady, entry("c", 9.0, 1.0)], "a CPU")
+    assert shown.longest == cut.longest == 7500.0
+    assert ("beyond the axis" in shown.lead, "beyond the axis" in cut.lead) == (False, True)

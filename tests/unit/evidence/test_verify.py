@@ -18,7 +18,7 @@ from amp_rewrite.evidence import conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import Tolerance
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
-from amp_rewrite.evidence.verify import verify
+from amp_rewrite.evidence.verify import _tensors, verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
@@ -27,6 +27,7 @@ from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 X = {"x": np.float32([[1, 2, 3], [4, 5, -6]])}
 # Rounding of float32 in another order of three terms of at most 6: far above, and far below what the tests plant.
 NINE = "float[9,1] w = {1,2,3,4,5,6,7,8,9}"
+ONE = np.ones(1, np.float32)
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -452,3 +453,27 @@ def test_a_verdict_stands_where_the_errors_along_the_depth_cannot_be_measured() 
     verdict = verify(RELU, other, X, tolerance=1e-2, depth=True)
     assert verdict.ok and verdict.depth is None
     assert any("could not be measured" in note for note in verdict.notes)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "ok", "because"),
+    [
+        (None, None, True, "nothing on both sides"),
+        ([], [], True, "an empty sequence on both sides"),
+        (None, [], False, "the reference gives nothing, the candidate a sequence of 0"),
+        ([ONE], [ONE, ONE], False, "the reference gives a sequence of 1, the candidate a sequence of 2"),
+        (ONE, [ONE], False, "the reference gives a tensor, the candidate a sequence of 1"),
+    ],
+)
+def test_outputs_without_a_pair_of_tensors_are_judged_by_what_they_are(a: Any, b: Any, ok: bool, because: str) -> None:
+    assert list(_tensors("y", a, b)) == [("y", Difference(0, ok, because), None)]
+    assert list(_tensors("y", [ONE, a], [ONE, b])) == [("y[0]", ONE, ONE), ("y[1]", Difference(0, ok, because), None)]
+    assert Difference(0, ok, because).compared == 0
+
+
+def test_tensors_of_nested_sequences_are_compared_by_position() -> None:
+    assert [part for part, _, _ in _tensors("y", [[ONE], [ONE, ONE]], [[ONE], [ONE, ONE]])] == [
+        "y[0][0]",
+        "y[1][0]",
+        "y[1][1]",
+    ]

@@ -14,6 +14,7 @@ import pytest
 
 from amp_rewrite import Outcome, convert_many
 from amp_rewrite.errors import MachineError, ModelError, PatternError, ReportError
+from amp_rewrite.fleet.remote import size_of
 from amp_rewrite.fleet.urls import local, name_of, url_of
 from support.repositories import net, repository, tree
 from unit.cli.test_cli import run
@@ -62,6 +63,14 @@ def test_results_by_url_are_those_of_folders(
     assert (files(memory, "hub/out") if url_of(out) else tree(Path(out))) == tree(Path("expected"))
     assert all(outcome.target.startswith(f"{out}/") for outcome in outcomes)
     assert not list(tmp_path.glob("memory*"))
+
+
+def test_the_size_of_a_file_is_told_from_none(memory: Any, tmp_path: Path) -> None:
+    for name, content in (("empty", b""), ("three", b"abc")):
+        memory.pipe_file(f"/sizes/{name}", content)
+        (tmp_path / name).write_bytes(content)
+    for folder in (Path("memory://sizes"), tmp_path):
+        assert [size_of(folder / name) for name in ("empty", "three", "missing")] == [0, 3, None]
 
 
 def test_the_data_of_a_model_come_along_and_are_not_copied(src: Path, tmp_path: Path) -> None:

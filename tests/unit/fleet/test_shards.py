@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from amp_rewrite import EvidenceError, FeedError, ModelError, PolicyError, Verdict, convert, verify, verify_many
+from amp_rewrite import (
+    EvidenceError,
+    FeedError,
+    ModelError,
+    PolicyError,
+    Ranges,
+    Verdict,
+    calibrate,
+    calibrate_many,
+    convert,
+    verify,
+    verify_many,
+)
+from amp_rewrite.fleet import shards as fleet_shards
 from support.repositories import net
 from unit.cli.test_cli import run
 
@@ -39,6 +53,25 @@ def test_the_rows_are_those_of_one_run(folder: Path, jobs: int | None, limit: di
     assert apart.rows == whole.rows and len({row.batch for row in apart.rows}) == 6
     assert (apart.ok, apart.because, apart.notes) == (whole.ok, whole.because, whole.notes)
     assert (apart.reference, apart.candidate, apart.fed.batches) == (whole.reference, whole.candidate, 6)
+
+
+@pytest.mark.parametrize("jobs", [None, 2])
+def test_the_ranges_are_those_of_one_run(folder: Path, jobs: int | None) -> None:
+    whole = calibrate("net.onnx", "shards")
+    assert calibrate_many("net.onnx", shards(), jobs=jobs) == replace(whole, origin="0.npz; 1.npz; 2.npz")
+
+
+def test_keywords_of_a_calibration_reach_each_shard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"to": "bfloat16", "allow_nonfinite": True, "chunk": 3, "threads": 1}
+    seen = []
+
+    def measured(model: str, data: str, **keywords: object) -> Ranges:
+        seen.append((model, data, keywords))
+        return calibrate(model, data, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fleet_shards, "calibrate", measured)
+    calibrate_many("net.onnx", shards(), **asked)  # type: ignore[arg-type]
+    assert seen == [(str(folder / "net.onnx"), str(folder / shard), asked) for shard in shards()]
 
 
 def test_inputs_that_make_no_difference_are_noted_if_each_shard_says_so(folder: Path) -> None:

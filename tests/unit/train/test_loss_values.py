@@ -1,0 +1,158 @@
+"""Values of losses by the formulas in numpy, and what counts as a probability."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx.helper import make_tensor_value_info
+
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.train.objective.logits import in_unit_interval
+from amp_rewrite.train.objective.losses import objective
+from support.train.nets import F32, parsed
+
+RNG = np.random.default_rng(5)
+ROWS, CLASSES = 6, 5
+X = RNG.normal(size=(ROWS, CLASSES)).astype(F32) * 2
+LABELS = np.array([0, 4, 2, 2, 1, 3])
+IGNORED = np.array([0, -100, 2, 2, 1, 3])
+SOFT = RNG.dirichlet(np.ones(CLASSES), ROWS).astype(F32)
+BITS = (RNG.normal(size=(ROWS, CLASSES)) > 0).astype(F32)
+ALIKE = np.ones(CLASSES)
+OF_CLASSES = np.array([1, 2, 0.5, 0.25, 3])
+OF_ROWS = np.array([0.5, 0, 1, 2, 0.25, 3], F32)
+
+
+def _log_softmax(x: Array) -> Array:
+    return x - np.log(np.exp(x).sum(1, keepdims=True))
+
+
+def _cross_entropy(x: Array, t: Array, smoothing: float = 0.0, of_classes: Array = ALIKE) -> Array:
+    """The loss of each row before the sum, divided by the weights of its classes."""
+    log, kept = _log_softmax(x), t >= 0
+    label = np.where(kept, t, 0)
+    of_label = of_classes[label] * kept
+    sure = -log[np.arange(len(t)), label] * of_label
+    return ((1 - smoothing) * sure - smoothing / CLASSES * (log * of_classes).sum(1) * kept) / of_label.sum()
+
+
+def _categorical(x: Array, t: Array, smoothing: float = 0.0, of_classes: Array = ALIKE) -> Array:
+    return -(((1 - smoothing) * t + smoothing / CLASSES) * of_classes * _log_softmax(x)).sum(1) / ROWS
+
+
+def _binary(x: Array, t: Array, smoothing: float = 0.0, positive: float = 1.0) -> Array:
+    t, p = (1 - smoothing) * t + smoothing / 2, 1 / (1 + np.exp(-x))
+    return -(positive * t * np.log(p) + (1 - t) * np.log(1 - p)).mean(1) / ROWS
+
+
+def _divergence(x: Array, t: Array) -> Array:
+    return (t * (np.log(t) - _log_softmax(x))).sum(1) / ROWS
+
+
+def _huber(x: Array, t: Array, delta: float = 1.0) -> Array:
+    far = np.abs(x - t)
+    return np.where(far < delta, far**2 / 2, delta * (far - delta / 2)).mean(1) / ROWS
+
+
+def _cosine(x: Array, t: Array) -> Array:
+    return (1 - (x * t).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(t, axis=1)) / ROWS
+
+
+def _contrastive(x: Array, temperature: float) -> float:
+    a, b = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (x, np.tanh(x)))
+    scores = a @ b.T / temperature
+    return -float(np.mean([np.diag(_log_softmax(s)).mean() for s in (scores, scores.T)]))
+
+
+def _loss(loss: str, target: Array | None, body: str = "y = Identity (x)", **more: Array) -> float:
+    model = Model.load(parsed(f"net (float[{ROWS},{CLASSES}] x) => (float[{ROWS},{CLASSES}] y) {{ {body} }}"))
+    aim = objective(model, loss)
+    aim.model.proto.graph.output.append(make_tensor_value_info(aim.loss, 1, []))
+    feed = {"x": X, **({} if target is None else {"t": target}), **more}
+    return float(np.asarray(Runner.open(aim.model, SessionOptions(threads=1)).run(feed, [aim.loss])[aim.loss]))
+
+
+WEIGHTS = f"class_weights={OF_CLASSES.tolist()}"
+
+
+@pytest.mark.parametrize("of_rows", [False, True])
+@pytest.mark.parametrize(
+    ("loss", "rows", "target"),
+    [
+        ("cross_entropy(y, t)", _cross_entropy, LABELS),
+        ("cross_entropy(y, t, ignore_index=-100)", _cross_entropy, IGNORED),
+        (
+            f"cross_entropy(y, t, {WEIGHTS}, label_smoothing=0.1, ignore_index=-100)",
+            lambda x, t: _cross_entropy(x, t, 0.1, OF_CLASSES),
+            IGNORED,
+        ),
+        ("categorical_cross_entropy(y, t)", _categorical, SOFT),
+        (
+            f"categorical_cross_entropy(y, t, {WEIGHTS}, label_smoothing=0.2)",
+            lambda x, t: _categorical(x, t, 0.2, OF_CLASSES),
+            SOFT,
+        ),
+        ("binary_cross_entropy(y, t)", _binary, BITS),
+        ("binary_cross_entropy(y, t, pos_weight=3.0)", lambda x, t: _binary(x, t, positive=3.0), BITS),
+        ("binary_cross_entropy(y, t, label_smoothing=0.2)", lambda x, t: _binary(x, t, 0.2), BITS),
+        ("kl_divergence(y, t)", _divergence, SOFT),
+        ("mean_squared_error(y, t)", lambda x, t: ((x - t) ** 2).mean(1) / ROWS, SOFT),
+        ("mean_absolute_error(y, t)", lambda x, t: np.abs(x - t).mean(1) / ROWS, SOFT),
+        ("huber(y, t)", _huber, SOFT),
+        ("huber(y, t, delta=0.3)", lambda x, t: _huber(x, t, 0.3), SOFT),
+        ("cosine(y, t)", _cosine, SOFT),
+    ],
+)
+def test_losses_follow_their_formulas_with_and_without_weights_of_rows(
+    loss: str, rows: Callable[..., Array], target: Array, of_rows: bool
+) -> None:
+    expected = (rows(X.astype(float), target) * (OF_ROWS if of_rows else 1)).sum()
+    asked: dict[str, Any] = {"w": OF_ROWS} if of_rows else {}
+    assert _loss(loss.replace(")", ", sample_weight=w)") if of_rows else loss, target, **asked) == pytest.approx(
+        expected, rel=2e-6
+    )
+
+
+def test_a_softmax_is_read_through_and_sums_take_factors_and_signs() -> None:
+    body = "y = Softmax <axis = 1> (x) z = Tanh (x) r = ReduceSumSquare <keepdims = 1> (x)"
+    expected = 0.5 * _cross_entropy(X, LABELS).sum() + 2 * _cross_entropy(np.tanh(X), LABELS, 0.1).sum()
+    loss = "0.5 * cross_entropy(y, t) + 2 * cross_entropy(z, t, label_smoothing=0.1) - 1e-1 * r"
+    assert _loss(loss, LABELS, body) == pytest.approx(expected - 0.1 * (X * X).sum(), rel=2e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_pairs_are_contrasted_in_both_directions(temperature: float) -> None:
+    loss = f"contrastive(y, z, temperature={temperature})"
+    assert _loss(loss, None, "y = Identity (x) z = Tanh (x)") == pytest.approx(_contrastive(X, temperature), rel=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "known"),
+    [
+        *((f"y = {op} (x)", True) for op in ("Softmax", "Sigmoid", "HardSigmoid", "Hardmax")),
+        *((f"p = Sigmoid (x) y = {op} (p)", True) for op in ("Identity", "Sqrt", "ReduceMean", "ReduceMax")),
+        *((f"p = Sigmoid (x) y = {op} (p)", True) for op in ("ReduceMin", "ReduceProd", "Transpose")),
+        *((f"p = Sigmoid (x) q = Softmax (x) y = {op} (p, q)", True) for op in ("Mul", "Min", "Max", "Mean")),
+        ("p = Sigmoid (x) q = Softmax (x) y = Concat <axis = 0> (p, q)", True),
+        *((f"p = Sigmoid (x) y = {op} (p, x)", False) for op in ("Mul", "Min", "Max", "Mean")),
+        *((f"p = Sigmoid (x) y = {op} (p)", False) for op in ("ReduceSum", "Exp", "Neg", "Log")),
+        ("two = Constant <value_float = 2.0> () p = Sigmoid (x) y = Mul (p, two)", False),
+        ("l = LogSoftmax (x) y = Exp (l)", True),
+        ("low, high = Split <num_outputs = 2> (x) y = Exp (low)", False),
+        ("a = Constant <value_float = 0.0> () b = Constant <value_float = 1.0> () y = Clip (x, a, b)", True),
+        ("a = Constant <value_float = 0.0> () b = Constant <value_float = 2.0> () y = Clip (x, a, b)", False),
+        ("a = Constant <value_float = -0.5> () b = Constant <value_float = 1.0> () y = Clip (x, a, b)", False),
+        ("b = Constant <value_float = 1.0> () y = Clip (x, , b)", False),
+        ("y = Identity (x)", False),
+    ],
+)
+def test_a_value_in_the_unit_interval_is_taken_for_probabilities(body: str, known: bool) -> None:
+    view = View.of(Model.load(parsed(f"net (float[2,4] x) => (float y) {{ {body} }}")))
+    (y,) = (value.id for value in view.values if value.name == "y")
+    assert in_unit_interval(view, y) is known
