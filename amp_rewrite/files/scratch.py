@@ -37,7 +37,7 @@ def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
     file = open(path, "xb", buffering=_BUFFER, opener=lambda name, flags: os.open(name, flags, mode or 0o666))  # noqa: SIM115
     undo.callback(path.unlink, missing_ok=True)
     undo.callback(_close, file)
-    _lock(file.fileno(), wait=False)
+    _lock(file.fileno())
     if old is not None and mode is not None and hasattr(os, "fchmod"):
         new = os.fstat(file.fileno())
         if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
@@ -63,7 +63,7 @@ def sweep(folder: Path) -> None:
             if time.time() - path.lstat().st_mtime < _YOUNG:
                 continue
             with open_regular(path, follow=False) as file:
-                if _lock(file.fileno(), wait=False):
+                if _lock(file.fileno()):
                     path.unlink()
 
 
@@ -122,7 +122,7 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _lock(descriptor: int, *, wait: bool) -> bool:
+def _lock(descriptor: int, *, wait: bool = False) -> bool:
     """Lock the file and return True on success; the lock ends when the file is closed or its process dies."""
     if sys.platform == "win32":
         return False
