@@ -22,7 +22,7 @@ from amp_rewrite.reports.page.report_figures import report_figures
 from amp_rewrite.reports.page.scopes import MOST, paths_of, tree_of
 from amp_rewrite.reports.page.summary_cards import summary_cards
 from amp_rewrite.reports.render import WIDTH
-from amp_rewrite.reports.rows import Header, PortRow, Row, Totals
+from amp_rewrite.reports.rows import NO_ROW, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.reports.sources import report_and_view
 from support.cases import build
 from support.corpus import EXPORTED, TEXT_MODELS, exported, text_model
@@ -309,3 +309,28 @@ def test_a_difference_without_its_models_has_no_graphs() -> None:
     delta = replace(diff(chain("Conv"), chain("Relu")), sides=None)
     assert [figure.name for figure in delta.figures()] == ["strips", "changes"]
     assert [figure.name for figure in delta.sketches()] == ["strips"]
+
+
+def test_a_cast_stands_on_the_edges_to_those_that_read_through_it() -> None:
+    rows = (
+        Row("p", "MatMul", "float16", inputs=("float16",), outputs=("float16",), reads=(NO_ROW,)),
+        Row("low", "Relu", "float16", inputs=("float16",), outputs=("float16",), reads=(0,)),
+        Row("high", "Exp", "float32", inputs=("float32",), outputs=("float32",), reads=(0,)),
+        Row("rounded", "Exp", "float32", inputs=("float32",), outputs=("float32",), reads=(0,), via={"0": "bfloat16"}),
+        Row("back", "Relu", "float16", inputs=("float16",), outputs=("float16",), reads=(0,), via={"0": "float32"}),
+        Row("if", "If", "float32", inputs=("bool",), outputs=("float32",), reads=(NO_ROW, 0, 2)),
+    )
+    x, y = PortRow("x", "float32", reads=(0, 0)), PortRow("y", "float32", after=0)
+    told = [("p", "float16", "float32", 0), ("p", "float16", "bfloat16", 0), ("p", "float16", "float64", 0)]
+    told += [("p", "float32", "float16", 0), ("high", "float32", "float16", 2), ("x", "float32", "float16", NO_ROW)]
+    casts = [CastRow(value, from_, to, after=after) for value, from_, to, after in told]
+    first = replace(report_of_rows(*rows), casts=tuple(casts), inputs=(x,), outputs=(y,))
+    drawn = graph(first).data["casts"]
+    assert {(cast["value"], cast["from"], cast["to"]): cast["edges"] for cast in drawn} == {
+        ("p", "float16", "float32"): [0, 2, 0, 3, 0, 4, 0, 5, 0, 7],
+        ("p", "float16", "bfloat16"): [0, 3],
+        ("p", "float16", "float64"): [],
+        ("p", "float32", "float16"): [0, 4],
+        ("high", "float32", "float16"): [],
+        ("x", "float32", "float16"): [6, 0],
+    }
