@@ -28,7 +28,7 @@ import numpy as np
 import onnx
 
 import amp_rewrite
-from amp_rewrite.reports.report_builder import inventory
+from amp_rewrite.reports.report_builder import inventory_view, report_of
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "examples" / "models"
@@ -75,7 +75,7 @@ def installed(module: str, python: str) -> bool:
 def judged(reference: Path, candidate: Path | onnx.ModelProto, data: Path) -> str:
     """Return the error of a converted model, and the share of its matrix products and convolutions in float16."""
     verdict = amp_rewrite.verify(reference, candidate, data, metric="scaled", at_most=TOLERANCE)
-    totals = inventory(amp_rewrite.Model.load(candidate), name=candidate.name, tool="").totals
+    totals = report_of(inventory_view(amp_rewrite.Model.load(candidate))).totals
     share = f"{totals.compute_lowered / totals.compute_ops:.0%}"
     differences = [row.difference for row in verdict.rows]
     if any(found.nonfinite[1] > found.nonfinite[0] for found in differences):

@@ -138,7 +138,7 @@ def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring
         resume=asked["resume"],
         keep_going=asked["keep_going"],
         write=not asked["dry_run"],
-        checks=measuring.checks,
+        guidance=measuring.guidance,
         summary=asked["summary"] and Path(local(asked["summary"])),
     )
 

@@ -17,8 +17,8 @@ from amp_rewrite.settings.keywords import CRITERION
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.files.model import Model
-    from amp_rewrite.pipeline.checks import Checks
     from amp_rewrite.pipeline.convert import Converted
+    from amp_rewrite.pipeline.guidance import Guidance
     from amp_rewrite.pipeline.repaired import Repaired
     from amp_rewrite.settings.config_file import Settings
 
@@ -158,12 +158,12 @@ class Measuring:
             )
 
     @property
-    def checks(self) -> Checks:
+    def guidance(self) -> Guidance:
         """The same as plain data."""
-        from amp_rewrite.pipeline.checks import Checks
+        from amp_rewrite.pipeline.guidance import Guidance
 
         feeding = self.feeding
-        return Checks(
+        return Guidance(
             data=feeding.data or "",
             random=feeding.drawn() if feeding.random and feeding.data is None else None,
             ranges=os.fspath(self.ranges or ""),
@@ -178,9 +178,9 @@ class Measuring:
     ) -> tuple[Converted, Repaired | None]:
         """Convert `model` with the arguments `wanted`; guard or repair it if options ask for that."""
         if not self.feeding:
-            return self.checks.convert(model, wanted, None, tell)
+            return self.guidance.convert(model, wanted, None, tell)
         from amp_rewrite.files.model import Model
 
         source = Model.load(model)
         feed = self.feeding.feed(source, quiet=quiet or bool(self.criterion))  # a verdict has the remarks as notes
-        return self.checks.convert(source, wanted, feed, tell)
+        return self.guidance.convert(source, wanted, feed, tell)

@@ -1,4 +1,7 @@
-"""The options that commands share, and the settings that they come to together with file and environment."""
+"""The options that commands share, and the settings that they come to together with file and environment.
+
+The options of a conversion themselves stand in `settings/options.py`.
+"""
 
 from __future__ import annotations
 

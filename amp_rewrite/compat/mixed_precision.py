@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto
 
 from amp_rewrite.compat.float16 import io_rules
 from amp_rewrite.compat.words import refuses_unknown, without_effect
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.search import minimal_set
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
@@ -26,7 +26,6 @@ from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.request import Request
 
-Array = NDArray[Any]
 Validate = Callable[[Sequence[Any], Sequence[Any]], bool]
 
 

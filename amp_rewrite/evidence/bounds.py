@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_rewrite.decide.bounds.analysis import bounds as bounds_of
-from amp_rewrite.decide.bounds.bound import Bound, BoundOptions, Klass
+from amp_rewrite.decide.bounds.bound import Bound, BoundClass, BoundOptions
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError, PatternError, PolicyError, advice
 from amp_rewrite.evidence.ranges import Ranges, key
@@ -70,7 +70,7 @@ class Bounds(Result):
             heavy: only results of products, convolutions, recurrent cells and attention.
         """
         counted = Counter(row.klass for row in self.rows if row.heavy or not heavy)
-        return {klass.value: counted[klass.value] for klass in Klass}
+        return {klass.value: counted[klass.value] for klass in BoundClass}
 
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the rows as dictionaries."""
@@ -139,7 +139,7 @@ class Bounds(Result):
 
     def _summary(self) -> list[str]:
         every, heavy = self.counts(), self.counts(heavy=True)
-        cells = [(klass.value, str(every[klass.value]), str(heavy[klass.value])) for klass in Klass]
+        cells = [(klass.value, str(every[klass.value]), str(heavy[klass.value])) for klass in BoundClass]
         lines = [f"{self.model}: bounds for {self.to}, from weights alone"]
         lines += [f"  given: {self._given()}"] if self.inputs else []
         lines += ["", *table(cells, head=("class", "values", "products"), right=" >>")]
@@ -153,7 +153,7 @@ class Bounds(Result):
         known = {row.value: row for row in self.rows}
         for row in self.rows:
             below = known.get(row.rests_on) if row.rests_on is not None else None
-            if row.klass == Klass.UNKNOWN.value and (below is None or math.isfinite(below.absmax)):
+            if row.klass == BoundClass.UNKNOWN.value and (below is None or math.isfinite(below.absmax)):
                 yield row
 
     def _explained(self, names: Sequence[str]) -> list[str]:
@@ -187,7 +187,7 @@ def _interval(row: BoundRow) -> str:
     else:
         words = f"in [{row.lo:.4g}, {row.hi:.4g}]" if row.absmax < math.inf else "unknown"
     words = f"{words} beside a mask's fill" if row.fills else words
-    return f"{words}, ≥ {row.least:.4g} for ones" if row.klass == Klass.OVERFLOWS.value else words
+    return f"{words}, ≥ {row.least:.4g} for ones" if row.klass == BoundClass.OVERFLOWS.value else words
 
 
 @checked

@@ -17,7 +17,7 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError, spelled
 from amp_rewrite.evidence.ranges import Range, Ranges, key
-from amp_rewrite.files.rounding import Fit
+from amp_rewrite.files.fit import Fit
 from amp_rewrite.ir.dataflow import Flow, made_variable, reach, read_variable
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS

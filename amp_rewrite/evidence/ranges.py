@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError, spelled
-from amp_rewrite.files.rounding import Fit
+from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.scratch import write_whole
 from amp_rewrite.reports import json_stream
 from amp_rewrite.reports.reading import Malformed, fail, load, map_of, natural, record

@@ -11,8 +11,8 @@ from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import cast
+from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.settings.policy import LowType, low_type

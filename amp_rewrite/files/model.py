@@ -14,10 +14,10 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import casting, store, tensors, wire
 from amp_rewrite.files.casting import Array, cast
+from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.loading import HEAVY, of_memory, of_path
 from amp_rewrite.files.program_tensors import ProgramTensor, any_held
 from amp_rewrite.files.protos import clone
-from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.skeleton import skeleton
 from amp_rewrite.files.tensors import Source, Sources, is_stub
 

@@ -21,7 +21,7 @@ from amp_rewrite.fleet.staging import copy, run
 from amp_rewrite.fleet.summary import Summary
 from amp_rewrite.fleet.tree import Choice, Item, Listing, find
 from amp_rewrite.fleet.urls import name_of, real, url_of
-from amp_rewrite.pipeline.checks import Checks
+from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import parse_pattern
@@ -40,7 +40,7 @@ class Asked:
     resume: bool = False
     keep_going: bool = True
     write: bool = True
-    checks: Checks = field(default_factory=Checks)
+    guidance: Guidance = field(default_factory=Guidance)
     summary: Path | None = None
 
 
@@ -77,7 +77,7 @@ class Batch:
             parse_pattern(pattern)
         strict = tuple(rule.text for rule in parse_io(request.io) if rule.strict)
         cache = () if request.kv is None else (spelled("kv", request.kv.spelling),)
-        for word, text in (("data", asked.checks.data), ("ranges", asked.checks.ranges)):
+        for word, text in (("data", asked.guidance.data), ("ranges", asked.guidance.ranges)):
             fields_of(text, word, ("stem", "folder"))
         words = list(sources)
         if not words:
@@ -94,7 +94,7 @@ class Batch:
             summary.check(overwrite=asked.saving.overwrite, resume=asked.resume)
         _check_targets(targets, copies, listing, asked)
         known = summary.read() if summary is not None and asked.resume else {}
-        key = key_of(request, options, asked.checks)
+        key = key_of(request, options, asked.guidance)
         jobs = [replace(job, options=dict(options), key=key) for job in _jobs(targets, listing, rule, asked, known)]
         order = {name_of(task.source): i for i, task in enumerate(task for job in jobs for task in job.tasks)}
         earlier = {source: outcome for source, outcome in known.items() if source in order}
@@ -270,16 +270,16 @@ def _jobs(
         for target, item in members:
             files = listing.data.get(item.path, ()) if url_of(item.path) else ()
             data, outcome = shared or rule.data(target.name), known.get(name_of(item.path))
-            tasks.append(Task(item.path, target, data, _checks(asked, item), outcome, files))
+            tasks.append(Task(item.path, target, data, _guidance(asked, item), outcome, files))
         jobs.append(Job(tuple(tasks), {}, saving, "", write=asked.write, by_option=spelled_out))
     return jobs
 
 
-def _checks(asked: Asked, item: Item) -> Checks:
-    """Return the checks of one model, with its own data."""
-    checks = asked.checks
-    if not checks:
-        return checks
-    data, ranges = (placed(text, item.path, item.relative) for text in (checks.data, checks.ranges))
+def _guidance(asked: Asked, item: Item) -> Guidance:
+    """Return the guidance of one model, with its own data."""
+    guidance = asked.guidance
+    if not guidance:
+        return guidance
+    data, ranges = (placed(text, item.path, item.relative) for text in (guidance.data, guidance.ranges))
     whole = [str(Path(text).resolve()) if text else "" for text in (data, ranges)]  # workers may run elsewhere
-    return replace(checks, data=whole[0], ranges=whole[1])
+    return replace(guidance, data=whole[0], ranges=whole[1])

@@ -25,7 +25,7 @@ from amp_rewrite.files.scratch import make_folder
 from amp_rewrite.files.store import Progress, SaveOptions, Saving, save_together
 from amp_rewrite.files.targets import check_target
 from amp_rewrite.fleet.outcome import FAILED, MISSED, OK, Outcome
-from amp_rewrite.pipeline.checks import Checks
+from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.options import KEYWORDS
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import one_of_many
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A model to convert. `data`: the name of its weights beside it, if they need a file; `checks`: its own data.
+    """A model to convert. `data`: the name of its weights beside it, if they need a file; `guidance`: its own data.
 
     `files`: the external data of a source in a store.
     """
@@ -45,7 +45,7 @@ class Task:
     source: Path
     target: Path
     data: str
-    checks: Checks = field(default_factory=Checks)
+    guidance: Guidance = field(default_factory=Guidance)
     known: Outcome | None = None
     files: tuple[str, ...] = ()
 
@@ -70,20 +70,20 @@ class Job:
     version: str = VERSION
 
 
-def key_of(request: Request, options: Mapping[str, Any], checks: Checks) -> str:
+def key_of(request: Request, options: Mapping[str, Any], guidance: Guidance) -> str:
     """Return a hash of all that decides what a model becomes: version, options, op lists and data."""
     own = {name: repr(options.get(name)) for name in KEYWORDS if name != "lists"}
     stated = {"lists": request.lists.fingerprint, **request.settings, "to": request.to.spelling}
-    content = [VERSION, own, stated, asdict(checks)]
+    content = [VERSION, own, stated, asdict(guidance)]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
-def _with_data(key: str, checks: Checks) -> str:
+def _with_data(key: str, guidance: Guidance) -> str:
     """Return the key of a task: that of its job, and the states of the files that its data and ranges are in."""
-    if not (checks.data or checks.ranges):
+    if not (guidance.data or guidance.ranges):
         return key
     content = hashlib.sha256(key.encode())
-    for place in filter(None, (checks.data, checks.ranges)):
+    for place in filter(None, (guidance.data, guidance.ranges)):
         path = Path(place)
         with suppress(OSError):  # the conversion says why it cannot be read
             for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
@@ -145,7 +145,7 @@ class _Work:
     """A task on its way, and the outcome so far."""
 
     def __init__(self, job: Job, task: Task, progress: Callable[[str, int, int], None] | None) -> None:
-        key = _with_data(job.key, task.checks)
+        key = _with_data(job.key, task.guidance)
         self.outcome = Outcome(os.fspath(task.source), os.fspath(task.target), options=key)
         here = {"source": Path(job.folder, task.source), "target": Path(job.folder, task.target)}
         self.job, self.task, self.progress = job, replace(task, **here), progress  # type: ignore[arg-type]
@@ -195,8 +195,8 @@ class _Work:
             self.outcome = replace(known, source=self.outcome.source, target=self.outcome.target, finished=True)
             return
         with one_of_many() as unmatched:
-            checks = self.task.checks
-            self.converted, repaired = checks.convert(source, self.job.options, checks.feed(source))
+            guidance = self.task.guidance
+            self.converted, repaired = guidance.convert(source, self.job.options, guidance.feed(source))
         report = self.converted.report
         evidence = {name: value for name, value in asdict(report.evidence).items() if value}
         self.note(evidence=evidence, totals=asdict(report.totals), findings=tuple(report.findings))

@@ -16,7 +16,7 @@ from amp_rewrite.fleet.naming import SAME
 from amp_rewrite.fleet.outcome import Outcome
 from amp_rewrite.fleet.tree import Choice
 from amp_rewrite.fleet.urls import local
-from amp_rewrite.pipeline.checks import Checks
+from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.options import Options, takes_options
 
@@ -96,14 +96,14 @@ def convert_many(
     if tolerance is not None and data is None:
         raise PolicyError(f"{spelled('tolerance')} compares outputs and needs {spelled('data')}")
     criterion = {} if tolerance is None else {"tolerance": tolerance}
-    checks = Checks(os.fspath(data or ""), ranges=os.fspath(ranges or ""), criterion=criterion)
+    guidance = Guidance(os.fspath(data or ""), ranges=os.fspath(ranges or ""), criterion=criterion)
     asked = Asked(
         out=Path(local(out)),
         name=name,
         choice=Choice(_texts(include), _texts(exclude)),
         saving=SaveOptions(overwrite, external_data, shard_size),
         resume=resume,
-        checks=checks,
+        guidance=guidance,
         summary=None if summary is None else Path(local(summary)),
     )
     named = [sources] if isinstance(sources, (str, os.PathLike)) else sources

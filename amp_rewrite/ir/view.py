@@ -17,8 +17,8 @@ from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.tensors import fresh_memory
 from amp_rewrite.ir.build import Index, ShadowingError, UnsortedError, build
 from amp_rewrite.ir.graphs import in_order, unshadowed

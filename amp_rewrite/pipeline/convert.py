@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from onnx import ModelProto
 
-from amp_rewrite.decide import reasons
-from amp_rewrite.decide.bounds.bound import Bound, Klass, counted
+from amp_rewrite.decide.bounds.bound import Bound, BoundClass, counted
 from amp_rewrite.decide.cast_plan import Plan, plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.errors import Finding, PolicyError, spelled
@@ -20,13 +19,13 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.store import Writable
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.ir.schema import of_runtime_alone
-from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.few_low import few_low
 from amp_rewrite.pipeline.shift import shift_draft
 from amp_rewrite.pipeline.shift_outcome import bounds_before, measured_bounds
 from amp_rewrite.pipeline.shift_rows import refusing, unshifted
+from amp_rewrite.pipeline.target_findings import target_findings, unserved
 from amp_rewrite.reports.annotations import annotate, annotated, unannotate
 from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.report import Report
@@ -36,8 +35,7 @@ from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.runtime.hazards import told
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.kernels import Kernels, release_number
-from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, METADATA_KEY, Target
+from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, METADATA_KEY
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.options import Options, takes_options
@@ -59,7 +57,7 @@ class Converted(Result):
         result: the model, with its weights still where they were; save it for models of any size.
         report: the type of each op, with the reason.
         view: the model that was painted, indexed.
-        coloring: the type of each type variable.
+        coloring: the type of each type variable of each op.
         plan: the Casts and other changes.
     """
 
@@ -158,7 +156,7 @@ def convert(
         model: a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; it is never changed.
         data: a Feed, or an argument of `Feed.of`; ranges are then measured on it first.
         ranges: the result of `calibrate`, or its file.
-        headroom: factor to spare between a value in `ranges` and the largest one of `to`.
+        headroom: safety factor: a value in `ranges`, times this, has to fit in `to`.
         folder: where the external data of a ModelProto lies.
         **options: see docs/reference/options.md.
 
@@ -225,7 +223,8 @@ def model_name(draft: Draft) -> str:
 def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> tuple[Draft, Guarded]:
     """Return the draft, and the pins and findings that ranges imply for it; without ranges, those that proofs imply.
 
-    It is shifted by the exponent that is asked for, or if that is worth more than float32 for what overflows.
+    It is shifted by the exponent that is asked for; `auto` shifts it only if that lowers more products, or as many with
+    fewer ops and Casts.
     """
     tried = shift_draft(draft, ranges, headroom)
     known = bounds_before(tried) if ranges is not None else {}
@@ -263,7 +262,7 @@ def _guarded(
     if ranges is None:
         return guard_proved(draft.view, draft.paint, least, to, saturate) if least else Guarded()
     known = measured_bounds(draft.view, known, ranges, headroom)
-    proved = frozenset(value for value, bound in known.items() if bound.klass is Klass.FITS)
+    proved = frozenset(value for value, bound in known.items() if bound.klass is BoundClass.FITS)
     pins = guard(draft.view, draft.paint, ranges, to, headroom=headroom, saturate=saturate, proved=proved)
     return replace(pins, bounds=counted(known.values()))
 
@@ -277,22 +276,22 @@ def finish(
 ) -> Converted:
     """Return the checked model of a painted draft, and its report. `words`: more words for the metadata entry.
 
-    `measured`: what ranges and bounds say of its values.
+    `measured`: pins and evidence from ranges, bounds or proofs.
 
     For an empty plan the result is the source itself, unexpanded.
     """
     view = draft.view
     plan = plan_casts(view, coloring, draft.io, draft.hazards.saturate)
     view.forget()  # the checks need the memory, and little of what the rules shared
-    foreign = (*_unknown_elsewhere(view, draft.request.target), *_unopened(view, draft.request.target))
-    findings = (*_unserved(view, coloring), *foreign, *coloring.findings, *findings)
+    beyond = target_findings(view, draft.request.target)
+    findings = (*unserved(view, coloring), *beyond, *coloring.findings, *findings)
     if plan.empty:
         result = draft.base
         check_source(result)
     else:
         result = _signed(apply(view, plan), draft.request, words)
         unchecked = check(view.model, view, plan, result)
-        known = {(finding.kind, finding.subject) for finding in draft.hazards.findings}  # these say if it does harm
+        known = {(finding.kind, finding.subject) for finding in draft.hazards.findings}  # they say what harm it does
         plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in known))
         aim = draft.request.target.aim
         dangers = told(view, lambda value: plan.retype.get(value) or view.dtype(value), aim)
@@ -322,50 +321,6 @@ def _report(
     if request.log_path is not None:
         dump(request.log_path, report_of(view, name=name, tool=VERSION), report, request.lists)
     return report
-
-
-def _unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
-    """Return findings about op types that opset, kernels or an unknown type keep from a low type."""
-    notes: dict[tuple[str, str], str] = {}
-    for op in view.ops:
-        paint = coloring.of(op.id) if op.signature is not None else None
-        if paint is not None and paint.rule in (reasons.SCHEMA_GATE, reasons.KERNEL_GATE, reasons.UNKNOWN_TYPE):
-            notes.setdefault((paint.rule, op.kind), paint.note)
-    return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(notes.items()))
-
-
-def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
-    """Return findings about operators of ai.onnx that onnxruntime alone knows, for other targets than onnxruntime."""
-    if target.family in (Target.ORT_CUDA, Target.WEBGPU):
-        return ()
-    opset = view.opsets.get("", 1)
-    kinds = sorted({op.op_type for op in view.ops if not op.domain})
-    note = f"not in ai.onnx opset {opset}: an operator that onnxruntime's optimizers write, and it alone knows"
-    return tuple(Finding("runtime_only", kind, note) for kind in kinds if of_runtime_alone("", kind, opset))
-
-
-def _unopened(view: View, target: Target) -> Iterator[Finding]:
-    """Yield findings about a target that does not open the model, or whose kernels are those of another release."""
-    kernels, proto = target.kernels, view.model.proto
-    opset, ir = view.opsets.get("", 1), proto.ir_version
-    if target.opset is not None and opset > target.opset:
-        note = f"{target.value} opens models up to opset {target.opset}, and this one has {opset}"
-        yield Finding("target_limits", "opset", note)
-    if kernels is None:
-        return
-    if kernels.ir is not None and ir > kernels.ir:
-        yield Finding("target_limits", "IR", f"{kernels.runtime} opens models up to IR version {kernels.ir}, not {ir}")
-    own = kernels.runtime.rpartition(" ")[2]
-    if target.release not in ("", own):
-        newer = release_number(target.release) > release_number(own)
-        late = sorted({op.kind for op in view.ops if not op.domain and _beyond(op, kernels)}) if newer else []
-        more = f"; float32, as of a newer opset: {', '.join(late)}" if late else ""
-        yield Finding("kernel_table", target.value, f"no kernel table of {target.release}: that of {own} decides{more}")
-
-
-def _beyond(op: Op, kernels: Kernels) -> bool:
-    """True if an operator is of an opset after those that a kernel table knows."""
-    return op.signature is not None and kernels.opset is not None and op.signature.since > kernels.opset
 
 
 def _signed(result: Model, request: Request, more: Sequence[str]) -> Model:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from numpy.typing import NDArray
-
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError
@@ -27,6 +25,7 @@ from amp_rewrite.evidence.search import BudgetSpent, minimal_set
 from amp_rewrite.evidence.trial import Trial, Trials, worst_score
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
@@ -65,8 +64,6 @@ _FEW = 5
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage ("calibrate", "predict", "own errors", "search" or "verify"), the work done, and its total."""
-
-Array = NDArray[Any]
 
 
 @takes_options

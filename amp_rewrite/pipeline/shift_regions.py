@@ -10,7 +10,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.guard import is_low, overflowing, proved_overflowing, seen_ranges
 from amp_rewrite.evidence.ranges import Range, Ranges, key
-from amp_rewrite.files.rounding import Fit
+from amp_rewrite.files.fit import Fit
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.shift_outcome import ShiftOutcome, unshifted_draft

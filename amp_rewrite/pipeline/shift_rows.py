@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.files.rounding import Fit
+from amp_rewrite.files.fit import Fit
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.rows import ShiftRow

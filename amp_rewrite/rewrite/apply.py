@@ -1,4 +1,4 @@
-"""The only emitter of nodes: a model and a plan in, a new model out."""
+"""Carries out a plan of Casts: a model and a plan in, a new model out."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
         wrong = misdeclared(view) if fault is None else _invalid(source, fault)
         if wrong is None:
             raise
-        raise ModelError(wrong) from unplanned  # of what onnx refuses, or believes, nothing can be said
+        raise ModelError(wrong) from unplanned  # onnx refuses the source, or trusts a wrong declaration in it
     return doubts
 
 

@@ -295,7 +295,10 @@ HAZARDS = (
 
 
 def told(view: View, made: Made, aim: Aim = Aim()) -> Iterator[Finding]:
-    """Yield a finding for each hazard in a model, at its first op. `made`: the types after a conversion. O(nodes)."""
+    """Yield one finding per hazard in a model, about the first op concerned. O(nodes).
+
+    `made`: the type of a value after a conversion.
+    """
     for hazard in HAZARDS:
         met = hazard.told and hazard.affects(aim)
         op = next(hazard.find(view, made), None) if met else None

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
-
-Array = NDArray[Any]
+from amp_rewrite.files.casting import Array
 
 INITIAL = 2.0**15
 PERIOD = 2000

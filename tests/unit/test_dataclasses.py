@@ -41,7 +41,7 @@ NUMBERS = {
     "rewrite.attention.layout._Move.groups": 1,
     "rewrite.autodiff.vjp.row.Row.outputs": 1,
     "rewrite.replacement.Replacement.frees": True,
-    "rewrite.shift.records.Port.slot": -1,
+    "rewrite.shift.laws.Port.slot": -1,
     "runtime.hazards.RuntimeHazard.told": True,
     "runtime.ports.Port.required": True,
     "runtime.roofline.Roof.bfloat16": True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from amp_rewrite.decide.bounds.bound import Bound, BoundOptions, Klass, classified
+from amp_rewrite.decide.bounds.bound import Bound, BoundClass, BoundOptions, classified
 from amp_rewrite.decide.bounds.walk import Walk
 from amp_rewrite.decide.bounds.weights import notable
 from amp_rewrite.dtypes import DType
@@ -55,7 +55,7 @@ def _bound(view: View, value: ValueId, walk: Walk, least: float, options: BoundO
     rests.sort(key=lambda v: -_size(walk, v))
     kind = op.kind if op is not None else "input"
     because = f"{kind}: {hull.why or state.why}" if op is None or op.kind not in MOVES else f"{kind}: the same numbers"
-    bound = Bound(lo, hi, Klass.UNKNOWN, because, tuple(dict.fromkeys(rests)), state.fills, least)
+    bound = Bound(lo, hi, BoundClass.UNKNOWN, because, tuple(dict.fromkeys(rests)), state.fills, least)
     return classified(bound, options.to, options.measured.get(value), options.headroom)
 
 

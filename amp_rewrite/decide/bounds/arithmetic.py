@@ -1,4 +1,4 @@
-"""Roundings of a run, as factors on bounds: of each result, of sums, and of this computation itself."""
+"""Roundings of a run, as factors on bounds: of each result, of sums, and of the float64 analysis itself."""
 
 from __future__ import annotations
 

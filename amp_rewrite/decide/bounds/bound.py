@@ -13,7 +13,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import ValueId
 
 
-class Klass(Enum):
+class BoundClass(Enum):
     """What is known about a value and the range of a low type."""
 
     FITS = "proved to fit"
@@ -33,7 +33,7 @@ class Bound(NamedTuple):
 
     lo: float = -math.inf
     hi: float = math.inf
-    klass: Klass = Klass.UNKNOWN
+    klass: BoundClass = BoundClass.UNKNOWN
     because: str = ""
     rests_on: tuple[ValueId, ...] = ()
     fills: bool = False
@@ -48,12 +48,12 @@ class Bound(NamedTuple):
 def classified(bound: Bound, to: DType, measured: float | None = None, headroom: float = 1.0) -> Bound:
     """Return a bound with the class that follows from it, and from the largest magnitude that was measured."""
     if bound.absmax <= to.max:
-        klass = Klass.FITS
+        klass = BoundClass.FITS
     elif bound.least > to.max:
-        klass = Klass.OVERFLOWS
+        klass = BoundClass.OVERFLOWS
     else:
         fits = measured is not None and measured * headroom <= to.max
-        klass = Klass.MEASURED if fits else Klass.UNKNOWN
+        klass = BoundClass.MEASURED if fits else BoundClass.UNKNOWN
     return bound if klass is bound.klass else bound._replace(klass=klass)
 
 
@@ -68,7 +68,7 @@ def scaled(bound: Bound, exponent: int, to: DType) -> Bound:
 def counted(bounds: Iterable[Bound]) -> dict[str, int]:
     """Return the number of bounds by class, in the order of the classes."""
     counts = Counter(bound.klass for bound in bounds)
-    return {klass.value: counts[klass] for klass in Klass}
+    return {klass.value: counts[klass] for klass in BoundClass}
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def _long_range(view: View, op: Op) -> bool:
 
 
 def stated_dims(view: View, inferred: GraphProto) -> Mapping[tuple[ScopeId, str], StatedDims]:
-    """Return the shapes that the graph of a view's model states after inference, and those of constants."""
+    """Return the shapes declared in the inferred graph of a view's model, and those of constants."""
     formals = _formals(view, inferred)
     known = {(scope, formal.name): dims for scope, formal in formals if (dims := declared_dims(formal)) is not None}
     # A stub is an input of the skeleton; Constants have no declaration of their own.

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import count
-from amp_rewrite.files.rounding import Fit
+from amp_rewrite.files.fit import Fit
 from amp_rewrite.reports.page.axis import MOST_POINTS, Axis, binned, finite, number_text
 from amp_rewrite.reports.page.chart import Line, numbers, plot, rows, sample
 from amp_rewrite.reports.page.marks import backdrop, band, caption, envelope, limit, pins, spans, stretch

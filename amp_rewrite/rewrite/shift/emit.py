@@ -11,9 +11,9 @@ from onnx import NodeProto, TensorProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import scaled
 from amp_rewrite.files.protos import clone
-from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.builder import new_node, restate
 from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.names import claimed
@@ -21,9 +21,9 @@ from amp_rewrite.ir.op_classes import COMPARISONS, HEAVY
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.rewrite.replacement import Context, Replacement
 from amp_rewrite.rewrite.shift.equations import Equations, value_at
+from amp_rewrite.rewrite.shift.laws import Port, attribute_value
 from amp_rewrite.rewrite.shift.plan import Plan, Want
 from amp_rewrite.rewrite.shift.ports import Asked, solve_ports
-from amp_rewrite.rewrite.shift.records import Port, attribute_value
 from amp_rewrite.rewrite.shift.rounding import constant_keeps, is_exact, sampled, value_keeps
 
 KIND = "shifted"

@@ -14,7 +14,7 @@ from amp_rewrite.decide.union_find import UnionFind
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.shift.records import Law, Laws, Port, laws_of
+from amp_rewrite.rewrite.shift.laws import Law, Laws, Port, laws_of
 
 ClassId = int
 """A class of values that share one exponent: one of them."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.rounding import Fit
+from amp_rewrite.files.fit import Fit
 from amp_rewrite.ir.dataflow import first_input_of, origin
 from amp_rewrite.ir.op_classes import MOVES
 from amp_rewrite.ir.view import ValueId, View

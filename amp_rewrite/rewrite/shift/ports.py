@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from amp_rewrite.rewrite.shift.records import Law, Port
+from amp_rewrite.rewrite.shift.laws import Law, Port
 
 Allowed = Callable[[Port, int], bool]
 """True if a constant or an attribute may be stored times 2⁻ᵉ."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.files.rounding import Fit
+from amp_rewrite.files.fit import Fit
 
 MOST_ADDED_ERROR = 1.1
 """Largest ratio of the rounding errors after and before a shift."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from amp_rewrite.files.rounding import Fit
+from amp_rewrite.files.fit import Fit
 from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import OpId, ValueId, View

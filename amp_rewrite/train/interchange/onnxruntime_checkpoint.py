@@ -16,8 +16,8 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.scratch import replacing
-from amp_rewrite.settings.loss_scale import Array
 
 if TYPE_CHECKING:
     from amp_rewrite.train.step.trainer import Trainer

@@ -60,8 +60,7 @@ def from_torch(
         The model.
 
     Raises:
-        TrainingError: PyTorch or onnxscript are missing, the module is not in float32, changes its tensors in
-            evaluation mode or packs sequences, or PyTorch cannot export it.
+        TrainingError: PyTorch or onnxscript is missing, or the module is not in float32 or cannot be exported.
 
     Example:
         >>> import torch

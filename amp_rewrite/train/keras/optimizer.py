@@ -12,7 +12,8 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.npy import Npz
-from amp_rewrite.settings.loss_scale import Array, Gradient, serialize
+from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.loss_scale import Gradient, serialize
 from amp_rewrite.train.keras.variables import GradsAndVars, Variable, Variables, differentiable, listed, pairs_of, times
 from amp_rewrite.train.update import optimizers
 

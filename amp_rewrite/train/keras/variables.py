@@ -10,7 +10,8 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.loss_scale import Array, Gradient
+from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.policy import TypeName
 
 

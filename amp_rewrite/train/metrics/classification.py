@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.train.metrics.metric import Means, Metric
 
 _CLOSE = 1e-3

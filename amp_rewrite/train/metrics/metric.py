@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import CPU, Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import Array
 
 
 @dataclass(eq=False)

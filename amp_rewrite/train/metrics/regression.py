@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.train.metrics.metric import Means
 
 

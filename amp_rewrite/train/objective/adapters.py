@@ -16,12 +16,12 @@ from onnx.helper import get_node_attr_value, make_node
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.view import View
-from amp_rewrite.settings.loss_scale import Array
 
 REGION = "amp.adapter"
 FACTOR_A, FACTOR_B = "lora_A", "lora_B"

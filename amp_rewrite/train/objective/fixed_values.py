@@ -7,11 +7,11 @@ from collections.abc import Collection
 
 import numpy as np
 
+from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.nodes import Use, Value
 from amp_rewrite.ir.op_classes import COPIES, LAYERS, RECURRENT
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.objective.repeated_rows import row_of
 
 WEIGHTED = LAYERS | RECURRENT | {"Einsum", "PRelu", "LayerNormalization", "RMSNormalization"}

@@ -16,8 +16,8 @@ import numpy as np
 from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.objective.parameter_row import FOLDED, MERGED, ParameterRow
 
 KEY = "amp_rewrite.module"

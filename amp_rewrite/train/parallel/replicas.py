@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.files.casting import Array
 
 TIMEOUT = 300.0
 """Default seconds that a replica waits for the others."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.train.parallel.replicas import Replicas
 from amp_rewrite.train.step.optimizer_state import slot_of
 from amp_rewrite.train.update.graph import StateVariable

@@ -19,6 +19,7 @@ from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.builder import declared
@@ -26,7 +27,6 @@ from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.view import View
 from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.parallel.replicas import Replicas, averaged, check_strategy
 from amp_rewrite.train.parallel.sharding import handed_round, owners_of
 from amp_rewrite.train.step import checkpoint

@@ -14,6 +14,7 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.deploy.session import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.builder import declared
@@ -26,7 +27,6 @@ from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import backward, differentiable
 from amp_rewrite.rewrite.autodiff.lowering.opset import for_gradients
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import RandomState, with_random_state
-from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.settings.options import PAINTING, Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import Request

@@ -8,9 +8,9 @@ from onnx import ModelProto
 
 from amp_rewrite.errors import FeedError, TrainingError
 from amp_rewrite.evidence.data.feed import Batch
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
-from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.objective.prediction import Target
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.npy import Npz
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.scratch import replacing
-from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.update.graph import StateVariable
 
 VERSION = 1

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import RandomState
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
-from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.objective.parameters import Choice, trained

@@ -13,11 +13,12 @@ import numpy as np
 from amp_rewrite.deploy.session import process
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, initial_random_state
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import Array, DynamicLossScale, Gradient
+from amp_rewrite.settings.loss_scale import DynamicLossScale, Gradient
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer

@@ -12,9 +12,10 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import CPU, Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import Array, Gradient
+from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer

@@ -8,7 +8,8 @@ from dataclasses import fields, replace
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.loss_scale import Array, DynamicLossScale, LossScale, ScaleState
+from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.loss_scale import DynamicLossScale, LossScale, ScaleState
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.update.graph import StateVariable
 from amp_rewrite.train.update.optimizers import Optimizer

@@ -9,7 +9,7 @@ import numpy as np
 
 from amp_rewrite.errors import FeedError, TrainingError
 from amp_rewrite.evidence.data.sources import is_array
-from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.train.update.plain_numbers import whole_number
 
 BATCH_SIZE = 32

@@ -10,12 +10,13 @@ from typing import Any, Unpack
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state
 from amp_rewrite.settings import loss_scale as scales
-from amp_rewrite.settings.loss_scale import Array, LossScale
+from amp_rewrite.settings.loss_scale import LossScale
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer

@@ -16,12 +16,12 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
-from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.metrics.metric import Metric
 from amp_rewrite.train.metrics.metric_text import metrics_of
 from amp_rewrite.train.step import checkpoint

@@ -16,9 +16,10 @@ import numpy as np
 import onnx.helper
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, RandomState
-from amp_rewrite.settings.loss_scale import FLOOR, Array, DynamicLossScale, FixedLossScale, LossScale
+from amp_rewrite.settings.loss_scale import FLOOR, DynamicLossScale, FixedLossScale, LossScale
 from amp_rewrite.train.update.optimizers import Arithmetic, Optimizer, initial_slots
 
 REGION = "amp.update"

@@ -11,9 +11,9 @@ import onnx.parser
 from onnx import ModelProto
 from onnx.numpy_helper import from_array
 
+from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import Trainer
 

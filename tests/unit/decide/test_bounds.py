@@ -15,7 +15,7 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from amp_rewrite.decide.bounds.analysis import bounds
-from amp_rewrite.decide.bounds.bound import Bound, BoundOptions, Klass
+from amp_rewrite.decide.bounds.bound import Bound, BoundClass, BoundOptions
 from amp_rewrite.decide.bounds.state import Ball, box
 from amp_rewrite.decide.bounds.walk import Walk
 from amp_rewrite.dtypes import DType
@@ -137,7 +137,7 @@ def test_the_harness_sees_each_kind_of_bound() -> None:
 )
 def test_each_theorem_gives_its_number(text: str, constants: dict[str, object], most: float) -> None:
     found = bound(text, **constants)
-    assert found.klass is Klass.FITS
+    assert found.klass is BoundClass.FITS
     assert most * (1 - 1e-3) <= found.absmax <= most * 1.04 + 1e-3
 
 
@@ -156,7 +156,7 @@ def test_what_no_theorem_covers_is_unknown(text: str) -> None:
     constants = {"w": WIDE, "k": np.array(0)}
     read = {name: value for name, value in constants.items() if f",{name})" in text}
     found = bound_of(cases.build(text, ["y"], constants=read, shapes=SHAPES, opset=17))
-    assert found.klass is Klass.UNKNOWN
+    assert found.klass is BoundClass.UNKNOWN
     assert found.because
 
 
@@ -170,10 +170,10 @@ def test_a_mixture_needs_no_length_and_a_sum_does() -> None:
         z = ReduceSum <keepdims = 0> (v, k)
     }"""
     model = parsed(text)
-    assert bound_of(model).klass is Klass.FITS
+    assert bound_of(model).klass is BoundClass.FITS
     assert bound_of(model).absmax < 1.2
     unknown = bound_of(model, "z")
-    assert (unknown.klass, unknown.because) == (Klass.UNKNOWN, "ReduceSum: a sum over an axis of unknown length")
+    assert (unknown.klass, unknown.because) == (BoundClass.UNKNOWN, "ReduceSum: a sum over an axis of unknown length")
 
 
 def test_a_mask_is_no_overflow_and_a_row_that_is_masked_entirely_is_said() -> None:
@@ -183,7 +183,7 @@ def test_a_mask_is_no_overflow_and_a_row_that_is_masked_entirely_is_said() -> No
         y = Softmax (m)
     }"""
     masked = bound_of(parsed(text), "m")
-    assert (masked.klass, masked.fills) == (Klass.FITS, True)
+    assert (masked.klass, masked.fills) == (BoundClass.FITS, True)
     assert bound_of(parsed(text)).absmax <= 1.001
     assert "rows masked entirely are unknown" in bound_of(parsed(text)).because
 
@@ -217,15 +217,15 @@ def test_values_in_the_bodies_of_if_and_loop_are_bounded() -> None:
         }>
     }"""
     model = parsed(text)
-    assert [bound_of(model, name).klass for name in "yzu"] == [Klass.FITS, Klass.FITS, Klass.UNKNOWN]
+    assert [bound_of(model, name).klass for name in "yzu"] == [BoundClass.FITS, BoundClass.FITS, BoundClass.UNKNOWN]
 
 
 def test_the_range_of_an_input_can_be_given() -> None:
     model = cases.build("y=MatMul(x,w)", ["y"], constants={"w": WIDE}, shapes=SHAPES)
-    assert bound_of(model).klass is Klass.UNKNOWN
+    assert bound_of(model).klass is BoundClass.UNKNOWN
     given = bound_of(model, inputs={"x": (-1.0, 1.0)})
     most = np.abs(WIDE).sum(axis=0).max()
-    assert (given.klass, given.absmax) == (Klass.FITS, pytest.approx(most, rel=1e-2))
+    assert (given.klass, given.absmax) == (BoundClass.FITS, pytest.approx(most, rel=1e-2))
 
 
 def test_a_value_fits_or_overflows_or_is_measured_or_unknown() -> None:
@@ -234,9 +234,14 @@ def test_a_value_fits_or_overflows_or_is_measured_or_unknown() -> None:
     view = View.of(Model.load(model))
     ids = {value.name: value.id for value in view.values}
     found = bounds(view, BoundOptions(measured={ids["z"]: 9.0}))
-    assert [found[ids[name]].klass for name in "tyzu"] == [Klass.FITS, Klass.OVERFLOWS, Klass.MEASURED, Klass.UNKNOWN]
+    assert [found[ids[name]].klass for name in "tyzu"] == [
+        BoundClass.FITS,
+        BoundClass.OVERFLOWS,
+        BoundClass.MEASURED,
+        BoundClass.UNKNOWN,
+    ]
     tight = bounds(view, BoundOptions(measured={ids["z"]: 60_000.0}, headroom=2.0))
-    assert tight[ids["z"]].klass is Klass.UNKNOWN
+    assert tight[ids["z"]].klass is BoundClass.UNKNOWN
 
 
 # -- models --------------------------------------------------------------------------------------------------
@@ -249,7 +254,7 @@ def test_products_of_exported_transformers_are_proved_to_fit(name: str) -> None:
     caches = {view.value_name(v): (-8.0, 8.0) for v in view.scopes[0].inputs if "past" in view.value_name(v)}
     found = bounds(view, BoundOptions(inputs=caches, below=False))
     classes = Counter(found[v].klass for op in view.ops if op.kind in HEAVY for v in op.results if v in found)
-    assert classes[Klass.FITS] >= 0.95 * (classes.total() - 1)
+    assert classes[BoundClass.FITS] >= 0.95 * (classes.total() - 1)
 
 
 def test_each_large_weight_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.instrument.lazy_weights import casting_in_graph
 from amp_rewrite.evidence.weights import WeightFit, check_weights, weights_text
+from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.tensors import is_stub, source
 from amp_rewrite.ir.view import View
 from amp_rewrite.runtime.runner import Runner

@@ -8,7 +8,7 @@ import pytest
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import cast
-from amp_rewrite.files.rounding import Fit
+from amp_rewrite.files.fit import Fit
 
 LOW = [DType.FLOAT16, DType.BFLOAT16]
 

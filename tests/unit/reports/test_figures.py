@@ -18,7 +18,7 @@ from amp_rewrite.deploy.bench.charts import latency_chart, memory_chart, ops_cha
 from amp_rewrite.deploy.bench.entry import Changed, Entry, Sized
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime
 from amp_rewrite.deploy.bench.timing import Timing
-from amp_rewrite.files.rounding import Fit
+from amp_rewrite.files.fit import Fit
 from amp_rewrite.reports.measurements import Difference, OpErrors, OutputRow, Step
 from amp_rewrite.reports.page.chart_data import chart_figure
 from amp_rewrite.reports.page.markup import written

@@ -132,7 +132,7 @@ def test_ops_of_an_opset_beyond_the_table_stay_float32_and_are_named(
     finally:
         object.__setattr__(old, "opset", 21)
     (told,) = (f for f in result.report.findings if f.kind == "kernel_table")
-    assert told.message.endswith("float32, as of a newer opset: Relu")
+    assert told.message.endswith("kept in float32, because their opset is newer: Relu")
 
 
 def test_a_file_of_kernels_decides(tmp_path: Path) -> None:

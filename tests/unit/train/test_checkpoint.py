@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import FeedError, TrainingError
-from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import CROSS_ENTROPY, batches, mlp, same, trainer

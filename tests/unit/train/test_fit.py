@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import FeedError, TrainingError
-from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.train.metrics.metric_text import metrics_of
 from amp_rewrite.train.step import callbacks
 from amp_rewrite.train.step.callbacks import BestCheckpoint, Callback, CSVLog, EarlyStopping, JSONLog, TensorBoard

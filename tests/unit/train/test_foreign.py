@@ -12,10 +12,11 @@ from onnx import ModelProto
 
 import amp_rewrite
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import Array, DynamicLossScale
+from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.interchange.external_gradients import ScaledGradients, scale_gradients
 
 # loss = mean((x w)²) over 2 numbers and its gradient by w, as another tool would write them

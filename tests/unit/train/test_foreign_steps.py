@@ -12,10 +12,10 @@ import onnx
 import pytest
 
 import amp_rewrite
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train import scale_gradients
 from support.paths import TESTS
 from support.train import foreign_step

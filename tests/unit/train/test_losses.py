@@ -10,10 +10,10 @@ import pytest
 from onnx.helper import make_tensor_value_info
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.gradients import gradients
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.objective.loss_text import terms
 from amp_rewrite.train.objective.losses import Objective, objective
 from amp_rewrite.train.step.step import training_step

@@ -18,8 +18,9 @@ import onnx.numpy_helper
 import pytest
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.settings.loss_scale import Array, DynamicLossScale
+from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable

@@ -11,6 +11,7 @@ from onnx import ModelProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import (
     MULTIPLIERS,
@@ -19,7 +20,6 @@ from amp_rewrite.rewrite.autodiff.lowering.random_numbers import (
     with_random_state,
 )
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.parallel.replicas import shard
 from amp_rewrite.train.parallel.trainer import DataParallelTrainer
 from amp_rewrite.train.step.step import TrainingStep, training_step

@@ -11,9 +11,10 @@ import pytest
 from amp_rewrite import View
 from amp_rewrite.deploy.session import process
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.settings.loss_scale import Array, DynamicLossScale
+from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.step.model_loss import ModelLoss

@@ -11,9 +11,9 @@ import pytest
 from onnx import ModelProto
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import Array
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.update.optimizers import SGD

@@ -13,7 +13,7 @@ from onnx import ModelProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.loss_scale import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.train.interchange.torch_module import from_torch
 from amp_rewrite.train.objective import fixed_values
 from amp_rewrite.train.step.step import TrainingStep, training_step

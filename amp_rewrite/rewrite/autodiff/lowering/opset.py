@@ -1,4 +1,4 @@
-"""The opset of gradients: a model that looks up embeddings is moved to where ScatterND can add."""
+"""The opset of gradients: a model that looks up embeddings is moved to the first one whose ScatterND adds."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.nodes import MAIN, Op
 from amp_rewrite.ir.op_classes import RANDOM
@@ -27,7 +28,6 @@ from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.rewrite.autodiff.vjp.row import Forward
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.settings.loss_scale import Array
 
 PRIME = 2**31 - 1
 MULTIPLIERS = (

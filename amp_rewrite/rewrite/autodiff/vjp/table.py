@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from amp_rewrite.rewrite.autodiff.vjp import (
     branching,
-    classification,
     convolution,
     einsum,
     elementwise,
@@ -36,6 +35,7 @@ from amp_rewrite.rewrite.autodiff.vjp import (
     resizing,
     sampling,
     shape,
+    softmax_and_losses,
 )
 from amp_rewrite.rewrite.autodiff.vjp.row import Rows
 
@@ -43,7 +43,7 @@ VJPS: Rows = {
     ("", op_type): row
     for family in (
         branching,
-        classification,
+        softmax_and_losses,
         convolution,
         einsum,
         elementwise,

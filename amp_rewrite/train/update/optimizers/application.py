@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.loss_scale import Array, Gradient, IndexedSlices
+from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.loss_scale import Gradient, IndexedSlices
 from amp_rewrite.train.update.optimizers.arithmetic import NUMPY
 from amp_rewrite.train.update.optimizers.optimizer import AVERAGE, Optimizer
 

@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.shift.records import kinds
+from amp_rewrite.rewrite.shift.laws import kinds
 from support.shifting import bits, sandwiched, shifted_at_random, shifted_to
 
 RNG = np.random.default_rng(3)

@@ -1,4 +1,4 @@
-"""Records of operators: the laws by which the exponents of their inputs and results depend on each other.
+"""Laws of operators, by which the exponents of their inputs and results depend on each other.
 
 A value is *shifted* by an exponent e if the graph computes it times 2⁻ᵉ. A law is a linear equation of exponents; an op
 whose laws hold computes its shifted results from its shifted inputs to the bit, as long as no float32 number becomes

@@ -11,7 +11,7 @@ import pytest
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.shift.records import kinds
+from amp_rewrite.rewrite.shift.laws import kinds
 from amp_rewrite.rewrite.shift.shift import refusal
 from support import cases as texts
 from support.one_op import Case, cases

@@ -1,4 +1,4 @@
-"""Checks of one model in a batch: what they ask of a conversion and of a repair."""
+"""Guidance of one model in a batch: what they ask of a conversion and of a repair."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any
 
 import pytest
 
-from amp_rewrite.pipeline.checks import Checks
+from amp_rewrite.pipeline.guidance import Guidance
 
 ALWAYS = {"to": "bfloat16", "headroom": 2.0}
 
 
 @pytest.mark.parametrize(
-    ("checks", "fed", "expected"),
+    ("guidance", "fed", "expected"),
     [
-        (Checks(headroom=2.0), False, ALWAYS),
-        (Checks(headroom=2.0, ranges="r.json", budget=3), False, ALWAYS | {"ranges": "r.json"}),
+        (Guidance(headroom=2.0), False, ALWAYS),
+        (Guidance(headroom=2.0, ranges="r.json", budget=3), False, ALWAYS | {"ranges": "r.json"}),
         (
-            Checks("d.npz", headroom=2.0, criterion={"rtol": 0.1}),
+            Guidance("d.npz", headroom=2.0, criterion={"rtol": 0.1}),
             True,
             ALWAYS | {"allow_nonfinite": False, "progress": print, "rtol": 0.1},
         ),
         (
-            Checks("d.npz", headroom=2.0, budget=3, allow_nonfinite=True),
+            Guidance("d.npz", headroom=2.0, budget=3, allow_nonfinite=True),
             True,
             ALWAYS | {"allow_nonfinite": True, "progress": print, "budget": 3},
         ),
     ],
 )
 def test_a_model_is_repaired_where_there_are_data_with_all_that_was_asked_for(
-    checks: Checks, fed: bool, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    guidance: Guidance, fed: bool, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, dict[str, Any]]] = []
     repaired = SimpleNamespace(converted="converted")
@@ -39,6 +39,6 @@ def test_a_model_is_repaired_where_there_are_data_with_all_that_was_asked_for(
         "amp_rewrite.pipeline.repair.repair", lambda _, feed, **words: seen.append(("repair", words)) or repaired
     )
     feed: Any = object() if fed else None
-    found = checks.convert("model.onnx", {"to": "bfloat16"}, feed, print)
+    found = guidance.convert("model.onnx", {"to": "bfloat16"}, feed, print)
     assert seen == [("repair" if fed else "convert", expected)]
     assert found == (("converted", repaired) if fed else (None, None))

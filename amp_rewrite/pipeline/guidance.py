@@ -1,4 +1,4 @@
-"""Checks: the data that guide a conversion, as plain data, and the conversion that they guide."""
+"""Guidance: the data that guide a conversion, as plain data, and the conversion that they guide."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
-    """Data that guide a conversion: as `convert` and `repair` take them, with paths in place of what is in them.
+class Guidance:
+    """Data that guide a conversion: as `convert` and `repair` take them, but as paths instead of loaded data.
 
     `random`: keywords of `Feed.randomly`, in place of `data`. `criterion`: without one ranges guard.
     """

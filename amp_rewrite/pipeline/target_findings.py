@@ -1,0 +1,62 @@
+"""Findings about a target: op types without a low kernel there, and what its runtime does not open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.errors import Finding
+from amp_rewrite.ir.schema import of_runtime_alone
+from amp_rewrite.ir.view import Op, View
+from amp_rewrite.runtime.kernels import Kernels, release_number
+from amp_rewrite.settings.choices import Target
+
+
+def unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
+    """Return findings about op types that opset, kernels or an unknown type keep from a low type."""
+    notes: dict[tuple[str, str], str] = {}
+    for op in view.ops:
+        paint = coloring.of(op.id) if op.signature is not None else None
+        if paint is not None and paint.rule in (reasons.SCHEMA_GATE, reasons.KERNEL_GATE, reasons.UNKNOWN_TYPE):
+            notes.setdefault((paint.rule, op.kind), paint.note)
+    return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(notes.items()))
+
+
+def target_findings(view: View, target: Target) -> tuple[Finding, ...]:
+    """Return findings about operators and versions that the target's runtime does not open."""
+    return (*_unknown_elsewhere(view, target), *_unopened(view, target))
+
+
+def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
+    """Return findings about operators of ai.onnx that onnxruntime alone knows, for other targets than onnxruntime."""
+    if target.family in (Target.ORT_CUDA, Target.WEBGPU):
+        return ()
+    opset = view.opsets.get("", 1)
+    kinds = sorted({op.op_type for op in view.ops if not op.domain})
+    note = f"not in ai.onnx opset {opset}: an operator of onnxruntime alone, which its optimizers write"
+    return tuple(Finding("runtime_only", kind, note) for kind in kinds if of_runtime_alone("", kind, opset))
+
+
+def _unopened(view: View, target: Target) -> Iterator[Finding]:
+    """Yield findings about a target that does not open the model, or whose kernels are those of another release."""
+    kernels, proto = target.kernels, view.model.proto
+    opset, ir = view.opsets.get("", 1), proto.ir_version
+    if target.opset is not None and opset > target.opset:
+        note = f"{target.value} opens models up to opset {target.opset}, and this one has {opset}"
+        yield Finding("target_limits", "opset", note)
+    if kernels is None:
+        return
+    if kernels.ir is not None and ir > kernels.ir:
+        yield Finding("target_limits", "IR", f"{kernels.runtime} opens models up to IR version {kernels.ir}, not {ir}")
+    own = kernels.runtime.rpartition(" ")[2]
+    if target.release not in ("", own):
+        newer = release_number(target.release) > release_number(own)
+        late = sorted({op.kind for op in view.ops if not op.domain and _beyond(op, kernels)}) if newer else []
+        more = f"; kept in float32, because their opset is newer: {', '.join(late)}" if late else ""
+        yield Finding("kernel_table", target.value, f"no kernel table of {target.release}: that of {own} decides{more}")
+
+
+def _beyond(op: Op, kernels: Kernels) -> bool:
+    """True if an operator is of an opset after those that a kernel table knows."""
+    return op.signature is not None and kernels.opset is not None and op.signature.since > kernels.opset
