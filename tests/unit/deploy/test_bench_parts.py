@@ -134,7 +134,7 @@ def test_states_of_checks_are_those_of_their_json() -> None:
     assert (OK, FINDING, ADVICE, UNKNOWN) == ("ok", "finding", "advice", "unknown")
 
 
-def test_an_axis_of_latencies_ends_at_three_times_the_longest_median_and_longer_runs_are_told() -> None:
+def test_an_axis_of_latencies_ends_at_three_times_the_longest_median() -> None:
     def entry(name: str, p95: float, copies: float) -> Entry:
         return Entry(name, (), False, Timing(1, 1.0, 1.0, p95), Timing(1, copies, copies, copies), {}, None)
 

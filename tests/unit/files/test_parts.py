@@ -27,7 +27,7 @@ def test_a_part_is_taken_up_by_its_number_and_size(tmp_path: Path) -> None:
     assert [parts.finished(*asked) for asked in ((0, 2), (1, 3), (2, 3), (10, 3))] == [None] * 4
 
 
-def test_parts_of_another_model_state_or_shard_are_left_and_those_of_this_file_removed(tmp_path: Path) -> None:
+def test_parts_of_this_file_are_removed_and_those_of_others_stay(tmp_path: Path) -> None:
     mine, others = (
         _parts(tmp_path),
         [
