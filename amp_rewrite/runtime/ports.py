@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from onnx import TensorShapeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.schema import TENSOR, type_of_proto
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
@@ -17,7 +18,8 @@ from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 class Port:
     """An input or output of a model. `shape`: a free dimension is a name or None; None for an unknown rank.
 
-    `dtype`: None for containers without a single type (maps). `required`: an input without a default.
+    `dtype`: None for containers without a single type (maps). `required`: an input without a default. `extra`: an axis
+    of size 1 that arrays may have here beyond the shape.
     """
 
     name: str
@@ -25,6 +27,7 @@ class Port:
     container: str
     shape: tuple[int | str | None, ...] | None
     required: bool = True
+    extra: int | None = None
 
     @property
     def dims(self) -> str:
@@ -37,6 +40,13 @@ class Port:
             len(self.shape) == len(sizes)
             and all(dim == size for dim, size in zip(self.shape, sizes, strict=True) if isinstance(dim, int))
         )
+
+    def without_extra(self, array: Array) -> Array:
+        """Return the array without the axis of size 1 that it has beyond the shape."""
+        axis = self.extra
+        if axis is None or self.shape is None or array.ndim != len(self.shape) + 1 or array.shape[axis] != 1:
+            return array
+        return array.squeeze(axis)
 
 
 def input_ports(model: Model) -> tuple[Port, ...]:

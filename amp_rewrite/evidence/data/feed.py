@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 from zlib import crc32
 
@@ -86,6 +87,7 @@ class Feed:
         *,
         allow_nonfinite: bool = False,
         allow_change: bool = False,
+        extra_axes: Mapping[str, int] = MappingProxyType({}),
         limit: int = LIMIT,
     ) -> Feed:
         """Return the user's data as batches for a model.
@@ -112,12 +114,13 @@ class Feed:
             model: the model that gets them.
             allow_nonfinite: accept NaN and infinity.
             allow_change: accept other batches in each pass, as of a DataLoader that shuffles.
+            extra_axes: axes by input that arrays may have beyond its shape, if their size is 1; they are removed.
             limit: the largest number of bytes of a batch in a file.
 
         Raises:
             FeedError: names, types or sizes do not fit, no batch is given, or a file is damaged; says what to give.
         """
-        ports = input_ports(model)
+        ports = tuple(replace(port, extra=extra_axes.get(port.name)) for port in input_ports(model))
         if isinstance(data, Feed):
             lenient = allow_nonfinite or data._allow_nonfinite
             feed = _checking(data.origin, data.random, ports, lenient, data._source, data._count)
@@ -248,7 +251,7 @@ def _elements(value: Any) -> int:
 def _fitting(value: object, port: Port, where: str, allow_nonfinite: bool) -> tuple[Any, str]:
     """Return the value for an input, and a note of its cast, or ""."""
     if port.container == TENSOR:
-        array, note = _typed(_as_array(value, where), port, where)
+        array, note = _typed(port.without_extra(_as_array(value, where)), port, where)
         if port.shape is not None and not port.admits(array.shape):
             raise FeedError(f"{where} has the shape {list(array.shape)}; the input takes {port.dims}")
         _check_finite(array, value, where, allow_nonfinite)

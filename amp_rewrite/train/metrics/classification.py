@@ -9,6 +9,7 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.train.metrics.metric import Means, Metric
+from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, Target
 
 _CLOSE = 1e-3
 """Largest difference from 1 of the sum of probabilities."""
@@ -16,52 +17,153 @@ AVERAGES = ("macro", "micro", "weighted")
 
 
 @dataclass(eq=False, kw_only=True)
-class Accuracy(Means):
-    """Share of rows whose class is predicted.
+class ClassMetric(Metric):
+    """Base of metrics of classes.
 
-    Predictions have one more axis than the targets, that of the classes; or the same shape, for two classes each.
+    Targets are class indices, where predictions have an axis of classes; or a yes or no for each prediction; or, with
+    `one_hot`, a number for each class of a row, of which the largest tells the class.
 
     Args:
         prediction: an output of the model.
-        target: class indices, or 0 and 1.
+        target: as above.
         name: as in `Metric`.
         axis: of the classes.
+        one_hot: as above; None: as the loss takes the target.
+        ignore_index: a class that does not count; None: that of the loss.
+    """
+
+    axis: int = 1
+    one_hot: bool | None = None
+    ignore_index: int | None = None
+
+    def __post_init__(self) -> None:
+        self._goal: Target | None = None
+        super().__post_init__()
+
+    def follow(self, goal: Target | None) -> None:
+        """Read targets as the loss reads them.
+
+        Args:
+            goal: the target of the loss; None if the loss has another.
+        """
+        self._goal = goal
+
+    def rows(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
+        """Return the classes that count, and for each a row with the predictions of all classes, or of yes alone.
+
+        Args:
+            targets: the targets.
+            predictions: the predictions.
+
+        Raises:
+            TrainingError: the shapes do not fit, or targets could be read in two ways.
+        """
+        shape, own = predictions.shape, targets
+        classes = shape[self.axis] if -len(shape) <= self.axis < len(shape) else 1
+        rows = (
+            np.moveaxis(predictions, self.axis, -1).reshape(-1, classes) if classes > 1 else predictions.reshape(-1, 1)
+        )
+        if targets.size == predictions.size and np.squeeze(targets).shape == np.squeeze(predictions).shape:
+            if classes > 1 and self._is_one_hot(targets, shape):
+                own = np.moveaxis(targets.reshape(shape), self.axis, -1).reshape(-1, classes).argmax(1)
+            else:
+                rows = predictions.reshape(-1, 1)
+        if own.size != len(rows):
+            raise TrainingError(
+                f"the metric {self.name!r} has predictions of shape {shape} and targets of shape {targets.shape};"
+                f" without axis {self.axis} they must agree"
+            )
+        ignored = self._goal.ignored if self.ignore_index is None and self._goal is not None else self.ignore_index
+        own = own.reshape(-1)
+        kept = np.ones(len(own), bool) if ignored is None else own != ignored
+        return own[kept], rows[kept]
+
+    def _is_one_hot(self, targets: Array, shape: tuple[int, ...]) -> bool:
+        """True if targets of the shape of the predictions are numbers of classes that exclude each other."""
+        known = {CLASSES: True, SHARES: True, YES_OR_NO: False}
+        told = known.get("" if self._goal is None else self._goal.kind) if self.one_hot is None else self.one_hot
+        if told is None:
+            _check_yes_or_no(targets, shape, self.name)
+            raise TrainingError(
+                f"the metric {self.name!r} has targets of the shape of the predictions, {shape}, and the loss does not"
+                " tell what they are; give one_hot=True if each row has one class, one_hot=False if each number is a"
+                " yes or no"
+            )
+        return told
+
+    def chosen(self, targets: Array, predictions: Array, threshold: float) -> tuple[Array, Array]:
+        """Return the classes that count, and the predicted ones.
+
+        Args:
+            targets: the targets.
+            predictions: the predictions.
+            threshold: from which on a prediction of yes alone is 1.
+
+        Raises:
+            TrainingError: the shapes do not fit, or a yes or no is not 1 or 0.
+        """
+        targets, rows = self.rows(targets, predictions)
+        if rows.shape[1] > 1:
+            return targets.astype(np.int64), rows.argmax(axis=1)
+        _check_yes_or_no(targets, predictions.shape, self.name)
+        return targets.astype(np.int64), (rows[:, 0] >= threshold).astype(np.int64)
+
+
+def _check_yes_or_no(targets: Array, shape: tuple[int, ...], name: str) -> None:
+    if not np.isin(targets, (0, 1)).all():
+        raise TrainingError(
+            f"the metric {name!r} has predictions of shape {shape}, one for each target, so targets must be 0 or 1; use"
+            " mean_absolute_error or mean_squared_error for numbers"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class Accuracy(ClassMetric, Means):
+    """Share of rows whose class is predicted.
+
+    Args:
+        prediction: an output of the model.
+        target: class indices, 0 and 1 for each prediction, or a number for each class.
+        name: as in `Metric`.
+        axis: of the classes.
+        one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
+        ignore_index: a class that does not count; None: that of the loss.
         threshold: from which on a prediction of two classes is 1; use 0 for logits.
     """
 
     NAME = "accuracy"
-    axis: int = 1
     threshold: float = 0.5
 
     def update(self, targets: Array, predictions: Array) -> None:
-        classes, targets = predicted(targets, predictions, self.axis, self.threshold, self.name)
+        targets, classes = self.chosen(targets, predictions, self.threshold)
         self.add(classes == targets)
 
 
 @dataclass(eq=False, kw_only=True)
-class TopKAccuracy(Means):
+class TopKAccuracy(ClassMetric, Means):
     """Share of rows whose class is among the `k` largest predictions; equal ones count as in scikit-learn.
 
     Args:
         prediction: an output of the model.
-        target: class indices.
+        target: class indices, 0 and 1 for each prediction, or a number for each class.
         name: as in `Metric`.
         k: number of predictions that count.
         axis: of the classes.
+        one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
+        ignore_index: a class that does not count; None: that of the loss.
     """
 
     NAME = "top_k"
     k: int = 5
-    axis: int = 1
 
     def update(self, targets: Array, predictions: Array) -> None:
-        rows = np.moveaxis(predictions, self.axis, -1).reshape(-1, predictions.shape[self.axis])
+        targets, rows = self.rows(targets, predictions)
         best = np.argsort(rows, axis=1, kind="stable")[:, ::-1][:, : self.k]
-        self.add((best == targets.reshape(-1, 1)).any(axis=1))
+        self.add((best == targets[:, None]).any(axis=1))
 
 
 @dataclass(eq=False, kw_only=True)
-class F1Score(Metric):
+class F1Score(ClassMetric):
     """Harmonic mean of precision and recall, of each class, averaged. A class without rows and predictions is left out.
 
     An average is "macro", the mean over classes, "weighted" by their rows, "micro", of all rows together, or "binary",
@@ -69,10 +171,12 @@ class F1Score(Metric):
 
     Args:
         prediction: an output of the model.
-        target: class indices, or 0 and 1.
+        target: class indices, 0 and 1 for each prediction, or a number for each class.
         name: as in `Metric`.
         average: as above.
         axis: of the classes.
+        one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
+        ignore_index: a class that does not count; None: that of the loss.
         threshold: as in `Accuracy`.
 
     Raises:
@@ -81,7 +185,6 @@ class F1Score(Metric):
 
     NAME = "f1"
     average: str = "macro"
-    axis: int = 1
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
@@ -93,10 +196,7 @@ class F1Score(Metric):
         self._counts = np.zeros((3, 0))
 
     def update(self, targets: Array, predictions: Array) -> None:
-        classes, targets = (
-            a.reshape(-1).astype(np.int64)
-            for a in predicted(targets, predictions, self.axis, self.threshold, self.name)
-        )
+        targets, classes = self.chosen(targets, predictions, self.threshold)
         size = max(self._counts.shape[1], int(max(classes.max(initial=0), targets.max(initial=0))) + 1, 2)
         grown = np.zeros((3, size))
         grown[:, : self._counts.shape[1]] = self._counts
@@ -119,7 +219,7 @@ class F1Score(Metric):
 
 
 @dataclass(eq=False, kw_only=True)
-class AUC(Metric):
+class AUC(ClassMetric):
     """Area under the curve of true over false positives, from all rows, exact.
 
     Predictions are scores of the class 1, or have an axis of classes. More than two classes give the mean of one
@@ -127,24 +227,21 @@ class AUC(Metric):
 
     Args:
         prediction: an output of the model.
-        target: class indices, or 0 and 1.
+        target: class indices, 0 and 1 for each prediction, or a number for each class.
         name: as in `Metric`.
         axis: of the classes.
+        one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
+        ignore_index: a class that does not count; None: that of the loss.
     """
 
     NAME = "auc"
-    axis: int = 1
 
     def reset(self) -> None:
         self._rows: list[tuple[Array, Array]] = []
 
     def update(self, targets: Array, predictions: Array) -> None:
-        if predictions.size == targets.size:
-            scores = predictions.reshape(-1, 1)
-        else:
-            scores = np.moveaxis(predictions, self.axis, -1).reshape(-1, predictions.shape[self.axis])
-            scores = scores[:, 1:] if scores.shape[1] == 2 else scores
-        self._rows.append((np.array(targets.reshape(-1)), np.array(scores)))
+        targets, scores = self.rows(targets, predictions)
+        self._rows.append((np.array(targets), np.array(scores[:, 1:] if scores.shape[1] == 2 else scores)))
 
     def result(self) -> float:
         if not self._rows:
@@ -156,28 +253,26 @@ class AUC(Metric):
 
 
 @dataclass(eq=False, kw_only=True)
-class Perplexity(Means):
+class Perplexity(ClassMetric, Means):
     """The exponential of the mean cross entropy of all tokens.
 
     Args:
         prediction: logits of each token, or probabilities.
-        target: class indices.
+        target: class indices, 0 and 1 for each prediction, or a number for each class.
         name: as in `Metric`.
         axis: of the classes.
+        one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
+        ignore_index: a class that does not count; None: that of the loss.
         from_logits: False for probabilities; None: they are, where all rows lie in [0, 1] and add up to 1.
-        ignore_index: a class that does not count.
     """
 
     NAME = "perplexity"
     axis: int = -1
     from_logits: bool | None = None
-    ignore_index: int | None = None
 
     def update(self, targets: Array, predictions: Array) -> None:
-        rows = np.moveaxis(predictions, self.axis, -1).reshape(-1, predictions.shape[self.axis]).astype(np.float64)
-        classes = targets.reshape(-1)
-        kept = np.ones(len(classes), bool) if self.ignore_index is None else classes != self.ignore_index
-        rows, classes = rows[kept], classes[kept]
+        classes, rows = self.rows(targets, predictions)
+        rows = rows.astype(np.float64)
         here = np.take_along_axis(rows, classes[:, None].astype(np.int64), axis=1)[:, 0]
         logits = self.from_logits
         if logits is None:
@@ -190,27 +285,6 @@ class Perplexity(Means):
 
     def result(self) -> float:
         return float(np.exp(super().result()))
-
-
-def predicted(targets: Array, predictions: Array, axis: int, threshold: float, name: str) -> tuple[Array, Array]:
-    """Return the predicted classes and the targets in one shape.
-
-    TrainingError if the shapes do not fit, or targets of two classes are not 0 and 1.
-    """
-    if predictions.size == targets.size:
-        if not np.isin(targets, (0, 1)).all():
-            raise TrainingError(
-                f"the metric {name!r} has predictions of shape {predictions.shape}, one for each target, so targets"
-                " must be 0 or 1; use mean_absolute_error or mean_squared_error for numbers"
-            )
-        return (predictions.reshape(targets.shape) >= threshold).astype(np.int64), targets
-    classes = predictions.argmax(axis=axis)
-    if classes.size != targets.size:
-        raise TrainingError(
-            f"the metric {name!r} has predictions of shape {predictions.shape} and targets of shape {targets.shape};"
-            f" without axis {axis} they must agree"
-        )
-    return classes, targets.reshape(classes.shape)
 
 
 def area(positive: Array, scores: Array) -> float:

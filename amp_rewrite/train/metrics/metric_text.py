@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from amp_rewrite.errors import TrainingError, advice
-from amp_rewrite.train.metrics.classification import AUC, Accuracy, F1Score, Perplexity, TopKAccuracy
+from amp_rewrite.train.metrics.classification import AUC, Accuracy, ClassMetric, F1Score, Perplexity, TopKAccuracy
 from amp_rewrite.train.metrics.metric import Metric
 from amp_rewrite.train.metrics.regression import MeanAbsoluteError, MeanSquaredError
 from amp_rewrite.train.objective.loss_text import terms
+from amp_rewrite.train.objective.prediction import Target
 
 METRICS: Mapping[str, type[Metric]] = {
     c.NAME: c for c in (Accuracy, TopKAccuracy, AUC, F1Score, MeanAbsoluteError, MeanSquaredError, Perplexity)
@@ -18,10 +19,12 @@ METRICS: Mapping[str, type[Metric]] = {
 """Metric classes by name."""
 
 
-def metrics_of(given: Sequence[Metric | str], outputs: Collection[str]) -> tuple[Metric, ...]:
+def metrics_of(
+    given: Sequence[Metric | str], outputs: Collection[str], targets: Sequence[Target] = ()
+) -> tuple[Metric, ...]:
     """Return the metrics, reset. TrainingError for an unknown one, an unknown output, and for two of one name.
 
-    `outputs`: names of the outputs of the model.
+    `outputs`: names of the outputs of the model. `targets`: those of the loss.
     """
     if isinstance(given, (str, Metric)):
         given = (given,)
@@ -37,6 +40,8 @@ def metrics_of(given: Sequence[Metric | str], outputs: Collection[str]) -> tuple
         if metric.name in [other.name for other in made[:place]]:
             raise TrainingError(f"two metrics are named {metric.name!r}; give one of them another name=")
         metric.reset()
+        if isinstance(metric, ClassMetric):
+            metric.follow(next((target for target in targets if target.name == metric.target), None))
     return made
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.objective.prediction import Computed, Prediction, Target
+from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, Computed, Prediction, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ def _cross_entropy(p: Prediction) -> Computed:
         total = b.reduce("ReduceSum", p.weighted(value, len(shape) - 1), None, keepdims=False)
         value = b.op("Div", total, b.reduce("ReduceSum", _share(p, labels, weights, ignored), None, keepdims=False))
     accuracy = _accuracy(p, labels, ignored)
-    return Computed(value, {"accuracy": accuracy}, Target(labels, count, ignored))
+    target = Target(labels, count, ignored, CLASSES, p.class_axis(), p.numbers("class_weights", count))
+    return Computed(value, {"accuracy": accuracy}, target)
 
 
 def _spread(p: Prediction, logs: str, labels: str, weights: str | None, ignored: int | None) -> str:
@@ -101,7 +102,7 @@ def _categorical(p: Prediction) -> Computed:
     value = b.op("Neg", p.mean(rows, len(shape) - 1))
     right = b.op("Equal", *(b.op("ArgMax", v, axis=1, keepdims=0) for v in (p.x, targets)))
     accuracy = b.reduce("ReduceMean", b.op("Cast", right, to=DType.FLOAT.code), None, keepdims=False)
-    return Computed(value, {"accuracy": accuracy}, Target(given))
+    return Computed(value, {"accuracy": accuracy}, Target(given, kind=SHARES, axis=p.class_axis()))
 
 
 def _kl_divergence(p: Prediction) -> Computed:
@@ -112,7 +113,7 @@ def _kl_divergence(p: Prediction) -> Computed:
     own = b.op("Mul", targets, p.log_of(targets))
     terms = b.op("Sub", own, b.op("Mul", targets, p.logarithms(axis)))
     total = b.reduce("ReduceSum", p.weighted(terms, len(p.shape())), None, keepdims=False)
-    return Computed(p.over_rows(total), {}, Target(targets))
+    return Computed(p.over_rows(total), {}, Target(targets, kind=SHARES, axis=axis))
 
 
 def _binary_cross_entropy(p: Prediction) -> Computed:
@@ -133,7 +134,7 @@ def _binary_cross_entropy(p: Prediction) -> Computed:
         factor = b.op("Add", p.one, p.times(targets, positive - 1))
         misses = b.op("Mul", factor, b.op("Softplus", b.op("Neg", p.x)))
         each = b.op("Add", b.op("Mul", b.op("Sub", p.one, targets), p.x), misses)
-    return Computed(p.mean(each), {}, Target(given))
+    return Computed(p.mean(each), {}, Target(given, kind=YES_OR_NO))
 
 
 # -- numbers -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.train.objective.formulas import LOSSES
 from amp_rewrite.train.objective.loss_text import Term, terms
-from amp_rewrite.train.objective.prediction import Computed, Prediction, Target
+from amp_rewrite.train.objective.prediction import CLASSES, Computed, Prediction, Target
 
 REGION = "amp.loss"
 
@@ -111,7 +111,7 @@ def _labels(b: Builder) -> Target | None:
         return None
     shape = b.shape(losses[0].input[0])
     classes = shape[1] if shape is not None and len(shape) > 1 else None
-    return Target(losses[0].input[1], classes if isinstance(classes, int) else None)
+    return Target(losses[0].input[1], classes if isinstance(classes, int) else None, kind=CLASSES, axis=1)
 
 
 def _ones(b: Builder, name: str) -> tuple[int, ...]:

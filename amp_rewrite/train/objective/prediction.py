@@ -10,23 +10,40 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.train.objective.logits import Activation, activation, in_unit_interval
 from amp_rewrite.train.objective.loss_text import Term
 
 DEFAULT_TARGET = "targets"
+CLASSES, SHARES, YES_OR_NO, NUMBERS = "classes", "shares of classes", "yes or no", "numbers"
+"""Kinds of targets: class indices; a number for each class of a row; 0 and 1, each by itself; other numbers."""
 _FLOOR = 1e-12
 """Least probability whose logarithm is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The input with the targets of a loss. `classes`: number of classes, for integer targets; `ignored`: one more."""
+    """The input with the targets of a loss.
+
+    `classes`: number of classes, for integer targets; `ignored`: one more, which does not count. `kind`: what the
+    targets are. `axis`: that of the classes in the prediction. `class_weights`: how much each class counts in the mean.
+    """
 
     name: str
     classes: int | None = None
     ignored: int | None = None
+    kind: str = NUMBERS
+    axis: int | None = None
+    class_weights: tuple[float, ...] | None = None
+
+    def counts(self, classes: Array) -> tuple[float, float]:
+        """Return what the loss divides its sum by, the weights of the classes that count, and their number."""
+        kept = classes[classes != self.ignored]
+        if self.class_weights is None:
+            return float(kept.size), float(kept.size)
+        return float(np.array(self.class_weights, np.float32)[kept].sum(dtype=np.float64)), float(kept.size)
 
 
 class Computed(NamedTuple):
@@ -278,6 +295,11 @@ class Prediction:
 
     def weights(self, name: str, count: int | None) -> str | None:
         """A list of one number per class, as a constant; None without the option."""
+        numbers = self.numbers(name, count)
+        return None if numbers is None else self.b.constant(np.array(numbers, np.float32))
+
+    def numbers(self, name: str, count: int | None) -> tuple[float, ...] | None:
+        """A list of one number per class; None without the option."""
         value = self.option(name, None)
         if value is None:
             return None
@@ -288,7 +310,7 @@ class Prediction:
             raise self.wrong(name, value, "a list of numbers ≥ 0, not all 0")
         if count is not None and len(value) != count:
             raise self.wrong(name, value, f"a list of {count} numbers, one per class")
-        return self.b.constant(np.array(value, np.float32))
+        return tuple(map(float, value))
 
     def known_classes(self, count: int | None) -> int:
         """The number of classes. TrainingError if it is not declared."""

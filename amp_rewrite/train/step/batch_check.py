@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from onnx import ModelProto
 
 from amp_rewrite.errors import FeedError, TrainingError
-from amp_rewrite.evidence.data.feed import Batch
+from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
-from amp_rewrite.train.objective.prediction import Target
+from amp_rewrite.train.objective.prediction import CLASSES, Target
 
 
 def read_by(runner: BufferedRunner, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -25,6 +25,15 @@ def batch_model(model: Model, batch: Iterable[str]) -> Model:
     proto = ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
     proto.graph.input.extend(declared[name] for name in batch)
     return Model(proto)
+
+
+def batches(data: object, declared: Model, targets: Iterable[Target]) -> Feed:
+    """Return data as batches of a step: they may change, have NaN, and class indices may keep the axis of the classes.
+
+    `declared`: a model of the inputs of a batch.
+    """
+    axes = {t.name: t.axis for t in targets if t.kind == CLASSES and t.axis is not None}
+    return Feed.of(data, declared, allow_nonfinite=True, allow_change=True, extra_axes=axes)
 
 
 def check_batch(declared: Model, targets: Iterable[Target], batch: Batch, number: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.metrics.metric import Metric
+from amp_rewrite.train.step.batch_means import BatchMeans
 from amp_rewrite.train.step.callbacks import Callback
 from amp_rewrite.train.step.rows import Rows
 from amp_rewrite.train.update.plain_numbers import whole_number
@@ -48,8 +49,8 @@ class FitOptions(TypedDict, total=False):
 class History:
     """Record of a call of `fit`.
 
-    An epoch has the means of loss and metrics over its rows, the same with "val_" before them if there are validation
-    data, learning_rate, seconds and seconds_per_row.
+    An epoch has the means of loss and metrics, weighted as in `Scores`, the same with "val_" before them if there are
+    validation data, learning_rate, seconds and seconds_per_row.
 
     Attributes:
         losses: the loss of each run.
@@ -68,7 +69,10 @@ class History:
 
 @dataclass(frozen=True)
 class Scores:
-    """Means over data, weighted by the rows of each batch.
+    """Means over data, those of all rows together.
+
+    A batch weighs its targets that are not ignored, times the weights of their classes in the loss, as in torch's mean.
+    One that is ignored whole weighs nothing. Batches of a loss with several targets, or none, weigh their rows.
 
     Attributes:
         loss: the loss.
@@ -189,21 +193,18 @@ class Fitting:
     ) -> dict[str, float]:
         """Run one epoch; return its numbers."""
         trainer, step = self.trainer, self.trainer.step
-        sums, rows, start = dict.fromkeys(("loss", *step.metrics), 0.0), 0, time.perf_counter()
+        sums, start = BatchMeans(step.loss, step.metrics, step.targets), time.perf_counter()
         for number, batch in enumerate(batches):
             results = trainer.take(batch, number, learning_rate)
-            here = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
-            rows += here
+            sums.add(batch, results)
             self.losses.append(results[step.loss].item())
-            sums["loss"] += self.losses[-1] * here
             for name, values in self.metrics.items():
                 values.append(results[name].item())
-                sums[name] += values[-1] * here
             done(len(self.losses))
-        log = {name: value / max(rows, 1) for name, value in sums.items()}
+        log = dict(zip(("loss", *step.metrics), sums.means().values(), strict=True))
         seconds = time.perf_counter() - start
         if self.validation is not None:
             scores = trainer.evaluate(self.validation, metrics=self.validation_metrics)
             log |= {"val_loss": scores.loss, **{f"val_{name}": value for name, value in scores.metrics.items()}}
-        times = {"seconds": seconds, "seconds_per_row": seconds / max(rows, 1)}
+        times = {"seconds": seconds, "seconds_per_row": seconds / max(sums.rows, 1)}
         return {**log, "learning_rate": trainer.last_rate, **times}

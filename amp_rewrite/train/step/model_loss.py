@@ -28,7 +28,7 @@ from amp_rewrite.train.objective.module_parameters import ModuleParameters
 from amp_rewrite.train.objective.parameters import Choice
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.assembly import policy_of, with_state, with_values
-from amp_rewrite.train.step.batch_check import batch_model, check_batch
+from amp_rewrite.train.step.batch_check import batch_model, batches, check_batch
 from amp_rewrite.train.step.loss_graph import LossGraph, loss_graph
 from amp_rewrite.train.step.optimizer_state import by_path
 from amp_rewrite.train.step.training_report import TrainingReport
@@ -229,7 +229,7 @@ class ModelLoss(Multiplied):
         missing = sorted({v.name for v in graph.declared.proto.graph.input} - self._batch.keys())
         if missing:
             raise TrainingError(f"the batch lacks the inputs {missing}; pass a batch with loss.on(batch)")
-        (batch,) = Feed.of([self._batch], graph.declared, allow_nonfinite=True)
+        (batch,) = batches([self._batch], graph.declared, graph.targets)
         check_batch(graph.declared, graph.targets, batch, 0)
         feeds = {**self._values(), **self._state.values, **batch, graph.seed: seed}
         inputs = {port.name for port in graph.runner.inputs}

@@ -210,8 +210,6 @@ class LossObject:
         options = "".join(f", {name}={value!r}" for name, value in self.options.items() if value is not None)
         targets = np.asarray(y_true)
         classes = self.formula == "cross_entropy"
-        if classes and targets.ndim > 1 and targets.shape[-1] == 1:
-            targets = targets[..., 0]
         target, weight = "y_true", "sample_weight"
         while {target, weight} & {*y_pred.network.inputs}:
             target, weight = f"{target}_", f"{weight}_"

@@ -138,9 +138,8 @@ def _check_metadata(model: Model, metadata: Mapping[str, Any]) -> None:
 def _targets(metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The targets; earlier files have one, or null."""
     targets = metadata["target"]
-    if isinstance(targets, list):
-        return targets
-    return [] if targets is None else [targets]
+    listed = targets if isinstance(targets, list) else [] if targets is None else [targets]
+    return [{name: tuple(v) if isinstance(v, list) else v for name, v in target.items()} for target in listed]
 
 
 def _step(

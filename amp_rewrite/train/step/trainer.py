@@ -26,6 +26,8 @@ from amp_rewrite.train.metrics.metric import Metric
 from amp_rewrite.train.metrics.metric_text import metrics_of
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.batch_check import batch_model, check_batch, read_by
+from amp_rewrite.train.step.batch_check import batches as batches_of
+from amp_rewrite.train.step.batch_means import BatchMeans
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, Scores, range_of
 from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, shown, slots_of
 from amp_rewrite.train.step.rows import Rows
@@ -279,7 +281,7 @@ class Trainer:
         Args:
             batches: as `Feed.of` takes them.
         """
-        return Feed.of(batches, self._declared, allow_nonfinite=True, allow_change=True)
+        return batches_of(batches, self._declared, self.step.targets)
 
     def evaluate(
         self, batches: object, *, batch_size: int | None = None, metrics: Sequence[Metric | str] = ()
@@ -297,24 +299,21 @@ class Trainer:
         """
         runner, loss, own = self._evaluator
         rate = {self.step.learning_rate: np.array(0, np.float32)}
-        sums, rows = dict.fromkeys((loss, *own), 0.0), 0
-        asked = metrics_of(metrics, self._predictor.told if metrics else ())
+        sums = BatchMeans(loss, own, self.step.targets)
+        asked = metrics_of(metrics, self._predictor.told if metrics else (), self.step.targets)
         rows_of = Rows.of(batches, self.step.batch, batch_size, False)
         data = batches if rows_of is None else lambda: rows_of.batches(0)
         for number, batch in enumerate(self.feed(data)):
             check_batch(self._declared, self.step.targets, batch, number)
             results = runner.run(self._now.side, read_by(runner, {**batch, **rate}))
-            here = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
-            rows += here
-            for name in sums:
-                sums[name] += results[name].item() * here
+            sums.add(batch, results)
             if asked:
                 found = self._predictor.run(self._now.side, read_by(self._predictor, batch))
                 for metric in asked:
                     metric.take({**batch, **found})
-        means = [value / rows for value in sums.values()]
-        named = dict(zip(self.step.metrics, means[1:], strict=True))
-        return Scores(means[0], {**named, **{metric.name: metric.result() for metric in asked}}, rows)
+        mean, *means = sums.means().values()
+        named = dict(zip(self.step.metrics, means, strict=True))
+        return Scores(mean, {**named, **{metric.name: metric.result() for metric in asked}}, sums.rows)
 
     @cached_property
     def _predictor(self) -> BufferedRunner:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx.parser
 import pytest
 
+from amp_rewrite.errors import FeedError
+from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.step.step_file import load_step, save_step
 from amp_rewrite.train.step.trainer import Trainer
-from support.train.nets import PLACE, batches, same, trainer
+from support.train.nets import PLACE, batches, same, step, trainer
 
 DATA = list(batches(12))
 
@@ -71,3 +76,81 @@ def test_evaluation_sees_the_state_of_the_last_step_after_each_of_them() -> None
 
     assert made.evaluate(DATA[:1]).loss == seen[-1]
     assert len(set(seen)) == 3
+
+
+IGNORED = -100
+
+
+@pytest.mark.parametrize("options", ["", ", class_weights=[1, 2, 0.5, 3]", ", label_smoothing=0.1"])
+def test_a_mean_over_data_is_that_of_all_targets_that_count(options: str) -> None:
+    torch = pytest.importorskip("torch")
+    text = f"cross_entropy(y, t, ignore_index={IGNORED}{options})"
+    made = trainer(loss=text, policy="float32", loss_scale="dynamic")
+    rng = np.random.default_rng(3)
+    data = [
+        {**batch, "t": np.where(rng.random(16) < share, IGNORED, batch["t"])}
+        for batch, share in zip(DATA, (0.1, 1, 0.8), strict=False)
+    ]
+    logits = torch.tensor(np.concatenate([made.predict({"x": batch["x"]})["y"] for batch in data]))
+    targets = torch.tensor(np.concatenate([batch["t"] for batch in data]))
+    given = {"weight": torch.tensor([1, 2, 0.5, 3])} if "weights" in options else {}
+    smoothing = 0.1 if "smoothing" in options else 0.0
+    expected = torch.nn.functional.cross_entropy(
+        logits, targets, **given, ignore_index=IGNORED, label_smoothing=smoothing
+    ).item()
+    kept = targets != IGNORED
+    hits = (logits.argmax(1) == targets)[kept].float().mean().item()
+    scores = made.evaluate(data, metrics=["top_k(y, t, k=1)"])
+
+    assert scores.loss == pytest.approx(expected, rel=1e-5)
+    assert scores.metrics == pytest.approx({"accuracy": hits, "top_k": hits})
+    assert scores.rows == 48
+    assert np.isnan(made.evaluate(data[1:2]).loss)
+    assert made.fit(data, learning_rate=0.0, validation_data=data).epochs[0]["loss"] == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+def test_weights_of_classes_weigh_batches() -> None:
+    made = trainer(loss="cross_entropy(y, t, class_weights=[1, 2, 0.5, 3])", policy="float32")
+    joined = {name: np.concatenate([batch[name] for batch in DATA]) for name in DATA[0]}
+
+    assert made.evaluate(DATA).loss == pytest.approx(made.evaluate([joined]).loss, rel=1e-6)
+
+
+def test_a_step_file_keeps_the_weights_of_batches(tmp_path: Path) -> None:
+    made = step(loss="cross_entropy(y, t, class_weights=[1, 2, 0.5, 3])")
+    save_step(made, tmp_path / "step.onnx")
+
+    assert load_step(tmp_path / "step.onnx").targets == made.targets
+
+
+def test_class_indices_may_keep_the_axis_of_the_classes() -> None:
+    made = trainer(policy="float32")
+    columns = [{**batch, "t": batch["t"][:, None]} for batch in DATA]
+    arrays = tuple(np.concatenate([batch[name] for batch in columns]) for name in ("x", "t"))
+    expected = made.evaluate(DATA)
+
+    assert made.evaluate(columns) == made.evaluate(DATA)
+    assert made.evaluate(arrays, batch_size=16, metrics=["accuracy(y, t)"]).loss == expected.loss
+    assert made.fit(columns).losses == trainer(policy="float32").fit(DATA).losses
+    with pytest.raises(FeedError, match="has the shape"):
+        made.evaluate([{**DATA[0], "t": DATA[0]["t"].reshape(1, -1)}])
+    with pytest.raises(FeedError, match="has the shape"):
+        made.evaluate([{**DATA[0], "t": np.eye(4, dtype=np.int64)[DATA[0]["t"]]}])
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(1, (2, 1, 3)), (2, (2, 3, 1))])
+def test_the_axis_that_indices_may_keep_is_that_of_the_classes(axis: int, shape: tuple[int, ...]) -> None:
+    made = ModelLoss.of(
+        onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["": 20]> net (float[N,3,3] x) => (float[N,3,3] y)'
+            " <float[3] b = {1, 2, 3}> { y = Add (x, b) }"
+        ),
+        f"cross_entropy(y, t, axis={axis})",
+    )
+    batch = {"x": np.arange(18, dtype=np.float32).reshape(2, 3, 3), "t": np.array([[0, 1, 2], [2, 1, 1]])}
+
+    assert made.on({**batch, "t": batch["t"].reshape(shape)})() == made.on(batch)()
+    with pytest.raises(FeedError, match="has the shape"):
+        made.on({**batch, "t": batch["t"].reshape((2, 3, 1) if axis == 1 else (2, 1, 3))})()

@@ -151,3 +151,49 @@ def test_a_metric_whose_target_is_missing_and_one_without_validation_say_so() ->
         trainer.evaluate(list(batches(1)), metrics=["auc(y, u)"])
     with pytest.raises(TrainingError, match=r"^metrics are computed on validation data"):
         trainer.fit(list(batches(1)), metrics=["auc(y, t)"])
+
+
+@pytest.mark.parametrize("loss", ["categorical_cross_entropy", "kl_divergence"])
+def test_targets_of_a_number_for_each_class_are_read_as_the_loss_reads_them(loss: str) -> None:
+    asked = ["accuracy(y, t)", "top_k(y, t, k=2)", "f1(y, t)", "auc(y, t)", "perplexity(y, t)"]
+    rows = list(batches(3))
+    indices = Trainer(training_step(mlp(), loss=CROSS_ENTROPY, policy="float32"), **PLACE).evaluate(rows, metrics=asked)
+    trainer = Trainer(training_step(mlp(), loss=f"{loss}(y, t)", policy="float32"), **PLACE)
+    one_hot = [{**batch, "t": np.eye(4, dtype=np.float32)[batch["t"]]} for batch in rows]
+    scores = trainer.evaluate(one_hot, metrics=asked)
+
+    assert scores.metrics == pytest.approx({name: indices.metrics[name] for name in scores.metrics})
+    assert {"accuracy", "top_k", "f1", "auc", "perplexity"} == scores.metrics.keys()
+
+
+def test_targets_of_a_yes_or_no_each_count_each() -> None:
+    trainer = Trainer(training_step(mlp(), loss="binary_cross_entropy(y, t)", policy="float32"), **PLACE)
+    batch = next(batches(1))
+    targets = np.eye(4, dtype=np.float32)[batch["t"]]
+    y = trainer.predict({"x": batch["x"]})["y"]
+    scores = trainer.evaluate([{**batch, "t": targets}], metrics=["accuracy(y, t, threshold=0)"])
+
+    assert scores.metrics["accuracy"] == np.mean((y >= 0) == targets)
+
+
+def test_targets_with_two_readings_are_refused_unless_told() -> None:
+    targets, predictions = np.eye(3)[[0, 1, 2, 1]], np.eye(3)[[0, 1, 1, 1]]
+    with pytest.raises(TrainingError, match="give one_hot=True if each row has one class, one_hot=False"):
+        Accuracy("p").update(targets, predictions)
+    found = []
+    for one_hot in (True, False):
+        metric = Accuracy("p", one_hot=one_hot)
+        metric.update(targets, predictions)
+        found.append(metric.result())
+
+    assert found == [3 / 4, 10 / 12]
+
+
+def test_indices_that_keep_the_axis_of_the_classes_are_rows() -> None:
+    targets, predictions = np.array([0, 1, 2, 1]), np.eye(3)[[0, 1, 1, 1]]
+    for metric in (Accuracy("p"), F1Score("p"), TopKAccuracy("p", k=1)):
+        metric.update(targets, predictions)
+        expected = metric.result()
+        metric.reset()
+        metric.update(targets[:, None], predictions)
+        assert metric.result() == expected

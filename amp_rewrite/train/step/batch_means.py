@@ -1,0 +1,43 @@
+"""Means over batches, each weighted by what its own means count, so that they are those over all rows together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from amp_rewrite.evidence.data.feed import Batch
+from amp_rewrite.files.casting import Array
+from amp_rewrite.train.objective.prediction import CLASSES, Target
+
+
+class BatchMeans:
+    """Sums of a loss and of metrics over batches.
+
+    A batch weighs the classes that count in it, for the loss times their weights, if the loss has this target alone;
+    else its rows. `targets`: those of the loss.
+    """
+
+    def __init__(self, loss: str, metrics: Sequence[str], targets: Sequence[Target]) -> None:
+        self.rows = 0
+        self._loss, self._targets = loss, targets
+        self._sums = dict.fromkeys((loss, *metrics), 0.0)
+        self._weights = self._sums.copy()
+
+    def add(self, batch: Batch, results: Mapping[str, Array]) -> None:
+        """Add the results of a batch. One in which nothing counts has no means, and changes nothing."""
+        rows = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
+        self.rows += rows
+        weight = counted = float(rows)
+        if len(self._targets) == 1 and self._targets[0].kind == CLASSES:
+            weight, counted = self._targets[0].counts(batch[self._targets[0].name])
+        for name in self._sums:
+            here = weight if name == self._loss else counted
+            if here:
+                self._sums[name] += results[name].item() * here
+                self._weights[name] += here
+
+    def means(self) -> dict[str, float]:
+        """Return the means by name; NaN where nothing counted."""
+        return {
+            name: value / weight if (weight := self._weights[name]) else float("nan")
+            for name, value in self._sums.items()
+        }
