@@ -346,7 +346,7 @@ def _seams(view: View) -> Iterator[tuple[ValueId, ValueId]]:
         if op is None or op.kind not in _OFFSETS:
             continue
         owner_input, body_input, body_output = _OFFSETS[op.kind]
-        if op.kind == "Scan" and view.opsets.get("", 1) < FIRST_UNBATCHED_SCAN:
+        if op.kind == "Scan" and view.opset < FIRST_UNBATCHED_SCAN:
             owner_input = 1
         inputs = zip(scope.inputs[body_input:], op.inputs[owner_input:], strict=False)
         outputs = zip(op.outputs, scope.outputs[body_output:], strict=False)

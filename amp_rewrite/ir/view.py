@@ -117,6 +117,11 @@ class View(Index):
         dtype = self.tensor_dtype(value)
         return dtype is not None and dtype.floating
 
+    @property
+    def opset(self) -> int:
+        """The version of ai.onnx; 1 if the model imports only other domains."""
+        return self.opsets.get("", 1)
+
     @cached_property
     def low_types(self) -> tuple[DType, ...]:
         """The low types in the model, in order of their first values."""

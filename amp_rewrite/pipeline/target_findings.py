@@ -32,7 +32,7 @@ def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
     """Return findings about operators of ai.onnx that onnxruntime alone knows, for other targets than onnxruntime."""
     if target.family in (Target.ORT_CUDA, Target.WEBGPU):
         return ()
-    opset = view.opsets.get("", 1)
+    opset = view.opset
     kinds = sorted({op.op_type for op in view.ops if not op.domain})
     note = f"not in ai.onnx opset {opset}: an operator of onnxruntime alone, which its optimizers write"
     return tuple(Finding("runtime_only", kind, note) for kind in kinds if of_runtime_alone("", kind, opset))
@@ -41,7 +41,7 @@ def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
 def _unopened(view: View, target: Target) -> Iterator[Finding]:
     """Yield findings about a target that does not open the model, or whose kernels are those of another release."""
     kernels, proto = target.kernels, view.model.proto
-    opset, ir = view.opsets.get("", 1), proto.ir_version
+    opset, ir = view.opset, proto.ir_version
     if target.opset is not None and opset > target.opset:
         note = f"{target.value} opens models up to opset {target.opset}, and this one has {opset}"
         yield Finding("target_limits", "opset", note)

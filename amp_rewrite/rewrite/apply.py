@@ -112,7 +112,7 @@ class _Emitter:
     def _clamp(self, source: str, clamped: str, to: DType) -> Iterator[NodeProto]:
         """Hold float32 values within the range of the low type."""
         name = self._node_name(clamped)
-        if self.view.opsets.get("", 1) < FIRST_CLIP_WITH_INPUTS:
+        if self.view.opset < FIRST_CLIP_WITH_INPUTS:
             yield new_node("Clip", [source], clamped, name=name, min=-to.max, max=to.max)
             return
         bounds = []

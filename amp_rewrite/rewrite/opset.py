@@ -86,7 +86,7 @@ class _Judge:
     def covers(self, view: View) -> _Coverage:
         """Return the kind of each op, and how often it is served: for the types that it has, and for the low type."""
         gate = Gate(self.target, self.to)
-        opened = self.target.opset is None or view.opsets.get("", 1) <= self.target.opset
+        opened = self.target.opset is None or view.opset <= self.target.opset
         coverage = []
         for op in view.ops:
             kind = self.whole.get(op.id)

@@ -175,7 +175,7 @@ class Gate:
             refusals = self.lowerable_groups(view, op).refusals
             if refusals:
                 why = next(iter(refusals.values())).note
-                if view.opsets.get("", 1) < FIRST_LOW_SCALES:
+                if view.opset < FIRST_LOW_SCALES:
                     why = f"quantizers have other scales from opset {FIRST_LOW_SCALES} on; raise the model's opset"
                 return f"ops between quantizers stay as they are, since {op.name!r} keeps its float32 scale: {why}"
         return None

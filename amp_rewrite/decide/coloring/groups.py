@@ -101,7 +101,7 @@ def norm_affine(state: State) -> None:
 def fuses(state: State, cluster: Cluster, low: DType) -> bool:
     """True if scale and bias get the type of the input: the runtime fuses the norm only then, or without Casts."""
     if cluster.kind == "layer_normalization":
-        return low is DType.BFLOAT16 or state.view.opsets.get("", 1) >= FIRST_FUSED["LayerNormalization"]
+        return low is DType.BFLOAT16 or state.view.opset >= FIRST_FUSED["LayerNormalization"]
     if cluster.kind != "rms_normalization":
         return False
     uses = [use for value in state.view.ops[cluster.ops[-1]].results for use in state.view.uses[value]]

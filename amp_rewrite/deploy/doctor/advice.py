@@ -153,7 +153,7 @@ def on_cpu(view: View, kernels: Kernels) -> dict[tuple[str, int | None], list[st
         types = kernel_types(view, op)
         why = kernels.refusal(op.domain, op.op_type, op.signature.since, types)
         if why is not None:
-            groups[why, _served_at(op, types, kernels, view.opsets.get("", 1))].append(op.name)
+            groups[why, _served_at(op, types, kernels, view.opset)].append(op.name)
     return groups
 
 

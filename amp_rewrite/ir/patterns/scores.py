@@ -81,7 +81,7 @@ class ScoredRow:
 
 def scored_rows(view: View, numbers: Numbers) -> Iterator[ScoredRow]:
     """Yield the float32 scores with known terms before a Softmax over the last axis; none below opset 13. O(nodes)."""
-    softmaxes = view.ops if view.opsets.get("", 1) >= FIRST_ROW_SOFTMAX else ()
+    softmaxes = view.ops if view.opset >= FIRST_ROW_SOFTMAX else ()
     for softmax in softmaxes:
         rows = softmax.kind == "Softmax" and int_attribute(softmax.node, "axis", -1) == -1
         if rows and view.dtype(softmax.inputs[0]) is DType.FLOAT:

@@ -21,7 +21,7 @@ from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, judged, t
 
 def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
     """Replace each attention that is written out by one operator, or refuse it."""
-    opset = view.opsets.get("", 1)
+    opset = view.opset
     first = FIRST_FUSED["Attention"]
     if opset < first:
         for last, form in forms(view):

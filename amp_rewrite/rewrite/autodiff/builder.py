@@ -31,7 +31,7 @@ class Builder(builder.Builder):
     error = GradientError
 
     def __init__(self, facts: Facts, scope: ScopeId, *, taken: set[str], region: str) -> None:
-        super().__init__(taken, opset=facts.view.opsets.get("", 1), region=region)
+        super().__init__(taken, opset=facts.view.opset, region=region)
         self.facts = facts
         self.scope = scope
         self.graph = clone(facts.view.scopes[scope].graph)
@@ -45,7 +45,7 @@ class Builder(builder.Builder):
         GradientError for an ai.onnx opset below 12; ModelError as `View.of` raises it.
         """
         facts = Facts.of(model)
-        opset = facts.view.opsets.get("", 1)
+        opset = facts.view.opset
         if opset < _FIRST:
             raise GradientError(
                 f"the model imports ai.onnx opset {opset}, and gradients are made from opset {_FIRST} on; raise it"

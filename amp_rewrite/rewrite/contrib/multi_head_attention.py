@@ -236,7 +236,7 @@ class _Writer(Surroundings):
     def _over(self, op_type: str, read: str, axis: int, stem: str, **stated: Any) -> str:
         """Add a node over one axis, which is an attribute or an input, as the opset has it."""
         first = FIRST_AXES_INPUT if op_type == "Squeeze" else FIRST_REDUCTION_AXES_INPUT
-        if self.site.view.opsets.get("", 1) < first:
+        if self.site.view.opset < first:
             return self.before(op_type, (read,), stem, axes=[axis], **stated)
         return self.before(op_type, (read, self.constant(f"{stem}_axis", np.array([axis]))), stem, **stated)
 

@@ -67,7 +67,7 @@ def _scored(view: View) -> list[Op]:
     None below opset 9, which has no Where. Scores that two masks hide are −inf, less than what one mask hides: that
     shows in a row that is masked throughout.
     """
-    if view.opsets.get("", 1) < FIRST_WHERE:
+    if view.opset < FIRST_WHERE:
         return []
     read = {value for op in view.of_kinds(_SOFTMAXES) for value in op.inputs}
     adds = (op for op in view.of_kinds(("Add",)) if op.outputs[0] in read) if read else ()
@@ -119,7 +119,7 @@ def _mask_of(view: View, op: Op) -> _Mask | None:
 def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
     """True if a mask is constant and shows something in each row of every softmax that reads the sum."""
     shown, result = _shown(view, value, shows), op.outputs[0]
-    if shown is None or result is None or view.opsets.get("", 1) < FIRST_ROW_SOFTMAX:
+    if shown is None or result is None or view.opset < FIRST_ROW_SOFTMAX:
         return False
     rows = all(r.kind == "Softmax" and int_attribute(r.node, "axis", -1) == -1 for r in view.readers(result))
     return rows and bool(shown.any(axis=-1).all())

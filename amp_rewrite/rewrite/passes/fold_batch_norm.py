@@ -74,7 +74,7 @@ def _unfit(view: View, linear: Op, norm: Op) -> str | None:
     """Return the obstacle to folding in the structure; None without one."""
     if int_attribute(norm.node, "training_mode", 0) or sum(out is not None for out in norm.outputs) > 1:
         return "it trains: its statistics change"
-    if view.opsets.get("", 1) < FIRST_INFERENCE_BATCH_NORM:
+    if view.opset < FIRST_INFERENCE_BATCH_NORM:
         return f"opset {view.opsets.get('', 1)} has another BatchNormalization"
     if not alone(view, linear.outputs[0], norm):
         return f"other ops read the result of {linear.name}, or it is in another graph"
@@ -145,7 +145,7 @@ def _mismatch(view: View, linear: Op, norm: Op, fusion: Replacement, read: Array
     if shape is None:
         return "its attributes do not fit its weights"
     x = {linear.node.input[0]: np.random.default_rng(0).standard_normal(shape)}
-    opsets = {**view.opsets, "": max(_TRIED, view.opsets.get("", 1))}
+    opsets = {**view.opsets, "": max(_TRIED, view.opset)}
     result = norm.node.output[0]
     before = run([linear.node, norm.node], result, [{**x, **old}], opsets)
     after = run([fusion.node], result, [{**x, **new}], opsets)

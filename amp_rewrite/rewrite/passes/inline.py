@@ -155,7 +155,7 @@ def _runs_as_body(op: Op, kernels: Kernels) -> bool:
 def _holds_denied(view: View, op: Op, lists: OpLists) -> bool:
     dtypes = map(view.dtype, op.inputs)
     types = [TypeProto() if dtype is None else make_tensor_type_proto(dtype.code, None) for dtype in dtypes]
-    body = function_body(op, view.opsets.get("", 1), types)
+    body = function_body(op, view.opset, types)
     return body is None or any(
         lists.classify(node.domain, node.op_type, {}, len(node.input)).color is Color.DENY for node in body.node
     )

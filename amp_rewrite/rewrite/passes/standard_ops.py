@@ -32,7 +32,7 @@ def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Ite
 
     `opset`: that of the operators, by default the model's.
     """
-    opset = view.opsets.get("", 1) if opset is None else opset
+    opset = view.opset if opset is None else opset
     for cluster in clusters(view):
         row = _FORMULAS.get(cluster.kind)
         if row is not None:

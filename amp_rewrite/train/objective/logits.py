@@ -42,7 +42,7 @@ def activation(view: View, value: ValueId, rank: int | None) -> Activation | Non
     if op.kind == "Sigmoid" and op.inputs[0] is not None:
         return Activation("Sigmoid", op.inputs[0])
     if op.kind == "Softmax" and op.inputs[0] is not None and rank:
-        of_rows = view.opsets.get("", 1) >= FIRST_ROW_SOFTMAX
+        of_rows = view.opset >= FIRST_ROW_SOFTMAX
         stated = attribute(op.node, "axis")
         axis = (stated.i if stated is not None else (-1 if of_rows else 1)) % rank
         # before opset 13 a softmax runs over all axes from this one on
