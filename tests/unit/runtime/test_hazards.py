@@ -235,6 +235,15 @@ def test_a_model_that_is_not_there_is_not_opened(tmp_path: Path) -> None:
 NORM = """<ir_version: 8, opset_import: ["": 17]> g (float16[2,8] x, float16[8] one) => (float16[2,8] y)
 { s = Add (x, x)  y = LayerNormalization (s, one) }"""
 ALONE = NORM.replace("s = Add (x, x)", "s = Relu (x)")
+FUSED = NORM.replace('["": 17', '["": 17, "com.microsoft": 1').partition("{ s")[0]
+SUMMED = (
+    FUSED + "{ s = Add (x, x)  y = SimplifiedLayerNormalization (s, one) }",
+    FUSED + "{ y = com.microsoft.SkipLayerNormalization (x, x, one) }",
+    FUSED + "{ y = com.microsoft.SkipSimplifiedLayerNormalization (x, x, one) }",
+    NORM.replace('["": 17', '["": 23').replace("LayerN", "RMSN"),
+    FUSED.replace("[2,8]", "[1,2,8]").replace("(float16[1,2,8] x", "(float16[4,8] x, int32[1,2] i")
+    + "{ y = com.microsoft.EmbedLayerNormalization (i, , x, x, , one, one) }",
+)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +251,7 @@ ALONE = NORM.replace("s = Add (x, x)", "s = Relu (x)")
     [
         (NORM, "1.22.0", CUDA, {"enable_skip_layer_norm_strict_mode": "1"}),
         (NORM, "1.27.0", CUDA, {"enable_skip_layer_norm_strict_mode": "1"}),
+        *((text, "1.22.0", CUDA, {"enable_skip_layer_norm_strict_mode": "1"}) for text in SUMMED),
         (NORM, "1.28.0", CUDA, {}),
         (NORM, "1.22.0", CPU, {}),
         (ALONE, "1.22.0", CUDA, {}),

@@ -91,8 +91,10 @@ def test_a_runner_says_what_goes_in_and_what_comes_out() -> None:
 
 
 def test_a_shape_that_is_not_stated_is_not_known() -> None:
-    runner = Runner.open(parsed("g (float[] x, float[?, a] u) => (float[] y, float[?, a] v) { y = Neg(x) v = Neg(u) }"))
-    assert [port.shape for port in runner.inputs] == [None, (None, "a")]
+    runner = Runner.open(
+        parsed("g (float[] x, float[?, a, 0] u) => (float[] y, float[?, a, 0] v) { y = Neg(x) v = Neg(u) }")
+    )
+    assert [port.shape for port in runner.inputs] == [None, (None, "a", 0)]
 
 
 def test_an_initializer_of_an_old_model_is_no_input() -> None:

@@ -1,0 +1,50 @@
+"""Errors of onnxruntime as one line: its prefix and place go, what is unclear gets other words, and each a remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from amp_rewrite.runtime.ort_errors import error_text
+
+LOOK = "`amp-rewrite report MODEL` shows what it is made of"
+NEWER = "install a newer onnxruntime, or bring the model to an older opset with onnx.version_converter"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[ONNXRuntimeError] : 1 : FAIL : node 'a' : no such\n  shape.", f"node 'a' : no such shape; {LOOK}"),
+        ("a : b : c : d", f"a : b : c : d; {LOOK}"),
+        ("/onnxruntime_src/core/graph.cc:12 Status(int) const it ends", f"it ends; {LOOK}"),
+        ("x" * 400, f"{'x' * 400}; {LOOK}"),
+        ("x" * 401, f"{'x' * 400} …; {LOOK}"),
+        (
+            "error: my.own:Fast(-1) is not a registered function/op",
+            "it knows no op 'Fast' of the domain 'my.own'; give the model a local function of that name, or put ops"
+            " that it knows in its place",
+        ),
+        ("No Op registered for Nag with domain_version of 20", "it knows no op 'Nag' in opset 20; check the spelling"),
+        ("No opset import for domain 'near'", "the model uses the domain 'near', and imports no opset of it; add it"),
+        ("two nodes with same node name (twin)", "two of its nodes are named 'twin'; give each a name of its own"),
+        ("Duplicate definition of name (y)", "two of its nodes make 'y'; rename what one of them makes"),
+        ("Could not find an implementation for Sin", "Could not find an implementation for Sin; emulate(model) runs"),
+        (
+            "official support for domain ai.onnx is till opset 26",
+            f"it knows the opsets of ai.onnx up to 26; {NEWER}",
+        ),
+        ('Unknown provider option: "size"', "a provider has no option 'size'; check the spelling"),
+        (
+            'Failed to parse provider option "size": /a/b.h:3 Parse no number',
+            "provider option 'size' has a value that it does not take: no number; give another one",
+        ),
+        ("Please install TensorRT libraries as said", "it cannot load the libraries of TensorRT; install TensorRT"),
+        ("Opset 27 is under development", f"it knows the opsets of ai.onnx below 27; {NEWER}"),
+        ("max supported IR version: 13", "max supported IR version: 13; install a newer onnxruntime"),
+    ],
+)
+def test_an_error_is_a_line_of_clear_words_and_a_remedy(text: str, line: str) -> None:
+    assert error_text("open", RuntimeError(text)).startswith(line)
+
+
+def test_the_remedy_of_a_run_is_about_what_is_fed() -> None:
+    assert error_text("run", RuntimeError("odd")) == "odd; check what is fed against the model's inputs"
