@@ -51,7 +51,8 @@ SIGNS: dict[type[ast.operator], tuple[str, str]] = {
     ast.FloorDiv: ("//", "*"),
 }
 GUARDS = ("strict", "check", "deterministic", "maxsize", "indent", "repr")
-"""Arguments that guard against bugs elsewhere, lay JSON out, or hide parts from a debugger: a correct program means the same with any value."""
+"""Arguments that guard against bugs elsewhere, lay JSON out or hide parts from a debugger: a correct program means the
+same with any value."""
 SHARE = 0.8
 """Of the faults, to be found."""
 FIRST = 25
