@@ -31,10 +31,10 @@ KEPT = """t = Concat <axis = 0> (b1, rest)  f = ConstantOfShape <value = int64[1
 """How exporters write the -1 of an expansion that keeps what there is."""
 
 
-def followed(body: str, inputs: str = "float[b,n,32] x") -> Dims:
+def followed(body: str, inputs: str = "float[b,n,32] x", held: str = "int64 unused = {0}") -> Dims:
     """The dimensions of y; those that were made up are "?"."""
     head = '<ir_version: 10, opset_import: ["": 18]>'
-    model = onnx.parser.parse_model(f"{head} g ({inputs}) => (float y) <{NUMBERS}> {{ {body} }}")
+    model = onnx.parser.parse_model(f"{head} g ({inputs}) => (float y) <{NUMBERS}, {held}> {{ {body} }}")
     model.graph.output[0].type.tensor_type.ClearField("shape")
     found = known_dims(View.of(Model.load(model)))[MAIN, "y"]
     return tuple("?" if isinstance(d, str) and d.startswith(MADE_UP) else d for d in found)
@@ -68,6 +68,36 @@ def test_a_dimension_keeps_its_name_through_what_a_shape_is_computed_by(
     body: str, inputs: str, expected: tuple[Dim, ...]
 ) -> None:
     assert followed(body, inputs or "float[b,n,32] x") == tuple("?" if d is None else d for d in expected)
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "expected"),
+    [
+        ("y = Gather (x, k)", "float[b,n,32] x, int64[k,2] k", ("k", 2, "n", 32)),
+        ("y = Gather <axis = 1> (x, k)", "float[b,n,32] x, int64[k] k", ("b", "k", 32)),
+        ("y = Gather <axis = -1> (x, i0)", "float[b,n,32] x", ("b", "n")),
+        ("y = GatherElements <axis = 1> (x, k)", "float[b,n,32] x, int64[b,k,32] k", ("b", "k", 32)),
+        ("y = GatherND (x, k)", "float[b,n,32] x, int64[k,2] k", ("k", 32)),
+        ("y = GatherND (x, k)", "float[b,n,32] x, int64[j,k,3] k", ("j", "k")),
+        ("y = Conv (x, w)", "float[b,n,32] x, float[m,n,3] w", ("b", "m", 30)),
+        ("y = MatMul (x, w)", "float[1,n,k] x, float[b,k,m] w", ("b", "n", "m")),
+        ("y = Transpose (x)", "float[b,n,32] x", (32, "n", "b")),
+        ("y = Unsqueeze (x, ones0)", "float[b,n,32] x", (1, "b", "n", 1, 32)),
+        ("y = Squeeze (x, zero)", "float[1,n,32] x", ("n", 32)),
+        ("y = ReduceMax (x, rest)", "float[b,n,32] x", ("b", "n", 1)),
+        ("y = ReduceL2 <keepdims = 0> (x, rest)", "float[b,n,32] x", ("b", "n")),
+        ("y = CumSum (x, i0)", "float[b,n,32] x", ("b", "n", 32)),
+        ("y = Tile (x, t)", "float[b,n,32] x", (times("b", 2), "n", 64)),
+        ("y = Slice (x, one, most, two)", "float[b,n,32] x", ("b", "n", 31)),
+        ("y = Slice (x, zero, eight, one)", "float[b,8,32] x", ("b", 8, 32)),
+        (SHAPE + "y = Slice (x, zero, n1, one)", "float[b,n,32] x", ("b", "n", 32)),
+        (SHAPE + "t0 = Concat <axis = 0> (zero, n1, rest)  y = Reshape (x, t0)", "float[b,n,32] x", ("b", "n", 32)),
+        ("a = Shape (x)  y = ConstantOfShape (a)", "float[b,n,32] x", ("b", "n", 32)),
+    ],
+)
+def test_each_op_has_its_rule(body: str, inputs: str, expected: tuple[Dim, ...]) -> None:
+    held = "int64[2] ones0 = {0, 3}, int64[3] t = {2, 1, 2}"
+    assert followed(body, inputs, held) == expected
 
 
 @pytest.mark.parametrize(("to", "known"), [("6", True), ("7", True), ("1", False), ("9", False)])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,9 @@ from onnx import TensorProto
 import amp_rewrite
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.verdict import Verdict
-from amp_rewrite.pipeline.pareto import FLOAT32, LOW
+from amp_rewrite.pipeline.foresight import Foresight
+from amp_rewrite.pipeline.pareto import FLOAT32, LOW, _Curve
+from amp_rewrite.pipeline.regions import Region
 from suites.models.test_fixtures import batch, source
 from support.hard_models import HARD
 from support.paths import ROOT
@@ -83,6 +88,56 @@ def test_a_curve_goes_from_the_conversion_to_float32(curve: amp_rewrite.Pareto) 
     times, errors = ([getattr(p, name) for p in curve.points if p.kind != LOW] for name in ("seconds", "error"))
     assert times == sorted(times)
     assert errors == sorted(errors, reverse=True)
+
+
+ERRORS = [9.0, 8.0, 8.5, 7.0, math.nan, 6.0, 5.0, 4.0, 3.0, 2.0]
+"""Predicted errors of choices that take 0, 1, 2 … seconds; float32 takes 8."""
+
+
+@pytest.mark.parametrize(
+    ("errors", "most", "kept"),
+    [
+        (ERRORS, 20, [0, 1, 3, 5, 6, 7]),
+        (ERRORS, 3, [0, 3, 7]),
+        (ERRORS, 2, [0, 7]),
+        (ERRORS, 1, [0]),
+        ([9.0, 0.0], 20, [0]),
+    ],
+)
+def test_choices_of_a_curve_are_those_that_none_beats_from_end_to_end(
+    errors: list[float], most: int, kept: list[int]
+) -> None:
+    choices = [SimpleNamespace(held=frozenset({n}), coloring=n, energies=error) for n, error in enumerate(errors)]
+    plain = SimpleNamespace(held=frozenset(), coloring=-1, energies=10.0)
+    foresight: Any = SimpleNamespace(
+        painted=lambda held: plain,
+        at=lambda price: choices[round(math.log(price, 4)) % len(choices)],
+        unit=1.0,
+        trade=SimpleNamespace(seconds=float, float32=8.0),
+        prediction=SimpleNamespace(error=float),
+    )
+    curve: Any = _Curve(foresight, (None, None), ())  # type: ignore[arg-type]
+    assert [choice.coloring for choice in curve.chosen(most)] == [-1, *kept]
+    assert curve.considered == len(choices) + 1
+
+
+@pytest.mark.parametrize(("limit", "held"), [(51.0, []), (30.0, [1]), (17.0, [1, 2]), (1.0, [0, 1, 2]), (0.0, None)])
+def test_regions_are_held_in_order_of_their_effect_for_each_op(limit: float, held: list[int] | None) -> None:
+    """Effects of 16/8, 25/2 and 9/1 for each op."""
+    errors = (4.0, 5.0, 3.0)
+    regions = [Region("", "", tuple(range(ops)), error, False) for ops, error in zip((8, 2, 1), errors, strict=True)]
+
+    def painted(which: Any) -> Any:
+        rest = sum(error**2 for i, error in enumerate(errors) if i not in which)
+        return SimpleNamespace(held=list(which), energies=1.0 + rest)
+
+    foresight: Any = SimpleNamespace(
+        regions=regions, painted=painted, prediction=SimpleNamespace(score=lambda energies, by: energies)
+    )
+    foresight._effect_per_op = partial(Foresight._effect_per_op, foresight)
+    by: Any = SimpleNamespace(passes=lambda score: score <= limit)
+    chosen: Any = Foresight._ranked(foresight, by, 1.0)
+    assert (chosen and sorted(chosen.held)) == held
 
 
 def test_every_point_of_a_curve_is_verified(curve: amp_rewrite.Pareto) -> None:

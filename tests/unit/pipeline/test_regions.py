@@ -53,12 +53,13 @@ def test_casts_constants_and_ops_with_bodies_are_no_regions() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]>
     g (float16[2,2] h, bool c) => (float16[2,2] y) {
       [wide] w = Cast <to = 1> (h)  [narrow] n = Cast <to = 10> (w)  [fixed] k = Constant <value = float16[1] {2}> ()
-      [product] p = MatMul (n, h)  [scaled] s = Mul (p, k)
+      [noise] r = RandomNormal <dtype = 10, shape = [2,2]> ()
+      [product] p = MatMul (n, r)  [scaled] s = Mul (p, k)
       [branch] y = If (c) <then_branch = t () => (float16[2,2] a) { [inner] a = Exp (s) },
                            else_branch = e () => (float16[2,2] b) { [copy] b = Identity (s) }>
     }"""
     found = regions(text)
-    assert {"product", "scaled"} <= found.keys()
+    assert {"noise", "product", "scaled"} <= found.keys()
     assert not found.keys() & {"wide", "narrow", "fixed", "branch", "copy"}
 
 

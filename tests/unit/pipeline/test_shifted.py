@@ -127,6 +127,11 @@ def test_a_value_of_too_much_range_stays_float32_and_is_named() -> None:
     converted = amp_rewrite.convert(_model(LARGE, 1e15), data=FEED)
     named = [f for f in converted.report.findings if f.kind == "not_shifted"]
     assert named and "too much range" in named[0].message
+    rows = [row for row in converted.report.shifts if not row.exponent]
+    assert rows
+    for row in rows:
+        assert (row.values, row.evidence) == (1, "data")
+        assert row.headroom == row.headroom_after == 65504 / row.absmax
 
 
 def test_a_model_in_training_mode_is_not_shifted() -> None:
