@@ -1,0 +1,70 @@
+"""Data files that a model names: found by its graph alone, and told apart by who wrote them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, numpy_helper
+
+from amp_rewrite.files.targets import data_files, data_files_in, foreign_data, models_beside
+
+
+class Counting(io.BytesIO):
+    """A file that counts the bytes that are read."""
+
+    count = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        content = super().read(size)
+        self.count += len(content)
+        return content
+
+    def readinto(self, buffer: object) -> int:
+        count = super().readinto(buffer)  # type: ignore[arg-type]
+        self.count += count
+        return count
+
+
+def model(*locations: str, inline: int = 4) -> ModelProto:
+    proto = ModelProto()
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(inline, np.float32), "w"))
+    for number, location in enumerate(locations):
+        tensor = proto.graph.initializer.add(name=f"t{number}", data_type=1, data_location=1)
+        tensor.external_data.add(key="location", value=location)
+        tensor.external_data.add(key="offset", value="0")
+    return proto
+
+
+@pytest.mark.parametrize("inline", [4, 1 << 20])
+def test_the_data_files_of_a_model_are_found_without_its_weights(inline: int) -> None:
+    content = model("b.data", "a.data", "b.data", inline=inline).SerializeToString()
+    file = Counting(content)
+    assert data_files_in(file, len(content), Path("in/m.onnx")) == [Path("in/a.data"), Path("in/b.data")]
+    assert 0 < file.count < 200_000
+
+
+def test_what_is_not_a_model_names_none(tmp_path: Path) -> None:
+    for name, content in (("text", b"location"), ("empty", b""), ("inline", model().SerializeToString())):
+        (tmp_path / name).write_bytes(content)
+        assert data_files(tmp_path / name) == []
+    assert data_files(tmp_path / "missing") == data_files(tmp_path) == []
+
+
+def test_data_files_of_others_are_those_that_exist_under_another_name(tmp_path: Path) -> None:
+    own = f"m.{'0' * 16}.data"
+    for name in (own, "other.data", f"n.{'0' * 16}.data"):
+        (tmp_path / name).write_bytes(b"")
+    onnx.save(model(own, "other.data", f"n.{'0' * 16}.data", "missing.data"), tmp_path / "m.onnx")
+    assert [path.name for path in foreign_data(tmp_path / "m.onnx")] == [f"n.{'0' * 16}.data", "other.data"]
+
+
+def test_models_beside_some_are_the_other_files_with_their_suffix(tmp_path: Path) -> None:
+    for name in ("a.onnx", "b.ONNX", "c.onnx", "d.txt"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "folder.onnx").mkdir()
+    found = models_beside([tmp_path / "a.onnx", tmp_path / "c.onnx"])
+    assert [path.name for path in found] == ["b.ONNX"]
