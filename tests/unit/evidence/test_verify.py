@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import amp_rewrite
 from amp_rewrite.errors import FeedError, ModelError, PolicyError
 from amp_rewrite.evidence import conditions
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.metric import Tolerance
-from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
+from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, Tolerance
+from amp_rewrite.evidence.verdict import Fed, Ran, Verdict, _worse
 from amp_rewrite.evidence.verify import _tensors, verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import Difference, OutputRow
@@ -477,3 +478,18 @@ def test_tensors_of_nested_sequences_are_compared_by_position() -> None:
         "y[1][0]",
         "y[1][1]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("criterion", "scores"),
+    [(Tolerance(1e-2, 0.0), (0.1, 0.5, 2.0, math.nan)), (Bound(MEASURES["cosine"], 0.9), (0.99, 0.95, 0.5, math.nan))],
+)
+def test_differences_have_one_order_from_best_to_worst(criterion: Criterion, scores: Sequence[float]) -> None:
+    order = [
+        Difference(1, True, "equal by nature"),
+        *(Difference(1, i < 2, "", score=score) for i, score in enumerate(scores)),
+        Difference(1, False, "refused"),
+    ]
+    for i, first in enumerate(order):
+        assert [_worse(criterion, first, other) for other in order] == [i > j for j in range(len(order))]
+    assert _worse(criterion, Difference(1, False, "", score=scores[0]), Difference(1, True, "", score=scores[1]))

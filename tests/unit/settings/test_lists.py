@@ -17,7 +17,7 @@ import amp_rewrite.settings.op_lists
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ListError, PolicyError
 from amp_rewrite.settings.choices import Level
-from amp_rewrite.settings.list_entry import Color, check_attribute
+from amp_rewrite.settings.list_entry import Color, _same, check_attribute
 from amp_rewrite.settings.op_lists import OpLists, environment_edits, lists_folder, load_lists
 from support.paths import ROOT
 
@@ -540,3 +540,21 @@ def test_the_largest_integer_and_text_that_looks_like_a_number_are_read(tmp_path
     assert str(lists.entries_of("", "Softmax")[0].condition) == "axis=9223372036854775807"
     resize = overlaid(tmp_path, "deny: [{op: Resize, when: {mode: 0b_}}]").entries_of("", "Resize")
     assert str(resize[0].condition) == "mode=0b_"
+
+
+@pytest.mark.parametrize(
+    ("actual", "wanted", "same"),
+    [
+        (b"nearest", "nearest", True),
+        (b"nearest", 1, False),
+        (0.10000000149011612, 0.1, True),
+        (0.1001, 0.1, False),
+        (1.0, 1, True),
+        (1.0, "1.0", False),
+        (1 << 26, (1 << 26) + 1, False),
+        (3, 3, True),
+        (None, 0, False),
+    ],
+)
+def test_an_attribute_is_the_listed_one_if_type_and_value_fit(actual: object, wanted: object, same: bool) -> None:
+    assert _same(actual, wanted) is same

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 from onnx.helper import make_tensor_value_info
 
@@ -13,7 +14,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import Array
-from amp_rewrite.train.objective.logits import in_unit_interval
+from amp_rewrite.train.objective.logits import activation, in_unit_interval
 from amp_rewrite.train.objective.losses import objective
 from support.train.nets import F32, parsed
 
@@ -156,3 +157,47 @@ def test_a_value_in_the_unit_interval_is_taken_for_probabilities(body: str, know
     view = View.of(Model.load(parsed(f"net (float[2,4] x) => (float y) {{ {body} }}")))
     (y,) = (value.id for value in view.values if value.name == "y")
     assert in_unit_interval(view, y) is known
+
+
+EXPS = "m = ReduceMax <axes = [1]> (x) d = Sub (x, m) e = Exp (d)"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (f"{EXPS} s = ReduceSum <axes = [1]> (e) y = Div (e, s)", ("Softmax", "d", 1)),
+        (f"{EXPS} f = Identity (e) s = ReduceSum <axes = [-1]> (f) y = Div (e, s)", ("Softmax", "d", 1)),
+        (f"{EXPS} s = ReduceSum <axes = [0]> (e) t = Identity (s) y = Div (e, t)", ("Softmax", "d", 0)),
+        (f"{EXPS} s = ReduceSum <axes = [0, 1]> (e) y = Div (e, s)", None),
+        (f"{EXPS} s = ReduceSum <axes = [1]> (x) y = Div (e, s)", None),
+        (f"{EXPS} s = ReduceMean <axes = [1]> (e) y = Div (e, s)", None),
+        (f"{EXPS} s = ReduceSum <axes = [1]> (e) y = Div (s, e)", None),
+        (f"{EXPS} s = ReduceSum <axes = [1]> (e) y = Mul (e, s)", None),
+        ("y = Softmax <axis = 1> (x)", ("Softmax", "x", 1)),
+        ("y = Softmax <axis = 0> (x)", None),
+        ("y = Softmax (x)", ("Softmax", "x", 1)),
+        ("p = Sigmoid (x) q = Cast <to = 10> (p) r = Cast <to = 1> (q) y = Identity (r)", ("Sigmoid", "x", None)),
+        ("y = Relu (x)", None),
+        ("y = Identity (x)", None),
+    ],
+)
+def test_logits_are_found_behind_activations_also_if_written_out(
+    body: str, expected: tuple[object, ...] | None
+) -> None:
+    text = f'<ir_version: 8, opset_import: ["": 11]> net (float[3,4] x) => (float[3,4] y) {{ {body} }}'
+    view = View.of(Model.load(onnx.parser.parse_model(text)))
+    (y,) = (value.id for value in view.values if value.name == "y")
+    found = activation(view, y, 2)
+    assert (found and (found.kind, view.value_name(found.logits), found.axis)) == expected
+
+
+@pytest.mark.parametrize(("axis", "expected"), [("", 2), ("<axis = 0>", 0), ("<axis = -2>", 1)])
+def test_a_softmax_runs_over_one_axis_from_opset_13_on(axis: str, expected: int) -> None:
+    text = (
+        f'<ir_version: 8, opset_import: ["": 13]> net (float[3,4,5] x) => (float[3,4,5] y) {{ y = Softmax {axis} (x) }}'
+    )
+    view = View.of(Model.load(onnx.parser.parse_model(text)))
+    (y,) = (value.id for value in view.values if value.name == "y")
+    found = activation(view, y, 3)
+    assert found is not None and found.axis == expected
+    assert activation(view, y, None) is None

@@ -154,6 +154,28 @@ def test_an_initial_state_is_not_trained_behind_an_expand() -> None:
     assert _why(step)["start"] == ("frozen", "the initial state of a recurrence")
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        """last, all = Loop (n, "", start)
+           <body = b (int64 i, bool c, float[3,4] h) => (bool d, float[3,4] g, float[3,4] o) {
+           d = Identity (c)  m = MatMul (h, w)  g = Add (m, x)  o = Identity (g) }>""",
+        """last, all = Scan (start, xs)
+           <num_scan_inputs = 1, body = b (float[3,4] h, float[3,4] e) => (float[3,4] g, float[3,4] o) {
+           m = MatMul (h, w)  g = Add (m, e)  o = Identity (g) }>""",
+    ],
+)
+def test_a_state_that_a_body_carries_is_not_trained(loop: str) -> None:
+    model = parsed(
+        f"""net (float[3,4] x, float[2,3,4] xs) => (float loss) <int64 n = {{2}}> {{
+          {loop}  s = Mul (last, last)  loss = ReduceMean <keepdims = 0> (s)
+        }}"""
+    )
+    step = _step(_with(model, start=RNG.normal(size=(3, 4)), w=RNG.normal(size=(4, 4))))
+    assert step.parameters == ("w",)
+    assert _why(step)["start"] == ("frozen", "the initial state of a recurrence")
+
+
 def test_a_glob_leaves_what_the_rules_leave_and_a_name_does_not() -> None:
     model = _positions(SINUSOIDS, "net.table")
     assert _step(model, parameters=["*"]).parameters == ("w",)
