@@ -67,7 +67,9 @@ def blocks(
     rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), right: str = "", indent: int = 2
 ) -> list[list[str]]:
     """Return the lines of each row of a table: one, or several where cells wrap."""
-    cells = [[plain(cell) for cell in row] for row in ([head, *rows] if head else rows)]
+    cells = [[plain(cell) for cell in row] for row in rows]
+    if head:  # a name for each cell
+        cells = [list(head), *([cell for _, cell in zip(head, row, strict=True)] for row in cells)]
     columns = max(map(len, cells), default=0)
     widths = [max((taken(row[i]) for row in cells if i < len(row)), default=0) for i in range(columns)]
     limit = WIDTH.get()

@@ -84,7 +84,8 @@ def table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int =
     """Return a table that scrolls where it is wide; long cells are cut."""
     first = len(head) - right
     top = element("tr", *(element("th", name, scope="col", **_side(i, first)) for i, name in enumerate(head)))
-    shown = ((element("td", cut(plain(c), _CELL), **_side(i, first, c)) for i, c in enumerate(row)) for row in records)
+    numbered = (enumerate(cell for _, cell in zip(head, record, strict=True)) for record in records)
+    shown = ((element("td", cut(plain(c), _CELL), **_side(i, first, c)) for i, c in row) for row in numbered)
     body = [element("tr", *cells) for cells in shown]
     drawn = element("table", element("thead", top), element("tbody", *body), class_="table")
     return element("div", drawn, class_="scroll", tabindex=0)
