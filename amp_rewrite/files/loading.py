@@ -11,7 +11,6 @@ import onnx
 import onnx.defs
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto
-from onnx.serialization import registry
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
@@ -22,7 +21,7 @@ from amp_rewrite.files.function_expansion import check_expansion
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.tensors import Source, Sources, is_stub
-from amp_rewrite.files.text import text_model
+from amp_rewrite.files.text import format_of, text_model
 
 HEAVY = 1 << 14  # bytes of a tensor from which it is left in its file
 
@@ -38,8 +37,7 @@ def of_path(path: Path, folder: Path | None) -> ModelProto:
     try:
         if path.is_dir():
             raise ModelError(foreign(path) or f"cannot read {path}: it is a folder; name the model file in it")
-        format_ = registry.get_format_from_file_extension(path.suffix.lower())
-        if format_ not in (None, "protobuf"):
+        if (format_ := format_of(path)) is not None:
             proto = text_model(path, format_)
         else:
             with open_regular(path) as file:

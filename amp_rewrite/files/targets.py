@@ -16,13 +16,14 @@ from amp_rewrite.files import wire
 from amp_rewrite.files.layout import LARGEST_SHAPE
 from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.scratch import check_place
+from amp_rewrite.files.text import format_of
 
 
 def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:
     """Raise ModelError if a model cannot be written to `path`, and say why. `read`: a model whose data files stay."""
     if "\0" in str(path):
         raise ModelError(f"cannot write {str(path)!r}: a name cannot hold a zero byte; name another")
-    if path.suffix.lower() in (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".json"):
+    if format_of(path) is not None:
         raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
     check_place(path, ModelError)
     open_file = path.is_symlink() and str(path.readlink()).startswith("/proc/")  # of a process, such as /dev/stdout

@@ -10,6 +10,7 @@ from google.protobuf import json_format, text_format  # type: ignore[import-unty
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto
 from onnx.parser import ParseError, parse_model
+from onnx.serialization import registry
 
 from amp_rewrite.errors import ModelError, one_line
 from amp_rewrite.files.regular_files import open_regular
@@ -20,6 +21,12 @@ _STANDARD_ERRORS = (RuntimeError, ValueError, IndexError, ArithmeticError)
 
 # Text in quotes and comments, in which brackets count for nothing; the arrow of a graph, which closes nothing.
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|#[^\n]*|=>|[(\[{<>}\])]', re.DOTALL)
+
+
+def format_of(path: Path) -> str | None:
+    """Return onnx's name for the format of a model as text, by the suffix of its file; None for a binary one."""
+    known = registry.get_format_from_file_extension(path.suffix.lower())
+    return None if known == "protobuf" else known
 
 
 def text_model(path: Path, format_: str) -> ModelProto:

@@ -13,11 +13,10 @@ from pathlib import Path, PurePath
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.files.targets import data_files
+from amp_rewrite.files.text import format_of
 from amp_rewrite.fleet.urls import local, real, url_of
 
 SUFFIX = ".onnx"
-_TEXTS = (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt")
-"""Models as text, which are models only where they are named one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -
         for item in more:
             if choice.takes(item.relative):
                 items.setdefault(item.path, item)
-    single = {path for path in named if path.suffix.lower() in _TEXTS}
+    single = {path for path in named if format_of(path) is not None and path.suffix.lower() != ".json"}
     for item in items.values():
         kind = listing.models if item.path.suffix.lower() == SUFFIX or item.path in single else listing.others
         kind.append(item)

@@ -59,7 +59,7 @@ def calibrate(
     else:
         with terminal.progress(model.name, quiet=quiet) as progress:
             loaded = Model.load(model)
-            given |= {"to": settings.to, "allow_nonfinite": feeding.allow_nonfinite, "progress": progress}
+            given |= {"to": settings.to, "progress": progress}
             ranges = calibrate(loaded, feeding.feed(loaded, quiet=quiet), **given)
     write(ranges, output, overwrite, quiet)
     write_page(ranges, html, quiet=quiet)

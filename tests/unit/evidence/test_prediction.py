@@ -18,6 +18,7 @@ from amp_rewrite.errors import GradientError
 from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.metric import MEASURES, Bound, criterion
 from amp_rewrite.evidence.prediction.prediction import Asked, Prediction, predict
+from amp_rewrite.evidence.prediction.probes import Outputs, worst_of
 from amp_rewrite.evidence.prediction.single_op_runs import LowOps, SingleOpRuns
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import OpId, View
@@ -219,3 +220,12 @@ def test_locate_predicts_the_error_of_a_converted_model() -> None:
     schema = json.loads((ROOT / "docs" / "reference" / "locate.schema.json").read_text("utf-8"))
     pytest.importorskip("jsonschema").validate(given, schema)
     assert len(given["shares"]["rows"]) == len(shares.rows)
+
+
+def test_the_expected_worst_score_is_unknown_without_outputs_or_with_an_infinite_error() -> None:
+    outputs, by = [Outputs.of(0, {"y": np.ones((2, 3), np.float32)}, 2)], criterion(tolerance=1e-2)
+    assert [math.isnan(worst_of(*asked, by)) for asked in (([], np.zeros(0)), (outputs, np.array([0.0, np.inf])))] == [
+        True,
+        True,
+    ]
+    assert worst_of(outputs, np.zeros(2), by) == 0 < worst_of(outputs, np.full(2, 1e-6), by) < 0.1

@@ -13,7 +13,8 @@ from onnx import numpy_helper
 import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.evidence.instrument.lazy_weights import casting_in_graph
+from amp_rewrite.evidence.instrument import lazy_weights
+from amp_rewrite.evidence.instrument.lazy_weights import casting_in_graph, opening
 from amp_rewrite.evidence.weights import WeightFit, check_weights, weights_text
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
@@ -160,3 +161,12 @@ def test_a_weight_that_saturates_keeps_its_pending_cast(tmp_path: Path) -> None:
 def test_a_model_without_pending_casts_stays_as_it_is(heavy: Path) -> None:
     loaded = Model.load(heavy)
     assert casting_in_graph(loaded).proto == loaded.proto
+
+
+def test_a_model_below_a_quarter_of_the_memory_opens_with_cast_nodes(
+    heavy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low = amp_rewrite.convert(heavy, lower=["*"], io="low").result
+    for memory, casts in ((4 * low.nbytes, True), (4 * low.nbytes - 1, False)):
+        monkeypatch.setattr(lazy_weights, "main_memory", lambda memory=memory: memory)
+        assert (opening(low) is not low) is casts

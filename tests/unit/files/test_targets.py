@@ -10,7 +10,10 @@ import onnx
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from amp_rewrite.files.targets import data_files, data_files_in, foreign_data, models_beside
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.targets import check_target, data_files, data_files_in, foreign_data, models_beside
+from amp_rewrite.files.text import format_of
+from amp_rewrite.fleet.tree import Choice, find
 
 
 class Counting(io.BytesIO):
@@ -68,3 +71,28 @@ def test_models_beside_some_are_the_other_files_with_their_suffix(tmp_path: Path
     (tmp_path / "folder.onnx").mkdir()
     found = models_beside([tmp_path / "a.onnx", tmp_path / "c.onnx"])
     assert [path.name for path in found] == ["b.ONNX"]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "kind"),
+    [
+        *((suffix, "onnxtxt") for suffix in (".onnxtxt", ".onnxtext", ".ONNXTXT")),
+        *((suffix, "textproto") for suffix in (".textproto", ".prototxt", ".pbtxt", ".txtpb")),
+        *((suffix, "json") for suffix in (".json", ".onnxjson")),
+        *((suffix, None) for suffix in (".onnx", ".pb", ".ONNX", "", ".data")),
+    ],
+)
+def test_models_as_text_are_read_and_not_written(suffix: str, kind: str | None, tmp_path: Path) -> None:
+    path = tmp_path / f"m{suffix}"
+    assert format_of(path) == kind
+    if kind is None:
+        check_target(path, overwrite=False)
+    else:
+        with pytest.raises(ModelError, match="only the binary format is written"):
+            check_target(path, overwrite=False)
+        (tmp_path / "other.onnx").write_bytes(b"")
+        path.write_text("text")
+        out = tmp_path / "out"
+        named, found = (find(given, Choice(), out) for given in ([path, tmp_path / "other.onnx"], [tmp_path]))
+        assert [item.path.name for item in found.models] == ["other.onnx"]
+        assert (path in [item.path for item in named.models]) is (suffix != ".json")
