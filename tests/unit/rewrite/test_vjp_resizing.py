@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx.parser
 import pytest
 
 from amp_rewrite import GradientError, gradients
-from support.train.vjp_case import Case, judged
+from support.train.vjp_case import Case, judged, run_float32
 
 X = {"x": (1, 2, 4, 4)}
 COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -27,31 +29,33 @@ CASES = (
     by_scales("mode=nearest", 2, 2, name="nearest as it comes"),
     by_scales("mode=nearest", 2, 1, name="nearest along one axis"),
     *(
-        by_scales(f"mode=nearest,coordinate_transformation_mode={c},nearest_mode={n}", 1.5, 0.75, fixed=True)
+        by_scales(f"mode=nearest,coordinate_transformation_mode={c},nearest_mode={n}", 1.5, 0.75)
         for c in COORDINATES
         for n in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
     ),
     *(
         # The judge rounds the weights of a cubic to float32.
-        by_scales(f"mode={mode},coordinate_transformation_mode={c}", 2, 1.5, fixed=True, single=mode == "cubic")
+        by_scales(f"mode={mode},coordinate_transformation_mode={c}", 2, 1.5, single=mode == "cubic")
         for mode in ("linear", "cubic")
         for c in (*COORDINATES, "half_pixel_symmetric")
         if (mode, c) != ("cubic", "half_pixel_symmetric")
     ),
-    by_scales("mode=linear", 0.5, 0.75, name="linear, smaller", fixed=True),
-    by_sizes("mode=linear,coordinate_transformation_mode=half_pixel", 5, 6, fixed=True,
+    by_scales("mode=linear", 0.5, 0.75, name="linear, smaller"),
+    by_sizes("mode=linear,coordinate_transformation_mode=half_pixel", 5, 6,
              torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6), mode="bilinear")),
-    by_sizes("mode=linear,coordinate_transformation_mode=align_corners", 5, 6, fixed=True,
+    by_sizes("mode=linear,coordinate_transformation_mode=align_corners", 5, 6,
              torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6), mode="bilinear", align_corners=True)),
-    by_sizes("mode=cubic,coordinate_transformation_mode=half_pixel", 5, 6, fixed=True, single=True,
+    by_sizes("mode=cubic,coordinate_transformation_mode=half_pixel", 5, 6, single=True,
              torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6), mode="bicubic")),
-    by_sizes("mode=nearest,coordinate_transformation_mode=asymmetric,nearest_mode=floor", 5, 6, fixed=True,
+    by_sizes("mode=nearest,coordinate_transformation_mode=asymmetric,nearest_mode=floor", 5, 6,
              torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6))),
-    by_scales("mode=cubic,exclude_outside=1,cubic_coeff_a=-0.5", 2, 1.5, name="cubic without an outside", fixed=True,
+    by_scales("mode=cubic,exclude_outside=1,cubic_coeff_a=-0.5", 2, 1.5, name="cubic without an outside",
               single=True),
-    Case("named axes", "y=Resize[mode=linear,axes=3](x,,s)", X, constants={"s": [1.5]}, fixed=True),
-    Case("one axis of three", "y=Resize[mode=linear](x,,s)", {"x": (2, 2, 3)}, constants={"s": [1.0, 1.0, 2.0]},
-         fixed=True),
+    Case("named axes", "y=Resize[mode=linear,axes=3](x,,s)", X, constants={"s": [1.5]}),
+    Case("one axis of three", "y=Resize[mode=linear](x,,s)", {"x": (2, 2, 3)}, constants={"s": [1.0, 1.0, 2.0]}),
+    Case("to the size of another value",
+         "d=Shape[start=2](o); r=Shape[end=2](x); z=Concat[axis=0](r,d); y=Resize[mode=linear](x,,,z)",
+         {**X, "o": (1, 2, 7, 3)}, wrt=["x"]),
 )  # fmt: skip
 
 TestRules = judged(CASES)
@@ -73,3 +77,18 @@ def test_what_has_no_rule_is_refused(words: str, fact: str) -> None:
     with pytest.raises(GradientError) as caught:
         gradients(model, "loss", ["x"])
     assert str(caught.value) == f"node 'y' (Resize): {fact}"
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_scales_that_are_fed_give_the_gradient_of_constant_ones(mode: str) -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]> net (float[{dims}] x{fed}) => (float loss) {constant} {{
+      y = Resize <mode = "{mode}"> (x, , s)  q = Mul (y, y)  loss = ReduceSum <keepdims = 0> (q) }}"""
+    fed = text.format(dims="1,1,H,W", fed=", float[4] s", constant="", mode=mode)
+    known = text.format(dims="1,1,3,4", fed="", constant="<float[4] s = {1, 1, 2, 1.5}>", mode=mode)
+    feeds = {"x": np.arange(12, dtype=np.float32).reshape(1, 1, 3, 4), "s": np.array([1, 1, 2, 1.5], np.float32)}
+    found = [
+        run_float32(gradients(onnx.parser.parse_model(model), "loss", ["x"]).to_proto(), read, ["x_grad"])[0]
+        for model, read in ((fed, feeds), (known, {"x": feeds["x"]}))
+    ]
+
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
