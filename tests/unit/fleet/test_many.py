@@ -8,6 +8,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 import amp_rewrite
 from amp_rewrite import Outcome, convert, convert_many
 from amp_rewrite.errors import AmpRewriteError, ModelError, PatternError, PolicyError, ReportError
+from amp_rewrite.fleet import batch, job
 from support.repositories import net, repository, tree
 
 FLOAT16 = onnx.TensorProto.FLOAT16
@@ -550,3 +552,20 @@ def test_the_data_of_each_model_are_found_by_its_name(src: Path, out: Path) -> N
     }
     assert outcomes["model.onnx"].evidence["level"] == outcomes["decoder/plain.onnx"].evidence["level"] == "verified"
     assert outcomes["decoder/model.onnx"].rc == 2
+
+
+@pytest.mark.parametrize(("cores", "allowed"), [(1, False), (2, True), (4, True)])
+def test_weights_are_cast_ahead_where_a_job_has_two_cores(
+    cores: int, allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def recorded(allowed: bool) -> AbstractContextManager[None]:
+        seen.append(allowed)
+        return nullcontext()
+
+    net(tmp_path / "m.onnx")
+    monkeypatch.setattr(job, "prefetching", recorded)
+    monkeypatch.setattr(batch, "cores", lambda: cores)
+    assert [outcome.error for outcome in convert_many(tmp_path / "m.onnx", out=tmp_path / "out", jobs=1)] == [""]
+    assert seen == [allowed]
