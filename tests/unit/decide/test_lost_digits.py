@@ -67,6 +67,13 @@ def test_a_bias_outweighs_weights_by_its_norm(bias: float, heavier: bool) -> Non
     assert outweighs(view, op.inputs[2], op.inputs[1], DType.FLOAT16) is heavier
 
 
+@pytest.mark.parametrize(("by", "heavier"), [(15.0, True), (17.0, False)])
+def test_a_norm_grows_with_the_elements_of_a_bias(by: float, heavier: bool) -> None:
+    view = view_of("y=Gemm(x,w,b)", w=np.eye(8, 16) * (np.arange(8) == 0)[:, None], b=np.full(16, 4.0))
+    op = view.ops[0]
+    assert outweighs(view, op.inputs[2], op.inputs[1], DType.FLOAT16, by=by) is heavier
+
+
 def test_a_bias_that_outweighs_its_product_is_added_in_float32_up_to_the_norm() -> None:
     text = "a=MatMul(x,w);h=Add(a,b);y=LayerNormalization(h,g)"
     numbers = {"w": WEIGHTS / 30, "g": np.ones(8)}

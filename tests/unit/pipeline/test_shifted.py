@@ -17,7 +17,7 @@ from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.shift import shift_draft
-from amp_rewrite.pipeline.shift_outcome import bounds_before
+from amp_rewrite.pipeline.shift_outcome import bounds_before, unshifted_draft
 from amp_rewrite.settings.request import Request
 from support import cases
 from support.hard_models import halved
@@ -246,6 +246,12 @@ def test_too_much_range_is_named_even_where_no_shift_is_made() -> None:
     rows = amp_rewrite.convert(model, data=TOKENS).report.shifts
     assert {row.value: row.exponent for row in rows}["o"] == 0
     assert any("too much range" in row.why for row in rows)
+
+
+def test_bounds_of_a_model_that_is_not_shifted_are_those_before() -> None:
+    tried = unshifted_draft(Draft.of(_model(), Request.of()))
+    known = bounds_before(tried)
+    assert tried.exponent == 0 and tried.carried(known) is known
 
 
 def test_bounds_of_a_shifted_model_follow_from_those_before() -> None:
