@@ -68,8 +68,7 @@ def _unread(view: View, replacements: Sequence[Replacement]) -> tuple[set[OpId],
     kept = {name for each in replacements for node in each.nodes for name in node.input}
     kept |= _named_elsewhere(view.model.proto)
     values: set[ValueId] = set()
-    freed = (op for each in replacements if each.frees for op in each.ops)
-    pending = [v for op in freed for v in view.ops[op].operands]
+    pending = [v for op in gone for v in view.ops[op].operands]
     while pending:
         value = pending.pop()
         if value in values or not _removable(view, value, gone, kept):

@@ -23,8 +23,8 @@ class Replacement:
     `kind` names what the ops computed together ("layer_normalization", "constant" …). `weights` are new initializers
     that the node reads. `place`: the op where the node stands instead, if its results are read before `last`.
     `declared`: types of its results, where onnx cannot infer them. `ahead` and `behind`: nodes right before and
-    after it; a node ahead of several replacements in one graph is written once. `frees`: drop ops and constants that
-    only the replaced ops read. `findings`: what the report says; None for a fusion, which names its parts.
+    after it; a node ahead of several replacements in one graph is written once. `findings`: what the report says; None
+    for a fusion, which names its parts.
     """
 
     kind: str
@@ -36,7 +36,6 @@ class Replacement:
     declared: tuple[ValueInfoProto, ...] = ()
     ahead: tuple[NodeProto, ...] = ()
     behind: tuple[NodeProto, ...] = ()
-    frees: bool = True
     findings: tuple[Finding, ...] | None = None
 
     @property

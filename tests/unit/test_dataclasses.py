@@ -40,7 +40,6 @@ NUMBERS = {
     "rewrite.attention.layout.Source.groups": 1,
     "rewrite.attention.layout._Move.groups": 1,
     "rewrite.autodiff.vjp.row.Row.outputs": 1,
-    "rewrite.replacement.Replacement.frees": True,
     "rewrite.shift.laws.Port.slot": -1,
     "runtime.hazards.RuntimeHazard.told": True,
     "runtime.ports.Port.required": True,

@@ -38,7 +38,7 @@ def spell_out_casts(view: View, context: Context) -> Iterator[Replacement]:
         else:
             node.op_type = "Cast"
             node.attribute.append(onnx.helper.make_attribute("to", dtype.code))
-        yield Replacement("cast_like", (op.id,), op.id, node, frees=False, findings=())
+        yield Replacement("cast_like", (op.id,), op.id, node, findings=())
 
 
 def spell_group_norms(view: View, context: Context) -> Iterator[Outcome]:

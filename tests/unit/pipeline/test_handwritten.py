@@ -339,6 +339,15 @@ def test_a_cast_like_becomes_the_cast_that_it_is_and_reads_no_activation() -> No
     assert convert(untouched).model == untouched
 
 
+def test_a_constant_that_only_a_cast_like_reads_is_dropped_with_it() -> None:
+    constants = {"k": np.ones((1, 1), np.float32)}
+    model = cases.build("c=CastLike(n,k);b=MatMul(c,x)", ["b"], types={"n": "int"}, constants=constants)
+    result = convert(model).model
+    assert node(result, "c").op_type == "Cast" and not result.graph.initializer
+    untouched = cases.build("c=CastLike(n,k);d=Exp(c)", ["d"], types={"n": "int"}, constants=constants)
+    assert convert(untouched).model == untouched
+
+
 NUMBERS = "s=Shape(x);c=Cast[to=float](s);p=Pow(c,k);r=ReduceProd[keepdims=0](p);a=MatMul(x,x);m=Mul(a,r);b=MatMul(m,m)"
 
 
