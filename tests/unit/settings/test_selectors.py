@@ -250,8 +250,9 @@ def test_an_io_rule_that_makes_no_sense_is_an_error_with_the_way_out(block: View
 EXPANDED = """
 <ir_version: 9, opset_import: ["" : 20, "local" : 1]>
 g (float[2,2] x, float[2,2] w) => (float[2,2] y, float[2,2] z) {
-  [act] y = local.Gated (x, w)
-  [like] c = CastLike (x, w)
+  [before] h = Abs (x)
+  [act] y = local.Gated (h, w)
+  [like] c = CastLike (h, w)
   [top] z = Relu (c)
 }
 <domain: "local", opset_import: ["" : 20]>
