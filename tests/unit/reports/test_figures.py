@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,12 +21,13 @@ from amp_rewrite.deploy.bench.profile import OpChange, OpTime
 from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.reports.measurements import Difference, OpErrors, OutputRow, Step
+from amp_rewrite.reports.page.axis import MOST_POINTS
 from amp_rewrite.reports.page.chart_data import chart_figure
 from amp_rewrite.reports.page.markup import written
 from amp_rewrite.reports.page.outputs import Allowed, outputs_figure, trials_figure
 from amp_rewrite.reports.page.page import Figure, Page
 from amp_rewrite.reports.page.ranges import ranges_figure
-from amp_rewrite.reports.page.strips import changes_figure, strips_figure
+from amp_rewrite.reports.page.strips import _binned, _kind, changes_figure, strips_figure
 from amp_rewrite.reports.page.waterfall import Marked, waterfall
 from amp_rewrite.reports.sides import Run, runs_of
 
@@ -275,3 +277,16 @@ def test_names_of_any_length_leave_sentences_readable() -> None:
     ):
         assert figure is not None
         assert len(figure.lead) < 1000 and len(figure.title) < 300 and len(written(figure.drawing)) < 10_000
+
+
+@pytest.mark.parametrize("shift", [0, 1, 7])
+def test_bins_of_a_long_strip_share_out_the_ops_of_runs(shift: int) -> None:
+    lengths = [shift, 2 * MOST_POINTS - 1, 1, MOST_POINTS]
+    runs = [Run(n, kind, "", True) for n, kind in zip(lengths, ("float16", "float32", "float16", "int64"), strict=True)]
+    total = sum(lengths)
+    bins = _binned(runs, total)
+    kinds = [_kind(run.a) for run in runs for _ in range(run.ops)]
+    assert sum(part.ops for part in bins) == total and len(bins) <= MOST_POINTS
+    for part in bins:
+        assert part.types["a"] == Counter(kinds[part.first : part.first + part.ops])
+        assert part.types["b"] == Counter({_kind(""): part.ops})
