@@ -160,7 +160,7 @@ class Written:
         kind = view.types[op.outputs[0]]
         if kind is None or kind.container != TENSOR or kind.dtype is not DType.FLOAT16:
             return None
-        builder = LowBuilder(taken, opset=self._opset, region=node.name or op.name, dtype=DType.FLOAT16)
+        builder = LowBuilder(taken, opset=self._opset, region=op.name, dtype=DType.FLOAT16)
         shapes = tuple(shape_of(view, value) for value in op.inputs)
         values = tuple(view.array(value, _MOST_LISTED) for value in op.inputs)
         results = recipe(builder, Site(op, node, shapes, values))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import amp_rewrite
-from amp_rewrite.decide.hazards.magnified import squeezed
+from amp_rewrite.decide.hazards.magnified import ranked, squeezed
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -63,3 +63,19 @@ def test_without_the_rules_they_do_not() -> None:
     plain = amp_rewrite.convert(model, safety="none", level="lower-all").model
     found = objections.run(amp_rewrite.emulate(plain).to_proto(), feeds)
     assert objections.of_outputs(objections.run(model, feeds, "BASIC"), found, bound=1.0) == ["output 0: is not finite"]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "y=ArgMax[axis=1](s)",
+        "y=ArgMin[axis=1](s)",
+        "v,y=TopK[axis=1](s,k)",
+        "b=Reshape(x,boxes);r=Reshape(s,rows);y=NonMaxSuppression(b,r,k)",
+    ],
+)
+def test_scores_near_1_are_computed_in_float32_where_an_op_ranks_them(end: str) -> None:
+    held = {"k": np.array([2]), "w": SCORES, "boxes": np.array([1, 16, 4]), "rows": np.array([1, 4, 16])}
+    view = View.of(Model.load(cases.build(f"a=MatMul(x,w);s=Sigmoid(a);{end}", ("y",), shapes=SHAPES, constants=held)))
+    found = {view.ops[pin.op].node.output[0] for pin in pins_of(ranked(view), view)}
+    assert "s" in found and "a" not in found

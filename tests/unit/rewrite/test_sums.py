@@ -12,6 +12,8 @@ import pytest
 
 from amp_rewrite import ModelError, PolicyError, emulate
 from amp_rewrite.files.model import Model
+from amp_rewrite.rewrite.sums.norms import batch_norm
+from amp_rewrite.rewrite.sums.site import Site
 from amp_rewrite.runtime.runner import Runner
 from suites.webgpu.op_cases import CASES, OpCase
 
@@ -154,3 +156,12 @@ def test_float32_sums_of_the_target_are_those_of_no_target() -> None:
     twins = [emulate(model, **how).to_proto() for how in ({}, {"accumulate": "float32", "target": "webgpu"})]
     assert twins[0] == twins[1]
     assert emulate(Model.load(model), target="ort-cuda").to_proto() == twins[0]
+
+
+@pytest.mark.parametrize(("rank", "training", "outputs"), [(None, 0, 1), (4, 1, 1), (4, 0, 3)])
+def test_a_batch_normalization_in_training_is_not_written_out(rank: int | None, training: int, outputs: int) -> None:
+    node = onnx.helper.make_node("BatchNormalization", list("xsbmv"), list("yuw")[:outputs], training_mode=training)
+    op: Any = None  # the recipe does not read it
+    shape = None if rank is None else (2,) * rank
+    builder: Any = None  # nothing is written
+    assert batch_norm(builder, Site(op, node, (shape,), ())) is None
