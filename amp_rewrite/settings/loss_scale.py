@@ -207,7 +207,7 @@ class DynamicLossScale(LossScale):
         """Return the scale with the settings of torch.amp.GradScaler, under its names and with its defaults.
 
         It goes through the same scales as a GradScaler, but stays 1 or more. A growth factor other than 2 can differ in
-        the last bit.
+        the last bit. At scales above about 2**120 gradients may overflow in one of them alone.
 
         Args:
             init_scale: the first scale.

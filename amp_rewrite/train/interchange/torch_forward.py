@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from amp_rewrite.errors import TrainingError
@@ -89,8 +90,8 @@ class Forward:
 
 
 _LEFT_OUT = (
-    "from_torch(…, dropout=True) keeps dropout, but not that between recurrent layers, alpha dropout, and layers or"
-    " paths that are dropped whole"
+    "from_torch(…, dropout=True) keeps dropout, also of whole rows, but not that between recurrent layers, alpha"
+    " dropout, and layers that are skipped"
 )
 _OTHERWISE = (
     "otherwise than in evaluation mode, or changes buffers there; a step computes what evaluation does, and leaves such"
@@ -155,6 +156,49 @@ def training(module: Any, names: Sequence[str]) -> Iterator[None]:
             part.training = mode
 
 
+@contextmanager
+def rows_dropped(torch: Any, module: Any) -> Iterator[None]:
+    """Let parts that drop whole rows (stochastic depth, Huang et al., 2016) do it by dropout of a factor per row."""
+    changed = [(part, p) for part in module.modules() if (p := _share_of_rows(torch, part)) is not None]
+
+    def forward(part: Any, p: float, x: Any) -> Any:
+        ones = torch.ones_like(x[(slice(None), *[slice(0, 1)] * (x.ndim - 1))])
+        return x * torch.nn.functional.dropout(ones, p, part.training)
+
+    try:
+        for part, p in changed:
+            part.forward = partial(forward, part, p)
+        yield
+    finally:
+        for part, _ in changed:
+            del part.forward
+
+
+def _share_of_rows(torch: Any, part: Any) -> float | None:
+    """The share of rows that a part drops, and multiplies the others by its inverse; None for other parts."""
+    p = next((v for n in _SHARES if isinstance(v := vars(part).get(n), float) and _LEAST < v < 1), None)
+    if p is None or type(part).__module__.startswith("torch.nn.") or "forward" in vars(part) or list(part.children()):
+        return None
+    rows = torch.ones(round(_EXPECTED / min(p, 1 - p)), 2, 2)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(), training(part, ("",)):
+            out = part(rows)
+    except Exception:  # noqa: BLE001 a part of another kind may raise anything
+        return None
+    if not isinstance(out, torch.Tensor) or out.shape != rows.shape:
+        return None
+    first = out[:, :1, :1]
+    values = first.unique()
+    whole = values.numel() == 2 and values.allclose(torch.tensor([0, 1 / (1 - p)])) and out.equal(first.expand_as(out))
+    return p if whole else None
+
+
+_SHARES = ("drop_prob", "p")
+_LEAST = 1e-4
+_EXPECTED = 30
+"""Rows of the rarer kind to expect when a part is tried: none at all is less likely than 1e-12."""
+
+
 # -- running the module ----------------------------------------------------------------------------------
 
 
@@ -217,7 +261,13 @@ class _Runs:
             hooks.append(part.register_forward_hook(leave, always_call=True))
         try:
             random, mode = self.torch.random.fork_rng(), training(self.module, names)
-            with self.torch.no_grad(), random, mode, _watch(self.torch, seen, number):
+            with (
+                self.torch.no_grad(),
+                random,
+                mode,
+                rows_dropped(self.torch, self.module),
+                _watch(self.torch, seen, number),
+            ):
                 seen.outputs = self.forward(copies)
         except Exception:  # noqa: BLE001 a module may raise anything in a mode that it was not made for
             return seen

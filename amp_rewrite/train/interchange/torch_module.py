@@ -21,7 +21,14 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.rewrite.autodiff.vjp.indexing import PADDING
 from amp_rewrite.train.interchange.binding import bind
-from amp_rewrite.train.interchange.torch_forward import Forward, mark_stops, stopping, training, written_out
+from amp_rewrite.train.interchange.torch_forward import (
+    Forward,
+    mark_stops,
+    rows_dropped,
+    stopping,
+    training,
+    written_out,
+)
 from amp_rewrite.train.objective.module_parameters import BUFFER, NO_GRAD, described
 
 if TYPE_CHECKING:
@@ -84,7 +91,7 @@ def from_torch(
         with training(module, ()):
             names = _output_names(torch, module, inputs, outputs)
         settings = _Settings(names, _axes(inputs, dynamic), opset)
-        with training(module, found.kept), written_out(torch):
+        with training(module, found.kept), rows_dropped(torch, module), written_out(torch):
             program = _exported(torch, module, inputs, state, settings)
     model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.by_input()})
     if dropout:

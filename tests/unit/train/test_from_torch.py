@@ -133,6 +133,25 @@ def test_the_report_names_padding_rows_and_constants_of_the_exporter() -> None:
     assert left == ["a constant of the exporter, not a parameter of the module"]
 
 
+def _path(torch: Any, share: float, timm: bool) -> Any:
+    """Stochastic depth as transformers and, with `timm`, as timm writes it."""
+
+    class Path(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop_prob = share
+
+        def forward(self, x: Any) -> Any:
+            if not self.training:
+                return x
+            keep, shape = 1 - self.drop_prob, (x.shape[0],) + (1,) * (x.ndim - 1)
+            if timm:
+                return x * x.new_empty(shape).bernoulli_(keep).div_(keep)
+            return x.div(keep) * torch.floor(torch.rand(shape, dtype=x.dtype) + keep)
+
+    return Path()
+
+
 class _Drops:
     """Nets that drop, each in another way; `of_attention` and the others return a batch [rows, 6, 8] of numbers."""
 
@@ -146,6 +165,7 @@ class _Drops:
                 self.line, self.rate = nn.Linear(8, 6), nn.Dropout(0.3)
                 self.heads = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)
                 self.channels = nn.Dropout1d(0.3)
+                self.rows, self.bernoulli = _path(torch, 0.3, False), _path(torch, 0.2, True)
 
             def forward(self, x: Any) -> Any:
                 p = self.rate.p if self.training else 0.0
@@ -163,13 +183,15 @@ class _Drops:
                     x = functional.dropout(x, self.rate.p, self.training)
                 elif way == "channels":
                     x = self.channels(x)
+                elif way == "rows":
+                    x = self.rows(self.bernoulli(x))
                 return self.line(x.mean(1))
 
         torch.manual_seed(0)
         return Net()
 
 
-@pytest.mark.parametrize("way", ["attention", "masked", "heads", "function", "channels"])
+@pytest.mark.parametrize("way", ["attention", "masked", "heads", "function", "channels", "rows"])
 def test_dropout_has_the_distribution_of_pytorch_and_is_off_in_evaluation(way: str) -> None:
     torch = pytest.importorskip("torch")
     net, draws = _Drops.net(torch, way).train(), 300
