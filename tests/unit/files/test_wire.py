@@ -180,3 +180,20 @@ def test_reading_a_large_file_only_touches_the_light_part(tmp_path: Path):
 
     wire.lightened(Counted(content), len(content), 1 << 14, lambda *_: True, "m")
     assert count < 1 << 18 < len(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(0, b"\x05"), (0, b"\xff" * 9 + b"\x01"), (1, b"12345678"), (2, b"\x03abc"), (2, b"\x83\x00abc"), (5, b"1234")],
+)
+def test_fields_of_every_wire_type_are_stepped_over(kind: int, value: bytes) -> None:
+    field, content = bytes([200 << 3 & 0x7F | kind | 0x80, 200 >> 4]) + value, small().SerializeToString()
+    assert light(field + content) == field + content
+    with pytest.raises(ModelError, match=r"bytes more than there are|does not end"):
+        light(content + field[:-1])
+
+
+@pytest.mark.parametrize("kind", [3, 4, 6, 7])
+def test_wire_types_that_no_model_has_are_refused(kind: int) -> None:
+    with pytest.raises(ModelError, match="cannot be read"):
+        light(small().SerializeToString() + bytes([1 << 3 | kind]) + b"12345678")
