@@ -131,14 +131,14 @@ def through(
                 if not own:
                     yield from (Lost(job, "the executor lost its processes") for job in waiting)
     except GeneratorExit:
-        _end(flying, own, at_once=False)
+        _end(flying, own)
         raise
     except BaseException:
         _end(flying, own, at_once=True)
         raise
     finally:
         if own:
-            own.close(at_once=False)
+            own.close()
 
 
 def _result(future: Future[Any], job: J) -> Any:
@@ -162,10 +162,10 @@ def _alone(job: J, function: Callable[[J], R]) -> R | Lost[J]:
         apart.close(at_once=True)
         raise
     finally:
-        apart.close(at_once=False)
+        apart.close()
 
 
-def _end(flying: Iterable[Future[Any]], own: Processes | None, *, at_once: bool) -> None:
+def _end(flying: Iterable[Future[Any]], own: Processes | None, *, at_once: bool = False) -> None:
     """Cancel what has not begun."""
     for future in flying:
         future.cancel()
