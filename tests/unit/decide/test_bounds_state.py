@@ -1,4 +1,4 @@
-"""States of bounds that hold many numbers are reduced: to hulls along first axes, and without their ball."""
+"""States of bounds that hold many numbers are reduced: to hulls along first axes, and without their ball; open ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_rewrite.decide.bounds.state import Ball, State, small
+from amp_rewrite.decide.bounds.state import Ball, State, box, small
 
 LO, HI = -np.arange(12.0).reshape(3, 4), np.arange(12.0).reshape(3, 4) ** 2
 ROW = np.ones((1, 4))
@@ -30,3 +30,11 @@ def test_a_ball_stays_only_if_all_its_parts_are_small(part: str) -> None:
     assert small(state, 4).ball is state.ball
     large = State(LO, HI, Ball((-1,), (4,), **{**parts, part: np.ones((3, 4))}))
     assert small(large, 4).ball is None
+
+
+def test_an_interval_is_open_where_an_end_is_not_a_number() -> None:
+    nan, inf = np.nan, np.inf
+    state = box(np.array([nan, 1.0]), np.array([2.0, 3.0]))
+    assert (state.lo.tolist(), state.hi.tolist()) == ([-inf, 1.0], [2.0, 3.0])
+    state = box(np.array([0.0, 1.0]), np.array([2.0, nan]))
+    assert (state.lo.tolist(), state.hi.tolist()) == ([0.0, 1.0], [2.0, inf])
