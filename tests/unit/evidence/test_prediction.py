@@ -222,7 +222,7 @@ def test_locate_predicts_the_error_of_a_converted_model() -> None:
     assert len(given["shares"]["rows"]) == len(shares.rows)
 
 
-def test_the_expected_worst_score_is_unknown_without_outputs_or_with_an_infinite_error() -> None:
+def test_the_expected_worst_score_is_unknown_without_outputs_or_finite_errors() -> None:
     outputs, by = [Outputs.of(0, {"y": np.ones((2, 3), np.float32)}, 2)], criterion(tolerance=1e-2)
     assert [math.isnan(worst_of(*asked, by)) for asked in (([], np.zeros(0)), (outputs, np.array([0.0, np.inf])))] == [
         True,
