@@ -147,10 +147,10 @@ class TopKAccuracy(ClassMetric, Means):
         prediction: an output of the model.
         target: class indices, 0 and 1 for each prediction, or a number for each class.
         name: as in `Metric`.
-        k: number of predictions that count.
         axis: of the classes.
         one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
         ignore_index: a class that does not count; None: that of the loss.
+        k: number of predictions that count.
     """
 
     NAME = "top_k"
@@ -173,10 +173,10 @@ class F1Score(ClassMetric):
         prediction: an output of the model.
         target: class indices, 0 and 1 for each prediction, or a number for each class.
         name: as in `Metric`.
-        average: as above.
         axis: of the classes.
         one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
         ignore_index: a class that does not count; None: that of the loss.
+        average: as above.
         threshold: as in `Accuracy`.
 
     Raises:
