@@ -11,7 +11,7 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.runtime.ort_errors import one_line
-from amp_rewrite.runtime.ortvalue import Array, copied, from_array, from_tensor, to_array
+from amp_rewrite.runtime.ortvalue import Array, copied, from_array, from_tensor, overwrite, to_array
 from amp_rewrite.runtime.ports import Port
 
 
@@ -74,7 +74,7 @@ class Binding:
                 raise ModelError(
                     f"input {name!r} is bound as {_spelled(old)}, not {_spelled(new)}; bind again for another shape"
                 )
-            old.update_inplace(new)
+            overwrite(old, new)
 
     def run(self) -> dict[str, Any]:
         """Run once; return the results as OrtValues by name, on the device, for DLPack (`torch.from_dlpack`).

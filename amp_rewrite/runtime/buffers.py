@@ -10,7 +10,7 @@ import numpy as np
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.runtime.ort_errors import one_line
-from amp_rewrite.runtime.ortvalue import Array, copied, from_array, strange_of, to_array
+from amp_rewrite.runtime.ortvalue import Array, copied, from_array, overwrite, strange_of, to_array
 
 Side = Literal[0, 1]
 """One of the two sets of a `DoubleBuffer`."""
@@ -108,7 +108,7 @@ class BufferedRunner:
         bound = self._bound[side]
         with one_line("run"):
             for name, value in self._shielded.items():
-                value.update_inplace(self.buffer.sides[side][name])
+                overwrite(value, self.buffer.sides[side][name])
             for name, array in feeds.items():
                 self._feed(name, array)
             for name in self.told:  # again: a result of the last run would be taken for memory of that shape
@@ -142,4 +142,4 @@ def _fill(ort: Any, value: Any, array: Array) -> None:
     if strange_of(array) is None:
         value.update_inplace(array)
     else:
-        value.update_inplace(from_array(ort, array))
+        overwrite(value, from_array(ort, array))

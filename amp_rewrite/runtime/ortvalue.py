@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError, one_line
+from amp_rewrite.errors import MachineError, ModelError, one_line
 from amp_rewrite.files.casting import Array as Array
 
 STRANGE = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
@@ -59,8 +59,26 @@ def from_tensor(ort: Any, tensor: Any, device: str, index: int) -> Any:
 def copied(ort: Any, value: Any, device: str, index: int = 0) -> Any:
     """Copy an OrtValue to a device."""
     fresh = ort.OrtValue.ortvalue_from_shape_and_type(list(value.shape()), value.element_type(), device, index)
-    fresh.update_inplace(value)
+    overwrite(fresh, value)
     return fresh
+
+
+def overwrite(value: Any, new: Any) -> None:
+    """Copy an OrtValue into another one of its shape and type, on any device.
+
+    onnxruntime copies between OrtValues from 1.23 on; before, it copies arrays, and memory of the CPU is copied here.
+    MachineError for values that numpy lacks, on a GPU, with an older one.
+    """
+    try:
+        value.update_inplace(new)
+    except TypeError as cause:
+        if value.device_name().lower() == new.device_name().lower() == "cpu":
+            ctypes.memmove(value.data_ptr(), new.data_ptr(), _nbytes(new))
+        elif new.element_type() in _STRANGE_BY_CODE:
+            spelling = _STRANGE_BY_CODE[new.element_type()].spelling
+            raise MachineError(f"{spelling} values on a GPU need onnxruntime 1.23 or newer; update it") from cause
+        else:
+            value.update_inplace(new.numpy())
 
 
 def _nbytes(value: Any) -> int:

@@ -238,6 +238,6 @@ def _compared(case: Case) -> list[str]:
 
 _ERRORS = tuple(
     error
-    for name in ("Fail", "InvalidArgument", "InvalidGraph", "NotImplemented")
+    for name in ("Fail", "InvalidArgument", "InvalidGraph", "NotImplemented", "RuntimeException")
     if (error := getattr(onnxruntime.capi.onnxruntime_pybind11_state, name, None)) is not None
 )
