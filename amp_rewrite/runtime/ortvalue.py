@@ -66,8 +66,8 @@ def copied(ort: Any, value: Any, device: str, index: int = 0) -> Any:
 def overwrite(value: Any, new: Any) -> None:
     """Copy an OrtValue into another one of its shape and type, on any device.
 
-    onnxruntime copies between OrtValues from 1.23 on; before, it copies arrays, and memory of the CPU is copied here.
-    MachineError for values that numpy lacks, on a GPU, with an older one.
+    Older releases of onnxruntime (1.23.0) copy only arrays into one, so memory of the CPU is copied here. MachineError
+    for values that numpy lacks, on a GPU, with such a release.
     """
     try:
         value.update_inplace(new)
@@ -76,7 +76,7 @@ def overwrite(value: Any, new: Any) -> None:
             ctypes.memmove(value.data_ptr(), new.data_ptr(), _nbytes(new))
         elif new.element_type() in _STRANGE_BY_CODE:
             spelling = _STRANGE_BY_CODE[new.element_type()].spelling
-            raise MachineError(f"{spelling} values on a GPU need onnxruntime 1.23 or newer; update it") from cause
+            raise MachineError(f"{spelling} values on a GPU need a newer onnxruntime; update it") from cause
         else:
             value.update_inplace(new.numpy())
 
