@@ -275,7 +275,7 @@ class _Build:
         return fault
 
     def _scale_fault(self, read: Sequence[ValueId | None]) -> str | None:
-        """Return which constant scale is no factor of a size. From one, onnx infers a size below 0, and may crash."""
+        """Return the fault of a constant scale from which onnx infers a size below 0, and may crash."""
         tensors = [self.values[value].tensor for value in read if value is not None]
         held = [float(scale) for t in tensors if t is not None and not is_stub(t) for scale in to_array(t).ravel()]
         wrong = next((scale for scale in held if not 0 < scale <= _LARGEST_SCALE), None)

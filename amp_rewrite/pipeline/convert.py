@@ -233,19 +233,22 @@ def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) ->
     if tried.shift is None or moved.request.shift != AUTO_SHIFT or draft.view.low_types:
         return moved, pinned
     unmoved = _guarded(plain, ranges, headroom, known, tried.plain_least)
-    if _worth(moved, pinned) > _worth(plain, unmoved):
+    colorings = moved.paint(pinned.pins), plain.paint(unmoved.pins)
+    gained = _compute_lowered(colorings[0]) - _compute_lowered(colorings[1])
+    if gained > 0 or (gained == 0 and _nodes(moved, colorings[0]) < _nodes(plain, colorings[1])):
         return moved, pinned
     rows = unshifted(moved.shifts, "a shift would neither lower more products nor save ops and Casts")
     notes = (refusing(row.value, row.absmax, row.why) for row in rows)
     return replace(plain, notes=(*plain.notes, *notes), shifts=(*plain.shifts, *rows)), unmoved
 
 
-def _worth(draft: Draft, measured: Guarded) -> tuple[int, int]:
-    """Return the number of lowered compute ops of a draft, and of its ops and Casts, counted negative."""
-    coloring = draft.paint(measured.pins)
-    lowered = sum(coloring.entries[op].color is Color.ALLOW for op in {op for op, _ in coloring.low})
-    plan = plan_casts(draft.view, coloring, draft.io, draft.hazards.saturate)
-    return lowered, -len(draft.view.ops) - len(plan.casts)
+def _compute_lowered(coloring: Coloring) -> int:
+    return sum(coloring.entries[op].color is Color.ALLOW for op in {op for op, _ in coloring.low})
+
+
+def _nodes(draft: Draft, coloring: Coloring) -> int:
+    """Return the number of ops and new Casts of a painted draft."""
+    return len(draft.view.ops) + len(plan_casts(draft.view, coloring, draft.io, draft.hazards.saturate).casts)
 
 
 def _guarded(

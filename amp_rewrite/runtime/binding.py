@@ -10,7 +10,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.runtime.ort_errors import one_line
+from amp_rewrite.runtime.ort_errors import model_errors
 from amp_rewrite.runtime.ortvalue import Array, copied, from_array, from_tensor, overwrite, to_array
 from amp_rewrite.runtime.ports import Port
 
@@ -81,7 +81,7 @@ class Binding:
 
         A result bound to a tensor is in that tensor. ModelError for an error of onnxruntime.
         """
-        with one_line("run"):
+        with model_errors("run"):
             self._bound.synchronize_inputs()
             self._session.run_with_iobinding(self._bound)
             self._bound.synchronize_outputs()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from amp_rewrite.errors import ModelError
-from amp_rewrite.runtime.ort_errors import one_line
+from amp_rewrite.runtime.ort_errors import model_errors
 from amp_rewrite.runtime.ortvalue import Array, copied, from_array, overwrite, strange_of, to_array
 
 Side = Literal[0, 1]
@@ -106,7 +106,7 @@ class BufferedRunner:
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Read one side, write the other, and return `told`, valid until the next run. ModelError if a run fails."""
         bound = self._bound[side]
-        with one_line("run"):
+        with model_errors("run"):
             for name, value in self._shielded.items():
                 overwrite(value, self.buffer.sides[side][name])
             for name, array in feeds.items():

@@ -14,7 +14,7 @@ _PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ [^)]*\)(?: const)? ")
 
 
 @contextmanager
-def one_line(what: str) -> Iterator[None]:
+def model_errors(what: str) -> Iterator[None]:
     """Raise errors of onnxruntime as ModelError, with one line of text."""
     try:
         yield

@@ -9,7 +9,7 @@ from typing import Any
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.runtime.installation import onnxruntime
-from amp_rewrite.runtime.ort_errors import one_line
+from amp_rewrite.runtime.ort_errors import model_errors
 from amp_rewrite.runtime.plugins import described, devices, registered
 from amp_rewrite.runtime.registry import schema_row
 from amp_rewrite.runtime.runner import (
@@ -33,7 +33,7 @@ def open_plainly(path: str, provider: str, *skip: str) -> None:
     ort = onnxruntime()
     settings = ort.SessionOptions()
     settings.log_severity_level = QUIET
-    with one_line("open"):
+    with model_errors("open"):
         if provider == CUDA:
             preload_once()
         ort.InferenceSession(path, settings, [provider], disabled_optimizers=list(skip), enable_fallback=0)
@@ -96,7 +96,7 @@ def _limit(words: str, opset: int = 1, ir: int = 3) -> int | None:
     ort, model = onnxruntime(), small_model()
     model.opset_import[0].version, model.ir_version = opset, ir
     try:
-        with one_line("open"):
+        with model_errors("open"):
             ort.InferenceSession(model.SerializeToString(), providers=[CPU])
     except ModelError as objection:
         found = re.search(words, str(objection.__cause__))

@@ -29,7 +29,7 @@ from amp_rewrite.runtime.hazards import CUDA as CUDA
 from amp_rewrite.runtime.hazards import avoiding, skipped
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.model_input import model_input
-from amp_rewrite.runtime.ort_errors import one_line
+from amp_rewrite.runtime.ort_errors import model_errors
 from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
 from amp_rewrite.runtime.plugins import described, device_of, devices, refusals, registered
 from amp_rewrite.runtime.ports import Port, input_ports, output_ports
@@ -131,7 +131,7 @@ class Runner:
         by_value = any(port.dtype in STRANGE for port in (*self.inputs, *(ports[name] for name in names)))
         if not names:
             return {}
-        with one_line("run"):
+        with model_errors("run"):
             results = self._run_values(fed, names) if by_value else self.inner.run(names, fed)
         return dict(zip(names, results, strict=True))
 
@@ -167,7 +167,7 @@ class Runner:
         chosen = list(ports[1]) if outputs is None else outputs
         check_names("output", chosen, tuple(ports[1]))
         self._check_fed(feeds)
-        with one_line("run"):
+        with model_errors("run"):
             return Binding.of((ort, self.inner), (ports[0], ports[1]), feeds, chosen, self._place(device), fixed)
 
     def _check_fed(self, feeds: Mapping[str, object]) -> None:
@@ -192,7 +192,7 @@ class Runner:
         """
         ort = installed_onnxruntime()
         check_names("output", [*told, *successors.values()], tuple(port.name for port in self.outputs))
-        with one_line("run"):
+        with model_errors("run"):
             opened, names = (self.inner, self.provider), [port.name for port in self.inputs]
             return BufferedRunner.of(ort, opened, names, state, successors, told, self._written_to)
 
@@ -312,7 +312,7 @@ def _opened(
     plugged = device_of(offered, by_provider[first]) if offered else None
     ort.set_default_logger_severity(QUIET)  # a provider that does not open says so outside of any session
     try:
-        with one_line("open"):
+        with model_errors("open"):
             if {CUDA, TENSORRT}.intersection(by_provider):
                 preload_once()
             if plugged is not None:

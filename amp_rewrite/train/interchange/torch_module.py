@@ -21,14 +21,8 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.rewrite.autodiff.vjp.indexing import PADDING
 from amp_rewrite.train.interchange.binding import bind
-from amp_rewrite.train.interchange.torch_forward import (
-    Forward,
-    mark_stops,
-    rows_dropped,
-    stopping,
-    training,
-    written_out,
-)
+from amp_rewrite.train.interchange.torch_forms import mark_stops, rows_dropped, stopping, training, written_out
+from amp_rewrite.train.interchange.torch_forward import Forward
 from amp_rewrite.train.objective.module_parameters import BUFFER, NO_GRAD, described
 
 if TYPE_CHECKING:
