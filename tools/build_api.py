@@ -27,7 +27,7 @@ examples. `model.onnx` and `batches.npz` stand for a model and its data. `**opti
 Every public name of `amp_rewrite.train` that [`amp_rewrite`](api.md) does not have as well, from its docstring;
 `tools/build_api.py` writes this page. [Training](../how-to/training.md) shows how the names work together.""",
 }
-HEADING = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Example):")
+HEADING = re.compile(r"(Args|Options|Attributes|Returns|Yields|Raises|Example):")
 WIDE = 100
 
 
@@ -176,12 +176,12 @@ def _prose(block: str) -> str:
 
 def markdown(text: str) -> str:
     """Return words of a docstring with their marks escaped, but for code."""
-    pieces = re.split(r"(`[^`]*`|\bdocs/[\w/-]+\.md\b)", text)
+    pieces = re.split(r"(`[^`]*`|\[[^]]*\]\([^)]*\)|\bdocs/[\w/-]+\.md\b)", text)
     return "".join(_piece(piece) for piece in pieces)
 
 
 def _piece(piece: str) -> str:
-    if piece.startswith("`"):
+    if piece.startswith("`") or piece.endswith(".md)"):
         return piece
     if piece.startswith("docs/") and piece.endswith(".md"):
         return f"[{piece}](../{piece.removeprefix('docs/')})"

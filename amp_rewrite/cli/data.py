@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from amp_rewrite.cli import terminal
-from amp_rewrite.settings.keywords import CRITERION
+from amp_rewrite.settings.criterion import CRITERION
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed

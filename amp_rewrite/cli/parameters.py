@@ -1,6 +1,6 @@
 """The options that commands share, and the settings that they come to together with file and environment.
 
-The options of a conversion themselves stand in `settings/options.py`.
+The options of a conversion themselves stand in `settings/options.py`, those of a criterion in `settings/criterion.py`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from amp_rewrite.cli import files, terminal
 from amp_rewrite.cli.completion import patterns
 from amp_rewrite.cli.examples import write_examples
 from amp_rewrite.errors import ModelError, advice
+from amp_rewrite.settings import criterion
 from amp_rewrite.settings.config_file import Settings, settings
 from amp_rewrite.settings.option import ADVANCED, DATA, OUTPUT, PRECISION, Kind, Option
-from amp_rewrite.settings.options import KEYWORDS, OPTIONS, PAINTING
+from amp_rewrite.settings.options import KEYWORDS, OPTIONS
+from amp_rewrite.settings.signatures import PAINTING
 
 MANY = "Several models"
 """Heading of options for folders, globs and several files."""
@@ -210,7 +212,7 @@ def command(*options: Callable[[F], F], group: click.Group | None = None) -> Cal
 
 def _of(row: Option) -> Callable[[Any], Any]:
     names = f"--{row.key}"
-    more: dict[str, Any] = {"type": float if row.kind is Kind.NUMBER else None}
+    more: dict[str, Any] = {"type": _Fraction() if row.kind is Kind.NUMBER else None}
     if row.separator:
         more = {"callback": lambda _context, _option, text: tuple(filter(None, (text or "").split(row.separator)))}
     elif row.kind is Kind.LIST:
@@ -221,8 +223,8 @@ def _of(row: Option) -> Callable[[Any], Any]:
     return option(names, row.metavar or None, row.help, row.group, rare=row.rare, **more)
 
 
-ROWS = {row.name: _of(row) for row in OPTIONS if row.help}
-"""The option of each row of the table, by name."""
+ROWS = {row.name: _of(row) for row in (*OPTIONS, *criterion.CRITERION.values()) if row.help}
+"""The option of each row of the tables, by name."""
 
 model = click.argument("model", type=MODEL)
 PAIR = (click.argument("a", type=MODEL), click.argument("b", type=MODEL))
@@ -297,20 +299,7 @@ FEEDING = (
 """Options for the input data of a model."""
 
 
-def _metrics(_ctx: click.Context) -> list[str]:
-    from amp_rewrite.evidence.metric import MEASURES  # late: only completion needs it
-
-    return list(MEASURES)
-
-
-CRITERION = (
-    option("--tolerance", "X", "Largest error, relative to each output's largest value.", DATA, type=_Fraction()),
-    option("--rtol", "X", "Instead: |a - b| <= atol + rtol |a| in every element.", DATA, type=float),
-    option("--atol", "X", "See --rtol.", DATA, type=float),
-    option("--metric", "NAME", "Instead: cosine, psnr, snr, top1 or scaled, with a bound.", DATA, choices=_metrics),
-    option("--at-least", "X", "Lower bound, for metrics where higher is better.", DATA, type=float),
-    option("--at-most", "X", "Upper bound, for metrics where lower is better.", DATA, type=float),
-)
+CRITERION = tuple(ROWS[name] for name in criterion.CRITERION)
 """Options that say how near outputs must be."""
 
 MEASURING = (

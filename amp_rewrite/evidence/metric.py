@@ -6,16 +6,16 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import numpy as np
 
 from amp_rewrite.errors import PolicyError, advice, spelled
 from amp_rewrite.files.casting import Array
 from amp_rewrite.reports.measurements import Difference
-
-MetricName = Literal["cosine", "psnr", "snr", "top1", "scaled"]
-"""Names of the measures, for static checkers."""
+from amp_rewrite.settings.criterion import CRITERION, CriterionKeywords
+from amp_rewrite.settings.keyword_types import check_keyword
+from amp_rewrite.settings.option import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +188,7 @@ MEASURES: Mapping[str, Measure] = {
 }
 
 
-def criterion(
-    *,
-    tolerance: float | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    metric: str | Callable[[Array, Array], float] | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> Criterion:
+def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
     """Return the criterion of a tolerance, of rtol and/or atol, or of a metric with its bound; there is no default.
 
     `tolerance` is the bound of the metric "scaled". `metric`: a name of MEASURES, or any callable of two float64
@@ -204,9 +196,13 @@ def criterion(
     saying what to pass, for none of them, for two, for a bound on the wrong side, and for one that no result or every
     result keeps.
     """
+    given: dict[str, Any] = {name: keywords.get(name) for name in CRITERION}
+    for name, value in given.items():
+        if CRITERION[name].kind is Kind.NUMBER:
+            check_keyword(name, value, Kind.NUMBER.value)
+    tolerance, rtol, atol, metric, at_least, at_most = given.values()
     if tolerance is not None:
-        others = {"rtol": rtol, "atol": atol, "metric": metric, "at_least": at_least, "at_most": at_most}
-        if other := next((name for name, value in others.items() if value is not None), None):
+        if other := next((name for name in given if name != "tolerance" and given[name] is not None), None):
             raise PolicyError(f"give either {spelled('tolerance')} or {spelled(other)}, not both")
         MEASURES["scaled"].check("tolerance", tolerance)
         return Bound(MEASURES["scaled"], float(tolerance))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -14,11 +14,10 @@ from amp_rewrite.evidence.conditions import Conditions, check_as_is, open_on, se
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.lazy_weights import opening
-from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, MetricName, compare, criterion
+from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, compare, criterion
 from amp_rewrite.evidence.sensitivity import Sensitivity
 from amp_rewrite.evidence.subjects import drawing, low_types, name_of
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
-from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.rewrite.emulate import emulate as emulated
@@ -26,7 +25,9 @@ from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
 from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.criterion import CRITERION, CriterionKeywords
 from amp_rewrite.settings.keywords import checked
+from amp_rewrite.settings.signatures import takes
 
 EMULATED = "emulated"
 """Word in the description of a run whose low type was emulated."""
@@ -35,18 +36,13 @@ KEPT = 1 << 30
 """Bytes of the reference's outputs that are kept between runs; the others are computed again."""
 
 
+@takes(CRITERION)
 @checked
 def verify(
     a: ModelSource,
     b: ModelSource,
     data: Data,
     *,
-    tolerance: float | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    metric: MetricName | Callable[[Array, Array], float] | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
     outputs: Sequence[str] | str = (),
     equal_nan: bool = False,
     allow_nonfinite: bool = False,
@@ -55,6 +51,7 @@ def verify(
     depth: bool = False,
     names: tuple[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    **near: Unpack[CriterionKeywords],
 ) -> Verdict:
     """Return the verdict on the outputs of the candidate `b` against those of the reference `a`, with every number.
 
@@ -65,12 +62,6 @@ def verify(
         a: the reference, as `Model.load` takes it.
         b: the candidate, as `Model.load` takes it.
         data: a Feed, or an argument of `Feed.of`; each model gets it in the types of its inputs.
-        tolerance: largest error, relative to the largest value of the output.
-        rtol: tolerance relative to the reference's value.
-        atol: absolute tolerance, added to the relative one.
-        metric: a name in `metric.MEASURES`, or a callable.
-        at_least: lower bound of `metric`.
-        at_most: upper bound of `metric`.
         outputs: the only ones to compare.
         equal_nan: accept NaN on both sides.
         allow_nonfinite: accept NaN and infinity in the data.
@@ -79,6 +70,7 @@ def verify(
         depth: also measure the error of each op along the depth, as `locate` does; the page draws it.
         names: those of both models in the verdict.
         progress: called as `progress(done, total)` with batches.
+        **near: the criterion, by the options below.
 
     Returns:
         The verdict. A candidate with other outputs gives one that is not ok.
@@ -94,7 +86,7 @@ def verify(
         >>> amp_rewrite.verify("model.onnx", low, "batches.npz", tolerance=1e-2).ok
         True
     """
-    by = criterion(tolerance=tolerance, rtol=rtol, atol=atol, metric=metric, at_least=at_least, at_most=at_most)
+    by = criterion(**near)
     chosen = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     require("verify")
     conditions = Conditions(allow_nonfinite, names, emulate, provider, progress=progress)

@@ -18,12 +18,13 @@ from amp_rewrite.fleet.tree import Choice
 from amp_rewrite.fleet.urls import local
 from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.keywords import checked
-from amp_rewrite.settings.options import Options, takes_options
+from amp_rewrite.settings.options import KEYWORDS
+from amp_rewrite.settings.signatures import Options, takes
 
 Sources = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
-@takes_options
+@takes(KEYWORDS)
 @checked
 def convert_many(
     sources: Sources,

@@ -18,7 +18,8 @@ from amp_rewrite.evidence.subjects import name_of
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import verify
 from amp_rewrite.fleet.flow import Inline, Lost, Processes, cores, through
-from amp_rewrite.settings.keywords import CRITERION, checked
+from amp_rewrite.settings.criterion import CRITERION
+from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.policy import LowType
 
 M = TypeVar("M", Ranges, Verdict)

@@ -38,8 +38,9 @@ from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, METADATA_KEY
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.list_entry import Color
-from amp_rewrite.settings.options import Options, takes_options
+from amp_rewrite.settings.options import KEYWORDS
 from amp_rewrite.settings.request import Request
+from amp_rewrite.settings.signatures import Options, takes
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Converted(Result):
         self.result.save(path, **said)  # type: ignore[arg-type]
 
 
-@takes_options
+@takes(KEYWORDS)
 @checked
 @gc_paused()
 def convert(

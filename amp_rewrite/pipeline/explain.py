@@ -11,10 +11,11 @@ from amp_rewrite.pipeline.repaired import Repaired
 from amp_rewrite.reports.explain import Explanation, explained, makers, shifts
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.sources import ReportSource, is_report, report_in
-from amp_rewrite.settings.options import Options, takes_options
+from amp_rewrite.settings.options import KEYWORDS
+from amp_rewrite.settings.signatures import Options, takes
 
 
-@takes_options
+@takes(KEYWORDS)
 def explain(model: ReportSource, *names: str | Sequence[str], **options: Unpack[Options]) -> Explanation:
     """Return the reasons for the types of ops in a conversion, each chain of them back to the op that decides.
 

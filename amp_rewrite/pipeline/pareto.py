@@ -32,8 +32,9 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.keywords import checked
-from amp_rewrite.settings.options import Options, takes_options
+from amp_rewrite.settings.options import KEYWORDS
 from amp_rewrite.settings.request import Request
+from amp_rewrite.settings.signatures import Options, takes
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure
@@ -123,7 +124,7 @@ class Pareto(Result):
         return json_of({"schema": SCHEMA, **head}, points=self.records())
 
 
-@takes_options
+@takes(KEYWORDS)
 @checked
 def pareto(
     model: ModelSource,

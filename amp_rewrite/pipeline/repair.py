@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +19,12 @@ from amp_rewrite.evidence.guard import Guarded
 from amp_rewrite.evidence.instrument.shadow import local_errors
 from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.vertices import Vertex
-from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, MetricName, Tolerance, criterion
+from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import BudgetSpent, minimal_set
 from amp_rewrite.evidence.trial import Trial, Trials, worst_score
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
-from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
@@ -37,9 +36,11 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
+from amp_rewrite.settings.criterion import CRITERION
 from amp_rewrite.settings.keywords import checked
-from amp_rewrite.settings.options import Options, takes_options
+from amp_rewrite.settings.options import KEYWORDS
 from amp_rewrite.settings.request import Request
+from amp_rewrite.settings.signatures import OptionsAndCriterion, takes
 
 _ROUNDS = 8
 """Times that a search starts again with a margin. Verdicts of earlier trials stay, so each round costs few more."""
@@ -66,25 +67,19 @@ Progress = Callable[[str, int, int], None]
 """Called with the stage ("calibrate", "predict", "own errors", "search" or "verify"), the work done, and its total."""
 
 
-@takes_options
+@takes(KEYWORDS, CRITERION)
 @checked
 def repair(
     model: ModelSource,
     data: Data,
     *,
-    tolerance: float | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    metric: MetricName | Callable[[Array, Array], float] | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
     ranges: Ranges | str | Path | None = None,
     headroom: float = HEADROOM,
     budget: int = BUDGET,
     allow_nonfinite: bool = False,
     folder: str | Path | None = None,
     progress: Progress | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[OptionsAndCriterion],
 ) -> Repaired:
     """Convert a model so that its outputs on `data` are near enough to float32, with few ops pinned to float32.
 
@@ -99,19 +94,13 @@ def repair(
     Args:
         model: as `convert` takes it.
         data: a Feed, or an argument of `Feed.of`.
-        tolerance: largest error, relative to the largest value of the output, as for `verify`.
-        rtol: relative tolerance, as for `verify`.
-        atol: absolute tolerance, as for `verify`.
-        metric: a measure with its bound, as for `verify`.
-        at_least: lower bound of `metric`.
-        at_most: upper bound of `metric`.
         ranges: as `convert` takes them; by default those measured on the data.
         headroom: as `convert` takes it.
         budget: the largest number of trials.
         allow_nonfinite: accept NaN and infinity in the data.
         folder: as `convert` takes it.
         progress: called as `progress(stage, done, total)`.
-        **options: those of `convert`, see docs/reference/options.md.
+        **options: those of `convert`, see docs/reference/options.md, and the criterion as `verify` takes it.
 
     Returns:
         The conversion with its verdict. A failed search is not an error: see `Repaired.solved`.
@@ -126,20 +115,15 @@ def repair(
         >>> repaired.solved
         True
     """
-    near: dict[str, Any] = {
-        "tolerance": tolerance,
-        "rtol": rtol,
-        "atol": atol,
-        "metric": metric,
-        "at_least": at_least,
-        "at_most": at_most,
-    }
-    by = criterion(**near) if any(value is not None for value in near.values()) else None
+    given: Mapping[str, Any] = options
+    near = {name: value for name, value in given.items() if name in CRITERION and value is not None}
+    by = criterion(**near) if near else None
     check_headroom(headroom)
     if budget < 1:
         raise PolicyError(f"a budget of {budget} trials finds nothing; use 1 or more")
     require("a conversion with data")
-    draft = Draft.of(model, Request.of(**options), folder=folder)
+    request = Request.of(**{name: value for name, value in given.items() if name not in CRITERION})
+    draft = Draft.of(model, request, folder=folder)
     feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite)
     if ranges is None:
         ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=_stage(progress, "calibrate"))

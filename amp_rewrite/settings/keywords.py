@@ -5,15 +5,14 @@ The annotations of a function are the rules, so that a keyword is written down o
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection
 from functools import wraps
 from inspect import Parameter, signature, unwrap
-from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from amp_rewrite.errors import PolicyError, advice, spelled
+from amp_rewrite.errors import advice
+from amp_rewrite.settings.criterion import CRITERION
+from amp_rewrite.settings.keyword_types import alternatives, check_keyword
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,7 +32,7 @@ def checked(function: F) -> F:
         said = {
             name: value
             for name, value in keywords.items()
-            if value is not None or "None" in _alternatives(stated.get(name, "None"))
+            if value is not None or "None" in alternatives(stated.get(name, "None"))
         }
         for name in said.keys() & stated.keys():
             check_keyword(name, said[name], stated[name], unwrap(function).__globals__)
@@ -56,69 +55,3 @@ def unexpected(function: Callable[..., Any], keyword: str, hint: str) -> TypeErr
     known = signature(function).parameters
     hint = hint or advice(keyword, known, f"it takes {', '.join(known)}")
     return TypeError(f"{function.__name__}() got an unexpected keyword argument {keyword!r}; {hint}")
-
-
-CRITERION = ("tolerance", "rtol", "atol", "metric", "at_least", "at_most")
-"""Keywords that say how near outputs must be."""
-
-
-def check_keyword(name: str, value: object, annotation: str, known: Mapping[str, object] = {}) -> None:
-    """Raise PolicyError, naming the keyword, if the annotation excludes a value.
-
-    `known`: what names in the annotation stand for.
-    """
-    forms = [_form(part, known) for part in _alternatives(annotation)]
-    if not any(fits(value) for _, fits in forms):
-        others, _, last = ", ".join(dict(forms)).rpartition(", ")
-        legal = f"{others}{' or ' if others else ''}{last}"
-        raise PolicyError(f"{spelled(name, value)} is {type(value).__name__}; give {legal}")
-
-
-_Form = tuple[str, Callable[[Any], bool]]
-
-
-def _is(kind: type) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _items(value: object, kind: type) -> bool:
-    if not isinstance(value, Collection) or isinstance(value, (str, bytes, Mapping)):
-        return False
-    return all(map(_is(kind), value))
-
-
-_FORMS: dict[str, _Form] = {
-    "None": ("None", lambda value: value is None),
-    "bool": ("True, False", lambda value: isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")),
-    "int": ("a whole number", _is(Integral)),
-    "float": ("a number", _is(Real)),
-    "str": ("text", _is(str)),
-    "Path": ("a path", _is(os.PathLike)),
-    "Sequence[str]": ("a list of text", lambda value: _items(value, str)),
-    "Sequence[int]": ("a list of whole numbers", lambda value: _items(value, Integral)),
-    "tuple[str, str]": ("two names", lambda value: _items(value, str) and len(value) == 2),
-}
-
-
-def _form(part: str, known: Mapping[str, object]) -> _Form:
-    """Return the words for one alternative of an annotation, and a test."""
-    if part in _FORMS:
-        return _FORMS[part]
-    if part.startswith("Callable"):
-        return "a function", callable
-    if "[" in part or (part in known and not isinstance(known[part], type)):
-        return "", lambda value: True
-    return f"a {part}", lambda value: any(kind.__name__ == part for kind in type(value).__mro__)
-
-
-def _alternatives(annotation: str) -> Iterator[str]:
-    """Yield the parts of "str | Callable[[A | B], None] | None"; a bar in brackets does not divide."""
-    depth, part = 0, ""
-    for piece in re.split(r"([\[\]|])", annotation):
-        depth += (piece == "[") - (piece == "]")
-        if piece == "|" and depth == 0:
-            yield part.strip()
-            part = ""
-        else:
-            part += piece
-    yield part.strip()

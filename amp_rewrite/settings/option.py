@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from amp_rewrite.errors import AmpRewriteError, ConfigError
-from amp_rewrite.settings.keywords import check_keyword
+from amp_rewrite.settings.keyword_types import check_keyword
 
 Values = Mapping[str, Any]
 

@@ -2,17 +2,15 @@
 
 A row of `OPTIONS` is all that an option needs: it makes the keyword of `convert`, the option of the command line, the
 key of a settings file, the environment variable, the entry in report and metadata, and a row of
-docs/reference/options.md. Static type checkers read the keywords from `Options`, which lists them once more, with
-their types; those in `Painting` are keywords of a training step, too.
+docs/reference/options.md. `signatures.py` lists the keywords once more, with their types for static checkers.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from inspect import Parameter, signature
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
@@ -20,24 +18,17 @@ from amp_rewrite.settings.choices import (
     AUTO,
     PROPAGATE,
     Fuse,
-    FuseName,
     Level,
-    LevelName,
     Placement,
-    PlacementName,
     Quantized,
-    QuantizedName,
     Safety,
-    SafetyName,
     Target,
-    TargetName,
-    TargetRelease,
     check_headroom,
     parse_opset,
     parse_shift,
 )
 from amp_rewrite.settings.option import ADVANCED, DATA, OUTPUT, Kind, Option, Stated, Values
-from amp_rewrite.settings.policy import LowType, low_type
+from amp_rewrite.settings.policy import low_type
 
 if TYPE_CHECKING:
     from amp_rewrite.settings.op_lists import OpLists
@@ -339,59 +330,10 @@ OPTIONS: tuple[Option, ...] = (
 )
 """Every option, in the order in which people read them. Report and metadata state them in this order, too."""
 
-
-class Painting(TypedDict, total=False):
-    """Keywords of a conversion that a training step takes, too."""
-
-    lists: Sequence[ListSource] | ListSource | None
-    level: LevelName | Level | None
-    target: TargetName | TargetRelease | Target | Path | None
-    safety: SafetyName | Safety | None
-    keep: str | Sequence[str] | None
-    lower: str | Sequence[str] | None
-    gray_follows_allow: bool | None
-
-
-class Options(Painting, total=False):
-    """Keywords of a conversion, with their types for static checkers; None is the default."""
-
-    to: LowType | None
-    io: str | Sequence[str] | None
-    kv: LowType | Literal["float32"] | None
-    quantized: QuantizedName | Quantized | None
-    fuse: FuseName | Fuse | None
-    opset: Literal["auto"] | int | None
-    shift: Literal["auto", "none"] | int | None
-    placement: PlacementName | Placement | None
-    annotate: bool | None
-
-
 KEYWORDS = {option.name: option for option in OPTIONS if option.keyword}
 SETTINGS = {option.name: option for option in OPTIONS if option.setting}
-PAINTING = tuple(name for name in KEYWORDS if name in Painting.__annotations__)
-"""Keywords of a training step."""
 STATED = tuple(option.name for option in OPTIONS if option.stated)
 """Options that the header of a report may state."""
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def takes_options(function: F) -> F:
-    """Show the keywords behind `**options: Unpack[Options]` one by one to help() and completion, with their docs."""
-    own = signature(function)
-    types = {name: reference.__forward_arg__ for name, reference in Options.__annotations__.items()}
-    options = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=row.default, annotation=types.get(name, row.kind.value))
-        for name, row in KEYWORDS.items()
-    ]
-    named = [p for p in own.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
-    first = [p for p in named if p.kind is not Parameter.KEYWORD_ONLY]
-    function.__signature__ = own.replace(parameters=[*first, *options, *named[len(first) :]])  # type: ignore[attr-defined]
-    if function.__doc__:  # absent under python -OO
-        lines = [f"    {name}: {row.doc}." for name, row in KEYWORDS.items()]
-        function.__doc__ = "\n".join([function.__doc__.rstrip(), "\n    Options:\n", *lines, "    "])
-    return function
 
 
 def from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:

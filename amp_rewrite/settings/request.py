@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from amp_rewrite.dtypes import DType
 from amp_rewrite.settings.choices import Fuse, Level, Opset, Placement, Quantized, Safety, Shift, Target
 from amp_rewrite.settings.option import Stated, Values
-from amp_rewrite.settings.options import KEYWORDS, STATED, Options, from_environment
+from amp_rewrite.settings.options import KEYWORDS, STATED, from_environment
 
 if TYPE_CHECKING:
     from amp_rewrite.settings.op_lists import OpLists
+    from amp_rewrite.settings.signatures import Options
 
 
 class Request:

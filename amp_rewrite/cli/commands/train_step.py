@@ -98,7 +98,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
 
 def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Settings]:
     """Return the arguments of `training_step` that are not usual, and the settings in force."""
-    from amp_rewrite.settings.options import PAINTING
+    from amp_rewrite.settings.signatures import PAINTING
 
     own = {name: given.pop(name) for name in _OWN}
     said = {name: value for name, value in given.items() if value not in (None, ())}

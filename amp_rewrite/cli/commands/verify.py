@@ -14,7 +14,7 @@ from amp_rewrite.cli.batch import check_parallel, over_shards
 from amp_rewrite.cli.data import Feeding
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.page import check_page, present
-from amp_rewrite.settings.keywords import CRITERION
+from amp_rewrite.settings.criterion import CRITERION
 from amp_rewrite.settings.option import DATA, OUTPUT
 
 _EMULATION = "Round as half precision does, in float32.  [default: where no CUDA provider opens]"

@@ -27,9 +27,9 @@ from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import backward, differentiable
 from amp_rewrite.rewrite.autodiff.lowering.opset import for_gradients
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import RandomState, with_random_state
-from amp_rewrite.settings.options import PAINTING, Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import Request
+from amp_rewrite.settings.signatures import PAINTING, Painting
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.module_parameters import module_notes
 from amp_rewrite.train.objective.parameters import Selection

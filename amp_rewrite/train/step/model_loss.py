@@ -19,8 +19,8 @@ from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PR
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import DynamicLossScale, Gradient
-from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
+from amp_rewrite.settings.signatures import Painting
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Multiplied, Variable

@@ -18,9 +18,10 @@ import amp_rewrite
 from amp_rewrite import DType, Policy, PolicyError, calibrate, convert, repair, verify
 from amp_rewrite.cli import program
 from amp_rewrite.errors import options_spelled, spelled
-from amp_rewrite.evidence.metric import MEASURES, MetricName
+from amp_rewrite.evidence.metric import MEASURES
 from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings import choices
+from amp_rewrite.settings.criterion import MetricName
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.policy import LowName, low_type
 

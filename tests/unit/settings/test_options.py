@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from amp_rewrite import convert, repair
+from amp_rewrite import convert, repair, verify
 from amp_rewrite.settings.config_file import Settings
-from amp_rewrite.settings.options import KEYWORDS, Options, Painting
+from amp_rewrite.settings.criterion import CRITERION, CriterionKeywords
+from amp_rewrite.settings.options import KEYWORDS
 from amp_rewrite.settings.request import Request
+from amp_rewrite.settings.signatures import Options, Painting
 from support.paths import ROOT
 
 DEFAULTS = {name: option.default for name, option in KEYWORDS.items()}
@@ -35,6 +37,17 @@ def test_a_function_that_takes_options_shows_them(function: Callable[..., object
         "fuse": "FuseName | Fuse | None",
     }
     assert all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in shown.values())
+
+
+@pytest.mark.parametrize("function", [verify, repair])
+def test_verify_and_repair_show_the_keywords_of_a_criterion(function: Callable[..., object]) -> None:
+    shown = inspect.signature(function).parameters
+    types = {name: text.__forward_arg__ for name, text in CriterionKeywords.__annotations__.items()}
+
+    assert {name: (shown[name].annotation, shown[name].default) for name in CRITERION} == {
+        name: (text, None) for name, text in types.items()
+    }
+    assert all(f"    {name}: {row.doc}.\n" in (function.__doc__ or "") for name, row in CRITERION.items())
 
 
 def test_each_option_may_stand_in_a_file_of_settings() -> None:
