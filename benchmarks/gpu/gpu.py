@@ -32,6 +32,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ LIMITS = {
 }
 """Seconds after which a row is given up; rows are measured in the order of their kinds."""
 OF_MODELS = ("latency", "variants", "kernels", "anchor")
+UNTIMED = ("emulation",)
+"""Kinds whose rows say nothing of time."""
 DEPENDS = ("device", "driver", "cuda", "versions")
 """What else a row depends on, beside its job; as `about` names it."""
 PACKAGES = ("amp-rewrite", "onnx", "onnxruntime-gpu", "onnxruntime", "numpy", "ml_dtypes", "torch", "transformers")
@@ -122,15 +125,27 @@ class Suite:
     about: dict[str, Any]
     deadline: float
 
-    def run(self, todo: Sequence[Job], every: Sequence[Job] | None = None) -> None:
-        """Measure every job whose row is not there yet, as long as there is time; `every` are those of the page."""
-        for number, job in enumerate(todo, 1):
-            if self.row(job) is None and self.deadline - time.monotonic() > LEAST_SECONDS:
-                start = time.perf_counter()
-                row = self._measured(job)
-                told = row.get("fault") or "done"
-                print(f"{number}/{len(todo)}  {job['name']}: {told}  {time.perf_counter() - start:.0f} s", flush=True)
+    def run(self, todo: Sequence[Job], every: Sequence[Job] | None = None, workers: int = 1) -> None:
+        """Measure every job whose row is not there yet, as long as there is time; `every` are those of the page.
+
+        With more than one worker, the rows that time nothing come first, that many side by side.
+        """
+        places = [f"{number}/{len(todo)}" for number in range(1, len(todo) + 1)]
+        placed = list(zip(places, todo, strict=True))
+        beside = [pair for pair in placed if pair[1]["kind"] in UNTIMED and workers > 1]
+        with ThreadPoolExecutor(workers) as pool:
+            for _ in pool.map(lambda pair: self._told(*pair), beside):
+                self.write(every or todo)
+        for place, job in placed:
+            self._told(place, job)
             self.write(every or todo)
+
+    def _told(self, place: str, job: Job) -> None:
+        """Measure a job, unless its row is there or the time is up, and say how that went."""
+        if self.row(job) is None and self.deadline - time.monotonic() > LEAST_SECONDS:
+            start = time.perf_counter()
+            told = self._measured(job).get("fault") or "done"
+            print(f"{place}  {job['name']}: {told}  {time.perf_counter() - start:.0f} s", flush=True)
 
     def row(self, job: Job) -> dict[str, Any] | None:
         """What was measured, or why not; None: not yet, or of another machine, other versions or settings."""
@@ -158,7 +173,8 @@ class Suite:
         limit = min(LIMITS[job["kind"]], left)
         command = [*map(str, measure.script("gpu_rows")), str(file)]
         code, said = ended(command, limit)
-        for scratch in Path(job["scratch"]).glob(f"amp-rewrite-{os.getpid()}-*"):  # of a process that was stopped
+        left_over = f"amp-rewrite-{os.getpid()}-{file.stem}-*"  # of a process that was stopped
+        for scratch in Path(job["scratch"]).glob(left_over):
             shutil.rmtree(scratch, ignore_errors=True)
         if code is None and limit == left:
             return {"fault": "the time was up"}  # no row is left, so that the next run tries again
@@ -226,6 +242,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=24.0, help="after which no row begins (default 24)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of the models, only these")
     parser.add_argument("--kinds", nargs="+", choices=list(LIMITS), default=list(LIMITS), help="only these rows")
+    parser.add_argument("--workers", type=int, default=1, help="rows that time nothing, side by side (default 1)")
     parser.add_argument("--rounds", type=int, help="default 12; tiny: 1")
     parser.add_argument("--warm", type=int, help="runs before any counts; default 5; tiny: 1")
     parser.add_argument("--queued", type=float, help="seconds of runs that do not wait; default 1; tiny: 0")
@@ -246,7 +263,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     suite = Suite(given.out, about(given.provider, given.tiny), time.monotonic() + 60 * given.minutes)
     try:
-        suite.run([job for job in jobs(given) if job["kind"] in given.kinds], list(jobs(given)))
+        suite.run([job for job in jobs(given) if job["kind"] in given.kinds], list(jobs(given)), given.workers)
     except KeyboardInterrupt:
         print(f"interrupted; what was measured by now stays in {given.out}, and the same command goes on", flush=True)
         sys.exit(130)  # as shells report death by SIGINT

@@ -137,7 +137,7 @@ def main(path: Path) -> None:
 
     job = json.loads(path.read_text("utf-8"))
     # whoever stops this process knows the folder by its own number
-    with tempfile.TemporaryDirectory(prefix=f"amp-rewrite-{os.getppid()}-", dir=job["scratch"]) as name:
+    with tempfile.TemporaryDirectory(prefix=f"amp-rewrite-{os.getppid()}-{path.stem}-", dir=job["scratch"]) as name:
         try:
             row = KINDS[job["kind"]](job, Path(name))
         except (AmpRewriteError, LookupError, ImportError) as fault:

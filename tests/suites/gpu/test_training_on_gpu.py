@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_rewrite.runtime.runner import CPU, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
 from amp_rewrite.train import Trainer, training_step
+from support.train import replica
 from support.train.nets import CROSS_ENTROPY, batches, mlp, same
+from support.train.processes import started
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,3 +41,16 @@ def test_a_run_that_is_resumed_on_the_gpu_ends_with_the_same_bits(options: dict[
     second.fit(DATA[40:])
 
     assert same(straight.state, second.state)
+
+
+@pytest.mark.parametrize(("backend", "world"), [("nccl", 1), ("gloo", 2)])
+def test_replicas_on_the_gpu_train_as_one_process_on_the_cpu(backend: str, world: int, tmp_path: Path) -> None:
+    ended = started(tmp_path, "--backend", backend, "--provider", CUDA, world=world)
+    assert [code for code, _ in ended] == [0] * world, ended
+    states = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(world)]
+    alone = Trainer(training_step(mlp(), loss=CROSS_ENTROPY, **replica.OPTIONS), providers=(CPU,))
+    alone.fit(list(batches(replica.STEPS)))
+
+    assert all(same(states[0], state) for state in states)
+    for name, value in alone.state.items():
+        np.testing.assert_allclose(states[0][name], value, rtol=1e-3, atol=1e-4)

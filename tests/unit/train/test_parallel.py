@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -34,6 +31,7 @@ from amp_rewrite.train.step.trainer import History, Trainer
 from amp_rewrite.train.update.optimizers import SGD
 from support.train import replica
 from support.train.nets import CROSS_ENTROPY, batches, mlp, parsed, same
+from support.train.processes import started
 
 DATA = list(batches(12))
 PLACE: dict[str, Any] = {"providers": ("CPUExecutionProvider",), "threads": 1}
@@ -512,20 +510,6 @@ def test_nccl_wants_one_gpu_for_each_process() -> None:
 
 
 # -- real processes ----------------------------------------------------------------------------------------
-
-
-def started(out: Path, *options: str, world: int = 2, missing: int = 0) -> list[tuple[int, str]]:
-    """Exit code and stderr of each replica; all but the last `missing` are really started."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    told = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(replica.__file__), str(out), *options]
-    ran = [
-        subprocess.Popen(command, env={**os.environ, **told, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in range(world - missing)
-    ]
-    return [(process.returncode, said) for process, (_, said) in ((p, p.communicate(timeout=300)) for p in ran)]
 
 
 @pytest.mark.torch
