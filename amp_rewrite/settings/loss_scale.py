@@ -2,7 +2,7 @@
 
 Method: Micikevicius et al., *Mixed Precision Training* (2018), section 3.2. Constants and the order of decisions are
 those of TensorFlow 2.1 to 2.3 (`tf.mixed_precision.experimental.LossScale`). Keras 3 differs: its dynamic scale has
-no lower and no upper bound. All arithmetic is float32, so the same rule as graph nodes (`graph`) passes
+no lower and no upper bound. `scale_after` states the rule once, for numbers and for nodes of a graph, which pass
 through the same states bit by bit.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -50,6 +50,38 @@ class ScaleState:
 
     scale: np.float32
     good_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleArithmetic:
+    """Functions for the rule of a loss scale, besides + * / >= <= & ~ between operands and with numbers of numpy."""
+
+    number: Callable[[np.float32], Any]
+    where: Callable[[Any, Any, Any], Any]
+    maximum: Callable[[Any, np.float32], Any]
+    double: Callable[[Any], Any]
+    single: Callable[[Any], Any]
+
+
+NUMBERS = ScaleArithmetic(np.float32, lambda test, a, b: a if test else b, max, np.float64, np.float32)
+
+
+def scale_after(
+    rule: DynamicLossScale, by: ScaleArithmetic, scale: Any, good_steps: Any, finite: Any
+) -> tuple[Any, Any]:
+    """Return the scale and the finite steps since its last change that follow a step, in any arithmetic."""
+    factor = by.number(np.float32(rule.multiplier))
+    counted = good_steps + np.int64(1)
+    due = counted >= np.int64(rule.increment_period)
+    grown = scale * factor
+    up = by.where(due & (grown <= np.float32(DType.FLOAT.max)), grown, scale)
+    if rule.backoff_factor is None:
+        less = scale / factor
+    else:  # a product of doubles, as PyTorch computes it
+        less = by.single(by.double(scale) * np.float64(rule.backoff_factor))
+    down = by.maximum(less, FLOOR)
+    going_on = finite & ~due
+    return by.where(finite, up, down), by.where(going_on, counted, np.int64(0))
 
 
 class LossScale(ABC):
@@ -252,17 +284,9 @@ class DynamicLossScale(LossScale):
             state: the state before.
             finite: True after finite gradients.
         """
-        factor = np.float32(self.multiplier)
-        if not finite:
-            backoff = self.backoff_factor
-            # a product of doubles, as PyTorch computes it
-            less = state.scale / factor if backoff is None else np.float32(np.float64(state.scale) * backoff)
-            return ScaleState(max(less, FLOOR), 0)
-        if state.good_steps + 1 < self.increment_period:
-            return ScaleState(state.scale, state.good_steps + 1)
         with np.errstate(over="ignore"):
-            grown = state.scale * factor
-        return ScaleState(grown if np.isfinite(grown) else state.scale, 0)
+            scale, good_steps = scale_after(self, NUMBERS, state.scale, np.int64(state.good_steps), np.bool_(finite))
+        return ScaleState(scale, int(good_steps))
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`; the state is not included, checkpoints hold it."""

@@ -19,7 +19,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, RandomState
-from amp_rewrite.settings.loss_scale import FLOOR, DynamicLossScale, FixedLossScale, LossScale
+from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, LossScale, ScaleArithmetic, scale_after
 from amp_rewrite.train.update.optimizers import Arithmetic, Optimizer, initial_slots
 
 REGION = "amp.update"
@@ -63,6 +63,9 @@ class Operand:
     def cast(self, to: DType) -> Operand:
         return Operand(self.b, self.b.op("Cast", self.name, to=to.code))
 
+    def __invert__(self) -> Operand:
+        return self.op("Not", self)
+
     def reduced(self, op_type: str) -> Operand:
         """Reduce to a scalar."""
         return Operand(self.b, self.b.reduce(op_type, self.name, None, keepdims=False))
@@ -71,6 +74,9 @@ class Operand:
     __sub__ = _operator("Sub")
     __mul__ = _operator("Mul")
     __truediv__ = _operator("Div")
+    __ge__ = _operator("GreaterOrEqual")
+    __le__ = _operator("LessOrEqual")
+    __and__ = _operator("And")
     __rsub__ = _operator("Sub", reflected=True)
     __rmul__ = _operator("Mul", reflected=True)
     __rtruediv__ = _operator("Div", reflected=True)
@@ -283,25 +289,20 @@ class _Update:
         self.give("replica", random.replica, Operand(b, random.replica), np.array(0, np.int64), None)
 
     def adjust_scale(self, finite: str) -> None:
-        """Append `DynamicLossScale.after` as nodes."""
+        """Append `scale_after` as nodes."""
         b, rule = self.b, self.scaling.rule
         if not isinstance(rule, DynamicLossScale):
             return
         assert self.scaling.scale is not None and self.scaling.good_steps is not None
-        scale, good_steps, ok = (Operand(b, n) for n in (self.scaling.scale, self.scaling.good_steps, finite))
-        factor = Operand(b, b.scalar(rule.multiplier, DType.FLOAT))
-        counted = good_steps + np.int64(1)
-        due = counted.op("GreaterOrEqual", counted, np.int64(rule.increment_period))
-        grown = scale * factor
-        fits = grown.op("LessOrEqual", grown, np.float32(DType.FLOAT.max))
-        up = due.op("Where", due.op("And", due, fits), grown, scale)
-        backoff = rule.backoff_factor
-        # a product of doubles, as PyTorch computes it
-        less = scale / factor if backoff is None else (scale.cast(DType.DOUBLE) * np.float64(backoff)).cast(DType.FLOAT)
-        down = NODES.maximum(less, FLOOR)
-        going_on = ok.op("And", ok, due.op("Not", due))
-        after = ok.op("Where", ok, up, down)
-        good = ok.op("Where", going_on, counted, np.int64(0))
+        scale, good_steps = Operand(b, self.scaling.scale), Operand(b, self.scaling.good_steps)
+        nodes = ScaleArithmetic(
+            number=lambda x: Operand(b, b.constant(np.asarray(x))),
+            where=lambda test, a, b: test.op("Where", test, a, b),
+            maximum=NODES.maximum,
+            double=lambda x: x.cast(DType.DOUBLE),
+            single=lambda x: x.cast(DType.FLOAT),
+        )
+        after, good = scale_after(rule, nodes, scale, good_steps, Operand(b, finite))
         self.give("loss_scale", scale.name, after, np.array(rule.initial.scale, np.float32), self.last)
         self.give("good_steps", good_steps.name, good, np.array(0, np.int64), self.last)
 
