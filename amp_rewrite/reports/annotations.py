@@ -41,9 +41,7 @@ def annotate(proto: ModelProto, view: View, plan: Plan, rows: Sequence[Row]) -> 
     Annotations of an earlier conversion stay if they state the right type, and either this one changed nothing or no
     rule decided about the op. Nodes that are not in the view lose theirs.
     """
-    graphs = list(all_graphs(proto.graph))
-    alike = len(graphs) == len(view.scopes)  # not for a model that stays as it is, and whose functions the view inlines
-    for graph, scope in zip(graphs if alike else graphs[:1], view.scopes, strict=False):
+    for graph, scope in zip(all_graphs(proto.graph), view.scopes, strict=False):  # the view may inline functions
         known = dict(_entries(view, plan, rows, scope))
         for node in graph.node:
             new, held = known.get(next(filter(None, node.output), ""), {}), annotation(node)

@@ -1,9 +1,14 @@
-"""Help: short enough to read, with examples that work, and every option in some help."""
+"""Help: short enough to read, with examples that work, every option in some help, and the same as before.
+
+`make golden` runs this file as a program, which writes the short help of every command as it is.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
+from importlib import metadata
 
 import click
 import pytest
@@ -11,7 +16,10 @@ import pytest
 from amp_rewrite.cli import program
 from amp_rewrite.cli.examples import EXAMPLES
 from amp_rewrite.cli.group import COMMANDS
+from support.paths import TESTS
 from unit.cli.test_cli import run
+
+FILE = TESTS / "golden" / "help.txt"
 
 
 def commands(group: click.Group = program, path: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -43,6 +51,19 @@ def test_the_help_of_convert_fits_a_page_and_has_four_groups() -> None:
         "Advanced:",
     ]
     assert len(EXAMPLES["convert"]) == 3
+
+
+def every_help() -> str:
+    """The short help of every command, below the release of click that lays it out."""
+    shown = (run(*name.split(), "--help").stdout for name in ("", *ALL))
+    return "\n".join((f"click {metadata.version('click')}\n", *shown))
+
+
+def test_the_help_of_every_command_is_what_it_was() -> None:
+    before, now = FILE.read_text("utf-8"), every_help()
+    if before.partition("\n")[0] != now.partition("\n")[0]:
+        pytest.skip(f"the help is that of {before.partition(chr(10))[0]}")
+    assert now == before
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -93,3 +114,8 @@ def test_help_of_no_command_gets_a_hint(words: list[str], hint: str) -> None:
     done = run("help", *words)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {hint}")
+
+
+if __name__ == "__main__":
+    os.environ["COLUMNS"] = "80"
+    FILE.write_text(every_help(), "utf-8")

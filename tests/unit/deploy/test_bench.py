@@ -244,6 +244,7 @@ class Driver:
         def call(*arguments: Any) -> int:
             if name == self.refuses:
                 return 999
+            assert 0 in arguments or name not in ("cuInit", "cuDeviceGet")  # no flags, and the first GPU
             self.stack += {"cuCtxPushCurrent_v2": 1, "cuCtxPopCurrent_v2": -1}.get(name, 0)
             if name == "cuMemGetInfo_v2":
                 assert self.stack == 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite import PolicyError
-from amp_rewrite.deploy.bench import device
+from amp_rewrite.deploy.bench import child, device
 from amp_rewrite.deploy.bench.batches import BatchAxis
 from amp_rewrite.deploy.bench.candidate import candidates
 from amp_rewrite.deploy.bench.charts import latency_chart
@@ -46,6 +46,33 @@ def test_a_device_is_the_gpu_of_the_provider_or_the_processor(
     monkeypatch.setattr(device, "offered_device", lambda _: offered)
     monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: {0, 1, 5}, raising=False)
     assert device.device_name(provider) == name
+
+
+def test_the_memory_of_a_process_is_its_status_in_kilobytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_STATUS", tmp_path / "status")
+    assert device.resident() == 0
+    (tmp_path / "status").write_text("VmHWM:\t   300 kB\nVmRSS:\t  200 kB\nVmSwap:\t 7 kB\n")
+    assert (device.resident(), device.resident(peak=True)) == (200 << 10, 300 << 10)
+
+
+class OfGpu:
+    """The memory in use on a GPU, before and after a model ran."""
+
+    used = staticmethod(iter((70, 100, 100, 70)).__next__)
+
+
+def test_a_model_weighs_what_is_in_use_beyond_what_was_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_use = {False: 1000, True: 1500}
+    monkeypatch.setattr(child, "resident", lambda peak=False: in_use[peak])
+    monkeypatch.setattr(child, "GpuMemory", OfGpu)
+    monkeypatch.setattr(child, "_opened", lambda job: None)
+    monkeypatch.setattr(child, "_batch", lambda job: {})
+    runs = list[int]()
+    monkeypatch.setattr(child, "_run", lambda runner, batch, times: runs.append(times))
+    found = [child.outcome_of(child.Job("m", "b", provider), tmp_path).memory for provider in (CPU, CUDA, CUDA)]
+    assert (found, runs) == ([500, 30, 0], [2, 2, 2])
+    in_use[True] = 0
+    assert child.outcome_of(child.Job("m", "b", CPU), tmp_path).fault == "this system does not tell how much is in use"
 
 
 def test_a_float32_model_that_comes_first_is_measured_with_tf32_too_on_cuda(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from amp_rewrite.deploy.doctor import isolated as apart
 from amp_rewrite.deploy.doctor.check import Check
 from amp_rewrite.deploy.doctor.isolated import asked, machine_asked, write_kernels
 from amp_rewrite.runtime.gpu import Gpu, Hardware
+from amp_rewrite.runtime.installation import Package
 from amp_rewrite.runtime.kernels import load_kernels
 from amp_rewrite.runtime.releases import read_kernels
 from amp_rewrite.runtime.roofline import ROOFS
@@ -587,6 +588,22 @@ def test_a_dump_replaces_nothing(tmp_path: Path, name: str, message: str) -> Non
     with pytest.raises(MachineError) as error:
         write_kernels(tmp_path / name)
     assert str(error.value).startswith(message.format(tmp_path / name))
+
+
+def test_kernels_are_written_below_the_runtime_that_has_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    saying(monkeypatch, 'print(\'{"version": "1.30.0", "kernels": [1, 2]}\')')
+    both = Package("ort", "1.31.1"), Package("b", "2")
+    for packages, runtime in ((both, "ort 1.31.1"), ((), "onnxruntime 1.30.0")):
+        monkeypatch.setattr(apart, "runtimes", lambda found=packages: found)
+        assert write_kernels(tmp_path / f"{runtime}.json") == 2
+        written = json.loads((tmp_path / f"{runtime}.json").read_text("utf-8"))
+        assert written == {"runtime": runtime, "version": "1.30.0", "kernels": [1, 2]}
+
+
+def test_an_error_of_ours_in_the_process_is_told_without_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = "amp_rewrite.errors.MachineError: models run in onnxruntime, and it is missing; pip install it"
+    saying(monkeypatch, f"import sys; sys.exit({error!r})")
+    assert asked() == {"failure": "it is missing"}
 
 
 @pytest.mark.stub

@@ -99,3 +99,36 @@ def test_an_unresolved_tensor_of_unknown_type_is_refused():
     proto.graph.initializer.add(name="w", data_type=99, dims=[9], data_location=TensorProto.EXTERNAL)
     with pytest.raises(ModelError, match="pass the folder"):
         Model.load(proto)
+
+
+@pytest.mark.parametrize(
+    ("op", "stands_in"),
+    [
+        ("EyeLike <dtype = 10>", "Cast 10"),
+        ("EyeLike", "Identity"),
+        ("EyeLike <dtype: int = @dtype>", "EyeLike"),
+        ("RegexFullMatch", "Cast 9"),
+        ("ai.onnx.ml.LabelEncoder <values_tensor = int32[1] {1}>", "Cast 6"),
+        ("ai.onnx.ml.LabelEncoder <keys_floats = [1.0], values_floats = [1.0]>", "Cast 1"),
+        ("ai.onnx.ml.LabelEncoder <keys_int64s = [1], values_int64s = [1]>", "Cast 7"),
+        ('ai.onnx.ml.LabelEncoder <values_strings = ["a"]>', "Cast 8"),
+        ('ai.onnx.ml.LabelEncoder <classes_strings = ["a"]>', "LabelEncoder"),
+        ("com.microsoft.EyeLike", "EyeLike"),
+        ("LabelEncoder <values_floats = [1.0]>", "LabelEncoder"),
+    ],
+)
+def test_a_cast_stands_for_ops_whose_inference_crashes(op, stands_in):
+    function = f"""<domain: "own", opset_import: ["" : 21, "ai.onnx.ml" : 4, "com.microsoft" : 1]>
+        f <dtype> (x) => (y) {{ t = Relu (x) y = {op} (t) }}"""
+    proto = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 21, "own" : 1, "ai.onnx.ml" : 4]>
+        g (float[2,2] x, bool c) => (y) {{
+          y = If (c) <then_branch = t () => (p) {{ p = own.f <dtype = 1> (x) }}, else_branch = e () => (q) {{
+            q = {op.replace(" <dtype: int = @dtype>", "")} (x) }}> }}
+        {function}"""
+    )
+    node = Model.load(proto).skeleton().functions[0].node[1]
+    assert " ".join([node.op_type, *(str(a.i) for a in node.attribute if a.name == "to")]) == stands_in
+    if "@" not in op:
+        (inside,) = Model.load(proto).skeleton().graph.node[0].attribute[1].g.node
+        assert (inside.op_type, inside.attribute) == (node.op_type, node.attribute)

@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files.targets import check_target, data_files, data_files_in, foreign_data, models_beside
+from amp_rewrite.files.targets import check_target, data_files, data_files_in, foreign_data, models_beside, outdated
 from amp_rewrite.files.text import format_of
 from amp_rewrite.fleet.tree import Choice, find
 
@@ -71,6 +71,20 @@ def test_models_beside_some_are_the_other_files_with_their_suffix(tmp_path: Path
     (tmp_path / "folder.onnx").mkdir()
     found = models_beside([tmp_path / "a.onnx", tmp_path / "c.onnx"])
     assert [path.name for path in found] == ["b.ONNX"]
+
+
+def test_data_that_only_the_replaced_model_reads_are_outdated(tmp_path: Path) -> None:
+    own = [f"m.{digit * 16}.data" for digit in "0123"]
+    for name in (*own, "other.data"):
+        (tmp_path / name).write_bytes(b"")
+    file = tmp_path / "m.onnx"
+    onnx.save(model(*own, "other.data"), file)
+    onnx.save(model(own[1]), tmp_path / "n.onnx")
+    assert outdated(file, {str((tmp_path / own[2]).resolve())}, [file]) == [tmp_path / own[0], tmp_path / own[3]]
+    (tmp_path / "link.onnx").symlink_to(file)
+    assert outdated(tmp_path / "link.onnx", (), [file]) == outdated(tmp_path / "none.onnx", (), [file]) == []
+    (tmp_path / "again.bin").hardlink_to(file)
+    assert outdated(file, (), [file]) == []
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_any_trials_are_drawn(trials: list[Step], chosen: Step, allowed: Allowed
     assert data["chosen"]["float32_ops"] == chosen.float32_ops
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(TIMED, min_size=1, max_size=4), st.lists(MOVED, max_size=30))
 def test_any_times_are_drawn(entries: list[Entry], ops: list[OpChange]) -> None:
     latency = checked(chart_figure(latency_chart(entries, "a CPU")))

@@ -21,6 +21,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.reports.dump import dump
+from amp_rewrite.reports.evidence import REPAIRED, Evidence
 from amp_rewrite.reports.explain import explained
 from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size, table
 from amp_rewrite.reports.report import Report
@@ -251,16 +252,23 @@ def test_every_field_survives_json() -> None:
     header = Header("m", 10, {"": 1}, "1", "bfloat16", {"level": "l", "target": "t", "safety": "s"}, "li", "fp")
     report = Report(
         header,
-        Totals(*range(16)),
-        (row,),
+        Totals(*range(17)),
+        (row, row),
         (CastRow("v", "float32", "bfloat16", "folded", "r", "s/", 2, 3, 0, 1, True),),
         (BakeRow("w", "bfloat16", 4, 2, "s/", True),),
         (Finding("k", "s", "m"),),
         (PortRow("x", "seq(map(int64, float32))", reads=(0, 1)),),
         (PortRow("y", "float32", FIRST_INPUT, 1, "float16"),),
         {"float16": 3},
+        Evidence(REPAIRED, "x.npz", 3, True, "error ≤ 0.01", "0.5", True, 2, "why", 0.5),
+        {"proved": 1},
+        (ShiftRow("v", 3, "proof", 2, 7e4, 0.5, 4.0, ("w",), ("y",), "why"),),
     )
-    assert Report.from_json(report.to_json(), "all") == report
+    read = Report.from_json(report.to_json(), "all")
+    assert read == report
+    one, two = read.rows
+    unshared = {name for name in Row._fields if getattr(one, name) is not getattr(two, name)}
+    assert unshared <= {"name", "key", "reads"}  # the others are one object, however many rows have them
     assert '"variables": {"T": "bfloat16", "U": "float32"}' in report.to_json()
 
 

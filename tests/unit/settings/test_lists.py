@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import onnx.defs
 import pytest
@@ -392,6 +394,13 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         load_lists(DType.FLOAT16, [path])
 
 
+def nested(wrap: Callable[[Any], Any], depth: int = 12) -> dict[str, Any]:
+    part: Any = "Exp"
+    for _ in range(depth):
+        part = wrap(part)
+    return {"deny": part}
+
+
 def test_a_mapping_is_checked_like_a_file() -> None:
     lists = load_lists(DType.FLOAT16, [{"deny": [{"op": "Resize", "when": {"mode": ("linear", "cubic")}}, "Softmax"]}])
     assert (color(lists, "Resize", mode="linear"), color(lists, "Softmax")) == ("deny", "deny")
@@ -400,6 +409,8 @@ def test_a_mapping_is_checked_like_a_file() -> None:
         ({"deny": ["Exp", "Exp"]}, "<mapping>: op 'Exp' is on 'deny'"),
         ({"dney": []}, "<mapping>: unknown key 'dney'"),
         ({"deny": [object()]}, "<mapping>: holds a object"),
+        (nested(lambda part: {"when": part}), "<mapping>: nested too deeply"),
+        (nested(lambda part: [part]), "<mapping>: nested too deeply"),
     ):
         with pytest.raises(ListError) as caught:
             load_lists(DType.FLOAT16, [mapping])

@@ -68,6 +68,8 @@ def names(view: View, pattern: str) -> list[str]:
         ("scope=encoder.layer.0.attention, op=MatMul", ["q", "out"]),
         ("scope=*/attention/[qo]*", ["q", "out"]),
         ("feeds=Softmax", ["q", "scale", "mask"]),
+        ("feeds=ai.onnx::Softmax", ["q", "scale", "mask"]),
+        ("fed_by=ai.onnx::Conv", ["act"]),
         ("op=MatMul,feeds=Softmax", ["q"]),
         ("fed_by=Conv", ["act"]),
         ("fed_by=Softmax", ["out"]),

@@ -1,0 +1,241 @@
+"""Figures of results, against digests of what they were: of conversions, differences, and many unusual numbers.
+
+`make golden` runs this file as a program, which writes them as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from importlib import metadata
+from typing import Any
+
+import pytest
+
+from amp_rewrite import DType, Report, convert, diff, explain
+from amp_rewrite.deploy.bench.entry import Changed, Entry, Sized
+from amp_rewrite.deploy.bench.profile import OpChange, OpTime
+from amp_rewrite.deploy.bench.result import Benchmark
+from amp_rewrite.deploy.bench.timing import Timing
+from amp_rewrite.files.fit import Fit
+from amp_rewrite.reports.measurements import Difference, OpErrors, OutputRow, Point, Step
+from amp_rewrite.reports.page.bounds import bounds_figure
+from amp_rewrite.reports.page.curve import curve_figure
+from amp_rewrite.reports.page.effects import Effect, effects_figure
+from amp_rewrite.reports.page.markup import written
+from amp_rewrite.reports.page.outputs import Allowed, outputs_figure, trials_figure
+from amp_rewrite.reports.page.page import Figure
+from amp_rewrite.reports.page.ranges import ranges_figure
+from amp_rewrite.reports.page.report_figures import report_figures
+from amp_rewrite.reports.page.strips import changes_figure, strips_figure
+from amp_rewrite.reports.page.text_figures import checks_figure
+from amp_rewrite.reports.page.waterfall import Marked, waterfall
+from amp_rewrite.reports.rows import BoundRow
+from amp_rewrite.reports.sides import runs_of
+from amp_rewrite.reports.sources import report_and_view
+from support.corpus import exported, text_model
+from support.paths import TESTS
+
+FILE = TESTS / "golden" / "figures.json"
+TEXT = ("if_in_loop", "scan", "captures", "qdq21", "casts_that_fold", "local_function", "tied_weights", "sequences")
+EXPORTED = ("tests/models/if_ts13.onnx", "tests/models/cnn_dynamo18.onnx")
+
+
+class Numbers(random.Random):
+    """Numbers as they occur in results: ordinary ones, and the unusual ones in turn."""
+
+    def one(self, *unusual: float) -> float:
+        """Return a magnitude between 1e-8 and 1e5, or one of the unusual numbers."""
+        chosen = int(self.random() * 4 * len(unusual)) if unusual else 0
+        return unusual[chosen] if unusual and chosen < len(unusual) else 10 ** (13 * self.random() - 8)
+
+    def below(self, end: int) -> int:
+        return int(self.random() * end)
+
+    def of(self, *words: str) -> str:
+        return words[self.below(len(words))]
+
+
+def ranges(rng: Numbers, size: int) -> Figure:
+    ends = [sorted((rng.one(0.0), rng.one(0.0, 7e4))) for _ in range(size)]
+    counts = [[rng.below(3) if rng.below(2) else 0 for _ in range(4)] for _ in range(size)]
+    fits = [Fit(20, n[0], high, low, *n[1:]) for (low, high), n in zip(ends, counts, strict=True)]
+    values = {f"v{i}": fit for i, fit in enumerate(fits)}
+    return ranges_figure(values, DType.FLOAT16 if size % 2 else DType.BFLOAT16, "2 batches")
+
+
+def errors(rng: Numbers, size: int) -> Figure:
+    rows = [
+        OpErrors(f"op{i}", "Add", "float16", rng.one(0.0) if rng.below(3) else None, rng.one(0.0, math.inf, math.nan),
+                 rng.one(math.inf), rng.one(), rng.below(5) == 0)
+        for i in range(size)
+    ]  # fmt: skip
+    beyond, jump = (rng.below(size) if size and rng.below(2) else None for _ in range(2))
+    return waterfall(rows, Marked(1e-2 if size % 3 else None, beyond, jump), "float16", "2 batches", ["a note"])
+
+
+def outputs(rng: Numbers, size: int) -> Figure:
+    rows = [
+        OutputRow(
+            f"y{i // 2}",
+            i % 2,
+            Difference(
+                9, rng.below(2) > 0, "off", score=rng.one(0.0, math.inf, math.nan) if rng.below(4) else None,
+                scaled=rng.one(0.0, math.inf) if rng.below(4) else None,
+            ),
+            f"[{i}]" if i % 5 == 0 else "",
+        )
+        for i in range(size)
+    ]  # fmt: skip
+    return outputs_figure(rows, Allowed("error ≤ 0.01", "error", 0.01, size % 2 > 0), "failed")
+
+
+def trials(rng: Numbers, size: int) -> Figure:
+    steps = [
+        Step(i, rng.below(2) > 0, "why", rng.below(40), rng.one(0.0, math.inf, math.nan) if rng.below(5) else None)
+        for i in range(size + 1)
+    ]
+    return trials_figure(steps, steps[size // 2], Allowed("error ≤ 0.01", "error", 0.01, size % 2 > 0), solved=size > 3)
+
+
+def effects(rng: Numbers, size: int) -> Figure:
+    ways = ("gradient", "measured", "unknown")
+    rows = [
+        Effect(f"op{i}", "Mul", rng.one(0.0, math.inf, math.nan), rng.one(math.inf, math.nan), rng.one(math.nan),
+               rng.of(*ways))
+        for i in range(size)
+    ]  # fmt: skip
+    return effects_figure(rows, rng.one(math.inf), rng.one(0.0), ["a note"])
+
+
+def bounds(rng: Numbers, size: int) -> Figure:
+    classes = ("proved to fit", "measured to fit", "proved to overflow", "unknown")
+    rows = [
+        BoundRow(f"v{i}", f"op{i}", "Add", rng.below(2) > 0, -rng.one(0.0, math.inf), rng.one(math.inf),
+                 rng.of(*classes), "sum", least=rng.one())
+        for i in range(size)
+    ]  # fmt: skip
+    return bounds_figure(rows, DType.FLOAT16, "x in 0..1" if size % 2 else "")
+
+
+def curve(rng: Numbers, size: int) -> Figure:
+    kinds = ("converted", "chosen", "float32")
+    points = [
+        Point(rng.of(*kinds), 1e-6 * rng.one(), rng.one(0.0, math.inf), rng.one(0.0), rng.one(0.0, math.inf),
+              rng.one(math.inf), rng.below(9), 9)
+        for _ in range(size + 1)
+    ]  # fmt: skip
+    return curve_figure(points, "A100", "float16", "2 batches")
+
+
+def benchmark(rng: Numbers, size: int) -> Sequence[Figure]:
+    def timing() -> Timing:
+        low, median, high = sorted(rng.one() for _ in range(3))
+        return Timing(9, median, low, high)
+
+    def op(name: str) -> OpTime | None:
+        return OpTime(name, "Add", "CPU", "float32", rng.one(0.0)) if rng.below(4) else None
+
+    entries = tuple(
+        Entry(f"m{i}", (), False, timing(), timing(), {}, rng.below(10**9) if rng.below(2) else None,
+              tuple(Sized(2**n, timing() if rng.below(3) else None) for n in range(rng.below(4))))
+        for i in range(1 + size % 6)
+    )  # fmt: skip
+    pairs = [(op(f"op{i}"), op(f"op{i}")) for i in range(size)]
+    sides = [OpChange(before, after) for before, after in pairs if before or after]
+    changed = (Changed("m1", tuple(sides)), Changed("m2", tuple(sides[:3])))
+    return Benchmark("CPU", "a CPU", {}, "random", 1, 1, 1, entries, changed, ("a note",)).figures()
+
+
+def strips(rng: Numbers, size: int) -> Sequence[Figure]:
+    types = ("float16", "bfloat16", "float32", "float64", "int64", "")
+    a, b = ([rng.of(*types) for _ in range(min(40 * size, 1200))] for _ in range(2))
+    kinds = ("lowered", "added", "cast +")
+    changes = [{"kind": rng.of(*kinds), "title": f"op{i}", "op": "Add", "types": t, "why": i * "w"}
+               for i, t in enumerate(a[:size])]  # fmt: skip
+    counts = {kind: sum(change["kind"] == kind for change in changes) for kind in ("lowered", "added")}
+    runs = runs_of((one, two, one != two) for one, two in zip(a, b, strict=True))
+    return strips_figure("a", "b", runs, "some lowered"), changes_figure(changes, counts, [("to", "float16", "none")])
+
+
+def checks(rng: Numbers, size: int) -> Figure:
+    rows = [
+        {
+            "topic": f"t{i}",
+            "state": rng.of("ok", "finding", "advice", "unknown"),
+            "fact": "f",
+            "remedy": rng.of("", "r"),
+        }
+        for i in range(size)
+    ]
+    return checks_figure(rows, "some checks", {"checks": rows})
+
+
+Made = Callable[[Numbers, int], Figure | Sequence[Figure]]
+MADE: tuple[Made, ...] = (ranges, errors, outputs, trials, effects, bounds, curve, benchmark, strips, checks)
+SIZES = (0, 1, 2, 5, 14, 25, 60, 600)
+
+
+def figures_of_numbers(made: Made) -> Iterator[tuple[str, Figure]]:
+    for size in SIZES:
+        drawn = made(Numbers(size), size)
+        for figure in (drawn,) if isinstance(drawn, Figure) else drawn:
+            yield f"{figure.name} {size}", figure
+
+
+def figures_of_model(name: str) -> Iterator[tuple[str, Figure]]:
+    model = exported(name) if name in EXPORTED else text_model(name)
+    converted = convert(model)
+    low, (as_it_is, view) = _unversioned(converted.report), report_and_view(converted.model)
+    errors = {place: (0.0, 0.2, math.inf)[place % 3] for place in range(len(as_it_is.rows))}
+    parts = {
+        "report": report_figures(low),
+        "report with its model": report_figures(_unversioned(as_it_is), view, errors),
+        "difference": diff(model, converted.model).figures(),
+        "difference from bfloat16": diff(converted.model, convert(model, to="bfloat16").model).figures(),
+        "reasons": explain(converted.report, *dict.fromkeys(row.name for row in low.rows)).figures(),
+    }
+    for part, figures in parts.items():
+        for figure in figures:
+            yield f"{figure.name} of {part}", figure
+
+
+def _unversioned(report: Report) -> Report:
+    return replace(report, model=replace(report.model, tool=""))
+
+
+def digest(figure: Figure) -> str:
+    shown = (figure.title, figure.lead, written(figure.drawing), figure.notebook, json.dumps(figure.data))
+    return hashlib.sha256("\n".join(map(str, shown)).encode()).hexdigest()[:12]
+
+
+def digests(figures: Iterator[tuple[str, Figure]]) -> dict[str, str]:
+    return {name: digest(figure) for name, figure in figures}
+
+
+def every() -> dict[str, Any]:
+    of_numbers = {made.__name__: digests(figures_of_numbers(made)) for made in MADE}
+    of_models = {name: digests(figures_of_model(name)) for name in (*TEXT, *EXPORTED)}
+    return {"onnx": metadata.version("onnx")} | of_numbers | of_models
+
+
+STORED: dict[str, Any] = json.loads(FILE.read_text("utf-8")) if FILE.is_file() else {"onnx": ""}
+
+
+@pytest.mark.parametrize("made", MADE, ids=lambda made: made.__name__)
+def test_figures_of_unusual_numbers_are_what_they_were(made: Made) -> None:
+    assert digests(figures_of_numbers(made)) == STORED[made.__name__]
+
+
+@pytest.mark.skipif(metadata.version("onnx") != STORED["onnx"], reason=f"digests are those under onnx {STORED['onnx']}")
+@pytest.mark.parametrize("name", [*TEXT, *EXPORTED])
+def test_figures_of_models_are_what_they_were(name: str) -> None:
+    assert digests(figures_of_model(name)) == STORED[name]
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(every(), indent=1) + "\n", "utf-8")
