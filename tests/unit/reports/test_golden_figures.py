@@ -34,7 +34,7 @@ from amp_rewrite.reports.page.report_figures import report_figures
 from amp_rewrite.reports.page.strips import changes_figure, strips_figure
 from amp_rewrite.reports.page.text_figures import checks_figure
 from amp_rewrite.reports.page.waterfall import Marked, waterfall
-from amp_rewrite.reports.rows import BoundRow
+from amp_rewrite.reports.rows import NO_ROW, BoundRow, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.reports.sides import runs_of
 from amp_rewrite.reports.sources import report_and_view
 from support.corpus import exported, text_model
@@ -162,6 +162,85 @@ def strips(rng: Numbers, size: int) -> Sequence[Figure]:
     return strips_figure("a", "b", runs, "some lowered"), changes_figure(changes, counts, [("to", "float16", "none")])
 
 
+class Net:
+    """Ops by number, each with its row and the numbers that it reads, and a copy that differs in a few."""
+
+    def __init__(self, rng: Numbers, size: int) -> None:
+        self.rng, self.ops = rng, dict[int, tuple[Row, list[int]]]()
+        for number in range(size):
+            self.ops[10 * number] = self.op(number)
+
+    def op(self, number: int) -> tuple[Row, list[int]]:
+        """Return an op that reads some of the last ones, or an input of the model."""
+        rng = self.rng
+        kind = rng.of("MatMul", "MatMul", "Add", "Mul", "Relu", "Softmax", "Concat", "Identity", "Cast", "Constant")
+        arity = {"MatMul": 1, "Add": 2, "Mul": 2, "Concat": 3, "Constant": 0}.get(kind, 1)
+        dtype = rng.of("float16", "float16", "float32", "bfloat16", "int64")
+        types = (dtype,) * arity if kind != "Cast" else (rng.of("float32", "int64"),)
+        near = list(self.ops)[-5:]
+        reads = [near[rng.below(len(near))] if near and rng.below(6) else NO_ROW for _ in range(arity)]
+        rule = rng.of("allow", "deny", "gray_kept", "kept", "constant_range", "")
+        return Row(
+            f"block_{number // 6}/{kind}_{number}", kind, dtype, rng.of("", "", "loop/"), rng.below(5) > 0,
+            {"T": dtype} if rng.below(3) else {"T": dtype, "U": "float32"}, "gray", rule or None,
+            note=rng.of("", "a note"), inputs=types, outputs=(dtype,), key=rng.of(kind, f"{kind} axis=0"),
+            via={"0": "float16"} if rng.below(9) == 0 else {}, attributes={"axis": rng.of("0", "1")},
+            constants=rng.of("", "", "ab", "cd"),
+        ), reads  # fmt: skip
+
+    def changed(self, rng: Numbers) -> Net:
+        """Return a copy in which ops are renumbered, gone, new, or of another type."""
+        other = Net(rng, 0)
+        shift = rng.below(3)
+        for number, (row, reads) in self.ops.items():
+            change = rng.below(12)
+            if change == 0 and reads:
+                continue
+            if change == 1:
+                other.ops[number - 1] = other.op(number)
+                reads = [number - 1, *reads[1:]]
+            row = row._replace(dtype="float32", rule="deny") if change == 2 else row
+            name = f"{row.name}_{shift}" if shift and number > 30 else row.name
+            other.ops[number] = row._replace(name=name), [self.near(other, read) for read in reads]
+        return other
+
+    @staticmethod
+    def near(other: Net, read: int) -> int:
+        return read if read in other.ops or read == NO_ROW else max((n for n in other.ops if n < read), default=NO_ROW)
+
+    def report(self) -> Report:
+        """Return the report of these ops; the model gives what no op reads, and the last op."""
+        places = {number: place for place, number in enumerate(self.ops)} | {NO_ROW: NO_ROW}
+        rows = [row._replace(reads=tuple(places[read] for read in reads)) for row, reads in self.ops.values()]
+        read = {place for row in rows for place in row.reads}
+        ends = [place for place in range(len(rows)) if place not in read or place == len(rows) - 1]
+        inner = [place for place, row in enumerate(rows) if row.inputs and row.reads and row.reads[0] == NO_ROW]
+        origins = ("inserted", "existing", "folded")
+        casts = [
+            CastRow(f"v{place}", "float32", row.dtype, origins[place % 3], "why", row.scope, 1, 4 * place, place, 0,
+                    place % 7 == 0)
+            for place, row in enumerate(rows) if place % 4 == 1
+        ]  # fmt: skip
+        return Report(
+            Header("net", 8, {"ai.onnx": 17}, "", "float16", {"level": "default"}), Totals(len(rows), len(rows)),
+            tuple(rows), tuple(casts),
+            inputs=(PortRow("x", "float32", reads=tuple(number for place in inner for number in (place, 0))),),
+            outputs=tuple(PortRow(f"y{place}", rows[place].dtype, place) for place in ends),
+        )  # fmt: skip
+
+
+def differences(rng: Numbers, size: int) -> Sequence[Figure | str]:
+    net = Net(rng, min(size, 60))
+    shown = list[Figure | str]()
+    for _ in range(4):
+        a, b = net.report(), net.changed(rng).report()
+        delta = diff(a, b)
+        shown += delta.figures()
+        shown += [delta.to(form, ["lowered"]) for form in ("text", "json", "markdown", "github")]
+        shown += [delta.text(verbose=False), b.text(verbose=True)]
+    return shown
+
+
 def checks(rng: Numbers, size: int) -> Figure:
     rows = [
         {
@@ -175,19 +254,21 @@ def checks(rng: Numbers, size: int) -> Figure:
     return checks_figure(rows, "some checks", {"checks": rows})
 
 
-Made = Callable[[Numbers, int], Figure | Sequence[Figure]]
-MADE: tuple[Made, ...] = (ranges, errors, outputs, trials, effects, bounds, curve, benchmark, strips, checks)
+Made = Callable[[Numbers, int], Figure | Sequence[Figure | str]]
+MADE: tuple[Made, ...] = (
+    ranges, errors, outputs, trials, effects, bounds, curve, benchmark, strips, checks, differences
+)  # fmt: skip
 SIZES = (0, 1, 2, 5, 14, 25, 60, 600)
 
 
-def figures_of_numbers(made: Made) -> Iterator[tuple[str, Figure]]:
+def figures_of_numbers(made: Made) -> Iterator[tuple[str, Figure | str]]:
     for size in SIZES:
         drawn = made(Numbers(size), size)
-        for figure in (drawn,) if isinstance(drawn, Figure) else drawn:
-            yield f"{figure.name} {size}", figure
+        for number, figure in enumerate((drawn,) if isinstance(drawn, Figure) else drawn):
+            yield f"{size}.{number}", figure
 
 
-def figures_of_model(name: str) -> Iterator[tuple[str, Figure]]:
+def figures_of_model(name: str) -> Iterator[tuple[str, Figure | str]]:
     model = exported(name) if name in EXPORTED else text_model(name)
     converted = convert(model)
     low, (as_it_is, view) = _unversioned(converted.report), report_and_view(converted.model)
@@ -208,12 +289,14 @@ def _unversioned(report: Report) -> Report:
     return replace(report, model=replace(report.model, tool=""))
 
 
-def digest(figure: Figure) -> str:
-    shown = (figure.title, figure.lead, written(figure.drawing), figure.notebook, json.dumps(figure.data))
-    return hashlib.sha256("\n".join(map(str, shown)).encode()).hexdigest()[:12]
+def digest(figure: Figure | str) -> str:
+    if isinstance(figure, Figure):
+        shown = (figure.name, figure.title, figure.lead, figure.notebook, json.dumps(figure.data))
+        return digest("\n".join(map(str, (*shown, written(figure.drawing)))))
+    return hashlib.sha256(figure.encode()).hexdigest()[:12]
 
 
-def digests(figures: Iterator[tuple[str, Figure]]) -> dict[str, str]:
+def digests(figures: Iterator[tuple[str, Figure | str]]) -> dict[str, str]:
     return {name: digest(figure) for name, figure in figures}
 
 
