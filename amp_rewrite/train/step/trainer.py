@@ -36,6 +36,7 @@ from amp_rewrite.train.update.blocks import BLOCK, in_blocks
 from amp_rewrite.train.update.channel_blocks import in_channel_blocks
 from amp_rewrite.train.update.optimizers.optimizer import AVERAGE
 from amp_rewrite.train.update.plain_numbers import whole_number
+from amp_rewrite.train.update.row_chunks import in_row_chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,8 @@ class Trainer:
         self.emulated = step.lowered and providers[0] == CPU if emulated is None else emulated
         self._model = emulate(step.model, io="same") if self.emulated else step.model
         if providers[0] == CPU:
-            self._model = in_blocks(self._model, BLOCK * (threads or os.cpu_count() or 1))
+            block = BLOCK * (threads or os.cpu_count() or 1)
+            self._model = in_row_chunks(in_blocks(self._model, block), block)
             self._model = in_channel_blocks(self._model)
         self._declared = batch_model(step.model, step.batch)
         # a memory pool would hold the memory of a step twice; planned reuse would give colder memory, and more of it

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import onnx.helper
@@ -17,7 +17,7 @@ from onnx import NodeProto
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.builder import Builder, declared, new_node
-from amp_rewrite.ir.graphs import in_order, names_read
+from amp_rewrite.ir.graphs import in_order, names_read, renamed
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.op_classes import ARITHMETIC, CASTS, COMPARISONS, SELECTIONS
 from amp_rewrite.rewrite.autodiff.facts import Facts, Shape, known_dims
@@ -150,7 +150,7 @@ class _Step:
         ends = [name for name in own if name in self.outputs and name not in shared]
         local = {name: b.fresh(f"{name}/block") for name in (*sliced, *own, *sums)}
         body = onnx.helper.make_graph(
-            [_renamed(node, {**whole, **local}) for node in replaced],
+            [renamed(node, {**whole, **local}) for node in replaced],
             b.fresh(f"{cut.region}/block"),
             [declared(local[name], self.dtypes[name], cut.part(self.shapes[name])) for name in sliced],
             [
@@ -172,7 +172,7 @@ class _Step:
                 dims = b.ints(known_dims(cut.shape) or ())
                 b.append(new_node("Reshape", [results[name], dims], name, b.fresh(f"{cut.region}/Reshape")))
         for name, node in sums.items():
-            b.append(_renamed(node, {node.input[0]: results[name]}))
+            b.append(renamed(node, {node.input[0]: results[name]}))
         return replaced
 
     def _in_part(self, name: str, cut: _Cut) -> str:
@@ -184,10 +184,3 @@ class _Step:
 def _sums_nothing(node: NodeProto, reader: NodeProto) -> bool:
     """True if the reader adds up x − x: in any order that gives 0, or NaN."""
     return node.op_type == "Sub" and node.input[0] == node.input[1] and reader.op_type == "ReduceSum"
-
-
-def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
-    copy = clone(node)
-    for own in (copy.input, copy.output):
-        own[:] = [names.get(name, name) for name in own]
-    return copy

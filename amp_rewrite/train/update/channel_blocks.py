@@ -30,7 +30,7 @@ _DOMAIN = "com.microsoft.nchwc"
 _SIZES = (16, 8)
 """Channels of a block: of CPUs with AVX-512, and of others."""
 
-_CONVOLUTIONS = ("Conv", "ConvTranspose")
+CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
 @cache
@@ -91,7 +91,7 @@ def in_channel_blocks(model: Model, block: int | None = None) -> Model:
     not divide its channels.
     """
     graph = model.proto.graph
-    if not any(node.op_type in _CONVOLUTIONS for node in graph.node):
+    if not any(node.op_type in CONVOLUTIONS for node in graph.node):
         return model
     block = channel_block() if block is None else block
     if not block:
@@ -102,7 +102,7 @@ def in_channel_blocks(model: Model, block: int | None = None) -> Model:
     changed = False
     for node in graph.node:
         layout = None
-        if node.op_type in _CONVOLUTIONS and not node.domain and node.input[1] not in constants:
+        if node.op_type in CONVOLUTIONS and not node.domain and node.input[1] not in constants:
             value = main[node.input[1]]
             weight = known_dims(facts.shapes.get(value))
             if weight is not None and facts.view.dtype(value) is DType.FLOAT:
