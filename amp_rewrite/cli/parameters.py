@@ -35,7 +35,7 @@ MODELS_OUT = files.MODELS_OUT
 _HEADINGS = (PRECISION, DATA, OUTPUT, MANY, ADVANCED)
 _FEW = 9  # options that need no headings
 _MANY = 14  # options from which the short help leaves out the rare ones
-_LONG = 40  # characters of a metavar that has no room beside its option
+_LONG = 27  # characters of a metavar that has no room beside its option
 _COLUMN = 31  # characters of an option, at most, beside its words
 
 

@@ -21,7 +21,7 @@ _STEP = (
     parameters.output("MODEL-stem.step.onnx"),
     option(
         "--loss",
-        "VALUE|LOSS(PREDICTION,TARGET)",
+        "VALUE|LOSS(A,B)",
         "A value of the model, or cross_entropy, mean_squared_error … of one, as in cross_entropy(logits,label).",
         _HEAD,
         required=True,
