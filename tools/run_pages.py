@@ -190,7 +190,7 @@ def folder() -> Iterator[Path]:
         for name in [name for name in os.environ if name.startswith("AMP_REWRITE")]:
             del os.environ[name]
         os.environ["XDG_CACHE_HOME"] = str(Path(made) / ".cache")
-        process.state = process.State()
+        process.state = process.ProcessSettings()
         try:
             yield Path(made)
         finally:

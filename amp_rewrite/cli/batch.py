@@ -20,7 +20,7 @@ from amp_rewrite.fleet.urls import local, name_of, url_of
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from amp_rewrite.fleet.batch import Asked, Batch
+    from amp_rewrite.fleet.batch import Batch, BatchSettings
     from amp_rewrite.fleet.outcome import Outcome
     from amp_rewrite.settings.config_file import Settings
 
@@ -124,16 +124,16 @@ def check_parallel(scheduler: str | None, jobs: int | None) -> None:
         check_scheduler(scheduler)
 
 
-def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring: Measuring) -> Asked:
+def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring: Measuring) -> BatchSettings:
     from amp_rewrite.files.store import SaveOptions
-    from amp_rewrite.fleet.batch import Asked
+    from amp_rewrite.fleet.batch import BatchSettings
     from amp_rewrite.fleet.naming import SAME
-    from amp_rewrite.fleet.tree import Choice
+    from amp_rewrite.fleet.tree import FileGlobs
 
-    return Asked(
+    return BatchSettings(
         out=output,
         name=asked["name"] or SAME,
-        choice=Choice(asked["include"], asked["exclude"]),
+        choice=FileGlobs(asked["include"], asked["exclude"]),
         saving=SaveOptions(settings.overwrite, settings.external_data, asked["shard_size"]),
         resume=asked["resume"],
         keep_going=asked["keep_going"],

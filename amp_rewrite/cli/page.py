@@ -28,7 +28,7 @@ def is_page(file: Path | None) -> bool:
     return file is not None and file.suffix.lower() in SUFFIXES
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """The kind of an output file: noun, test of its name, advice, and words for what it must not replace."""
 
     noun: str
@@ -37,8 +37,8 @@ class Kind(NamedTuple):
     loses: str
 
 
-PAGE = Kind("page", is_page, "browsers know pages by their suffix; name an .html file", "what is read")
-REPORT = Kind(
+PAGE = FileKind("page", is_page, "browsers know pages by their suffix; name an .html file", "what is read")
+REPORT = FileKind(
     "report",
     lambda file: file.suffix == ".json" or is_page(file),
     "reports are known by their suffix; name a .json or .html file",
@@ -52,7 +52,7 @@ def check_page(file: Path | None, *, overwrite: bool, read: Iterable[Path] = ())
         check_file(file, PAGE, overwrite=overwrite, read=read)
 
 
-def check_file(file: Path, kind: Kind, *, overwrite: bool, read: Iterable[Path]) -> None:
+def check_file(file: Path, kind: FileKind, *, overwrite: bool, read: Iterable[Path]) -> None:
     """Raise ReportError, before the work, if a report or page cannot be written to a file, and say why."""
     if _streams(file):
         return

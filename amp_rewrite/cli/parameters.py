@@ -39,7 +39,7 @@ _LONG = 27  # characters of a metavar that has no room beside its option
 _COLUMN = 31  # characters of an option, at most, beside its words
 
 
-class Choice(click.Choice[str]):
+class WordChoice(click.Choice[str]):
     """One of a few words; an error suggests the nearest."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -169,7 +169,7 @@ def option(names: str, metavar: str | None, words: str, heading: str = ADVANCED,
 
 def choice(names: str, words: Sequence[str], says: str, heading: str = ADVANCED, **more: Any) -> Callable[[F], F]:
     """Return the decorator of an option that takes one of a few words."""
-    return option(names, "|".join(words), says, heading, type=Choice(words), **more)
+    return option(names, "|".join(words), says, heading, type=WordChoice(words), **more)
 
 
 def form(*words: str, says: str) -> Callable[[F], F]:

@@ -48,7 +48,7 @@ class Guarded:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RangeFault:
     """Reason why a value must not be low: the rule ("overflow", "underflow", "nonfinite", "unseen") and the number."""
 
     rule: str
@@ -104,16 +104,16 @@ def guard_proved(
     return Guarded(pins, tuple(_findings(view, unfit)))
 
 
-def _findings(view: View, unfit: Mapping[ValueId, Fault]) -> list[Finding]:
+def _findings(view: View, unfit: Mapping[ValueId, RangeFault]) -> list[Finding]:
     return [Finding(fault.rule, view.value_name(v), fault.note) for v, fault in sorted(unfit.items())]
 
 
 def _pinned(
-    view: View, paint: Paint, faults: Mapping[ValueId, Fault]
-) -> tuple[tuple[Pin, ...], Mapping[ValueId, Fault]]:
+    view: View, paint: Paint, faults: Mapping[ValueId, RangeFault]
+) -> tuple[tuple[Pin, ...], Mapping[ValueId, RangeFault]]:
     """Return the pins that take every faulty value out of the low type, and the values that would have been in it."""
     held: dict[OpId, Pin] = {}
-    unfit: dict[ValueId, Fault] = {}
+    unfit: dict[ValueId, RangeFault] = {}
     while faults:
         coloring = paint(tuple(held.values()))
         pins, low = _unfit(view, coloring, faults)
@@ -126,9 +126,11 @@ def _pinned(
     return tuple(held[op] for op in sorted(held)), unfit
 
 
-def _beyond(least: Mapping[ValueId, float], to: DType, saturate: Collection[ValueId]) -> dict[ValueId, Fault]:
+def _beyond(least: Mapping[ValueId, float], to: DType, saturate: Collection[ValueId]) -> dict[ValueId, RangeFault]:
     return {
-        value: Fault(reasons.PROVED_OVERFLOW, f"is proved to reach {size:g} for inputs of size 1, beyond {to.max:g}")
+        value: RangeFault(
+            reasons.PROVED_OVERFLOW, f"is proved to reach {size:g} for inputs of size 1, beyond {to.max:g}"
+        )
         for value, size in least.items()
         if size > to.max and value not in saturate
     }
@@ -156,7 +158,7 @@ def overflowing(
     return {value: seen[value] for value in unfit}
 
 
-def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[tuple[ValueId, Fault]]:
+def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[tuple[ValueId, RangeFault]]:
     """Yield the fault of every floating value that depends on data and does not fit."""
     seen, magnified, picks = seen_ranges(view, ranges), _magnified(view), Flow.of(view, _PICKS)
     for value in view.values:
@@ -169,7 +171,7 @@ def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[
             sources = list(picks.sources(value.id)) if _unmeasured(view, ranges, value.id) else []
             if sources and all(view.constant(source) is not None for source in sources):
                 continue  # selected from constants only, which are checked themselves
-            fault = Fault(reasons.UNSEEN, ranges.untapped.get(key(view, value.id), "it was not measured"))
+            fault = RangeFault(reasons.UNSEEN, ranges.untapped.get(key(view, value.id), "it was not measured"))
         if fault is not None and (fault.rule != reasons.NONFINITE or _arises(view, value.id, seen)):
             yield value.id, fault
 
@@ -213,23 +215,23 @@ def _unmeasured(view: View, ranges: Ranges, value: ValueId) -> bool:
     return name not in ranges.values and name not in ranges.untapped
 
 
-def _fault(seen: Range, to: DType, headroom: float, magnified: bool) -> Fault | None:
+def _fault(seen: Range, to: DType, headroom: float, magnified: bool) -> RangeFault | None:
     needed, elements = seen.absmax * headroom, f"of {seen.count} elements"
     if seen.count == 0:
         note = "no element of it was seen: a branch not taken, or an empty tensor; add data that does"
-        return Fault(reasons.UNSEEN, note)
+        return RangeFault(reasons.UNSEEN, note)
     if needed > to.max:
         beyond = f", beyond {to.max:g}" if seen.absmax > to.max else f"; with headroom {headroom:g}, beyond {to.max:g}"
         note = f"goes up to {seen.absmax:g}{beyond}"
         fits = to is DType.FLOAT16 and needed <= DType.BFLOAT16.max
-        return Fault(reasons.OVERFLOW, note + ("; fits bfloat16" if fits else ""))
+        return RangeFault(reasons.OVERFLOW, note + ("; fits bfloat16" if fits else ""))
     if seen.nonfinite:
-        return Fault(reasons.NONFINITE, f"{seen.nonfinite} {elements} are infinite or NaN in float32 already")
+        return RangeFault(reasons.NONFINITE, f"{seen.nonfinite} {elements} are infinite or NaN in float32 already")
     if 0 < seen.absmax < to.tiny * headroom:
         note = f"stays below {seen.absmax:g}, which is less than {headroom:g} times {to.tiny:g}"
-        return Fault(reasons.UNDERFLOW, note)
+        return RangeFault(reasons.UNDERFLOW, note)
     if magnified and seen.flushed > FLUSHED_SHARE * seen.count:
-        return Fault(reasons.UNDERFLOW, f"{seen.flushed} {elements} round to zero, and its readers divide by it")
+        return RangeFault(reasons.UNDERFLOW, f"{seen.flushed} {elements} round to zero, and its readers divide by it")
     return None
 
 
@@ -258,10 +260,12 @@ def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
     return True
 
 
-def _unfit(view: View, coloring: Coloring, faults: Mapping[ValueId, Fault]) -> tuple[list[Pin], dict[ValueId, Fault]]:
+def _unfit(
+    view: View, coloring: Coloring, faults: Mapping[ValueId, RangeFault]
+) -> tuple[list[Pin], dict[ValueId, RangeFault]]:
     """Return a pin for each op that would write or read a faulty value in the low type, and these values."""
     pins: list[Pin] = []
-    unfit: dict[ValueId, Fault] = {}
+    unfit: dict[ValueId, RangeFault] = {}
     for value, fault in faults.items():
         name, words = view.value_name(value), _worded(fault)
         op = view.producer(value)
@@ -277,7 +281,7 @@ def _unfit(view: View, coloring: Coloring, faults: Mapping[ValueId, Fault]) -> t
     return pins, unfit
 
 
-def _worded(fault: Fault) -> str:
+def _worded(fault: RangeFault) -> str:
     if fault.rule == reasons.UNSEEN:
         return "was not seen"
     return f"has values out of range: {fault.note}" if fault.rule == reasons.NONFINITE else fault.note

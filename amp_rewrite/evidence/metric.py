@@ -74,7 +74,7 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class MetricBound:
     """A measure with a limit: at least if `higher`, else at most. Its score is the measure."""
 
     measure: Measure
@@ -115,7 +115,7 @@ class Bound:
         return score >= self.limit if self.higher else score <= self.limit
 
 
-Criterion = Tolerance | Bound
+Criterion = Tolerance | MetricBound
 
 
 def worse(criterion: Criterion, first: float, second: float) -> bool:
@@ -205,7 +205,7 @@ def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
         if other := next((name for name in given if name != "tolerance" and given[name] is not None), None):
             raise PolicyError(f"give either {spelled('tolerance')} or {spelled(other)}, not both")
         MEASURES["scaled"].check("tolerance", tolerance)
-        return Bound(MEASURES["scaled"], float(tolerance))
+        return MetricBound(MEASURES["scaled"], float(tolerance))
     for name, number in (("rtol", rtol), ("atol", atol)):
         if number is not None and not 0 <= number < math.inf:
             raise PolicyError(f"{spelled(name, number)} is not a tolerance; use a finite number of 0 or more")
@@ -229,7 +229,7 @@ def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
     if limit is None:
         raise PolicyError(f"metric {measure.name} needs a bound; give {spelled(needed)} and a number")
     measure.check(needed, limit)
-    return Bound(measure, float(limit))
+    return MetricBound(measure, float(limit))
 
 
 def _measure(metric: str | Callable[[Array, Array], float], *, higher: bool) -> Measure:

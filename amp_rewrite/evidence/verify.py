@@ -14,7 +14,7 @@ from amp_rewrite.evidence.conditions import Conditions, check_as_is, open_on, se
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.lazy_weights import opening
-from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, compare, criterion
+from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, compare, criterion
 from amp_rewrite.evidence.sensitivity import Sensitivity
 from amp_rewrite.evidence.subjects import drawing, low_types, name_of
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
@@ -103,7 +103,7 @@ def _with_depth(verdict: Verdict, a: Model, b: Model, feed: Feed, conditions: Co
 
     names = (verdict.reference.model, verdict.candidate.model)
     by = verdict.criterion
-    relative = isinstance(by, Bound) and by.measure == MEASURES["scaled"]
+    relative = isinstance(by, MetricBound) and by.measure == MEASURES["scaled"]
     tolerance = by.limit if relative else None  # other criteria do not bound the error of an op
     try:
         found = located(a, b, feed, replace(conditions, names=names), tolerance)

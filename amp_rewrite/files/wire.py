@@ -207,12 +207,12 @@ def lightened(
     turns the tensor into a stub, or returns False to have its bytes read. ModelError for a file that is not a protobuf
     message or is truncated; `source` is its name in the error.
     """
-    walk = _Walk(_Window(file, size, source), threshold, stub)
+    walk = _WireWalk(_FileWindow(file, size, source), threshold, stub)
     light = walk.message(0, size, onnx.ModelProto, 0)
     return walk.window.read(0, size) if light is None else light
 
 
-class _Window:
+class _FileWindow:
     """A file read at random through one buffer."""
 
     __slots__ = ("buffer", "file", "size", "source", "start")
@@ -241,8 +241,8 @@ class _Window:
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
-    window: _Window
+class _WireWalk:
+    window: _FileWindow
     threshold: int
     stub: Callable[[onnx.TensorProto, int, int], bool]
 
@@ -294,7 +294,7 @@ class _Walk:
         return bytes(tensor.SerializeToString(deterministic=True))
 
 
-def _fields(window: _Window, start: int, stop: int) -> Iterator[tuple[int, int, int, int, int]]:
+def _fields(window: _FileWindow, start: int, stop: int) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield (number, wire type, start, start of the value, end) of each field between start and stop."""
     at = start
     while at < stop:
@@ -331,7 +331,7 @@ def _fields(window: _Window, start: int, stop: int) -> Iterator[tuple[int, int, 
         at = end
 
 
-def _varint(window: _Window, index: int) -> tuple[int, int]:
+def _varint(window: _FileWindow, index: int) -> tuple[int, int]:
     """Decode the varint at an index of the window's buffer; return it and the index after it."""
     value = shift = 0
     for at in range(index, min(index + 10, len(window.buffer))):

@@ -15,11 +15,11 @@ from amp_rewrite.files.store import SaveOptions
 from amp_rewrite.fleet.configs import with_new_names
 from amp_rewrite.fleet.flow import Inline, Lost, Processes, cores, through
 from amp_rewrite.fleet.job import Job, Task, key_of
-from amp_rewrite.fleet.naming import SAME, Rule, fields_of, placed
+from amp_rewrite.fleet.naming import SAME, NamingRule, fields_of, placed
 from amp_rewrite.fleet.outcome import FAILED, Outcome
 from amp_rewrite.fleet.staging import copy, run
 from amp_rewrite.fleet.summary import Summary
-from amp_rewrite.fleet.tree import Choice, Item, Listing, find
+from amp_rewrite.fleet.tree import FileGlobs, Item, Listing, find
 from amp_rewrite.fleet.urls import name_of, real, url_of
 from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.io_rules import parse_io
@@ -30,12 +30,12 @@ Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BatchSettings:
     """Settings of a batch beside those of a conversion: `convert_many` takes the same words."""
 
     out: Path
     name: str = SAME
-    choice: Choice = field(default_factory=Choice)
+    choice: FileGlobs = field(default_factory=FileGlobs)
     saving: SaveOptions = field(default_factory=SaveOptions)
     resume: bool = False
     keep_going: bool = True
@@ -51,7 +51,7 @@ class Batch:
     `names`: results by the real paths of sources. `remarks`: what is left out, and why.
     """
 
-    asked: Asked
+    asked: BatchSettings
     jobs: list[Job]
     copies: list[tuple[Path, Path]]
     names: Mapping[str, Path]
@@ -67,11 +67,11 @@ class Batch:
         return len(self.order)
 
     @classmethod
-    def of(cls, sources: Iterable[str | os.PathLike[str]], asked: Asked, options: Mapping[str, Any]) -> Batch:
+    def of(cls, sources: Iterable[str | os.PathLike[str]], asked: BatchSettings, options: Mapping[str, Any]) -> Batch:
         """Return the batch of some sources. Nothing is written; errors that hold for the whole are raised now."""
         options = {**options, **{name: _absolute(options[name]) for name in ("lists", "target") if name in options}}
         request = Request.of(**options)
-        rule = Rule.of(asked.name, request.to)
+        rule = NamingRule.of(asked.name, request.to)
         patterns = (*request.keep, *request.lower)
         for pattern in patterns:
             parse_pattern(pattern)
@@ -195,7 +195,7 @@ def _same(a: Path, b: Path) -> bool:
     return real(a) == real(b)
 
 
-def _targets(listing: Listing, rule: Rule, out: Path) -> dict[Path, Item]:
+def _targets(listing: Listing, rule: NamingRule, out: Path) -> dict[Path, Item]:
     """Return the sources by target. In a folder converted into itself, results of an earlier run are no sources.
 
     PolicyError if two models would get one name.
@@ -215,7 +215,7 @@ def _targets(listing: Listing, rule: Rule, out: Path) -> dict[Path, Item]:
 
 
 def _check_targets(
-    targets: Mapping[Path, Item], copies: Sequence[tuple[Path, Path]], listing: Listing, asked: Asked
+    targets: Mapping[Path, Item], copies: Sequence[tuple[Path, Path]], listing: Listing, asked: BatchSettings
 ) -> None:
     """Raise an error if a target is a source, is the copy of another file, or is there and must stay."""
     read = {real(item.path) for item in (*listing.models, *listing.others)}
@@ -246,7 +246,7 @@ def _check_targets(
 
 
 def _jobs(
-    targets: Mapping[Path, Item], listing: Listing, rule: Rule, asked: Asked, known: Mapping[str, Outcome]
+    targets: Mapping[Path, Item], listing: Listing, rule: NamingRule, asked: BatchSettings, known: Mapping[str, Outcome]
 ) -> list[Job]:
     """Return a job for each model, or for several of one folder that share external data.
 
@@ -275,7 +275,7 @@ def _jobs(
     return jobs
 
 
-def _guidance(asked: Asked, item: Item) -> Guidance:
+def _guidance(asked: BatchSettings, item: Item) -> Guidance:
     """Return the guidance of one model, with its own data."""
     guidance = asked.guidance
     if not guidance:

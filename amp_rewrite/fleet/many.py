@@ -10,11 +10,11 @@ from typing import Unpack
 
 from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.files.store import SaveOptions
-from amp_rewrite.fleet.batch import Asked, Batch
+from amp_rewrite.fleet.batch import Batch, BatchSettings
 from amp_rewrite.fleet.flow import cores
 from amp_rewrite.fleet.naming import SAME
 from amp_rewrite.fleet.outcome import Outcome
-from amp_rewrite.fleet.tree import Choice
+from amp_rewrite.fleet.tree import FileGlobs
 from amp_rewrite.fleet.urls import local
 from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.keywords import checked
@@ -98,10 +98,10 @@ def convert_many(
         raise PolicyError(f"{spelled('tolerance')} compares outputs and needs {spelled('data')}")
     criterion = {} if tolerance is None else {"tolerance": tolerance}
     guidance = Guidance(os.fspath(data or ""), ranges=os.fspath(ranges or ""), criterion=criterion)
-    asked = Asked(
+    asked = BatchSettings(
         out=Path(local(out)),
         name=name,
-        choice=Choice(_texts(include), _texts(exclude)),
+        choice=FileGlobs(_texts(include), _texts(exclude)),
         saving=SaveOptions(overwrite, external_data, shard_size),
         resume=resume,
         guidance=guidance,

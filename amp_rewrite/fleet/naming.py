@@ -17,14 +17,14 @@ _WORDS = ("stem", "type", "folder")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class NamingRule:
     """A rule such as "{stem}_fp16.onnx"; {stem} is the source's name without .onnx, {type} the low type."""
 
     text: str
     to: DType
 
     @classmethod
-    def of(cls, text: str, to: DType) -> Rule:
+    def of(cls, text: str, to: DType) -> NamingRule:
         """Return the rule in a text. PolicyError for one that names no .onnx file in the same folder."""
         words = fields_of(text, "name", _WORDS[:2])
         if not text.endswith(".onnx") or "stem" not in words or {*text} & {"/", "\\", "\0"}:

@@ -42,7 +42,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FileGlobs:
     """Files to take: those that one of `include` matches, or all without one, but none that `exclude` matches.
 
     A glob without "/" is one for names of files and folders, another one for paths below the source.
@@ -75,7 +75,7 @@ def is_batch(word: str | Path) -> bool:
     return bool(url_of(text)) or Path(text).is_dir() or (glob.has_magic(text) and not os.path.lexists(text))
 
 
-def find(sources: Iterable[str | os.PathLike[str]], choice: Choice, out: Path) -> Listing:
+def find(sources: Iterable[str | os.PathLike[str]], choice: FileGlobs, out: Path) -> Listing:
     """Return the files that sources stand for, in order, but none in the folder `out`.
 
     The files of one folder keep their places below it; of several, those below the folder above. Folders whose name
@@ -162,7 +162,7 @@ def _below(path: Path, base: Path) -> Path:
     return folder.relative_to(base) / path.name if folder.is_relative_to(base) else Path(path.name)
 
 
-def _walk(folder: Path, out: str, choice: Choice, remarks: list[str]) -> Iterator[Item]:
+def _walk(folder: Path, out: str, choice: FileGlobs, remarks: list[str]) -> Iterator[Item]:
     """Yield the files of a folder and those below it, sorted; without recursion, since folders may be deep.
 
     Folders that are excluded are not looked into: they may be large, or not readable.

@@ -128,7 +128,7 @@ class Surroundings:
 # -- graphs ----------------------------------------------------------------------------------------
 
 
-class Builder:
+class NodeBuilder:
     """Appends nodes with fresh names.
 
     Nodes are numbered within a *region* and named after it. Equal ops with equal inputs and attributes are one node:
@@ -201,11 +201,13 @@ class Builder:
         """Append a node as it is, with output names from `fresh`."""
         self.nodes.append(node)
 
-    def choice(self, condition: str, then: Callable[[Builder], str], otherwise: Callable[[Builder], str]) -> str:
+    def choice(
+        self, condition: str, then: Callable[[NodeBuilder], str], otherwise: Callable[[NodeBuilder], str]
+    ) -> str:
         """Append an If with one output. Each function appends the nodes of a branch and returns the branch's result."""
         branches = []
         for build in (then, otherwise):
-            inner = Builder(self._taken, opset=self.opset, region=self._region)
+            inner = NodeBuilder(self._taken, opset=self.opset, region=self._region)
             result = build(inner)
             branches.append(new_branch(inner.nodes, [result]))
         result = self._numbered("If")

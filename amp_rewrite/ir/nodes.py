@@ -101,7 +101,7 @@ class Scope:
     ops: tuple[OpId, ...]
 
 
-class Variable(NamedTuple):
+class TypeVariable(NamedTuple):
     """A type variable of one op: the ports that share it, and their type."""
 
     op: OpId

@@ -22,13 +22,13 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.tensors import fresh_memory
 from amp_rewrite.ir.build import Index, ShadowingError, UnsortedError, build
 from amp_rewrite.ir.graphs import in_order, unshadowed
-from amp_rewrite.ir.nodes import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, Variable
+from amp_rewrite.ir.nodes import MAIN, Op, OpId, Role, Scope, ScopeId, TypeVariable, Use, Value, ValueId
 from amp_rewrite.ir.schema import TENSOR, Signature, ValueType
 
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["MAIN", "Op", "OpId", "Role", "Scope", "ScopeId", "Use", "Value", "ValueId", "Variable", "View", "once"]
+__all__ = ["MAIN", "Op", "OpId", "Role", "Scope", "ScopeId", "TypeVariable", "Use", "Value", "ValueId", "View", "once"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -227,12 +227,14 @@ class View(Index):
         return frozenset(v for scope in self.scopes for v in scope.outputs)
 
     @cached_property
-    def variables(self) -> tuple[tuple[Variable, ...], ...]:
+    def variables(self) -> tuple[tuple[TypeVariable, ...], ...]:
         """The type variables of each op, in order of first port. Ops with bodies and unknown ops have none."""
         known: dict[tuple[Signature, _Present, _Present], _Ports] = {}  # most ops of a model equal many others
         return tuple([self._variables_of(op, known) for op in self.ops])
 
-    def _variables_of(self, op: Op, known: dict[tuple[Signature, _Present, _Present], _Ports]) -> tuple[Variable, ...]:
+    def _variables_of(
+        self, op: Op, known: dict[tuple[Signature, _Present, _Present], _Ports]
+    ) -> tuple[TypeVariable, ...]:
         if op.signature is None or op.bodies:
             return ()
         if None in op.inputs or None in op.outputs:
@@ -242,7 +244,7 @@ class View(Index):
         ports = known.get(present)
         if ports is None:
             ports = known[present] = _ports(*present)
-        return tuple([Variable(op.id, name, ins, outs, self._type_at(op, ins, outs)) for name, ins, outs in ports])
+        return tuple([TypeVariable(op.id, name, ins, outs, self._type_at(op, ins, outs)) for name, ins, outs in ports])
 
     def _type_at(self, op: Op, ins: tuple[int, ...], outs: tuple[int, ...]) -> ValueType | None:
         """Return the type at these ports, preferably of a tensor: linked variables name tensors and sequences alike."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.paint import paint
-from amp_rewrite.decide.coloring.state import PaintOptions, State
+from amp_rewrite.decide.coloring.state import PaintOptions, PaintState
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
 from amp_rewrite.decide.hazards.quantized import quantized
 from amp_rewrite.decide.pin import Pin
@@ -129,7 +129,7 @@ class Draft:
             findings = (*findings, self.placing.finding)
         return replace(coloring, findings=(*coloring.findings, *findings)) if findings else coloring
 
-    def _colored(self, pins: Sequence[Pin], place: Callable[[State], None] | None) -> Coloring:
+    def _colored(self, pins: Sequence[Pin], place: Callable[[PaintState], None] | None) -> Coloring:
         request = self.request
         options = PaintOptions(
             level=request.level,

@@ -14,7 +14,7 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.errors import GradientError, ModelError
 from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.evidence.instrument.switchable import SwitchableModel, switchable_model
-from amp_rewrite.evidence.instrument.vertices import Choice, LowVertices, Vertex
+from amp_rewrite.evidence.instrument.vertices import LowVertices, TypeChoice, Vertex
 from amp_rewrite.evidence.metric import Criterion, worse
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.pipeline.draft import Draft
@@ -25,7 +25,7 @@ from amp_rewrite.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from amp_rewrite.decide.placement.tradeoff import Loss, Tradeoff
-    from amp_rewrite.evidence.prediction.prediction import Prediction
+    from amp_rewrite.evidence.prediction.prediction import PredictedErrors
 
 MOST_BATCHES = 4
 """Batches of the data that are predicted; a trial confirms on all."""
@@ -61,7 +61,7 @@ class Widened:
         }
         return cls(view, {mine: theirs for mine, theirs in pairs.items() if is_low(half, base, theirs)})
 
-    def choice(self, coloring: Coloring) -> Choice:
+    def choice(self, coloring: Coloring) -> TypeChoice:
         """Return the choice of the twin's vertices that acts as a coloring of the half model."""
         return LowVertices(
             {mine for mine, theirs in self.low.items() if coloring.dtype(*theirs) in (None, coloring.to)}
@@ -91,7 +91,7 @@ class Foresight:
     draft: Draft
     pins: tuple[Pin, ...]
     base: Coloring
-    prediction: Prediction
+    prediction: PredictedErrors
     islands: bool = False
     wide: Widened | None = None
     _seen: dict[frozenset[int], Foreseen] = field(default_factory=dict, repr=False)
@@ -113,12 +113,16 @@ class Foresight:
         `base`: the coloring with `pins`. `twin`: runs the ops alone that no gradient tells of; of a half model it is
         made here. `islands`: give up low ops for time, too.
         """
-        from amp_rewrite.evidence.prediction.prediction import Asked, predict
+        from amp_rewrite.evidence.prediction.prediction import PredictedModel, predict
         from amp_rewrite.evidence.prediction.single_op_runs import SingleOpRuns  # late: gradients take long to import
 
         to, saturate = draft.request.to, draft.hazards.saturate
         wide = Widened.of(draft.view, base) if draft.view.low_types else None
-        asked = Asked(draft.view, base.low, to, saturate) if wide is None else Asked(wide.view, wide.low, to)
+        asked = (
+            PredictedModel(draft.view, base.low, to, saturate)
+            if wide is None
+            else PredictedModel(wide.view, wide.low, to)
+        )
         try:
             if wide is not None:
                 board = switchable_model(wide.view, wide.low, to)

@@ -18,7 +18,7 @@ from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.switchable import SwitchableModel, switchable_model
-from amp_rewrite.evidence.metric import MEASURES, Bound, scaled
+from amp_rewrite.evidence.metric import MEASURES, MetricBound, scaled
 from amp_rewrite.evidence.verdict import SCHEMA, json_of
 from amp_rewrite.files.model import ModelSource
 from amp_rewrite.ir.view import MAIN
@@ -272,7 +272,7 @@ class _Curve:
         return len({op for op, _ in coloring.paints})
 
 
-_SCALED = Bound(MEASURES["scaled"], 1.0)
+_SCALED = MetricBound(MEASURES["scaled"], 1.0)
 
 
 def _largest(expected: Any, result: Any) -> float:

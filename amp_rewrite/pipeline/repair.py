@@ -19,7 +19,7 @@ from amp_rewrite.evidence.guard import Guarded
 from amp_rewrite.evidence.instrument.shadow import local_errors
 from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.vertices import Vertex
-from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, Tolerance, criterion
+from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import BudgetSpent, minimal_set
 from amp_rewrite.evidence.trial import Trial, Trials, worst_score
@@ -142,7 +142,7 @@ def repair(
 def _tried(draft: Draft, converted: Converted, feed: Feed) -> Converted:
     """Return a conversion with the evidence of its outputs on random inputs: a smoke test, without a criterion."""
     conditions = Conditions(names=(model_name(draft), "the conversion"))
-    by = Bound(MEASURES["scaled"], math.inf)
+    by = MetricBound(MEASURES["scaled"], math.inf)
     verdict = verdict_of(_reference(draft), converted.result, feed, Comparison(by, equal_nan=True), conditions)
     lost = [row for row in verdict.rows if row.difference.nonfinite[0] < row.difference.nonfinite[1]]
     why = f"output {lost[0].label!r}: {lost[0].difference.because}" if lost else ""

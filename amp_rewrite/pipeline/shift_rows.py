@@ -14,7 +14,7 @@ from amp_rewrite.reports.render import count
 from amp_rewrite.reports.rows import ShiftRow
 
 if TYPE_CHECKING:
-    from amp_rewrite.rewrite.shift.plan import Plan
+    from amp_rewrite.rewrite.shift.plan import ShiftPlan
     from amp_rewrite.rewrite.shift.shift import Shift
 
 SHIFTED, UNSHIFTED = "shifted", "not_shifted"
@@ -49,7 +49,7 @@ def region_rows(view: View, shift: Shift, evidence: str) -> Iterator[ShiftRow]:
         )
 
 
-def refused_rows(view: View, plan: Plan, evidence: str) -> Iterator[ShiftRow]:
+def refused_rows(view: View, plan: ShiftPlan, evidence: str) -> Iterator[ShiftRow]:
     """Yield the row of each value beyond the type that is not shifted."""
     for refused in plan.refused:
         room = DType.FLOAT16.max / refused.absmax
@@ -66,7 +66,7 @@ def unshifted(rows: Sequence[ShiftRow], why: str) -> tuple[ShiftRow, ...]:
     )
 
 
-def refused_findings(view: View, plan: Plan) -> Iterator[Finding]:
+def refused_findings(view: View, plan: ShiftPlan) -> Iterator[Finding]:
     """Yield a finding for each value beyond the type that is not shifted."""
     for refused in plan.refused:
         yield refusing(view.value_name(refused.value), refused.absmax, refused.why)

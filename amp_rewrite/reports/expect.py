@@ -45,7 +45,7 @@ _HELP = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckedExpectation:
     """An expectation, whether a report meets it, and the numbers."""
 
     expected: str
@@ -101,7 +101,7 @@ class Expectation:
             raise PolicyError(f"expectation {text!r}: say of which type, as in 'weights[float32] <= 1%'")
         return cls(stated, subject, choice, sign, float(number[1]) * _UNITS.get(unit, 1), unit == "%")
 
-    def outcome(self, report: Report) -> Outcome:
+    def outcome(self, report: Report) -> CheckedExpectation:
         """Return whether a report meets the expectation. PolicyError for a report too old to tell."""
         if report.schema < 2 and self.subject in ("weights", *_PORTS):
             raise PolicyError(
@@ -125,24 +125,24 @@ class Expectation:
             return self._counted(sum(row.dtype == self.subject for row in rows), len(rows), "op")
         return self._counted(sum(row.dtype == self.subject for row in floats), len(floats), "float op")
 
-    def _counted(self, part: int, whole: int, noun: str) -> Outcome:
+    def _counted(self, part: int, whole: int, noun: str) -> CheckedExpectation:
         """Compare a number or its share of the whole; of nothing there is not any share."""
         if not self.share:
             fact = count(part, noun) if part == whole else f"{part} of {count(whole, noun)}"
-            return Outcome(self.text, _COMPARE[self.sign](part, self.number or 0), fact)
+            return CheckedExpectation(self.text, _COMPARE[self.sign](part, self.number or 0), fact)
         if not whole:
-            return Outcome(self.text, False, f"there is no {noun}")
+            return CheckedExpectation(self.text, False, f"there is no {noun}")
         met = _COMPARE[self.sign](100 * part, (self.number or 0) * whole)
-        return Outcome(self.text, met, f"{100 * part / whole:.4g} % ({part} of {count(whole, noun)})")
+        return CheckedExpectation(self.text, met, f"{100 * part / whole:.4g} % ({part} of {count(whole, noun)})")
 
-    def _ops(self, rows: Sequence[Row]) -> Outcome:
+    def _ops(self, rows: Sequence[Row]) -> CheckedExpectation:
         pattern = self.choice if self.choice is not None else "*"
         chosen = [row for row in rows if any(fnmatchcase(text, pattern) for text in (row.op, row.name, row.path))]
         if self.dtype is None:
             return self._counted(len(chosen), len(rows), "op")
         return self._typed([(row.path, row.dtype) for row in chosen], "op")
 
-    def _ports(self, report: Report) -> Outcome:
+    def _ports(self, report: Report) -> CheckedExpectation:
         ports: dict[str, Collection[PortRow]] = {"inputs": report.inputs, "outputs": report.outputs}
         listed = ports.get(self.subject, (*report.inputs, *report.outputs))
         if self.choice is not None:
@@ -152,30 +152,32 @@ class Expectation:
         noun = {"inputs": "input", "outputs": "output"}.get(self.subject, "floating input or output")
         return self._typed([(port.name, port.dtype) for port in chosen], noun)
 
-    def _typed(self, items: Sequence[tuple[str, str]], noun: str) -> Outcome:
+    def _typed(self, items: Sequence[tuple[str, str]], noun: str) -> CheckedExpectation:
         """Compare the types of all items, of which there must be some."""
         if not items:
             chosen = f" matches {self.choice!r}" if self.choice is not None else " is there"
-            return Outcome(self.text, False, f"no {noun}{chosen}")
+            return CheckedExpectation(self.text, False, f"no {noun}{chosen}")
         wrong = [(name, dtype) for name, dtype in items if (dtype == self.dtype) != (self.sign == "=")]
         if not wrong:
-            return Outcome(self.text, True, f"{len(items)} of {len(items)}")
+            return CheckedExpectation(self.text, True, f"{len(items)} of {len(items)}")
         examples = shortened([f"{name} is {dtype}" for name, dtype in wrong])
-        return Outcome(self.text, False, f"{len(items) - len(wrong)} of {len(items)}: {examples}")
+        return CheckedExpectation(self.text, False, f"{len(items) - len(wrong)} of {len(items)}: {examples}")
 
-    def _weights(self, report: Report) -> Outcome:
+    def _weights(self, report: Report) -> CheckedExpectation:
         stored = report.weights
         if self.dtype is not None:
             floating = {dtype: held for dtype, held in stored.items() if dtype in FLOATING}
             whole, part = sum(floating.values()), floating.get(self.dtype, 0)
             met = part == whole > 0 if self.sign == "=" else part == 0
-            return Outcome(self.text, met, self._by_type(floating) or "no floating weight is there")
+            return CheckedExpectation(self.text, met, self._by_type(floating) or "no floating weight is there")
         part, whole = stored.get(self.choice, 0) if self.choice else sum(stored.values()), sum(stored.values())
         if self.share:
             share = 100 * part / whole if whole else 0.0
             met = bool(whole) and _COMPARE[self.sign](100 * part, (self.number or 0) * whole)
-            return Outcome(self.text, met, f"{share:.4g} % ({self._by_type(stored) or 'no weight is there'})")
-        return Outcome(self.text, _COMPARE[self.sign](part, self.number or 0), size(part))
+            return CheckedExpectation(
+                self.text, met, f"{share:.4g} % ({self._by_type(stored) or 'no weight is there'})"
+            )
+        return CheckedExpectation(self.text, _COMPARE[self.sign](part, self.number or 0), size(part))
 
     def _by_type(self, stored: Mapping[str, int]) -> str:
         ordered = sorted(stored.items(), key=lambda item: (-item[1], item[0]))

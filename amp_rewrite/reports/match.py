@@ -33,7 +33,7 @@ def matched(a: RowGraph, b: RowGraph) -> tuple[tuple[int, int], ...]:
     if a.report.rows == b.report.rows and (a.report.inputs, a.outputs) == (b.report.inputs, b.outputs):
         return tuple(zip(a.live, b.live, strict=True))
     inputs, outputs = (paired(*ports) for ports in ((a.report.inputs, b.report.inputs), (a.outputs, b.outputs)))
-    mine, theirs = _Side(a, *_numbered(inputs, outputs, 0)), _Side(b, *_numbered(inputs, outputs, 1))
+    mine, theirs = _ReportSide(a, *_numbered(inputs, outputs, 0)), _ReportSide(b, *_numbered(inputs, outputs, 1))
     interned: dict[Hashable, int] = {}
     pairs = _Pairs(mine, theirs, a.live, b.live)
     for settled in (_constants, _name):
@@ -66,7 +66,7 @@ def crossed(a: RowGraph, b: RowGraph, matches: Matches) -> Iterator[tuple[int, i
     if not moved:
         return
     interned: dict[Hashable, int] = {}
-    sides = [_Side(graph, *_numbered(matches.inputs, matches.outputs, k)) for k, graph in enumerate((a, b))]
+    sides = [_ReportSide(graph, *_numbered(matches.inputs, matches.outputs, k)) for k, graph in enumerate((a, b))]
     (kinds, others), (exact, other_exact) = ([side.up(word, interned) for side in sides] for word in (_op, _types))
     for i, j, place, r, s in moved:
         if kinds[r] == others[s] and exact[r] != other_exact[s]:
@@ -119,7 +119,7 @@ Word = Callable[[Row], Hashable]
 
 
 @dataclass(frozen=True)
-class _Side:
+class _ReportSide:
     """One report, with the numbers of its inputs and outputs that both reports have."""
 
     graph: RowGraph
@@ -219,8 +219,8 @@ _EVIDENCE = (
 class _Pairs:
     """Pairs so far."""
 
-    a: _Side
-    b: _Side
+    a: _ReportSide
+    b: _ReportSide
     left_a: Sequence[int]
     left_b: Sequence[int]
     to_b: dict[int, int] = field(default_factory=dict)
@@ -299,7 +299,7 @@ class _Pairs:
                         if self._alike(reader, other):
                             self.join(reader, other)
 
-    def _operands(self, side: _Side, i: int) -> Sequence[int]:
+    def _operands(self, side: _ReportSide, i: int) -> Sequence[int]:
         """Return the operands of a row; sorted by kind if they commute."""
         reads = side.graph.reads[i]
         if side.rows[i].op not in COMMUTATIVE:
@@ -311,7 +311,7 @@ class _Pairs:
         kinds = [_kind(self.a.rows[other]) for other in self.a.graph.reads[i] if other >= 0]
         return kinds.count(_kind(self.a.rows[read])) > 1
 
-    def _unmatched_readers(self, side: _Side, i: int, taken: dict[int, int]) -> dict[tuple[int, str], list[int]]:
+    def _unmatched_readers(self, side: _ReportSide, i: int, taken: dict[int, int]) -> dict[tuple[int, str], list[int]]:
         groups: dict[tuple[int, str], list[int]] = defaultdict(list)
         for slot, reader in side.graph.readers[i]:
             if reader not in taken:
@@ -344,7 +344,7 @@ class _Pairs:
 
 
 def _grouped(
-    side: _Side,
+    side: _ReportSide,
     left: Iterable[int],
     evidence: _Evidence,
     word: Word,
@@ -364,7 +364,7 @@ def _grouped(
 
 
 def _by_names(
-    side: _Side, left: Iterable[int], word: Word, interned: dict[Hashable, int]
+    side: _ReportSide, left: Iterable[int], word: Word, interned: dict[Hashable, int]
 ) -> dict[int, dict[int, list[int]]]:
     """Return rows by the shape above them, then by that shape with names."""
     plain, named = side.up(_kind, interned), side.up(word, interned)

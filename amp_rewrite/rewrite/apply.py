@@ -48,7 +48,7 @@ def apply(view: View, plan: Plan) -> Model:
     """
     proto = clone(view.model.proto)
     if not plan.empty:
-        _Emitter(view, plan).graph(proto.graph, view.scopes[MAIN])
+        _CastEmitter(view, plan).graph(proto.graph, view.scopes[MAIN])
         import_standard(proto)
     return replace(view.model, proto=proto)
 
@@ -59,7 +59,7 @@ def import_standard(proto: ModelProto) -> None:
         proto.opset_import.add(domain="", version=FIRST_BFLOAT16_CAST)
 
 
-class _Emitter:
+class _CastEmitter:
     def __init__(self, view: View, plan: Plan) -> None:
         self.view = view
         self.plan = plan

@@ -29,7 +29,7 @@ from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.rewrite.sums.site import Recipe, Written
+from amp_rewrite.rewrite.sums.site import Recipe, WrittenOps
 from amp_rewrite.settings.choices import Target, TargetName
 
 _KEPT_EDGES = {
@@ -143,7 +143,7 @@ class _Twin:
         self, view: View, kept: frozenset[DType], rounding: bool, edges: Collection[str], sums: Mapping[str, Recipe]
     ) -> None:
         self.view = view
-        self.written = Written(view, sums) if sums and DType.FLOAT16 in view.low_types else None
+        self.written = WrittenOps(view, sums) if sums and DType.FLOAT16 in view.low_types else None
         self.rounding = rounding
         self.taken = set(view.names)
         self.opset = view.opsets.get("", FIRST_BFLOAT16_CAST)

@@ -47,7 +47,7 @@ def _replaced(view: View, replacements: Sequence[Replacement]) -> Model:
     Everything else stays as it is, names, order and declarations included.
     """
     proto = clone(view.model.proto)
-    _Writer(view, replacements).graph(proto.graph, view.scopes[MAIN])
+    _ReplacementWriter(view, replacements).graph(proto.graph, view.scopes[MAIN])
     proto.graph.initializer.extend({w.name: w for each in replacements for w in each.weights}.values())
     _declare(proto, replacements)
     return replace(view.model, proto=proto)
@@ -104,7 +104,7 @@ def _removable(view: View, value: ValueId, gone: Collection[OpId], kept: Collect
     return all(use.op in gone for use in view.uses[value])
 
 
-class _Writer:
+class _ReplacementWriter:
     def __init__(self, view: View, replacements: Sequence[Replacement]) -> None:
         self.view = view
         self.gone, initializers = _unread(view, replacements)

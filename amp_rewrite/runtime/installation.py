@@ -45,7 +45,7 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InstallationFault:
     """A fault of the installation, and the command that fixes it."""
 
     fact: str
@@ -81,12 +81,12 @@ def _package(distribution: metadata.Distribution, name: str, record: str) -> Pac
     return Package(name, distribution.version, tuple(lost), tuple(replaced), init)
 
 
-def faults(installed: Sequence[Package], origin: str | None) -> Iterator[Fault]:
+def faults(installed: Sequence[Package], origin: str | None) -> Iterator[InstallationFault]:
     """Yield the faults of packages whose module Python finds at `origin`, the worst first."""
     names = list(dict.fromkeys(package.name for package in installed))
     if len(installed) > 1:
         listed = " and ".join(map(str, installed))
-        yield Fault(
+        yield InstallationFault(
             f"{listed} are installed over each other, and one of them is broken by that",
             f"{uninstall(*sorted(names))}; {install(names[0])}",
         )
@@ -95,15 +95,15 @@ def faults(installed: Sequence[Package], origin: str | None) -> Iterator[Fault]:
         again = install(f"{package.name}=={package.version}", again=True)
         if package.lost:
             files = f"{count(len(package.lost), 'file')} of it {'is' if len(package.lost) == 1 else 'are'} missing"
-            yield Fault(f"{package}: {files} ({_some(package.lost)})", again)
+            yield InstallationFault(f"{package}: {files} ({_some(package.lost)})", again)
         elif package.replaced:
             fact = f"{package}: its folder holds another {_some(package.replaced)} than it installed"
-            yield Fault(fact, again)
+            yield InstallationFault(fact, again)
         elif origin is not None and package.init is not None and not _same(Path(origin), package.init):
             fact = f"{package} is installed, and Python finds another module of that name first: {origin}"
-            yield Fault(fact, f"rename {origin}, or take its folder out of PYTHONPATH or start elsewhere")
+            yield InstallationFault(fact, f"rename {origin}, or take its folder out of PYTHONPATH or start elsewhere")
         elif (stated := _stated(package.init)) is not None and not _agree(stated, package.version):
-            yield Fault(f"{package}: the module in its folder says that it is {stated}", again)
+            yield InstallationFault(f"{package}: the module in its folder says that it is {stated}", again)
 
 
 def _some(files: Sequence[str]) -> str:
@@ -145,13 +145,13 @@ def module_origin() -> str | None:
     return spec.origin or next(iter(spec.submodule_search_locations or ()), None)
 
 
-def installation_faults() -> tuple[Fault, ...]:
+def installation_faults() -> tuple[InstallationFault, ...]:
     """Return the faults of this installation, from its files alone, the worst first."""
     installed, origin = packages(), module_origin()
     found = list(faults(installed, origin))
     if not installed and origin is not None and not origin.endswith(".py"):
         found.append(
-            Fault(
+            InstallationFault(
                 f"the folder {origin} is left of a package of onnxruntime that was removed",
                 f'python -c "import shutil; shutil.rmtree({origin!r})"; {install(DEFAULT)}',
             )
@@ -193,13 +193,13 @@ def require(feature: str) -> None:
     onnxruntime(feature)
 
 
-def _fault_of(cause: Exception) -> Fault:
+def _fault_of(cause: Exception) -> InstallationFault:
     known = installation_faults()
     if known:
         return known[0]
     installed = packages()
     if not installed and isinstance(cause, ModuleNotFoundError) and cause.name == _MODULE:
-        return Fault("it is not installed", f"{install(DEFAULT)} (or onnxruntime, for the CPU alone)")
+        return InstallationFault("it is not installed", f"{install(DEFAULT)} (or onnxruntime, for the CPU alone)")
     named = " and ".join(map(str, installed)) or f"the module at {module_origin()}"
     remedy = install(f"{installed[0].name}=={installed[0].version}", again=True) if installed else install(DEFAULT)
-    return Fault(f"{named} cannot be imported: {type(cause).__name__}: {one_line(cause)[:300]}", remedy)
+    return InstallationFault(f"{named} cannot be imported: {type(cause).__name__}: {one_line(cause)[:300]}", remedy)

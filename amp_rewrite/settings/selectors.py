@@ -35,7 +35,7 @@ from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class SelectorTerm:
     """One condition: its key, the text of the user, and the expression to search in a name."""
 
     key: str
@@ -43,7 +43,7 @@ class Term:
     expression: re.Pattern[str]
 
 
-def parse_pattern(text: str) -> tuple[Term, ...]:
+def parse_pattern(text: str) -> tuple[SelectorTerm, ...]:
     """Return the terms of a pattern. PatternError for an unknown key, an empty term, or a broken expression."""
     if text.startswith("re:"):
         return (_term(text, "name", "~=", text[3:]),)
@@ -134,7 +134,7 @@ def _split(text: str) -> Iterator[str]:
     yield part
 
 
-def _term(pattern: str, key: str, sign: str, value: str) -> Term:
+def _term(pattern: str, key: str, sign: str, value: str) -> SelectorTerm:
     if key not in _CRITERIA:
         hint = advice(key, _CRITERIA, f"use one of {', '.join(_CRITERIA)}")
         raise PatternError(f"pattern '{pattern}': unknown key {key!r}; {hint}")
@@ -145,14 +145,14 @@ def _term(pattern: str, key: str, sign: str, value: str) -> Term:
         raise PatternError(f"pattern '{pattern}': {key} takes a glob; write {key}={value}, or name~= for an expression")
     if sign == "~=":
         try:
-            return Term(key, value, re.compile(value))
+            return SelectorTerm(key, value, re.compile(value))
         except (re.error, RecursionError, OverflowError) as error:
             raise PatternError(f"pattern '{pattern}': not a regular expression: {error}; correct it") from error
     if key in ("op", "feeds", "fed_by"):
         value = value.removeprefix("ai.onnx::")
     if key == "scope":
-        return Term(key, value, _glob(_path(value), f"{_path(value)}/*"))
-    return Term(key, value, _glob(value))
+        return SelectorTerm(key, value, _glob(_path(value), f"{_path(value)}/*"))
+    return SelectorTerm(key, value, _glob(value))
 
 
 def _glob(*globs: str) -> re.Pattern[str]:
@@ -251,7 +251,7 @@ def _first_pattern(view: View, patterns: Sequence[str], before: Before | None) -
 
 
 def _nothing_matched(
-    view: View, pattern: str, terms: Sequence[Term], by_term: Sequence[Selected], before: Before | None
+    view: View, pattern: str, terms: Sequence[SelectorTerm], by_term: Sequence[Selected], before: Before | None
 ) -> str:
     for term, ops in zip(terms, by_term, strict=True):
         if not ops:
@@ -262,7 +262,7 @@ def _nothing_matched(
     return f"pattern '{pattern}' matches nothing: no op passes all its terms ({counts}); drop or widen one"
 
 
-def _expanded(view: View, before: View, term: Term) -> str | None:
+def _expanded(view: View, before: View, term: SelectorTerm) -> str | None:
     """Describe the ops that replaced the first op that a term matches in the source model; None without a match."""
     criterion = _CRITERIA["op" if term.key in ("feeds", "fed_by") else term.key]
     gone = min(criterion.select(before, term.expression), default=None)
@@ -293,7 +293,7 @@ def _in_place_of(old: Op, before: View, view: View) -> tuple[Op, ...]:
 _LISTED = 5
 
 
-def _hint(view: View, term: Term) -> str:
+def _hint(view: View, term: SelectorTerm) -> str:
     if term.key == "name" and term.text in _kinds(view):
         return f"did you mean 'op={term.text}'?"
     return advice_on(term.text, _CRITERIA[term.key].known(view), "see the names that 'amp-rewrite report -v' prints")

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.instrument.switchable import switchable_model
-from amp_rewrite.evidence.metric import MEASURES, Bound
-from amp_rewrite.evidence.prediction.prediction import Asked, predict
+from amp_rewrite.evidence.metric import MEASURES, MetricBound
+from amp_rewrite.evidence.prediction.prediction import PredictedModel, predict
 from amp_rewrite.evidence.prediction.single_op_runs import SingleOpRuns
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.settings.request import Request
@@ -39,7 +39,7 @@ from suites.models.test_fixtures import FIXTURES, batch, source
 BATCHES, FEWEST, WITHIN = 4, 10, 1.5
 NOISE = 1e-9
 """Relative errors below this are those of float32 itself."""
-SCALED = Bound(MEASURES["scaled"], 1.0)
+SCALED = MetricBound(MEASURES["scaled"], 1.0)
 Array = NDArray[Any]
 
 
@@ -85,7 +85,7 @@ def judged(name: str, model: str | Path, fed: Mapping[str, Array]) -> Row | None
     alone = SingleOpRuns(twin)
     batches = [(b, alone.reference(b)) for b in (varied(first, number) for number in range(BATCHES))]
     start = time.perf_counter()
-    found = predict(Asked(draft.view, may, DType.FLOAT16, draft.hazards.saturate), batches, alone)
+    found = predict(PredictedModel(draft.view, may, DType.FLOAT16, draft.hazards.saturate), batches, alone)
     middle = time.perf_counter()
     rows = []
     for op in sorted({op for op, _ in may} - found.reasons.keys()):

@@ -15,7 +15,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.rewrite.shift.equations import Equations
-from amp_rewrite.rewrite.shift.plan import Plan, Want, solve_classes
+from amp_rewrite.rewrite.shift.plan import ShiftPlan, Want, solve_classes
 from amp_rewrite.rewrite.shift.shift import Shift, shifted_by
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
@@ -49,7 +49,7 @@ def shifted_at_random(view: View, seed: int) -> Shift:
         if (exponent := rng.choice(EXPONENTS))
         for value in values
     }
-    return shifted_by(equations, Plan(exponents), {}, WANT)
+    return shifted_by(equations, ShiftPlan(exponents), {}, WANT)
 
 
 def shifted_to(view: View, exponents: Mapping[str, int]) -> Shift:
@@ -58,7 +58,7 @@ def shifted_to(view: View, exponents: Mapping[str, int]) -> Shift:
     roots = {equations.classes[v.id]: exponents[v.name] for v in view.values if v.name in exponents}
     solved = solve_classes(equations, roots)
     planned = {value: solved[root] for value, root in equations.classes.items() if root in solved}
-    return shifted_by(equations, Plan(planned), {}, WANT)
+    return shifted_by(equations, ShiftPlan(planned), {}, WANT)
 
 
 def sandwiched(model: ModelProto) -> ModelProto:

@@ -9,7 +9,7 @@ from amp_rewrite.cli import parameters, terminal
 _SHELLS = ("bash", "zsh", "fish")
 
 
-@parameters.command(click.argument("shell", metavar="|".join(_SHELLS), type=parameters.Choice(_SHELLS)))
+@parameters.command(click.argument("shell", metavar="|".join(_SHELLS), type=parameters.WordChoice(_SHELLS)))
 def completion(shell: str) -> None:
     """Print the script that completes commands, options, values and models in a shell.
 

@@ -14,7 +14,7 @@ _FOLLOWED = "Device to follow: webgpu accumulates in float16.  [default: float32
 _TWIN = (
     parameters.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
     choice("--io", ("numpy", "same", "float32"), _KEPT, default="numpy", show_default=True),
-    option("--target", "NAME", _FOLLOWED, type=parameters.Choice(["ort-cuda", "onnx", "tensorrt", "webgpu"])),
+    option("--target", "NAME", _FOLLOWED, type=parameters.WordChoice(["ort-cuda", "onnx", "tensorrt", "webgpu"])),
     choice(
         "--accumulate", ("float32", "float16"), "Type in which float16 ops accumulate.  [default: that of the target]"
     ),

@@ -19,7 +19,7 @@ from amp_rewrite.settings.option import OUTPUT
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.delta import Delta
-    from amp_rewrite.reports.expect import Expectation, Outcome
+    from amp_rewrite.reports.expect import CheckedExpectation, Expectation
 
 _HEAD = "HEAD"
 
@@ -30,7 +30,7 @@ class _Checked:
 
     file: Path
     delta: Delta | None
-    failed: tuple[Outcome, ...]
+    failed: tuple[CheckedExpectation, ...]
 
     def text(self, form: str, fail_on: Collection[str], *, verbose: bool = False) -> str:
         """Return it for a terminal, for a workflow of GitHub, or as Markdown. `verbose`: a terminal gets each op."""

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from amp_rewrite.decide.bounds.context import Context, Step, Table
+from amp_rewrite.decide.bounds.context import OpContext, Step, Table
 from amp_rewrite.decide.bounds.state import Ball, State, box, unknown
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import PERIODIC
@@ -34,7 +34,7 @@ def _rising(function: Function, x: State, *, contracts: bool = False) -> State:
 
 
 def _unary(function: Function, why: str = "", *, contracts: bool = False) -> Step:
-    def step(context: Context) -> State:
+    def step(context: OpContext) -> State:
         return replace(_rising(function, context.at(0), contracts=contracts), why=why or context.op.op_type)
 
     return step
@@ -43,7 +43,7 @@ def _unary(function: Function, why: str = "", *, contracts: bool = False) -> Ste
 def _within(least: float, most: float, function: Function | None = None) -> Step:
     """Return the step of a function with values in [least, most], which never falls if `function` computes it."""
 
-    def step(context: Context) -> State:
+    def step(context: OpContext) -> State:
         x = context.at(0)
         why = f"{context.op.op_type} lies in [{least:g}, {most:g}]"
         if function is None:
@@ -92,7 +92,7 @@ def _bell(least: float, function: Function) -> Step:
 
 
 def _swish(default: float) -> Step:
-    def step(context: Context) -> State:
+    def step(context: OpContext) -> State:
         """Bound x·sigmoid(α·x), which is swish(α·x) / α."""
         alpha, x = context.number("alpha", default), context.at(0)
         if alpha <= 0:
@@ -109,24 +109,24 @@ def even(x: State, top: Function) -> State:
         return box(top(least), top(x.size))
 
 
-def _absolute(context: Context) -> State:
+def _absolute(context: OpContext) -> State:
     x = context.masked(0)
     return replace(even(x, lambda a: a), ball=contracted(x), fills=x.fills, whole=x.whole, why="|x|")
 
 
-def _negated(context: Context) -> State:
+def _negated(context: OpContext) -> State:
     x = context.masked(0)
     ball = None if x.ball is None else replace(x.ball, center=None if x.ball.center is None else -x.ball.center)
     return replace(x.plain("−x"), lo=-x.hi, hi=-x.lo, ball=ball)
 
 
-def _root(context: Context) -> State:
+def _root(context: OpContext) -> State:
     x = context.at(0)
     with np.errstate(all="ignore"):
         return box(np.sqrt(np.maximum(x.lo, 0.0)), np.sqrt(np.maximum(x.hi, 0.0)), "√x")
 
 
-def _logarithm(context: Context) -> State:
+def _logarithm(context: OpContext) -> State:
     x = context.at(0)
     if not (x.lo > 0).all():
         return unknown("the logarithm of numbers near 0")
@@ -134,7 +134,7 @@ def _logarithm(context: Context) -> State:
         return box(np.log(x.lo) - 1e-6, np.log(x.hi) + 1e-6, "log x")
 
 
-def _exponential(context: Context) -> State:
+def _exponential(context: OpContext) -> State:
     x = context.at(0)
     with np.errstate(all="ignore"):
         return box(np.exp(x.lo) * (1 - 1e-6), np.exp(x.hi) * (1 + 1e-6), "eˣ")
@@ -148,7 +148,7 @@ def inverse(y: State) -> State:
         return box(1 / y.hi, 1 / y.lo)
 
 
-def _exponential_unit(gain: float, alpha: float, context: Context) -> State:
+def _exponential_unit(gain: float, alpha: float, context: OpContext) -> State:
     """Bound γ·x, for x < 0 γ·α·(eˣ − 1); Celu divides the exponent by α."""
     alpha, gain = context.number("alpha", alpha), context.number("gamma", gain)
     width = alpha if context.op.kind == "Celu" else 1.0
@@ -160,24 +160,24 @@ def _exponential_unit(gain: float, alpha: float, context: Context) -> State:
     return box(ends[0] - 1e-6, ends[1] + 1e-6, "at least −γ·α")
 
 
-def _dropped(context: Context) -> State:
+def _dropped(context: OpContext) -> State:
     training = context.numbers(2) if context.has(2) else np.zeros(1)
     x = context.masked(0)
     return x if training is not None and not training.any() else unknown("a Dropout in training")
 
 
-def _logical(context: Context) -> State:
+def _logical(context: OpContext) -> State:
     return replace(box(0.0, 1.0, "0 or 1"), whole=True)
 
 
-def _thresholded(context: Context) -> State:
+def _thresholded(context: OpContext) -> State:
     """Bound a ThresholdedRelu: 0, or a number beyond α."""
     x, alpha = context.at(0), context.number("alpha", 1.0)
     low = np.minimum(np.maximum(x.lo, alpha), 0.0)
     return box(low, np.maximum(x.hi, 0.0), "x, or 0", contracted(x))
 
 
-def _shrunk(context: Context) -> State:
+def _shrunk(context: OpContext) -> State:
     """Bound a Shrink: 0, or a number beyond λ, moved by the bias."""
     x, limit, bias = context.at(0), context.number("lambd", 0.5), context.number("bias", 0.0)
     if limit < 0:
@@ -189,7 +189,7 @@ def _shrunk(context: Context) -> State:
     return box(np.minimum.reduce(every), np.maximum.reduce(every), "x ∓ bias, or 0")
 
 
-def _hard_sigmoid(context: Context) -> State:
+def _hard_sigmoid(context: OpContext) -> State:
     x, alpha, beta = context.at(0), context.number("alpha", 0.2), context.number("beta", 0.5)
     if alpha < 0:
         return box(0.0, 1.0, "HardSigmoid lies in [0, 1]")

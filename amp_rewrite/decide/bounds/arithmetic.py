@@ -20,7 +20,7 @@ _LIBRARY = 16 * _UNIT32
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class RoundingModel:
     """Rounding of results: at most `unit` relative and `least` absolute, whether a type is low or float32.
 
     Results of sums and products are accumulated in float32, as the kernels of both providers do.
@@ -30,7 +30,7 @@ class Arithmetic:
     least: float
 
     @classmethod
-    def of(cls, to: DType, *others: DType | None, exponent: int = 0) -> Arithmetic:
+    def of(cls, to: DType, *others: DType | None, exponent: int = 0) -> RoundingModel:
         """Return the roundings of values that have one of these types, or float32, times 2⁻ᵉ at most."""
         types = [to, DType.FLOAT, *(t for t in others if t is not None and t.floating)]
         unit = max(t.eps for t in types) / 2

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from amp_rewrite.decide.bounds.arithmetic import Arithmetic
+from amp_rewrite.decide.bounds.arithmetic import RoundingModel
 from amp_rewrite.decide.bounds.state import Sizes, State, unknown
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
@@ -16,7 +16,7 @@ from amp_rewrite.ir.view import Op, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class OpContext:
     """An op and what is known around it.
 
     `states`: of its inputs; None for one that is left out. `arithmetic`: the roundings of its results. `is_read`:
@@ -28,7 +28,7 @@ class Context:
     op: Op
     states: Sequence[State | None]
     dims: Callable[[ValueId | None], Sizes]
-    arithmetic: Arithmetic
+    arithmetic: RoundingModel
     is_read: bool = True
     spatial: bool = False
     frugal: bool = False
@@ -96,6 +96,6 @@ class Context:
         return self.view.dtype(self.op.outputs[0]) if self.op.outputs else None
 
 
-Step: TypeAlias = "Callable[[Context], Sequence[State] | State]"
+Step: TypeAlias = "Callable[[OpContext], Sequence[State] | State]"
 """A step of the proof: from the states of operands to those of the results. ValueError and the like: unknown."""
 Table: TypeAlias = "Mapping[str, Step]"

@@ -11,7 +11,7 @@ import numpy as np
 
 from amp_rewrite.decide.bounds.activations import GELU_LEAST, Function, bell, contracted, even, gelu, inverse
 from amp_rewrite.decide.bounds.arithmetic import gamma
-from amp_rewrite.decide.bounds.context import Context, Step, Table
+from amp_rewrite.decide.bounds.context import OpContext, Step, Table
 from amp_rewrite.decide.bounds.state import (
     Ball,
     State,
@@ -34,7 +34,7 @@ _NARROW_INTEGERS = 16
 _WRAPS = 2.0**31
 
 
-def added(context: Context, a: State, b: State, sign: float = 1.0) -> State:
+def added(context: OpContext, a: State, b: State, sign: float = 1.0) -> State:
     """Return the state of a ± b."""
     if sign < 0:
         b = replace(b, lo=-b.hi, hi=-b.lo, ball=_opposite(b.ball))
@@ -49,7 +49,7 @@ def _opposite(ball: Ball | None) -> Ball | None:
     return ball if ball is None or ball.center is None else replace(ball, center=-ball.center)
 
 
-def _sum_ball(context: Context, a: State, b: State) -> Ball | None:
+def _sum_ball(context: OpContext, a: State, b: State) -> Ball | None:
     if a.ball is None or (b.ball is not None and len(b.ball.axes) > len(a.ball.axes)):
         a, b = b, a
     x = a.ball
@@ -80,7 +80,7 @@ def _plus(a: Array | None, b: Array | None) -> Array | None:
     return a if b is None else b if a is None else a + b
 
 
-def multiplied(context: Context, a: State, b: State) -> State:
+def multiplied(context: OpContext, a: State, b: State) -> State:
     """Return the state of a·b."""
     if a.fills or b.fills:
         return _filled(a, b)
@@ -107,7 +107,7 @@ def _filled(a: State, b: State) -> State:
     return unknown("a mask's fill is multiplied")
 
 
-def _product_ball(context: Context, a: State, b: State) -> Ball | None:
+def _product_ball(context: OpContext, a: State, b: State) -> Ball | None:
     balls = []
     for x, y in ((a, b), (b, a)):
         ball = x.ball
@@ -143,7 +143,7 @@ def _reach(ball: Ball) -> float:
     return float(np.max(ball.zeroed().radius))
 
 
-def divided(context: Context, a: State, b: State) -> State:
+def divided(context: OpContext, a: State, b: State) -> State:
     """Return the state of a / b."""
     if a.fills and not b.fills and (b.lo > 0).all():
         return _filled(a, box(1 / b.hi, 1 / b.lo))
@@ -151,7 +151,7 @@ def divided(context: Context, a: State, b: State) -> State:
     return replace(multiplied(context, a, by), why="|a| / |b|") if by.known else by
 
 
-def _quotient(context: Context) -> State:
+def _quotient(context: OpContext) -> State:
     """Bound a Div; numbers that are not negative, over their own sum, are at most 1, and sum to 1."""
     a, along = context.masked(0), _own_sum(context)
     if along is None or a.fills or not (a.lo >= 0).all():
@@ -162,7 +162,7 @@ def _quotient(context: Context) -> State:
     return replace(state, total=most, along=along)
 
 
-def _own_sum(context: Context) -> int | None:
+def _own_sum(context: OpContext) -> int | None:
     """Return the axis over which a divisor sums the numbers that it divides, perhaps with an epsilon; else None."""
     view, value = context.view, context.op.inputs[1]
     dims = context.shape(0)
@@ -185,21 +185,21 @@ def _own_sum(context: Context) -> int | None:
     return axes[0] if shape[axes[0]] == 1 and all(a == b is not None for a, b in rest) else None
 
 
-def _pair(function: Callable[[Context, State, State], State]) -> Step:
+def _pair(function: Callable[[OpContext, State, State], State]) -> Step:
     return lambda context: function(context, context.masked(0), context.masked(1))
 
 
-def _subtracted(context: Context) -> State:
+def _subtracted(context: OpContext) -> State:
     if len(set(context.op.inputs[:2])) == 1:
         return box(0.0, 0.0, "x − x")
     return added(context, context.masked(0), context.masked(1), -1.0)
 
 
-def _summed(context: Context) -> State:
+def _summed(context: OpContext) -> State:
     return reduce(partial(added, context), map(context.masked, range(len(context.states))))
 
 
-def _remainder(context: Context) -> State:
+def _remainder(context: OpContext) -> State:
     """Bound a Mod that keeps the sign of what is divided: no larger than either."""
     x, y = context.at(0), context.at(1)
     if not context.integer("fmod", 0):
@@ -208,13 +208,13 @@ def _remainder(context: Context) -> State:
     return box(low, high, "a part of both")
 
 
-def _averaged(context: Context) -> State:
+def _averaged(context: OpContext) -> State:
     total, count = _summed(context), len(context.states)
     return replace(box(total.lo / count, total.hi / count, "a mean"), fills=total.fills)
 
 
 def _extreme(by: Callable[..., Array]) -> Step:
-    def step(context: Context) -> State:
+    def step(context: OpContext) -> State:
         states = [context.masked(slot) for slot in range(len(context.states))]
         clear = [s for s in states if not s.fills] or states
         if by is np.maximum:  # a maximum is at least as large as each, and a fill of −∞ never counts
@@ -231,7 +231,7 @@ def _extreme(by: Callable[..., Array]) -> Step:
     return step
 
 
-def _clipped(context: Context) -> State:
+def _clipped(context: OpContext) -> State:
     x = context.masked(0)
     lo, hi = x.lo, x.hi
     clear = []
@@ -251,7 +251,7 @@ def has_upper_end(clip: Op) -> bool:
     return attribute(clip.node, "max") is not None or (len(clip.inputs) > 2 and clip.inputs[2] is not None)
 
 
-def _power(context: Context) -> State:
+def _power(context: OpContext) -> State:
     x, exponent = context.at(0), context.numbers(1)
     if exponent is None or exponent.size != 1:
         return unknown("a power that is not constant")
@@ -268,7 +268,7 @@ def _power(context: Context) -> State:
     return unknown("a negative power of numbers near 0")
 
 
-def _selected(context: Context) -> State:
+def _selected(context: OpContext) -> State:
     """Bound a Where: one of two values, element by element."""
     a, b = context.masked(1), context.masked(2)
     joined = join(a, b, "one of two")
@@ -288,7 +288,7 @@ def _selected(context: Context) -> State:
     return replace(joined, ball=Ball(first.axes, first.sizes, np.hypot(first.radius, second.radius)))
 
 
-def _sloped(context: Context) -> State:
+def _sloped(context: OpContext) -> State:
     """Bound a LeakyRelu or PRelu."""
     x = context.at(0)
     slope = (
@@ -304,7 +304,7 @@ def _sloped(context: Context) -> State:
     return box(lo, hi, "x, or a multiple of it")
 
 
-def _cast(context: Context) -> State:
+def _cast(context: OpContext) -> State:
     x, dtype = context.masked(0), context.dtype
     if dtype is None:
         return unknown("a Cast to an unknown type")
@@ -334,12 +334,12 @@ def integers(dtype: DType | None) -> State | None:
     return replace(box(float(low), float(high), f"the range of {dtype.spelling}"), whole=True)
 
 
-def _same(context: Context) -> State:
+def _same(context: OpContext) -> State:
     return context.masked(0)
 
 
 def _biased(least: float, function: Function) -> Step:
-    def step(context: Context) -> State:
+    def step(context: OpContext) -> State:
         x = context.at(0)
         return bell(added(context, x, context.at(1)) if context.has(1) else x, least, function)
 

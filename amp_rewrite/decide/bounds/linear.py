@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from amp_rewrite.decide.bounds.arithmetic import Arithmetic, gamma
+from amp_rewrite.decide.bounds.arithmetic import RoundingModel, gamma
 from amp_rewrite.decide.bounds.state import Ball, State, box, floored, reduced
 from amp_rewrite.decide.bounds.weights import BLOCK, Part
 from amp_rewrite.files.casting import Array
@@ -23,7 +23,7 @@ from amp_rewrite.files.casting import Array
 _NARROW = 1e-2
 
 
-class Rows(NamedTuple):
+class RowBounds(NamedTuple):
     """The bounds of all rows of a value together: a box, and a ball about `center` in the scale `scale`."""
 
     lo: Array
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
         return float((self.hi - self.lo).sum()) <= _NARROW * float(np.maximum(-self.lo, self.hi).sum())
 
     @classmethod
-    def of(cls, state: State, length: int) -> Rows | None:
+    def of(cls, state: State, length: int) -> RowBounds | None:
         """Return the bounds of rows along the last axis; None if they are open."""
         lo, hi = _row(state.lo, length, np.min), _row(state.hi, length, np.max)
         if lo is None or hi is None or state.fills:
@@ -72,7 +72,7 @@ def _same(array: Array, length: int) -> Array | None:
 class _Sums:
     """Sums over the parts of a matrix that were read: products with W, with |W|, and of squares."""
 
-    x: Rows
+    x: RowBounds
     exact: Array
     sizes: Array
     squares: Array
@@ -80,7 +80,7 @@ class _Sums:
     grams: dict[int, Array] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, x: Rows, columns: int) -> _Sums:
+    def of(cls, x: RowBounds, columns: int) -> _Sums:
         return cls(x, np.zeros((2, columns)), np.zeros((4, columns)), np.zeros(columns))
 
     def add(self, part: Part, blocks: bool) -> None:
@@ -102,7 +102,7 @@ class _Sums:
             self.grams[part.column] = self.grams.get(part.column, 0.0) + gram
 
 
-def product(x: Rows, matrix: Iterable[Part], columns: int, arithmetic: Arithmetic, *, blocks: bool) -> State:
+def product(x: RowBounds, matrix: Iterable[Part], columns: int, arithmetic: RoundingModel, *, blocks: bool) -> State:
     """Return the state of x·W. `blocks`: also bound the norms of blocks of columns, where a reader needs norms."""
     sums = _Sums.of(x, columns)
     for part in matrix:
@@ -127,7 +127,7 @@ def product(x: Rows, matrix: Iterable[Part], columns: int, arithmetic: Arithmeti
     return box(lo, hi, ball=ball)
 
 
-def by_size(x: Rows, largest: float, columns: int, arithmetic: Arithmetic) -> State:
+def by_size(x: RowBounds, largest: float, columns: int, arithmetic: RoundingModel) -> State:
     """Return the state of x·W for a W whose numbers are at most `largest`."""
     terms = x.lo.size
     sizes = float(np.maximum(-x.lo, x.hi).sum())

@@ -9,7 +9,7 @@ from functools import reduce
 
 import numpy as np
 
-from amp_rewrite.decide.bounds.context import Context, Table
+from amp_rewrite.decide.bounds.context import OpContext, Table
 from amp_rewrite.decide.bounds.reshape import reshaped, transposed, without_axis
 from amp_rewrite.decide.bounds.state import (
     MOST,
@@ -29,16 +29,16 @@ from amp_rewrite.ir.op_classes import RELABELS, SCATTERS
 from amp_rewrite.ir.schema import attribute
 
 
-def _relabelled(context: Context) -> State:
+def _relabelled(context: OpContext) -> State:
     return reshaped(context.masked(0), context.shape(0), context.result())
 
 
-def _transposed(context: Context) -> State:
+def _transposed(context: OpContext) -> State:
     dims = context.shape(0)
     return transposed(context.masked(0), context.integers("perm"), None if dims is None else len(dims))
 
 
-def _expanded(context: Context) -> State:
+def _expanded(context: OpContext) -> State:
     x, before, after = context.masked(0), context.shape(0), context.result()
     if before is None or after is None:
         return x.hull()
@@ -47,21 +47,21 @@ def _expanded(context: Context) -> State:
     return replace(x, ball=x.ball if same else None, total=total)
 
 
-def _moved(context: Context) -> State:
+def _moved(context: OpContext) -> State:
     """Bound an op whose results are numbers of its first input."""
     return context.masked(0).hull()
 
 
-def _with_zeros(context: Context) -> State:
+def _with_zeros(context: OpContext) -> State:
     return join(context.masked(0).hull(), box(0.0, 0.0), "numbers moved, and zeros")
 
 
-def _written(context: Context) -> State:
+def _written(context: OpContext) -> State:
     """Bound a TensorScatter: numbers of a cache, some of them replaced."""
     return join(context.masked(0).hull(), context.masked(1).hull(), "numbers of two")
 
 
-def _padded(context: Context) -> State:
+def _padded(context: OpContext) -> State:
     mode = attribute(context.op.node, "mode")
     if mode is not None and mode.s not in (b"constant", b""):
         return context.masked(0).hull()
@@ -119,7 +119,7 @@ def _differs(array: Array | None, axis: int) -> bool:
     return array is not None and -axis <= array.ndim and array.shape[axis] != 1
 
 
-def _sliced(context: Context) -> State:
+def _sliced(context: OpContext) -> State:
     x, dims = context.masked(0), context.shape(0)
     if dims is None:
         return x.hull()
@@ -146,7 +146,7 @@ def _sliced(context: Context) -> State:
     return x
 
 
-def _split(context: Context) -> Sequence[State]:
+def _split(context: OpContext) -> Sequence[State]:
     x, dims, axis = context.masked(0), context.shape(0), context.axis(0)
     if dims is None or axis is None:
         return [x.hull()] * len(context.op.outputs)
@@ -159,7 +159,7 @@ def _split(context: Context) -> Sequence[State]:
     return states
 
 
-def _gathered(context: Context) -> State:
+def _gathered(context: OpContext) -> State:
     x, dims, chosen = context.masked(0), context.shape(0), context.shape(1)
     if dims is None or chosen is None:
         return x.hull()
@@ -174,7 +174,7 @@ def _gathered(context: Context) -> State:
     return without_axis(_blurred(x, axis), axis, len(chosen))
 
 
-def _concatenated(context: Context) -> State:
+def _concatenated(context: OpContext) -> State:
     states = [context.masked(slot) for slot in range(len(context.states))]
     dims, result = [context.shape(slot) for slot in range(len(states))], context.result()
     stated = context.axis(0)
@@ -231,7 +231,7 @@ def _joined_balls(states: Sequence[State], axis: int) -> Ball | None:
 # -- numbers that an op states -------------------------------------------------------------------------
 
 
-def _filled(context: Context) -> State:
+def _filled(context: OpContext) -> State:
     stated = attribute(context.op.node, "value")
     numbers = context.view.model.array(stated.t) if stated is not None else np.zeros(1)
     value = float(numbers.reshape(-1)[0])
@@ -240,37 +240,37 @@ def _filled(context: Context) -> State:
     return replace(box(value, value, f"{value:g} throughout"), whole=value == int(value))
 
 
-def _ones(context: Context) -> State:
+def _ones(context: OpContext) -> State:
     return replace(box(0.0, 1.0, "0 or 1"), whole=True)
 
 
-def _chosen(context: Context) -> State:
+def _chosen(context: OpContext) -> State:
     values = context.masked(2).hull()
     return replace(values, why="one of two numbers")
 
 
-def _scattered(context: Context) -> State:
+def _scattered(context: OpContext) -> State:
     reduction = attribute(context.op.node, "reduction")
     if reduction is not None and reduction.s not in (b"none", b"", b"max", b"min"):
         return unknown("a sum of scattered numbers")
     return join(context.masked(0).hull(), context.masked(2).hull(), "numbers moved")
 
 
-def _one_of_several(context: Context) -> State:
+def _one_of_several(context: OpContext) -> State:
     count = 2 if context.op.kind == "SequenceInsert" else len(context.states)
     return reduce(lambda a, b: join(a, b, "one of several"), [context.masked(i).hull() for i in range(count)])
 
 
-def _counted(context: Context) -> State:
+def _counted(context: OpContext) -> State:
     first, limit = context.masked(0), context.masked(1)
     return join(first.hull(), limit.hull(), "a range between two numbers")
 
 
-def _largest(context: Context) -> Sequence[State]:
+def _largest(context: OpContext) -> Sequence[State]:
     return [context.masked(0).hull("some of the numbers"), unknown("an index")]
 
 
-def _drawn(context: Context) -> State:
+def _drawn(context: OpContext) -> State:
     low, high = context.number("low", 0.0), context.number("high", 1.0)
     return box(low, high, "random numbers in a range")
 

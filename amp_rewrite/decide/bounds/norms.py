@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from amp_rewrite.decide.bounds.arithmetic import gamma
-from amp_rewrite.decide.bounds.context import Context, Table
+from amp_rewrite.decide.bounds.context import OpContext, Table
 from amp_rewrite.decide.bounds.elementwise import added
 from amp_rewrite.decide.bounds.state import Axes, Ball, Sizes, State, box, floored, lengths, norm, reduced, unknown
 from amp_rewrite.files.casting import Array
@@ -73,7 +73,7 @@ def _spread(array: Array, count: int) -> Array:
     return array.reshape(array.shape + (1,) * count) if array.size > 1 else array.reshape(())
 
 
-def _layer(context: Context) -> Sequence[State]:
+def _layer(context: OpContext) -> Sequence[State]:
     """Bound LayerNormalization and RMSNormalization."""
     axis, dims = context.axis(-1), context.shape(0)
     if axis is None and context.integer("axis", -1) >= 0:
@@ -81,13 +81,13 @@ def _layer(context: Context) -> Sequence[State]:
     return [normalized(context, context.at(1), context.at(2) if context.has(2) else None, axis or -1, dims)]
 
 
-def normalized(context: Context, gain: State, bias: State | None, axis: int, dims: Sizes) -> State:
+def normalized(context: OpContext, gain: State, bias: State | None, axis: int, dims: Sizes) -> State:
     """Return the state of a norm over the axes from `axis` on."""
     n = unit(dims, tuple(range(axis, 0)))
     return scaled(n, gain, bias, context.arithmetic.unit) if n.known else n
 
 
-def _skipped(context: Context) -> Sequence[State]:
+def _skipped(context: OpContext) -> Sequence[State]:
     """Bound SkipLayerNormalization: the norm of a sum, and the sum."""
     simplified = "Simplified" in context.op.op_type
     at = 3 if simplified else 4
@@ -100,7 +100,7 @@ def _skipped(context: Context) -> Sequence[State]:
     return [result, unknown("a statistic"), unknown("a statistic"), replace(total, why="a sum")]
 
 
-def _per_channel(context: Context) -> State:
+def _per_channel(context: OpContext) -> State:
     """Bound InstanceNormalization: a norm of each map."""
     dims = context.shape(0)
     if dims is None:
@@ -113,7 +113,7 @@ def _per_channel(context: Context) -> State:
     return scaled(n, _along(context.at(1), rank - 2), _along(context.at(2), rank - 2), context.arithmetic.unit)
 
 
-def _grouped(context: Context) -> State:
+def _grouped(context: OpContext) -> State:
     """Bound GroupNormalization: a norm of each group of maps."""
     dims, count = context.shape(0), context.integer("num_groups", context.integer("groups", 0))
     last = context.op.domain != "" and context.integer("channels_last", 1) == 1
@@ -145,7 +145,7 @@ def _widened(state: State, dims: Sizes, last: bool) -> State:
     return state if last else _along(state, len(dims) - 2)
 
 
-def _batch(context: Context) -> Sequence[State]:
+def _batch(context: OpContext) -> Sequence[State]:
     """Bound a BatchNormalization of known statistics: x·f + (b − m·f)."""
     if context.integer("training_mode", 0):
         return [unknown("statistics of the batch")]
@@ -171,7 +171,7 @@ def _batch(context: Context) -> Sequence[State]:
     return [box(least + _spread(lo, rank - 2) - slack, most + _spread(hi, rank - 2) + slack, "|x|·f + |b|")]
 
 
-def _local(context: Context) -> State:
+def _local(context: OpContext) -> State:
     """Bound LRN: x / (k + a · Σx²)^β is largest for a single x; for β > ½ it peaks at x = √(k / (a · (2β − 1)))."""
     x, k, beta = context.at(0), context.number("bias", 1.0), context.number("beta", 0.75)
     size = max(context.integer("size", 1), 1)
@@ -186,12 +186,12 @@ def _local(context: Context) -> State:
     return box(np.where(x.lo >= 0, np.nan_to_num(least), -most), most, "x / (k + a·x²)^β")
 
 
-def _length(context: Context) -> State:
+def _length(context: OpContext) -> State:
     """Bound LpNormalization."""
     return box(-1.0, 1.0, "a part of its norm")
 
 
-def _standardized(context: Context) -> State:
+def _standardized(context: OpContext) -> State:
     axes, dims = context.integers("axes") or [0, 2, 3], context.shape(0)
     if dims is None:
         return unknown("a norm over an axis of unknown length")
@@ -208,7 +208,7 @@ def softmax(axis: int | None, terms: int | None, *, fills: bool) -> State:
     return state if axis is None else replace(state, total=1 + gamma(terms), along=axis)
 
 
-def _softmax(context: Context) -> State:
+def _softmax(context: OpContext) -> State:
     dims = context.shape(0)
     opset = context.view.opsets.get("", FIRST_ROW_SOFTMAX)
     axis = context.axis(-1 if opset >= FIRST_ROW_SOFTMAX else 1)
@@ -218,7 +218,7 @@ def _softmax(context: Context) -> State:
     return softmax(axis, known[0] if known else None, fills=context.masked(0).fills)
 
 
-def _log_softmax(context: Context) -> State:
+def _log_softmax(context: OpContext) -> State:
     x = context.at(0)
     width = float(x.hull().hi - x.hull().lo)
     dims, axis = context.shape(0), context.axis(-1)
@@ -231,12 +231,12 @@ def _log_softmax(context: Context) -> State:
 # -- reductions --------------------------------------------------------------------------------------
 
 
-def _mean(context: Context) -> State:
+def _mean(context: OpContext) -> State:
     x, axes = context.at(0), context.axes()
     return x.hull("a mean") if axes is None else _reduced(context, x, axes, "a mean")
 
 
-def _reduced(context: Context, x: State, axes: Axes, why: str) -> State:
+def _reduced(context: OpContext, x: State, axes: Axes, why: str) -> State:
     """Bound a mean or an extreme along axes."""
     mean = context.op.kind in ("ReduceMean", "GlobalAveragePool")
     by = (np.mean, np.mean) if mean else (np.max, np.max) if "Max" in context.op.kind else (np.min, np.min)
@@ -249,7 +249,7 @@ def _reduced(context: Context, x: State, axes: Axes, why: str) -> State:
     return _without(context, result, axes)
 
 
-def _without(context: Context, state: State, axes: Axes) -> State:
+def _without(context: OpContext, state: State, axes: Axes) -> State:
     """Return a reduced state without the reduced axes, if the op leaves them out."""
     if context.integer("keepdims", 1) or "Global" in context.op.kind:
         return state
@@ -260,12 +260,12 @@ def _squeezed(array: Array, axes: Axes) -> Array:
     return np.squeeze(array, axis=tuple(axis for axis in axes if -axis <= array.ndim))
 
 
-def _extreme(context: Context) -> State:
+def _extreme(context: OpContext) -> State:
     x, axes = context.masked(0), context.axes()
     return x.hull("one of the numbers") if axes is None else _reduced(context, x, axes, "one of the numbers")
 
 
-def _sum(context: Context) -> State:
+def _sum(context: OpContext) -> State:
     """Bound a sum over axes of known lengths, of numbers, their sizes or their squares."""
     x, axes = context.at(0), context.axes()
     sizes = lengths(context.shape(0), axes) if axes is not None else None
@@ -292,7 +292,7 @@ def _sum(context: Context) -> State:
     return _without(context, state, axes)
 
 
-def _running(context: Context) -> State:
+def _running(context: OpContext) -> State:
     """Bound a CumSum along an axis of known length."""
     x, dims, at = context.at(0), context.shape(0), context.numbers(1)
     axis = None if dims is None or at is None else int(at.reshape(-1)[0]) % len(dims) - len(dims)
@@ -307,7 +307,7 @@ def _running(context: Context) -> State:
     return box(low - slack, high + slack, f"sums of up to {n} terms")
 
 
-def _log_sum(context: Context) -> State:
+def _log_sum(context: OpContext) -> State:
     """Bound a ReduceLogSumExp, which rises with each number."""
     x, axes = context.at(0), context.axes()
     sizes = lengths(context.shape(0), axes) if axes is not None else None
@@ -326,7 +326,7 @@ def _log_sum_exp(end: Array, axes: Axes, count: int) -> Array:
     return np.where(np.isfinite(top), total, top)
 
 
-def _embedded(context: Context) -> Sequence[State]:
+def _embedded(context: OpContext) -> Sequence[State]:
     """Bound EmbedLayerNormalization: a norm of sums of rows of tables."""
     table = context.shape(2)
     dims = None if table is None else (None, None, table[-1])

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from amp_rewrite.decide.bounds.arithmetic import gamma
-from amp_rewrite.decide.bounds.context import Context, Table
+from amp_rewrite.decide.bounds.context import OpContext, Table
 from amp_rewrite.decide.bounds.elementwise import added
-from amp_rewrite.decide.bounds.linear import Rows, by_size, product
+from amp_rewrite.decide.bounds.linear import RowBounds, by_size, product
 from amp_rewrite.decide.bounds.matrices import multiplied
 from amp_rewrite.decide.bounds.quantized import dequantized, dequantized_parts
 from amp_rewrite.decide.bounds.reshape import transposed
@@ -32,7 +32,7 @@ def _turned(state: State, dims: Sizes) -> tuple[State, Sizes]:
     return transposed(state, order, len(dims)), (*dims[:-2], dims[-1], dims[-2])
 
 
-def _product(context: Context, flags: tuple[bool, bool], alpha: float = 1.0) -> State:
+def _product(context: OpContext, flags: tuple[bool, bool], alpha: float = 1.0) -> State:
     """Return the state of α·a·b, each transposed or not."""
     a, before = context.at(0), context.shape(0)
     if flags[0]:
@@ -47,7 +47,7 @@ def _product(context: Context, flags: tuple[bool, bool], alpha: float = 1.0) -> 
     elif number is not None and after is not None and len(after) >= 2 and (context.spatial or matrix is None):
         state = _uniform(context, a, after[-1 if flags[1] else -2], number)
     elif matrix is not None:
-        rows = Rows.of(a, matrix.rows)
+        rows = RowBounds.of(a, matrix.rows)
         if rows is None:
             return unknown("a product of numbers that are not bounded")
         if context.frugal and not rows.narrow:
@@ -57,7 +57,7 @@ def _product(context: Context, flags: tuple[bool, bool], alpha: float = 1.0) -> 
             weight = parts(context.view.model, matrix)
             state = product(rows, weight, matrix.columns, context.arithmetic, blocks=blocks)
         state = replace(state, why="‖x‖·‖w‖ (Cauchy–Schwarz), or |x|·|w|")
-    elif held is not None and (rows := Rows.of(a, held[0].shape[1 if flags[1] else 0])) is not None:
+    elif held is not None and (rows := RowBounds.of(a, held[0].shape[1 if flags[1] else 0])) is not None:
         columns = held[0].shape[0 if flags[1] else 1]
         twice = replace(context.arithmetic, unit=4 * context.arithmetic.unit)  # scales are rounded as well
         blocks = context.is_read and columns <= _WIDEST
@@ -81,7 +81,7 @@ def _times(state: State, factor: float) -> State:
     return box(np.minimum(*ends), np.maximum(*ends), state.why, ball)
 
 
-def _uniform(context: Context, a: State, terms: object, number: float) -> State:
+def _uniform(context: OpContext, a: State, terms: object, number: float) -> State:
     """Bound a product with a matrix of one number: it sums the row."""
     if not isinstance(terms, int) or not a.known:
         return unknown("a product of numbers that are not bounded")
@@ -94,11 +94,11 @@ def _uniform(context: Context, a: State, terms: object, number: float) -> State:
     return box(low, high, f"sums of {terms} terms, weights {number:g} throughout")
 
 
-def _matmul(context: Context) -> State:
+def _matmul(context: OpContext) -> State:
     return _product(context, (False, False))
 
 
-def _fused(context: Context) -> State:
+def _fused(context: OpContext) -> State:
     if context.integer("transBatchA", 0) or context.integer("transBatchB", 0):
         return unknown("a product of turned batches")
     return _product(
@@ -106,7 +106,7 @@ def _fused(context: Context) -> State:
     )
 
 
-def _gemm(context: Context) -> State:
+def _gemm(context: OpContext) -> State:
     flags = bool(context.integer("transA", 0)), bool(context.integer("transB", 0))
     total = _product(context, flags, context.number("alpha", 1.0))
     if not context.has(2):
@@ -120,7 +120,7 @@ def _gemm(context: Context) -> State:
 # -- attention ---------------------------------------------------------------------------------------
 
 
-def _mixture(context: Context, value: State, dims: Sizes, bias: State | None, *lines: Sizes) -> State:
+def _mixture(context: OpContext, value: State, dims: Sizes, bias: State | None, *lines: Sizes) -> State:
     """Bound mixtures of the rows of a value, other ones for each head: weights are not negative and sum to 1.
 
     `lines`: shapes of what else has as many rows as are mixed, or has some of them.
@@ -159,7 +159,7 @@ def _mixture(context: Context, value: State, dims: Sizes, bias: State | None, *l
     return box(lo, hi, "a mixture of values, weights sum to 1", ball)
 
 
-def _attention(context: Context) -> Sequence[State]:
+def _attention(context: OpContext) -> Sequence[State]:
     """Bound Attention: mixtures of the rows of its values and of their cache."""
     key, value, lines = context.at(1).hull(), context.at(2), [context.shape(2)]
     if context.has(5):
@@ -169,7 +169,7 @@ def _attention(context: Context) -> Sequence[State]:
     return [_mixture(context, value, context.shape(2), None, *lines), key, value.hull(), unknown("scores")]
 
 
-def _multi_head(context: Context) -> Sequence[State]:
+def _multi_head(context: OpContext) -> Sequence[State]:
     if not context.has(2) or context.has(7):
         return [unknown("attention over packed or cached values")] * len(context.op.outputs)
     bias = None
@@ -182,7 +182,7 @@ def _multi_head(context: Context) -> Sequence[State]:
     return [state, *[unknown("a cache")] * (len(context.op.outputs) - 1)]
 
 
-def _grouped(context: Context) -> Sequence[State]:
+def _grouped(context: OpContext) -> Sequence[State]:
     if not context.has(2):
         return [unknown("attention over packed values")] * len(context.op.outputs)
     value, lines = context.at(2).hull(), [context.shape(2)]
@@ -193,11 +193,11 @@ def _grouped(context: Context) -> Sequence[State]:
     return [state, *[unknown("a cache")] * (len(context.op.outputs) - 1)]
 
 
-def _packed(context: Context) -> Sequence[State]:
+def _packed(context: OpContext) -> Sequence[State]:
     """Bound com.microsoft::Attention: its values are the last third of the columns of x·W + b."""
     sizes = context.integers("qkv_hidden_sizes")
     matrix = matrix_of(context.view, context.op.inputs[1])
-    rows = Rows.of(context.at(0), matrix.rows) if matrix is not None else None
+    rows = RowBounds.of(context.at(0), matrix.rows) if matrix is not None else None
     if matrix is None or rows is None or context.has(4):
         return [unknown("attention over values that are not bounded")] * len(context.op.outputs)
     state = product(rows, parts(context.view.model, matrix), matrix.columns, context.arithmetic, blocks=False)
@@ -209,7 +209,7 @@ def _packed(context: Context) -> Sequence[State]:
     return [mixed, *[unknown("a cache")] * (len(context.op.outputs) - 1)]
 
 
-def _rotated(context: Context) -> State:
+def _rotated(context: OpContext) -> State:
     """Bound RotaryEmbedding: |x·c − y·s| ≤ √(x² + y²)·√(c² + s²)."""
     x, slots = context.at(0), (2, 3) if context.op.domain else (1, 2)
     cosine, sine = map(context.at, slots)
@@ -225,7 +225,7 @@ def _rotated(context: Context) -> State:
     return box(-x.absmax * factor, x.absmax * factor, "a rotation of pairs")
 
 
-def _recurrent(context: Context) -> Sequence[State]:
+def _recurrent(context: OpContext) -> Sequence[State]:
     """Bound recurrent cells with usual activations: a state is a mean of values of tanh, or a product with them."""
     names = context.op.node.attribute
     usual = {b"sigmoid", b"tanh"}
@@ -241,7 +241,7 @@ def _recurrent(context: Context) -> Sequence[State]:
     return [hidden, hidden, unknown("a cell adds up")][:count]
 
 
-def _einsum(context: Context) -> State:
+def _einsum(context: OpContext) -> State:
     """Bound an Einsum of two operands by the number of terms."""
     equation = next((a.s.decode() for a in context.op.node.attribute if a.name == "equation"), "").replace(" ", "")
     left, arrow, right = equation.partition("->")

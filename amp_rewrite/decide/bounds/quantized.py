@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from amp_rewrite.decide.bounds.context import Context, Table
+from amp_rewrite.decide.bounds.context import OpContext, Table
 from amp_rewrite.decide.bounds.elementwise import added, integers
-from amp_rewrite.decide.bounds.linear import Rows, product
+from amp_rewrite.decide.bounds.linear import RowBounds, product
 from amp_rewrite.decide.bounds.state import Ball, State, box, unknown
 from amp_rewrite.decide.bounds.weights import BLOCK, PART, Part
 from amp_rewrite.files.casting import Array
@@ -22,7 +22,7 @@ _LEVELS = 255.0
 """Steps of an integer of 8 bits."""
 
 
-def _quantize(context: Context) -> Sequence[State]:
+def _quantize(context: OpContext) -> Sequence[State]:
     """Bound QuantizeLinear with one scale: integers within the type, and within what is read."""
     kind = context.dtype
     whole = integers(kind)
@@ -41,7 +41,7 @@ def _quantize(context: Context) -> Sequence[State]:
     return [replace(box(min(low, high), max(low, high), "nearest integers"), whole=True)]
 
 
-def _dequantize(context: Context) -> State:
+def _dequantize(context: OpContext) -> State:
     """Bound DequantizeLinear: (x − zero) · scale, of one scale, or the extremes of several."""
     x, scale = context.at(0), context.at(1).hull()
     x = x if x.known else integers(context.view.dtype(context.op.inputs[0])) or x
@@ -58,7 +58,7 @@ def _dequantize(context: Context) -> State:
     return box(low - slack * abs(low), high + slack * abs(high), "(integers − zero) · scale")
 
 
-def _dynamic(context: Context) -> Sequence[State]:
+def _dynamic(context: OpContext) -> Sequence[State]:
     """Bound DynamicQuantizeLinear: integers of 8 bits, a scale, and the zero point.
 
     Of a tensor of zeros onnxruntime gives the scale 1. The bound leaves that out: what it multiplies is 0 then.
@@ -69,7 +69,7 @@ def _dynamic(context: Context) -> Sequence[State]:
     return [byte, scale if x.known else unknown("a scale of numbers that are not bounded"), byte]
 
 
-def _integer_product(context: Context) -> State:
+def _integer_product(context: OpContext) -> State:
     """Bound MatMulInteger and ConvInteger: Σ (a − zero)·(b − zero), without any rounding."""
     a, b = (_centered(context, slot) for slot in (0, 1))
     shape = context.shape(1)
@@ -93,7 +93,7 @@ def _integer_product(context: Context) -> State:
     return replace(box(-most, most, f"{terms} terms of integers"), whole=True)
 
 
-def _centered(context: Context, slot: int) -> float | None:
+def _centered(context: OpContext, slot: int) -> float | None:
     """Return the largest difference of an integer operand from its zero point."""
     held = integers(context.view.dtype(context.op.inputs[slot]))
     if held is None:
@@ -109,7 +109,7 @@ def _centered(context: Context, slot: int) -> float | None:
 # -- weights of a few bits -------------------------------------------------------------------------------
 
 
-def _few_bits(context: Context) -> State:
+def _few_bits(context: OpContext) -> State:
     """Bound MatMulNBits: a product with weights that are dequantized block by block."""
     rows, columns = context.integer("K", 0), context.integer("N", 0)
     bits, block = context.integer("bits", 4), context.integer("block_size", 0)
@@ -120,7 +120,7 @@ def _few_bits(context: Context) -> State:
     if context.has(3) and zeros is None:
         return unknown("zero points that are not constant")
     x = _coarse(context.at(0), rows) if context.integer("accuracy_level", 0) == 4 else context.at(0)
-    bounded = Rows.of(x, rows)
+    bounded = RowBounds.of(x, rows)
     if bounded is None:
         return unknown("a product of numbers that are not bounded")
     twice = replace(context.arithmetic, unit=4 * context.arithmetic.unit)  # scale and product are rounded as well

@@ -14,7 +14,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.shapes.symbolic import Dim
 
 
-class Group(NamedTuple):
+class AxisGroup(NamedTuple):
     """Consecutive axes of an operand and those of the result with the same elements; `known`: in known order."""
 
     before: range
@@ -22,24 +22,24 @@ class Group(NamedTuple):
     known: bool
 
 
-def groups(before: Sequence[Dim], after: Sequence[Dim]) -> list[Group]:
+def groups(before: Sequence[Dim], after: Sequence[Dim]) -> list[AxisGroup]:
     """Return how the axes of two shapes of the same elements correspond."""
     first = 0
     while first < min(len(before), len(after)) and before[first] is not None and before[first] == after[first]:
         first += 1
-    start = [Group(range(i, i + 1), range(i, i + 1), True) for i in range(first)]
+    start = [AxisGroup(range(i, i + 1), range(i, i + 1), True) for i in range(first)]
     i, j = len(before), len(after)
-    end: list[Group] = []
+    end: list[AxisGroup] = []
     while i > first and j > first:
         match = _last(before[first:i], after[first:j])
         if match is None:
             break
-        end.insert(0, Group(range(i - match[0], i), range(j - match[1], j), True))
+        end.insert(0, AxisGroup(range(i - match[0], i), range(j - match[1], j), True))
         i, j = i - match[0], j - match[1]
     if i == first == j:
         return [*start, *end]
     ones = all(d == 1 for d in (*before[first:i], *after[first:j]))
-    return [*start, Group(range(first, i), range(first, j), ones), *end]
+    return [*start, AxisGroup(range(first, i), range(first, j), ones), *end]
 
 
 def _last(before: Sequence[Dim], after: Sequence[Dim]) -> tuple[int, int] | None:
@@ -78,7 +78,7 @@ def _relabelled(
     array: Array,
     before: Sequence[Dim],
     after: Sequence[Dim],
-    parts: Sequence[Group],
+    parts: Sequence[AxisGroup],
     by: Callable[..., Array],
 ) -> Array:
     """Return an array of bounds in the new shape; reduced where the order of elements is unknown."""
@@ -106,7 +106,9 @@ def _relabelled(
     return full.reshape(result)
 
 
-def _sum_along(state: State, before: Sequence[Dim], after: Sequence[Dim], parts: Sequence[Group]) -> tuple[float, int]:
+def _sum_along(
+    state: State, before: Sequence[Dim], after: Sequence[Dim], parts: Sequence[AxisGroup]
+) -> tuple[float, int]:
     """Return the sum and its axis, if that axis is one of the result, too."""
     if state.total < math.inf:
         for part in parts:
@@ -117,7 +119,7 @@ def _sum_along(state: State, before: Sequence[Dim], after: Sequence[Dim], parts:
     return math.inf, 0
 
 
-def _ball(ball: Ball, before: Sequence[Dim], after: Sequence[Dim], parts: Sequence[Group]) -> Ball | None:
+def _ball(ball: Ball, before: Sequence[Dim], after: Sequence[Dim], parts: Sequence[AxisGroup]) -> Ball | None:
     """Return the ball in the new shape; None where its axes cannot be told from others."""
     if any(-axis > len(before) for axis in ball.axes):
         return None
@@ -159,7 +161,7 @@ def _ball(ball: Ball, before: Sequence[Dim], after: Sequence[Dim], parts: Sequen
     return Ball(names, sizes, radius, center, scale, blocks)
 
 
-def _heads(ball: Ball, before: Sequence[Dim], after: Sequence[Dim], parts: Sequence[Group]) -> Ball | None:
+def _heads(ball: Ball, before: Sequence[Dim], after: Sequence[Dim], parts: Sequence[AxisGroup]) -> Ball | None:
     """Return the ball of each head, where blocks of the last axis become an axis of their own."""
     last = parts[-1]
     if ball.axes != (-1,) or ball.blocks is None or len(last.before) != 1 or len(last.after) != 2:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from amp_rewrite.decide.bounds.arithmetic import Arithmetic
+from amp_rewrite.decide.bounds.arithmetic import RoundingModel
 from amp_rewrite.decide.bounds.state import Ball, Sizes, State, box, fit, lengths
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import casts_floats, number, trail
@@ -88,7 +88,7 @@ def _is_doubled(table: Array) -> bool:
     return 2 * half == table.shape[-1] and np.array_equal(table[..., :half], table[..., half:]) if half else False
 
 
-def rotated(found: Rotation, x: State, y: State, shape: Sizes, arithmetic: Arithmetic) -> State | None:
+def rotated(found: Rotation, x: State, y: State, shape: Sizes, arithmetic: RoundingModel) -> State | None:
     """Return the state of a rotation; None if nothing is known of its operands."""
     if x.fills or y.fills or not (x.known and y.known) or not fit(x, y):
         return None

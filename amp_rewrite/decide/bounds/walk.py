@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from amp_rewrite.decide.bounds import activations, elementwise, movement, norms, products, quantized, windows
-from amp_rewrite.decide.bounds.arithmetic import Arithmetic
-from amp_rewrite.decide.bounds.context import Context, Table
+from amp_rewrite.decide.bounds.arithmetic import RoundingModel
+from amp_rewrite.decide.bounds.context import OpContext, Table
 from amp_rewrite.decide.bounds.rotation import rotated, rotation
 from amp_rewrite.decide.bounds.state import MOST, MOST_OF_MAPS, Sizes, State, box, join, lengths, small, unknown
 from amp_rewrite.decide.bounds.weights import constant
@@ -94,9 +94,9 @@ class Walk:
                     state = replace(state, whole=True)
                 self.known[value] = self.arithmetic(value).settle(state) if state.known else state
 
-    def arithmetic(self, value: ValueId | None) -> Arithmetic:
+    def arithmetic(self, value: ValueId | None) -> RoundingModel:
         """Return the roundings of a value in its own type, or the low one."""
-        return Arithmetic.of(self.to, self.view.dtype(value), exponent=self.exponent)
+        return RoundingModel.of(self.to, self.view.dtype(value), exponent=self.exponent)
 
     def state(self, value: ValueId) -> State:
         """Return the state of a value."""
@@ -163,7 +163,7 @@ class Walk:
         ]
         result = op.outputs[0] if op.outputs else None
         is_read = result is not None and bool(self.view.uses[result])
-        context = Context(
+        context = OpContext(
             self.view, op, states, self.shapes, self.arithmetic(result), is_read, self.spatial, self.frugal
         )
         try:

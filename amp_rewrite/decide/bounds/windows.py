@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from amp_rewrite.decide.bounds.arithmetic import gamma
-from amp_rewrite.decide.bounds.context import Context, Table
+from amp_rewrite.decide.bounds.context import OpContext, Table
 from amp_rewrite.decide.bounds.state import MOST_OF_MAPS, State, box, lengths, reduced, unknown
 from amp_rewrite.decide.bounds.throughout import number_throughout
 from amp_rewrite.decide.bounds.weights import largest
@@ -23,7 +23,7 @@ _PART = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _SlidingWindow:
     """A window that moves over maps: lengths, steps, distances and paddings by axis."""
 
     kernel: Sequence[int]
@@ -33,7 +33,7 @@ class _Window:
     after: Sequence[int]
 
     @classmethod
-    def of(cls, context: Context, kernel: Sequence[int], result: Sequence[int] | None) -> _Window | None:
+    def of(cls, context: OpContext, kernel: Sequence[int], result: Sequence[int] | None) -> _SlidingWindow | None:
         """Return the window of an op; None if its padding is unknown. `result`: lengths of the result."""
         rank = len(kernel)
         strides = context.integers("strides") or [1] * rank
@@ -79,7 +79,7 @@ class _Window:
             yield wide[(..., *index)]
 
 
-def _maps(context: Context, state: State, rank: int) -> tuple[Array, Array, tuple[int, ...]] | None:
+def _maps(context: OpContext, state: State, rank: int) -> tuple[Array, Array, tuple[int, ...]] | None:
     """Return both ends for each place of a map; None if there are too many, or their number is unknown."""
     axes = tuple(range(-rank, 0))
     sizes, result = lengths(context.shape(0), axes), lengths(context.result(), axes)
@@ -110,7 +110,7 @@ def _varies(state: State, rank: int) -> bool:
 # -- convolutions ------------------------------------------------------------------------------------
 
 
-def _convolved(context: Context) -> State:
+def _convolved(context: OpContext) -> State:
     """Bound a Conv: by the sizes of its terms, and by the norms of patch and filter."""
     dims = context.dims(context.op.inputs[1])
     x = context.at(0)
@@ -121,7 +121,7 @@ def _convolved(context: Context) -> State:
     number = number_throughout(context.view, context.op.inputs[1])
     bias = context.at(2) if context.has(2) else box(0.0, 0.0)
     bias = replace(bias, lo=_channels(bias.lo, rank), hi=_channels(bias.hi, rank))
-    window = _Window.of(context, shape[2:], lengths(context.result(), tuple(range(-rank, 0))))
+    window = _SlidingWindow.of(context, shape[2:], lengths(context.result(), tuple(range(-rank, 0))))
     if number is not None:
         total = _uniform(context, x, shape, number, window)
     else:
@@ -141,7 +141,7 @@ def _channels(array: Array, rank: int) -> Array:
     return array.reshape(array.shape + (1,) * rank) if array.size > 1 else array.reshape(())
 
 
-def _uniform(context: Context, x: State, shape: Sequence[int], number: float, window: _Window | None) -> State:
+def _uniform(context: OpContext, x: State, shape: Sequence[int], number: float, window: _SlidingWindow | None) -> State:
     """Bound a convolution whose weights are one number: it sums the patch."""
     rank, groups = len(shape) - 2, max(context.integer("group", 1), 1)
     taps, channels = math.prod(shape[2:]), shape[1]
@@ -179,7 +179,7 @@ def _over_channels(end: Array, shape: Sequence[int], groups: int) -> Array:
 
 
 def _filtered(
-    context: Context, x: State, shape: Sequence[int], tensor: TensorProto, window: _Window | None
+    context: OpContext, x: State, shape: Sequence[int], tensor: TensorProto, window: _SlidingWindow | None
 ) -> State | None:
     """Bound a convolution with constant filters, which are read once. None if the operand is open."""
     rank, groups = len(shape) - 2, max(context.integer("group", 1), 1)
@@ -258,7 +258,7 @@ def _unfiltered(x: State, shape: Sequence[int], largest: float) -> State:
     return box(-most, most, "terms · |x| · |w|")
 
 
-def _transposed(context: Context) -> State:
+def _transposed(context: OpContext) -> State:
     """Bound a ConvTranspose: each result sums at most all taps of the channels of a group."""
     dims, x, w = context.dims(context.op.inputs[1]), context.at(0), context.at(1)
     if dims is None or not all(isinstance(d, int) for d in dims) or not (x.known and w.known):
@@ -279,7 +279,7 @@ def _transposed(context: Context) -> State:
     return box(-size - bias, size + bias, "terms · |x| · |w|")
 
 
-def _taps(context: Context, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Array | None:
+def _taps(context: OpContext, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Array | None:
     """Return how many taps of a ConvTranspose reach each place; None if lengths or paddings are unknown."""
     rank = len(kernel)
     axes = tuple(range(-rank, 0))
@@ -299,11 +299,11 @@ def _taps(context: Context, kernel: Sequence[int], strides: Sequence[int], dilat
 # -- pools -------------------------------------------------------------------------------------------
 
 
-def _pooled(context: Context) -> State | list[State]:
+def _pooled(context: OpContext) -> State | list[State]:
     kernel = context.integers("kernel_shape") or []
     rank, mean = len(kernel), context.op.kind == "AveragePool"
     x = context.at(0) if mean else context.masked(0)
-    window = _Window.of(context, kernel, lengths(context.result(), tuple(range(-rank, 0)))) if rank else None
+    window = _SlidingWindow.of(context, kernel, lengths(context.result(), tuple(range(-rank, 0)))) if rank else None
     why = "a mean of the numbers" if mean else "one of the numbers"
     maps = _maps(context, x, rank) if window is not None and _varies(x, rank) and context.spatial else None
     if maps is not None and window is not None:
@@ -331,7 +331,7 @@ def _pooled(context: Context) -> State | list[State]:
     return [replace(box(low - slack, high + slack, why), fills=x.fills or empty), unknown("an index")]
 
 
-def _whole(context: Context) -> State:
+def _whole(context: OpContext) -> State:
     """Bound a pool over whole maps."""
     x, dims = context.at(0), context.shape(0)
     if dims is None:
@@ -344,7 +344,7 @@ def _whole(context: Context) -> State:
     return box(lo - slack, hi + slack, "a mean of the numbers" if mean else "one of the numbers")
 
 
-def _resized(context: Context) -> State:
+def _resized(context: OpContext) -> State:
     """Bound a Resize: interpolation is a mean, unless it is cubic."""
     stated, x = attribute(context.op.node, "mode"), context.at(0)
     mode = stated.s if stated is not None else b"nearest"
@@ -360,7 +360,7 @@ def _resized(context: Context) -> State:
     return box(hull.lo - slack, hull.hi + slack, "a mean of the numbers")
 
 
-def _cubic_weight(context: Context) -> float:
+def _cubic_weight(context: OpContext) -> float:
     """Return the largest sum of the sizes of cubic weights along an axis.
 
     Outer weights at t in [0, 1] sum to a·t·(1 − t), inner ones make up for it; for a ≤ 0 these are not negative.
@@ -370,7 +370,7 @@ def _cubic_weight(context: Context) -> float:
     return 1 - a / 2 if a <= 0 and not rescaled else 1 + 2 * abs(a)
 
 
-def _resized_axes(context: Context) -> int:
+def _resized_axes(context: OpContext) -> int:
     """Return how many axes a Resize interpolates along, at most."""
     dims, edge = context.shape(0), attribute(context.op.node, "coordinate_transformation_mode")
     scales = context.numbers(2 if len(context.op.inputs) > 2 else 1)
@@ -379,7 +379,7 @@ def _resized_axes(context: Context) -> int:
     return len(dims) if dims is not None else 4
 
 
-def _sampled(context: Context) -> State:
+def _sampled(context: OpContext) -> State:
     """Bound a GridSample or RoiAlign: a mean or one of the numbers, and zeros outside."""
     x, mode = context.at(0).hull(), attribute(context.op.node, "mode")
     most = 1.375**2 if mode is not None and b"cubic" in mode.s else 1.0  # cubic weights of −¾ along two axes

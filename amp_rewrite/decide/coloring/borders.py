@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache, partial
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.state import State
+from amp_rewrite.decide.coloring.state import PaintState
 from amp_rewrite.decide.hazards.rule import Rule, rule
 from amp_rewrite.decide.hazards.steps import LARGE
 from amp_rewrite.decide.union_find import UnionFind
@@ -40,23 +40,23 @@ _copied = first_input_of(COPIES)
 # -- facts about the border --------------------------------------------------------------------------------------------
 
 
-def _movable(state: State) -> list[int]:
+def _movable(state: PaintState) -> list[int]:
     """Return the low vertices that may become float32, in order."""
     return sorted(state.low.keys() - state.held)
 
 
-def _products(state: State) -> list[int]:
+def _products(state: PaintState) -> list[int]:
     """Return the low products, in order."""
     return [v for v in state.of_kinds(HEAVY) if v in state.low]
 
 
-def _varying(state: State, v: int) -> list[ValueId]:
+def _varying(state: PaintState, v: int) -> list[ValueId]:
     """Return the values that a vertex reads, without constants and copies of these."""
     read, view = dict.fromkeys(state.ports(v)[0]), state.view
     return [value for value in read if view.constant(origin(view, value, _copied)) is None]
 
 
-def _low(state: State, value: ValueId) -> bool:
+def _low(state: PaintState, value: ValueId) -> bool:
     """True if a value is made, or fed, in the low type."""
     if value in state.options.low_inputs or state.maker(value) in state.low:
         return True
@@ -64,13 +64,13 @@ def _low(state: State, value: ValueId) -> bool:
     return dtype is not None and dtype.low and not state.made_upcast(value)
 
 
-def _leaves_floats(state: State, op: Op) -> bool:
+def _leaves_floats(state: PaintState, op: Op) -> bool:
     """True for a Cast to a type that is not floating."""
     dtype = state.view.dtype(op.outputs[0]) if op.kind in CASTS and op.outputs[0] is not None else None
     return dtype is not None and not dtype.floating
 
 
-def _to_float32(state: State, v: int, note: str) -> None:
+def _to_float32(state: PaintState, v: int, note: str) -> None:
     del state.low[v]
     state.denied[v] = state.high(reasons.NO_GAIN, None, note)
 
@@ -78,7 +78,7 @@ def _to_float32(state: State, v: int, note: str) -> None:
 # -- tiny products -----------------------------------------------------------------------------------------------------
 
 
-def tiny_products(state: State) -> None:
+def tiny_products(state: PaintState) -> None:
     """Keep connected low ops in float32 if all their products sum fewer than 8 terms."""
     products = _products(state)
     large = [v for v in products if v not in state.tiny]
@@ -101,7 +101,7 @@ def tiny_products(state: State) -> None:
 # -- values that no product made ---------------------------------------------------------------------------------------
 
 
-def raw_values(state: State) -> None:
+def raw_values(state: PaintState) -> None:
     """Keep clear ops, sums and products of raw values in float32 where a reader needs float32."""
     raw, made, computed = set[int](), set(state.low), cache(partial(_behind_products, state))
     for v in _movable(state):
@@ -120,7 +120,7 @@ def raw_values(state: State) -> None:
             _to_float32(state, v, "no product made what it reads, and not all its readers are low")
 
 
-def _behind_products(state: State) -> set[ValueId]:
+def _behind_products(state: PaintState) -> set[ValueId]:
     """Return the values that are computed from the result of a low product, in either type."""
     behind = dependents(state.view, {state.vertices.all[v].op for v in _products(state)})
     return {value for op_id in behind for value in state.view.ops[op_id].results}
@@ -129,7 +129,7 @@ def _behind_products(state: State) -> set[ValueId]:
 # -- behind the last product -------------------------------------------------------------------------------------------
 
 
-def last_product(state: State) -> None:
+def last_product(state: PaintState) -> None:
     """Keep ops behind the last lowered product in float32, unless they are exact or spare a Cast."""
     before, rounded = _before_products(state), dict[int, int]()
     groups = {op: cluster for cluster in state.hazards.clusters for op in cluster.ops}
@@ -157,7 +157,7 @@ def last_product(state: State) -> None:
             _to_float32(state, v, "no lowered product reads what it computes")
 
 
-def _before_products(state: State) -> set[OpId]:
+def _before_products(state: PaintState) -> set[OpId]:
     """Return the ops that a low product depends on, and ops whose bodies contain such a product.
 
     What the user lowers, ops and outputs, counts as a product.
@@ -181,7 +181,7 @@ def _before_products(state: State) -> set[OpId]:
     return before
 
 
-def _is_bias(state: State, op: Op) -> bool:
+def _is_bias(state: PaintState, op: Op) -> bool:
     """True if an op adds a moderate constant to the result of a low product: its bias."""
     for value, constant in orders(op) if op.kind in PAIR_SUMS else ():
         constant = origin(state.view, constant, _copied)
@@ -192,7 +192,7 @@ def _is_bias(state: State, op: Op) -> bool:
     return False
 
 
-def _spares_casts(state: State, op: Op, group: Cluster | None, operands: int, steps: int) -> bool:
+def _spares_casts(state: PaintState, op: Op, group: Cluster | None, operands: int, steps: int) -> bool:
     """True if an op would take more Casts, or larger ones, in float32; or is the norm behind such a sum."""
     if steps == 0 and group is None and (operands > 1 or op.kind in REDUCTIONS or op.kind in POOLS):
         return True
@@ -203,7 +203,7 @@ def _spares_casts(state: State, op: Op, group: Cluster | None, operands: int, st
     return norm and steps == 1 and summed is not None and summed.kind in SUMS
 
 
-def _on_a_branch(state: State, op_id: OpId) -> bool:
+def _on_a_branch(state: PaintState, op_id: OpId) -> bool:
     """True if an op scales or normalizes a branch: its result is for the sum of two low values alone."""
     op = state.view.ops[op_id]
     total = only_reader(state.view, op.outputs[0], *PAIR_SUMS)
@@ -216,7 +216,7 @@ def _on_a_branch(state: State, op_id: OpId) -> bool:
     "An op rounds in the low type only for a product that gains from it.",
     cases=("last_product", "tiny_product", "raw"),
 )
-def no_gain(state: State) -> None:
+def no_gain(state: PaintState) -> None:
     """Keep low ops in float32 that no lowered product needs in the low type. O(nodes + uses).
 
     What it protects: Parts of a model whose products all sum fewer than 8 terms, as boxes and points times a matrix of
@@ -242,11 +242,11 @@ def no_gain(state: State) -> None:
     last_product(state)
 
 
-RULES: tuple[Rule[[State], None], ...] = (no_gain,)
+RULES: tuple[Rule[[PaintState], None], ...] = (no_gain,)
 """The rules on the border."""
 
 
-def hold_borders(state: State) -> None:
+def hold_borders(state: PaintState) -> None:
     """Run the rules where safety rules are on, unless the level lowers ops wherever it can."""
     if state.hazards.guarded and state.options.level not in _SPREAD_LEVELS:
         no_gain(state)

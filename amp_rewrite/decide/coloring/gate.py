@@ -14,7 +14,7 @@ from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZERS
 from amp_rewrite.ir.schema import KEPT_VARIABLES, Signature, attribute, signature, unknown
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_LOW_SCALES, FIRST_STASHED
-from amp_rewrite.ir.view import Op, Variable, View
+from amp_rewrite.ir.view import Op, TypeVariable, View
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.settings.choices import Target
 
@@ -53,14 +53,14 @@ def _of_bias(view: View, op: Op) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class GateRefusal:
     """The reason for which a variable keeps its type: a rule of the gate, and one line for people."""
 
     rule: str
     note: str
 
 
-_OPTIONAL = Refusal(reasons.BOUNDARY, "optional values keep their type")
+_OPTIONAL = GateRefusal(reasons.BOUNDARY, "optional values keep their type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Lowerable:
     """Groups of variables of one op that may be lowered together, and refusals of the other float32 variables."""
 
     groups: tuple[tuple[str, ...], ...]
-    refusals: Mapping[str, Refusal]
+    refusals: Mapping[str, GateRefusal]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Gate:
             self._known[key] = self._lowerable(view, op, variables)
         return self._known[key]
 
-    def _lowerable(self, view: View, op: Op, variables: tuple[Variable, ...]) -> Lowerable:
+    def _lowerable(self, view: View, op: Op, variables: tuple[TypeVariable, ...]) -> Lowerable:
         floats = [v for v in variables if v.type is not None and v.type.dtype is DType.FLOAT]
         refusal = self._type_refusal(view, variables, "to", self.to)
         if refusal is not None:
@@ -110,42 +110,44 @@ class Gate:
         groups = self._kernel_groups(view, op, candidates)
         for name in candidates:
             if not any(name in group for group in groups):
-                refusals[name] = Refusal(reasons.KERNEL_GATE, self._kernel_note(view, op, candidates, self.to))
+                refusals[name] = GateRefusal(reasons.KERNEL_GATE, self._kernel_note(view, op, candidates, self.to))
         return Lowerable(groups, refusals)
 
     def _type_refusal(
-        self, view: View, variables: tuple[Variable, ...], way: str, dtype: DType | None
-    ) -> Refusal | None:
+        self, view: View, variables: tuple[TypeVariable, ...], way: str, dtype: DType | None
+    ) -> GateRefusal | None:
         """Return the refusal for an op with an unknown type, or for bfloat16 at an opset that cannot cast it."""
         if any(unknown(v.type) for v in variables):
-            return Refusal(reasons.UNKNOWN_TYPE, "the element type of an input is unknown")
+            return GateRefusal(reasons.UNKNOWN_TYPE, "the element type of an input is unknown")
         if dtype is DType.BFLOAT16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
             note = f"no Cast {way} bfloat16 before opset {FIRST_BFLOAT16_CAST}: raise the opset"
-            return Refusal(reasons.SCHEMA_GATE, note)
+            return GateRefusal(reasons.SCHEMA_GATE, note)
         return None
 
-    def _schema_refusal(self, op: Op, variable: Variable) -> Refusal | None:
+    def _schema_refusal(self, op: Op, variable: TypeVariable) -> GateRefusal | None:
         assert op.signature is not None
         if variable.name in KEPT_VARIABLES.get((op.domain, op.op_type), ()):
-            return Refusal(reasons.KEPT_VARIABLE, f"{variable.name} of {op.kind} is computed in float32 by its kernels")
+            return GateRefusal(
+                reasons.KEPT_VARIABLE, f"{variable.name} of {op.kind} is computed in float32 by its kernels"
+            )
         if op.kind in _NEVER:
-            return Refusal(reasons.SCHEMA_GATE, _NEVER[op.kind])
+            return GateRefusal(reasons.SCHEMA_GATE, _NEVER[op.kind])
         if op.domain == "ai.onnx.ml":
-            return Refusal(reasons.SCHEMA_GATE, f"{op.op_type} holds its parameters in float32 attributes")
+            return GateRefusal(reasons.SCHEMA_GATE, f"{op.op_type} holds its parameters in float32 attributes")
         if variable.type is not None and "optional" in variable.type.container:
             return _OPTIONAL
         limits = self.target.limits
         if limits is not None and op.domain:
-            return Refusal(reasons.SCHEMA_GATE, f"{limits.runtime} has no {op.kind}")
+            return GateRefusal(reasons.SCHEMA_GATE, f"{limits.runtime} has no {op.kind}")
         if limits is not None and (why := limits.refusal(op.op_type, self.to)) is not None:
-            return Refusal(reasons.KERNEL_GATE, f"{why} ({limits.source})")
+            return GateRefusal(reasons.KERNEL_GATE, f"{why} ({limits.source})")
         if op.signature.admits(variable.name, self.to):
             return None
         note = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable.name}"
         for opset, schema in _versions(op, range(op.signature.since + 1, onnx.defs.onnx_opset_version() + 1)):
             if schema.admits(variable.name, self.to):
-                return Refusal(reasons.SCHEMA_GATE, f"{note}; opset {opset} does: raise the model's opset")
-        return Refusal(reasons.SCHEMA_GATE, note)
+                return GateRefusal(reasons.SCHEMA_GATE, f"{note}; opset {opset} does: raise the model's opset")
+        return GateRefusal(reasons.SCHEMA_GATE, note)
 
     def _kernel_groups(self, view: View, op: Op, candidates: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         """Return singles if a kernel runs every mixture of them, else all together, else the first that runs alone."""
@@ -182,7 +184,7 @@ class Gate:
 
     # -- up ------------------------------------------------------------------------------------------
 
-    def upcastable(self, view: View, op: Op) -> tuple[str, ...] | Refusal:
+    def upcastable(self, view: View, op: Op) -> tuple[str, ...] | GateRefusal:
         """Return the low variables of an op that become float32 if it is upcast: as many as may change together.
 
         An op that the target has no kernel for as it is loses nothing, so kernels do not hold it back.
@@ -195,18 +197,18 @@ class Gate:
         if refusal is not None:
             return refusal
         if op.kind == "BitCast":
-            return Refusal(reasons.SCHEMA_GATE, _READS_BITS)
+            return GateRefusal(reasons.SCHEMA_GATE, _READS_BITS)
         if any(v.type is not None and "optional" in v.type.container for v in low):
             return _OPTIONAL
         names = tuple(v.name for v in low if op.signature.admits(v.name, DType.FLOAT))
         if not names or (self.target.limits is not None and len(names) < len(low)):
             held = next(v.name for v in low if v.name not in names)
             note = f"{op.kind} version {op.signature.since} does not admit float32 for {held}"
-            return Refusal(reasons.SCHEMA_GATE, note)
+            return GateRefusal(reasons.SCHEMA_GATE, note)
         unions = (u for size in range(len(names), 0, -1) for u in combinations(names, size))
         union = next((u for u in unions if self.runs(view, op, u, DType.FLOAT)), None)
         if union is None and self.runs(view, op, (), DType.FLOAT):
-            return Refusal(reasons.KERNEL_GATE, self._kernel_note(view, op, names, DType.FLOAT))
+            return GateRefusal(reasons.KERNEL_GATE, self._kernel_note(view, op, names, DType.FLOAT))
         return union or names
 
     # -- kernels -------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
-from amp_rewrite.decide.coloring.state import State
+from amp_rewrite.decide.coloring.state import PaintState
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed, first_input_of, trail
 from amp_rewrite.ir.op_classes import SEEN_THROUGH
@@ -17,7 +17,7 @@ from amp_rewrite.settings.list_entry import Color
 AFFINE_NOTE = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
 
 
-def sequences_by_deny(state: State) -> None:
+def sequences_by_deny(state: PaintState) -> None:
     """Deny a whole sequence if any of its vertices is denied, or if it reaches a place that keeps its type."""
     for cluster, sealed in zip(state.vertices.clusters, state.vertices.sealed, strict=True):
         due = next((v for v in cluster if v in state.denied or not state.can(v)), None)
@@ -30,7 +30,7 @@ def sequences_by_deny(state: State) -> None:
             state.denied.setdefault(v, paint)
 
 
-def sequences_by_allow(state: State) -> None:
+def sequences_by_allow(state: PaintState) -> None:
     """Lower a whole sequence if any of its vertices is low."""
     for cluster in state.vertices.clusters:
         due = next((v for v in cluster if v in state.low), None)
@@ -40,7 +40,7 @@ def sequences_by_allow(state: State) -> None:
                 state.low.setdefault(v, paint)
 
 
-def freeze_clusters(state: State) -> None:
+def freeze_clusters(state: PaintState) -> None:
     """Freeze a cluster that cannot be lowered as a whole."""
     for cluster in state.hazards.clusters:
         culprit = next((v for v in state.of_ops(cluster.ops) if _stays_float32(state, v)), None)
@@ -53,7 +53,7 @@ def freeze_clusters(state: State) -> None:
                 state.frozen.setdefault(op, paint)
 
 
-def _stays_float32(state: State, v: int) -> bool:
+def _stays_float32(state: PaintState, v: int) -> bool:
     refusal = state.vertices.all[v].refusal
     if state.op(v).kind == "Cast" or (refusal is not None and refusal.rule == reasons.KEPT_VARIABLE):
         return False
@@ -62,12 +62,12 @@ def _stays_float32(state: State, v: int) -> bool:
     return state.options.level is not Level.UNSAFE_FORCE_ALL and state.colors[v] in (Color.DENY, Color.UNLISTED)
 
 
-def _as_a_whole(state: State, cluster: Cluster, culprit: OpId) -> Paint:
+def _as_a_whole(state: PaintState, cluster: Cluster, culprit: OpId) -> Paint:
     name = state.view.ops[culprit].name
     return state.high(reasons.CLUSTER, culprit, f"{cluster.kind} stays float32 as a whole, because {name!r} does")
 
 
-def clusters_whole(state: State) -> None:
+def clusters_whole(state: PaintState) -> None:
     """Take a cluster that the rules lowered only in part back to float32."""
     for cluster in state.hazards.clusters:
         members = state.without_casts(cluster.ops)
@@ -77,7 +77,7 @@ def clusters_whole(state: State) -> None:
             state.back_to_float32(free, _as_a_whole(state, cluster, high))
 
 
-def norm_affine(state: State) -> None:
+def norm_affine(state: PaintState) -> None:
     """Give scale and bias of a decomposed normalization the type of its input.
 
     onnxruntime fuses such a normalization into one node from optimization level BASIC on. It looks past a Cast that
@@ -98,7 +98,7 @@ def norm_affine(state: State) -> None:
             _entry_to_float32(state, cluster)
 
 
-def fuses(state: State, cluster: Cluster, low: DType) -> bool:
+def fuses(state: PaintState, cluster: Cluster, low: DType) -> bool:
     """True if scale and bias get the type of the input: the runtime fuses the norm only then, or without Casts."""
     if cluster.kind == "layer_normalization":
         return low is DType.BFLOAT16 or state.view.opset >= FIRST_FUSED["LayerNormalization"]
@@ -109,7 +109,7 @@ def fuses(state: State, cluster: Cluster, low: DType) -> bool:
     return low is DType.BFLOAT16 or read_low
 
 
-def _seen_low(state: State, value: ValueId, readers: frozenset[OpId]) -> bool:
+def _seen_low(state: PaintState, value: ValueId, readers: frozenset[OpId]) -> bool:
     """True if the fusion sees a value of the low type, past a Cast, Identity or Dropout that only `readers` read."""
     if state.view.dtype(value) is state.to:
         return not state.made_upcast(value)
@@ -125,14 +125,14 @@ def _seen_low(state: State, value: ValueId, readers: frozenset[OpId]) -> bool:
     return made_low if source is None else _seen_low(state, source, frozenset((op.id,)))
 
 
-def affine_may_fall(state: State, v: int) -> bool:
+def affine_may_fall(state: PaintState, v: int) -> bool:
     """True if nothing but its cluster keeps a scale or bias in float32."""
     vertex = state.vertices.all[v]
     frozen = state.frozen.get(vertex.op)
     return vertex.refusal is None and (frozen is None or frozen.rule == reasons.CLUSTER)
 
 
-def _lower_affine(state: State, cluster: Cluster, tail: list[OpId]) -> bool:
+def _lower_affine(state: PaintState, cluster: Cluster, tail: list[OpId]) -> bool:
     """Lower scale and bias; return False if one of them must stay float32."""
     vertices = state.of_ops(tail)
     if not all(affine_may_fall(state, v) for v in vertices):
@@ -142,7 +142,7 @@ def _lower_affine(state: State, cluster: Cluster, tail: list[OpId]) -> bool:
     return True
 
 
-def _entry_to_float32(state: State, cluster: Cluster) -> None:
+def _entry_to_float32(state: PaintState, cluster: Cluster) -> None:
     """Take the input of a normalization, and the copies before it, back to float32."""
     passed, source = trail(state.view, cluster.entry, first_input_of(SEEN_THROUGH))
     state.back_to_float32([op.id for op in passed], state.high(reasons.NORM_TAIL, cluster.ops[0]))

@@ -10,14 +10,14 @@ from typing import Any
 from amp_rewrite.decide.coloring import borders, groups, rules, upcast
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
-from amp_rewrite.decide.coloring.state import PaintOptions, State
+from amp_rewrite.decide.coloring.state import PaintOptions, PaintState
 from amp_rewrite.decide.coloring.vertices import Vertices, entries_of
 from amp_rewrite.decide.hazards.find import Hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import View
 from amp_rewrite.settings.op_lists import OpLists
 
-Rule = Callable[[State], None]
+Rule = Callable[[PaintState], None]
 
 SPREAD: tuple[Rule, ...] = (
     upcast.upcast_low,
@@ -80,14 +80,14 @@ def paint(
     options, hazards = _with_keywords(options or PaintOptions(), hazards or Hazards(), old)
     gate = Gate(options.target, to)
     entries = entries_of(view, lists.at_level(options.level))
-    state = State(view, Vertices.build(view, entries, gate), gate, to, options, hazards)
+    state = PaintState(view, Vertices.build(view, entries, gate), gate, to, options, hazards)
     for rule in (*SPREAD, *((place,) if place is not None else ())):
         rule(state)
     finish(state)
     return state.coloring(entries)
 
 
-def finish(state: State) -> None:
+def finish(state: PaintState) -> None:
     """Run the last rules, unless they have run."""
     for rule in () if state.finished else FINISH:
         rule(state)

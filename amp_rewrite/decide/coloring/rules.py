@@ -1,4 +1,4 @@
-"""The rules of TensorFlow's auto_mixed_precision graph pass, each a function over a `State`.
+"""The rules of TensorFlow's auto_mixed_precision graph pass, each a function over a `PaintState`.
 
 Roots from the allow list, deny paint forward, gray ops between two lowered ones, clear ops beside them. Paint
 is a closed union, so no rule depends on the order of ops. The exception is `gray_after_allow`, a single sweep in
@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
-from amp_rewrite.decide.coloring.state import State
+from amp_rewrite.decide.coloring.state import PaintState
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, first_input_of, origin
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, GENERATORS, LABEL_LOSSES, RANDOM
@@ -25,7 +25,7 @@ from amp_rewrite.settings.list_entry import Color
 _NEVER_FORCED = LABEL_LOSSES | RANDOM | GENERATORS
 
 
-def freeze(state: State) -> None:
+def freeze(state: PaintState) -> None:
     """Freeze ops that the user or a safety rule holds in float32; they still conduct deny paint."""
     for op, pattern in sorted(state.options.keep.items()):
         state.frozen[op] = state.high(reasons.KEEP, None, f"kept by {pattern!r}")
@@ -34,7 +34,7 @@ def freeze(state: State) -> None:
             state.frozen.setdefault(pin.op, state.high(pin.rule, pin.because, pin.note))
 
 
-def allow_roots(state: State) -> None:
+def allow_roots(state: PaintState) -> None:
     """Lower every vertex of an op on the allow list, and the roots that the level or the user adds."""
     for v, (op, _, entry, _) in enumerate(state.vertices.all):
         if not state.can(v) or _widens(state, state.view.ops[op]):
@@ -49,12 +49,12 @@ def allow_roots(state: State) -> None:
             state.low[v] = Paint(state.to, reasons.FORCE_ALL, None, "forced by the level")
 
 
-def _widens(state: State, op: Op) -> bool:
+def _widens(state: PaintState, op: Op) -> bool:
     """True if an op is a Cast from a low type: lowered, it would be a copy or round, with another Cast after it."""
     return op.kind == "Cast" and state.view.dtype(op.inputs[0]) in LOW_TYPES
 
 
-def deny_forward(state: State) -> None:
+def deny_forward(state: PaintState) -> None:
     """Deny the ops on the deny list, and every path from one through clear and gray ops to its last deny or gray op."""
     if state.options.level is Level.UNSAFE_FORCE_ALL:
         return
@@ -71,7 +71,7 @@ def deny_forward(state: State) -> None:
         state.denied.setdefault(v, state.high(reasons.DENY_FORWARD, due))
 
 
-def between_allow(state: State) -> None:
+def between_allow(state: PaintState) -> None:
     """Lower gray and clear ops on a path between two allowed ops with no denied op on it.
 
     With `spare_casts` a path may also start at a table of weights: the results of lookups are low once it is baked.
@@ -91,7 +91,7 @@ def between_allow(state: State) -> None:
         state.low.setdefault(v, Paint(state.to, reasons.BETWEEN_ALLOW, due, note))
 
 
-def _norm_entries(state: State) -> Mapping[int, int]:
+def _norm_entries(state: PaintState) -> Mapping[int, int]:
     """Return the vertices of float32 norms, each with the vertex that computes the norm's input."""
     entries: dict[int, int] = {}
     for cluster in state.hazards.clusters if state.options.spare_casts else ():
@@ -102,7 +102,7 @@ def _norm_entries(state: State) -> Mapping[int, int]:
     return entries
 
 
-def _tables(state: State, admits: Callable[[int], bool]) -> Iterator[tuple[int, TensorProto]]:
+def _tables(state: PaintState, admits: Callable[[int], bool]) -> Iterator[tuple[int, TensorProto]]:
     """Yield lookups that `admits` in constants that fit the low type, each with the constant."""
     for v in state.of_kinds(("Gather",)) if state.options.spare_casts else ():
         table = state.op(v).inputs[0]
@@ -111,7 +111,7 @@ def _tables(state: State, admits: Callable[[int], bool]) -> Iterator[tuple[int, 
             yield v, tensor
 
 
-def large_tables(state: State) -> None:
+def large_tables(state: PaintState) -> None:
     """Lower lookups in a table of weights that is much larger than their results: a Cast behind it is cheaper."""
     for v, tensor in _tables(state, lambda v: v not in state.low and state.can(v)):
         elements = math.prod(tensor.dims)
@@ -126,11 +126,11 @@ _LEAST_TABLE, _TIMES = 1 << 16, 4
 _CARRIERS = (Color.GRAY, Color.CLEAR)
 
 
-def _between(state: State, v: int) -> bool:
+def _between(state: PaintState, v: int) -> bool:
     return state.colors[v] in _CARRIERS and v not in state.denied and state.can(v)
 
 
-def joins(state: State) -> None:
+def joins(state: PaintState) -> None:
     """Lower a gray op at the end of a model where several low values meet: one Cast behind it instead of several.
 
     The gray and clear ops before it are lowered, too, if all their inputs are low or constant. So are ops that copy or
@@ -152,7 +152,7 @@ def joins(state: State) -> None:
 _ATTEMPTS = 4
 
 
-def _joinable(state: State, v: int) -> bool:
+def _joinable(state: PaintState, v: int) -> bool:
     """True for a vertex that may join others: it reads only constants and vertices, not edges of a graph."""
     if v in state.low or not _between(state, v):
         return False
@@ -160,7 +160,7 @@ def _joinable(state: State, v: int) -> bool:
     return all(state.view.values[value].producer in state.vertices.by_op for value in read)
 
 
-def _joined(state: State, copied: Collection[int]) -> dict[int, OpId]:
+def _joined(state: PaintState, copied: Collection[int]) -> dict[int, OpId]:
     """Return the meetings and the ops before them, each with its cause. `copied`: constants on their way."""
     read: dict[int, tuple[int, ...]] = {}
     for v in range(len(state.vertices.all)):
@@ -176,7 +176,7 @@ def _joined(state: State, copied: Collection[int]) -> dict[int, OpId]:
     return {v: state.vertices.all[min(read[v])].op if read.get(v) else before[v] for v in (*meetings, *before)}
 
 
-def _only_read_by(state: State, v: int, joined: Collection[int]) -> bool:
+def _only_read_by(state: PaintState, v: int, joined: Collection[int]) -> bool:
     """True if only lowered ops and `joined` ones read the results of an op."""
     results = state.op(v).results
     readers = [state.vertices.by_op.get(use.op) for value in results for use in state.view.uses[value]]
@@ -184,7 +184,7 @@ def _only_read_by(state: State, v: int, joined: Collection[int]) -> bool:
     return low and state.view.yielded.isdisjoint(results)
 
 
-def gray_after_allow(state: State) -> None:
+def gray_after_allow(state: PaintState) -> None:
     """Lower a gray op that directly follows a lowered op and no denied one, as TensorFlow 2.20 does."""
     follows = state.options.gray_follows_allow
     if not (state.to is DType.BFLOAT16 if follows is None else follows):
@@ -198,7 +198,7 @@ def gray_after_allow(state: State) -> None:
             state.low[v] = Paint(state.to, reasons.GRAY_FOLLOWS_ALLOW, state.vertices.all[due].op)
 
 
-def allow_through_clear(state: State) -> None:
+def allow_through_clear(state: PaintState) -> None:
     """Lower clear ops that touch a lowered op, upstream or downstream, transitively."""
 
     def near(v: int) -> Iterable[int]:
@@ -209,7 +209,7 @@ def allow_through_clear(state: State) -> None:
         state.low[v] = Paint(state.to, reasons.ALLOW_THROUGH_CLEAR, due)
 
 
-def copies_rise(state: State) -> None:
+def copies_rise(state: PaintState) -> None:
     """Take copies of low values back to float32 if one Cast in front of them is cheaper than several behind them."""
     if not state.options.spare_casts:
         return
@@ -234,7 +234,7 @@ def copies_rise(state: State) -> None:
                 state.denied[v] = state.high(reasons.MIN_CUT, None, f"one Cast in front spares {len(behind)} behind")
 
 
-def _cast_behind(state: State, v: int, leaving: Mapping[int, list[ValueId]]) -> list[ValueId] | None:
+def _cast_behind(state: PaintState, v: int, leaving: Mapping[int, list[ValueId]]) -> list[ValueId] | None:
     """Return the values that float32 ops read of a copy of one value and of copies behind it; None if others do."""
     low = (r for r in state.vertices.readers[v] if r in state.low and r not in leaving)
     if any(state.op(r).kind not in ELEMENTLESS for r in low):
@@ -250,7 +250,7 @@ def _cast_behind(state: State, v: int, leaving: Mapping[int, list[ValueId]]) -> 
     return cast
 
 
-def weights_follow(state: State) -> None:
+def weights_follow(state: PaintState) -> None:
     """Let DequantizeLinear give a weight in the low type if only lowered ops read it: a Cast behind it would be read
     on every run, and runtimes would not see that the ops read a quantized weight."""
     if not state.options.spare_casts:
@@ -263,7 +263,7 @@ def weights_follow(state: State) -> None:
             del state.low[v]
 
 
-def shapes_follow(state: State) -> None:
+def shapes_follow(state: PaintState) -> None:
     """Give Shape and Size the type of their input: they read no element and need no Cast or copy."""
     for v in state.of_kinds(ELEMENTLESS) if state.options.shapes_follow else ():
         if state.vertices.all[v].refusal is not None:
@@ -281,7 +281,7 @@ def shapes_follow(state: State) -> None:
             state.low.pop(v, None)
 
 
-def _read_low_alone(state: State, value: ValueId | None) -> OpId | None:
+def _read_low_alone(state: PaintState, value: ValueId | None) -> OpId | None:
     """Return the first reader of a value's elements; None if one reads them in float32, or the value is exposed."""
     if value is None or exposed(state.view, value):
         return None
@@ -289,7 +289,7 @@ def _read_low_alone(state: State, value: ValueId | None) -> OpId | None:
     return uses[0].op if uses and all(state.reads_low(use.op, use.slot) for use in uses) else None
 
 
-def existing_casts(state: State) -> None:
+def existing_casts(state: PaintState) -> None:
     """Let a Cast to float32 that only lowered ops read cast to the low type instead."""
     for v in state.of_kinds(("Cast",)):
         vertex = state.vertices.all[v]

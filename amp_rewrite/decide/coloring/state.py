@@ -60,7 +60,7 @@ class PaintOptions:
 
 
 @dataclass
-class State:
+class PaintState:
     """The data that the rules read and write.
 
     `low` and `denied` hold the paint of vertices, `frozen` that of ops. `upcast` is the paint of variables that are low

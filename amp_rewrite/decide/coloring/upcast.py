@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
-from amp_rewrite.decide.coloring.gate import Refusal
+from amp_rewrite.decide.coloring.gate import GateRefusal
 from amp_rewrite.decide.coloring.groups import AFFINE_NOTE, fuses
-from amp_rewrite.decide.coloring.state import State
+from amp_rewrite.decide.coloring.state import PaintState
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, trail
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, SEEN_THROUGH
@@ -24,7 +24,7 @@ _ANY_TYPE = ELEMENTLESS | {"Cast"}
 """Ops whose results do not depend on the type in which they read a value."""
 
 
-def upcast_low(state: State) -> None:
+def upcast_low(state: PaintState) -> None:
     """Upcast the low variables of the named ops, and of the ops that cannot differ in type from those."""
     wishes = dict(_wishes(state))
     if not wishes:
@@ -44,7 +44,7 @@ def upcast_low(state: State) -> None:
             state.upcast[op.id, "T"] = state.high(reasons.SHAPE_FOLLOWS, state.view.values[source].producer)
 
 
-def _wishes(state: State) -> Iterator[tuple[OpId, Paint]]:
+def _wishes(state: PaintState) -> Iterator[tuple[OpId, Paint]]:
     """Yield the ops with a low type that the user or else a pin asks for in float32, each with its paint."""
     paints: dict[OpId, Paint] = {}
     for op, pattern in state.options.keep.items():
@@ -61,38 +61,38 @@ def low_type(view: View, op: OpId) -> DType | None:
     return next((dtype for dtype in types if dtype in LOW_TYPES), None)
 
 
-def _upcast(state: State, op_id: OpId, paint: Paint) -> None:
+def _upcast(state: PaintState, op_id: OpId, paint: Paint) -> None:
     """Upcast an op as far as the gate admits it; constants are widened for their readers instead."""
     op = state.view.ops[op_id]
     if op.kind in _ANY_TYPE or op.kind == "Constant":
         return
     names = state.gate.upcastable(state.view, op)
-    if isinstance(names, Refusal):
+    if isinstance(names, GateRefusal):
         _refuse(state, op_id, f"{paint.note}; {names.rule}: {names.note}")
         return
     for name in names:
         state.upcast.setdefault((op_id, name), paint)
 
 
-def _refuse(state: State, op: OpId, note: str) -> None:
+def _refuse(state: PaintState, op: OpId, note: str) -> None:
     """Leave an op in its low type, with the reason."""
     for variable in state.view.variables[op]:
         state.upcast.pop((op, variable.name), None)
     state.upcast_refused[op] = Paint(low_type(state.view, op) or state.to, reasons.UNRAISED, None, note)
 
 
-def _is_upcast(state: State, op: OpId) -> bool:
+def _is_upcast(state: PaintState, op: OpId) -> bool:
     return any((op, variable.name) in state.upcast for variable in state.view.variables[op])
 
 
-def _upcastable(state: State, op: Op) -> bool:
-    return not isinstance(state.gate.upcastable(state.view, op), Refusal)
+def _upcastable(state: PaintState, op: Op) -> bool:
+    return not isinstance(state.gate.upcastable(state.view, op), GateRefusal)
 
 
 # -- groups ------------------------------------------------------------------------------------------
 
 
-def _whole(state: State, cluster: Cluster) -> None:
+def _whole(state: PaintState, cluster: Cluster) -> None:
     """Upcast a cluster as a whole if any op of it is upcast: its numbers are largest between its ops."""
     culprit = next((op for op in cluster.ops if _is_upcast(state, op)), None)
     if culprit is None:
@@ -103,7 +103,7 @@ def _whole(state: State, cluster: Cluster) -> None:
             _upcast(state, op, state.high(reasons.RAISED, culprit, note))
 
 
-def _sequences(state: State) -> None:
+def _sequences(state: PaintState) -> None:
     """Upcast all ops that share a sequence, which has one element type, or none of them."""
     done: set[OpId] = set()
     for op in sorted({op for op, _ in state.upcast}):
@@ -125,7 +125,7 @@ def _low_sequences(view: View, op: Op) -> list[ValueId]:
     return [v for v, t in types if t is not None and t.container != TENSOR and t.dtype in LOW_TYPES]
 
 
-def _sharing(state: State, start: OpId) -> tuple[set[OpId], bool]:
+def _sharing(state: PaintState, start: OpId) -> tuple[set[OpId], bool]:
     """Return the ops that sequences join to one, and True if any of them keeps its type."""
     view, members, pending, sealed = state.view, {start}, [start], False
     while pending:
@@ -140,7 +140,7 @@ def _sharing(state: State, start: OpId) -> tuple[set[OpId], bool]:
     return members, sealed
 
 
-def _affine(state: State, cluster: Cluster) -> None:
+def _affine(state: PaintState, cluster: Cluster) -> None:
     """Give scale and bias of a decomposed normalization the type of its input (see `groups.norm_affine`)."""
     view = state.view
     low = next((dtype for op in cluster.tail if (dtype := low_type(view, op)) is not None), None)
@@ -154,7 +154,7 @@ def _affine(state: State, cluster: Cluster) -> None:
             _refuse(state, op, f"what {cluster.kind} normalizes is {low.spelling}, and onnxruntime fuses both")
 
 
-def _seen_type(state: State, value: ValueId, readers: frozenset[OpId]) -> DType | None:
+def _seen_type(state: PaintState, value: ValueId, readers: frozenset[OpId]) -> DType | None:
     """Return the type in which the runtime's fusion sees a value: before the Casts that only `readers` read."""
     view = state.view
     dtype = DType.FLOAT if state.made_upcast(value) else view.dtype(value)
@@ -170,7 +170,7 @@ def _seen_type(state: State, value: ValueId, readers: frozenset[OpId]) -> DType 
     return dtype
 
 
-def _read_as(state: State, value: ValueId, use: Use) -> DType | None:
+def _read_as(state: PaintState, value: ValueId, use: Use) -> DType | None:
     """Return the type in which a value is read; a Cast reads the type in which it was computed."""
     upcast = state.made_upcast(value) if _takes_any_type(state, use) else state.reads_upcast(*use)
     return DType.FLOAT if upcast else state.view.dtype(value)
@@ -179,11 +179,11 @@ def _read_as(state: State, value: ValueId, use: Use) -> DType | None:
 # -- ops that follow ---------------------------------------------------------------------------------
 
 
-def _takes_any_type(state: State, use: Use) -> bool:
+def _takes_any_type(state: PaintState, use: Use) -> bool:
     return state.view.ops[use.op].kind in _ANY_TYPE
 
 
-def _casts(state: State, wishes: dict[OpId, Paint]) -> None:
+def _casts(state: PaintState, wishes: dict[OpId, Paint]) -> None:
     """Let a Cast to a low type that only upcast ops read cast to float32; a named Cast also before other Casts."""
     view = state.view
     for op in reversed(view.ops):
@@ -203,7 +203,7 @@ def _casts(state: State, wishes: dict[OpId, Paint]) -> None:
             state.upcast[op.id, "T2"] = wishes.get(op.id, paint)
 
 
-def _move_along(state: State, op: Op) -> None:
+def _move_along(state: PaintState, op: Op) -> None:
     """Upcast an op that only moves the result of a Cast to a low type, and only for upcast ops.
 
     The Cast rounds, and the digits that it drops are the reason for which its readers were upcast.

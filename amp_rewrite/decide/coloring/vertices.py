@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import onnx
 
-from amp_rewrite.decide.coloring.gate import Gate, Refusal, computes_float32_inside
+from amp_rewrite.decide.coloring.gate import Gate, GateRefusal, computes_float32_inside
 from amp_rewrite.decide.union_find import UnionFind
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.ir.view import Op, OpId, Role, Variable, View
+from amp_rewrite.ir.view import Op, OpId, Role, TypeVariable, View
 from amp_rewrite.settings.list_entry import Entry
 from amp_rewrite.settings.op_lists import OpLists
 
@@ -27,7 +27,7 @@ class Vertex(NamedTuple):
     op: OpId
     variables: tuple[str, ...]
     entry: Entry
-    refusal: Refusal | None
+    refusal: GateRefusal | None
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Vertices:
     @classmethod
     def build(cls, view: View, entries: tuple[Entry, ...], gate: Gate) -> Vertices:
         """Return the vertices of a view. O(nodes + uses)."""
-        return _Builder(view, entries, gate).vertices()
+        return _VertexBuilder(view, entries, gate).vertices()
 
 
 def entries_of(view: View, lists: OpLists) -> tuple[Entry, ...]:
@@ -76,7 +76,7 @@ class _Group(NamedTuple):
     """The part of a vertex that is the same for all ops that are alike, and its slots."""
 
     variables: tuple[str, ...]
-    refusal: Refusal | None
+    refusal: GateRefusal | None
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -84,7 +84,7 @@ class _Group(NamedTuple):
 _NO_VERTEX = -1
 
 
-class _Builder:
+class _VertexBuilder:
     def __init__(self, view: View, entries: tuple[Entry, ...], gate: Gate) -> None:
         self.view = view
         self.entries = entries
@@ -111,7 +111,7 @@ class _Builder:
         readers, sources = tuple(map(tuple, self.readers)), tuple(self.sources)
         return Vertices(tuple(self.all), readers, sources, self.of, self.by_op, clusters, sealed)
 
-    def _groups(self, op: Op, variables: tuple[Variable, ...]) -> tuple[_Group, ...]:
+    def _groups(self, op: Op, variables: tuple[TypeVariable, ...]) -> tuple[_Group, ...]:
         """Return the float32 variables of an op in groups that must share a color, in order, with their ports."""
         floats = {v.name: v for v in variables if v.type is not None and v.type.dtype is DType.FLOAT}
         if not floats:

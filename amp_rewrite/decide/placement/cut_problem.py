@@ -8,7 +8,7 @@ from functools import cached_property
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.groups import affine_may_fall, fuses
-from amp_rewrite.decide.coloring.state import State
+from amp_rewrite.decide.coloring.state import PaintState
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
 from amp_rewrite.dtypes import LOW_TYPES, DType
@@ -49,7 +49,7 @@ class CutProblem:
     O(nodes + uses) for the rest.
     """
 
-    state: State
+    state: PaintState
     costs: CostModel
     islands: bool = True
     whole: bool = False

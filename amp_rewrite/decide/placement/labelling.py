@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from amp_rewrite.decide.placement.min_cut import FIXED, UNCUTTABLE, Network
+from amp_rewrite.decide.placement.min_cut import FIXED, UNCUTTABLE, FlowNetwork
 from amp_rewrite.decide.union_find import UnionFind
 
 LOW, HIGH = -1, -2
@@ -98,7 +98,7 @@ class Labelling:
 
         Tied vertices that are fixed to different labels are all high.
         """
-        network = Network()
+        network = FlowNetwork()
         at = self._nodes(network)
         low = network.node()
         network.pull[low] = FIXED
@@ -119,7 +119,7 @@ class Labelling:
         labels = network.lowest()
         return [labels[node] for node in at]
 
-    def _nodes(self, network: Network) -> list[int]:
+    def _nodes(self, network: FlowNetwork) -> list[int]:
         """Return the node of each vertex: one for tied vertices, pulled to their fixed label."""
         sets = UnionFind(range(len(self.loss)))
         for group in self.tied:
@@ -170,7 +170,7 @@ class _Regions(UnionFind):
         return cost <= -least and casts <= 0
 
 
-def _convert(network: Network, home: int, readers: tuple[int, ...], cost: int) -> None:
+def _convert(network: FlowNetwork, home: int, readers: tuple[int, ...], cost: int) -> None:
     """Charge one Cast down if any reader is low and the home is not, and one up in the opposite case.
 
     Several readers share a Cast through a node of its own: low as long as no reader is high, or once one is low.

@@ -19,7 +19,7 @@ FIXED = 1 << 110
 
 
 @dataclass
-class Network:
+class FlowNetwork:
     """Nodes on the low side (the source's) or the high side (the sink's), and the costs of parting them.
 
     A positive `pull[v]` is paid when v is high, a negative one when it is low; `out[u][v]` when u is low and v is high.
@@ -69,7 +69,7 @@ class _Settling:
     less than the high side can cost at most. So the cheapest cut with the fewest low nodes remains.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: FlowNetwork) -> None:
         self.out = network.out
         self.into: list[list[int]] = [[] for _ in network.out]
         self.pull = list(network.pull)

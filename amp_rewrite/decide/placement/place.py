@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.paint import finish
-from amp_rewrite.decide.coloring.state import State
+from amp_rewrite.decide.coloring.state import PaintState
 from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, CostModel
 from amp_rewrite.decide.placement.cut_problem import CutProblem
 from amp_rewrite.decide.placement.flops import UNKNOWN_DIMENSION
@@ -34,7 +34,7 @@ class Placing:
     spread: Sequence[bool] = ()
     cut: Sequence[bool] = ()
 
-    def __call__(self, state: State) -> None:
+    def __call__(self, state: PaintState) -> None:
         """Give every free vertex the label of the cheapest labelling, unless that is worse than its own."""
         state.costs = self.costs
         problem = CutProblem(state, self.costs, self.islands)
@@ -79,7 +79,7 @@ class Placing:
         return Finding("placement", "model", f"{message} (predicted on {self.costs.roof.gpu}{assumed})")
 
 
-def _follow(state: State, finished: Sequence[Mapping[int, Paint]], v: int) -> None:
+def _follow(state: PaintState, finished: Sequence[Mapping[int, Paint]], v: int) -> None:
     """Give a vertex the type, and the reason, that the last rules leave it with."""
     for paints, source in zip((state.low, state.denied), finished, strict=True):
         paints.pop(v, None)
@@ -91,7 +91,7 @@ _WORTH = round(START / 2 * ATTOSECONDS)
 """The least gain of a change that the user did not ask for: about a Cast, or a fusion. Predictions err by less."""
 
 
-def _paint(state: State, v: int, *, low: bool) -> None:
+def _paint(state: PaintState, v: int, *, low: bool) -> None:
     """Paint a vertex; one on the allow list, or in a sequence, keeps its better reason."""
     if low:
         state.denied.pop(v, None)

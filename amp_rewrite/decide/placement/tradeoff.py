@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.coloring.state import State
+from amp_rewrite.decide.coloring.state import PaintState
 from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, CostModel
 from amp_rewrite.decide.placement.cut_problem import CutProblem
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Labelling, Rounding
@@ -54,7 +54,7 @@ class Tradeoff:
     labelling: Labelling = field(default_factory=lambda: Labelling(()))
     positions: dict[Vertex, int] = field(default_factory=dict)
 
-    def __call__(self, state: State) -> None:
+    def __call__(self, state: PaintState) -> None:
         """Record the problem of a state on which the painter's rules have spread the colors."""
         problem = CutProblem(state, self.costs, islands=True, whole=True)
         self.labelling = problem.labelling()

@@ -14,7 +14,7 @@ import numpy as np
 from amp_rewrite.deploy.bench.batches import BatchAxis, batch_axis
 from amp_rewrite.deploy.bench.candidate import Candidate, candidates
 from amp_rewrite.deploy.bench.device import device_name
-from amp_rewrite.deploy.bench.entry import Changed, Entry, Sized
+from amp_rewrite.deploy.bench.entry import BenchEntry, Changed, Sized
 from amp_rewrite.deploy.bench.memory import with_largest, with_memory
 from amp_rewrite.deploy.bench.profile import changes
 from amp_rewrite.deploy.bench.result import Benchmark
@@ -155,7 +155,9 @@ class _Often(NamedTuple):
     warm: int
 
 
-def _timed(pairs: Sequence[tuple[Candidate, Runner]], often: _Often, seed: int, tell: Tell) -> tuple[list[Entry], int]:
+def _timed(
+    pairs: Sequence[tuple[Candidate, Runner]], often: _Often, seed: int, tell: Tell
+) -> tuple[list[BenchEntry], int]:
     """Return an entry of each with its latencies and speed-ups, and the number of runs in a round."""
     bound: _Calls = {c.name: r.bind(c.batch).run for c, r in pairs}
     copying: _Calls = {c.name: partial(r.run, c.batch) for c, r in pairs}
@@ -174,7 +176,7 @@ def _timed(pairs: Sequence[tuple[Candidate, Runner]], often: _Often, seed: int, 
         mine = seconds[candidate.name]
         timings = Timing.of(mine), Timing.of(copies[candidate.name])
         speed_ups = {name: speed_up(seconds[name], mine, seed=seed) for name in baselines}
-        entries.append(Entry(candidate.name, candidate.types, candidate.tf32, *timings, speed_ups))
+        entries.append(BenchEntry(candidate.name, candidate.types, candidate.tf32, *timings, speed_ups))
     return entries, runs
 
 
@@ -232,7 +234,7 @@ def _nonfinite(candidate: Candidate, runner: Runner) -> Iterator[str]:
         yield f"{candidate.name} gives NaN or infinity for {bad} of {numbers} numbers; `amp-rewrite verify` compares"
 
 
-def _notes(entries: Sequence[Entry], provider: str, random: bool, profiled: bool) -> Iterator[str]:
+def _notes(entries: Sequence[BenchEntry], provider: str, random: bool, profiled: bool) -> Iterator[str]:
     yield from (f"the memory of {entry.name} is not known: {entry.fault}" for entry in entries if entry.fault)
     if provider == CPU and any(entry.types for entry in entries):
         yield "CPU: half precision is slower here; onnxruntime computes most of it in float32, between Casts"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from amp_rewrite.deploy.bench.child import Outcome, apart
+from amp_rewrite.deploy.bench.child import JobResult, apart
 from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.conditions import Conditions, open_on, session_on
 from amp_rewrite.evidence.data.feed import Batch, Feed
@@ -43,12 +43,12 @@ class Candidate:
         """Open the model on its provider. Raise ModelError, naming it, if it does not open there."""
         return open_on(self.model, self.name, session_on(self.provider, self.threads, self.options))
 
-    def weighed(self, batch: Batch) -> Outcome:
+    def weighed(self, batch: Batch) -> JobResult:
         """Measure its memory for a batch, in a process of its own."""
         options = {**self.options, **_WEIGHED.get(self.provider, {})}
         return apart(self.file, batch, self.provider, options=options, threads=self.threads)
 
-    def profiled(self) -> Outcome:
+    def profiled(self) -> JobResult:
         """Measure the time of each op, in a process of its own."""
         return apart(self.file, self.batch, self.provider, options=self.options, threads=self.threads, profile=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from amp_rewrite.deploy.bench.entry import Changed, Entry
+from amp_rewrite.deploy.bench.entry import BenchEntry, Changed
 from amp_rewrite.deploy.bench.profile import OpTime
 from amp_rewrite.errors import count
 from amp_rewrite.reports.page.chart_data import Bar, Bars, Curves, Move, Moves
@@ -17,7 +17,7 @@ _STRETCH = 3
 """Times the longest median that an axis of latencies reaches; a rare slow run would squeeze the medians."""
 
 
-def latency_chart(entries: Sequence[Entry], where: str, notes: Sequence[str] = ()) -> Bars:
+def latency_chart(entries: Sequence[BenchEntry], where: str, notes: Sequence[str] = ()) -> Bars:
     """Return the latency of models, the baseline first. `where`: device and provider."""
     timed = [(e.latency.median, e.latency.p5, e.latency.p95, e.copies.median) for e in entries]
     milli = [(e.name, [1e3 * seconds for seconds in times]) for e, times in zip(entries, timed, strict=True)]
@@ -42,7 +42,7 @@ def latency_chart(entries: Sequence[Entry], where: str, notes: Sequence[str] = (
     )
 
 
-def memory_chart(entries: Sequence[Entry]) -> Bars | None:
+def memory_chart(entries: Sequence[BenchEntry]) -> Bars | None:
     """Return the peak memory of models, the baseline first; None if it was not measured."""
     measured = [(e.name, e.memory) for e in entries if e.memory is not None]
     if not measured:
@@ -59,7 +59,7 @@ def memory_chart(entries: Sequence[Entry]) -> Bars | None:
     )
 
 
-def throughput_chart(entries: Sequence[Entry]) -> Curves | None:
+def throughput_chart(entries: Sequence[BenchEntry]) -> Curves | None:
     """Return the throughput by batch size; None if no sizes were measured."""
     swept = [(e.name, s.items, s.throughput) for e in entries for s in e.sweep if s.throughput is not None]
     if not swept:

@@ -31,7 +31,7 @@ _BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchJob:
     """A model file, a batch in a .npz file, how to open the model, and whether to time its ops."""
 
     model: str
@@ -43,7 +43,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobResult:
     """Result of a job.
 
     `memory`: bytes in use beyond those before the model was opened, None if unknown; `ops`: a profile; `fault`: the
@@ -55,22 +55,22 @@ class Outcome:
     fault: str = ""
 
 
-def apart(model: Path, batch: Batch, provider: str, **more: Any) -> Outcome:
+def apart(model: Path, batch: Batch, provider: str, **more: Any) -> JobResult:
     """Run a job in a process of its own and return its outcome. Raise OSError if no process can be started."""
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         arrays: dict[str, Any] = {f"0/{name}": array for name, array in batch.items()}  # "file" is a name, too
         np.savez(folder / "batch.npz", **arrays)
-        job = Job(os.fspath(model.resolve()), str(folder / "batch.npz"), provider, **more)
+        job = BenchJob(os.fspath(model.resolve()), str(folder / "batch.npz"), provider, **more)
         (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
         words = command("from amp_rewrite.deploy.bench.child import main; main(sys.argv[1])", str(folder / "job.json"))
         environment = os.environ | (_BLOCKING if job.profile else {})
         ended = subprocess.run(words, env=environment, capture_output=True, text=True, errors="replace", check=False)
         result = folder / "outcome.json"
         if not result.exists():
-            return Outcome(fault=_ending(ended.returncode, ended.stderr))
+            return JobResult(fault=_ending(ended.returncode, ended.stderr))
         fields = json.loads(result.read_text("utf-8"))
-        return Outcome(**fields | {"ops": tuple(OpTime(**op) for op in fields["ops"])})
+        return JobResult(**fields | {"ops": tuple(OpTime(**op) for op in fields["ops"])})
 
 
 def _ending(code: int, stderr: str) -> str:
@@ -79,31 +79,33 @@ def _ending(code: int, stderr: str) -> str:
     return f"its process ended with {how}{f': {last[:200]}' if last else ''}"
 
 
-def outcome_of(job: Job, folder: Path) -> Outcome:
+def outcome_of(job: BenchJob, folder: Path) -> JobResult:
     """Do a job; a model that does not run gives an outcome with a fault."""
     try:
         return _profiled(job, folder) if job.profile else _weighed(job)
     except (AmpRewriteError, OSError) as error:
-        return Outcome(fault=one_line(error))
+        return JobResult(fault=one_line(error))
 
 
-def _weighed(job: Job) -> Outcome:
+def _weighed(job: BenchJob) -> JobResult:
     gpu = GpuMemory() if job.provider == CUDA else None
     batch = _batch(job)
     has_provider(job.provider)  # loads the runtime's library, which does not belong to the model
     before = gpu.used() if gpu else resident()
     _run(_opened(job), batch, 2)  # the second run shows whether memory is used again
     after = gpu.used() if gpu else resident(peak=True)
-    return Outcome(max(after - before, 0)) if after else Outcome(fault="this system does not tell how much is in use")
+    return (
+        JobResult(max(after - before, 0)) if after else JobResult(fault="this system does not tell how much is in use")
+    )
 
 
-def _profiled(job: Job, folder: Path) -> Outcome:
+def _profiled(job: BenchJob, folder: Path) -> JobResult:
     runner = _opened(job, profile=str(folder / "profile"))
     _run(runner, _batch(job), _SKIPPED + _RUNS)
-    return Outcome(ops=read_profile(runner.end_profile(), skip=_SKIPPED))
+    return JobResult(ops=read_profile(runner.end_profile(), skip=_SKIPPED))
 
 
-def _opened(job: Job, profile: str | None = None) -> Runner:
+def _opened(job: BenchJob, profile: str | None = None) -> Runner:
     return Runner.open(Model.load(job.model), session_on(job.provider, job.threads, job.options, profile))
 
 
@@ -113,12 +115,12 @@ def _run(runner: Runner, batch: Batch, times: int) -> None:
         binding.run()
 
 
-def _batch(job: Job) -> Batch:
+def _batch(job: BenchJob) -> Batch:
     return next(iter(Feed.of(job.batch, Model.load(job.model), allow_nonfinite=True)))
 
 
 def main(file: str) -> None:
     """Do the job in a file, and write its outcome beside it."""
     path = Path(file)
-    outcome = outcome_of(Job(**json.loads(path.read_text("utf-8"))), path.parent)
+    outcome = outcome_of(BenchJob(**json.loads(path.read_text("utf-8"))), path.parent)
     (path.parent / "outcome.json").write_text(json.dumps(asdict(outcome)), encoding="utf-8")

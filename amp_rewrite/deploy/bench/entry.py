@@ -38,7 +38,7 @@ class Largest:
 
 
 @dataclass(frozen=True)
-class Entry:
+class BenchEntry:
     """One model in one mode. `types`: its low types. `tf32`: float32 may be computed in TF32.
 
     `latency`: inputs and outputs stay on the device; `copies`: they are copied from and to numpy. `speed_ups`: against

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from amp_rewrite.deploy.bench.batches import BatchAxis
 from amp_rewrite.deploy.bench.candidate import Candidate
-from amp_rewrite.deploy.bench.entry import Entry, Largest
+from amp_rewrite.deploy.bench.entry import BenchEntry, Largest
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.layout import bytes_in
 
@@ -15,7 +15,7 @@ _STEPS = 4  # halvings between a batch that fits and one that does not: to a six
 _MOST_ITEMS = 1 << 20
 
 
-def with_memory(candidate: Candidate, entry: Entry, axis: BatchAxis | None) -> Entry:
+def with_memory(candidate: Candidate, entry: BenchEntry, axis: BatchAxis | None) -> BenchEntry:
     """Return the entry with peak memory, for the batch and for each size of the sweep."""
     outcome = candidate.weighed(candidate.batch)
     sweep = list(entry.sweep)
@@ -26,7 +26,7 @@ def with_memory(candidate: Candidate, entry: Entry, axis: BatchAxis | None) -> E
     return replace(entry, memory=outcome.memory, fault=outcome.fault, sweep=tuple(sweep))
 
 
-def with_largest(candidate: Candidate, entry: Entry, axis: BatchAxis, limit: int) -> Entry:
+def with_largest(candidate: Candidate, entry: BenchEntry, axis: BatchAxis, limit: int) -> BenchEntry:
     """Return the entry with the largest batch that fits into `limit` bytes."""
     faults: dict[int, str] = {}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from amp_rewrite.deploy.bench.entry import Changed, Entry, Largest, Sized
+from amp_rewrite.deploy.bench.entry import BenchEntry, Changed, Largest, Sized
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type
 from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
@@ -44,7 +44,7 @@ class Benchmark(Result):
     rounds: int
     runs: int
     warm_up: int
-    entries: tuple[Entry, ...]
+    entries: tuple[BenchEntry, ...]
     changed: tuple[Changed, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -128,7 +128,7 @@ class Benchmark(Result):
         return json.dumps({"schema": SCHEMA, **fields}, indent=1, allow_nan=False) + "\n"
 
 
-def _numbers(entry: Entry, baselines: Sequence[str]) -> Iterator[str]:
+def _numbers(entry: BenchEntry, baselines: Sequence[str]) -> Iterator[str]:
     yield from map(_ms, (entry.latency.median, entry.latency.p5, entry.latency.p95, entry.copies.median))
     for name in baselines:
         speed_up = entry.speed_ups.get(name)
@@ -139,7 +139,7 @@ def _numbers(entry: Entry, baselines: Sequence[str]) -> Iterator[str]:
             yield f"{speed_up.factor:.2f}×{interval}"
 
 
-def _swept(entry: Entry, row: Sized) -> Sequence[str]:
+def _swept(entry: BenchEntry, row: Sized) -> Sequence[str]:
     numbers = ("-", "-") if row.timing is None else (f"{row.throughput:.4g}", _ms(row.timing.median))
     return entry.name, str(row.items), *numbers, _bytes(row.memory), row.fault
 

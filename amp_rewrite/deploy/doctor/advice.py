@@ -34,7 +34,7 @@ LARGEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class TimeBound:
     """Lower bound on the time of a model's ops on a GPU, in seconds, in float32 and as converted.
 
     `counted` of `ops` ops have known shapes and are included. Products count their operations, other ops the bytes that
@@ -167,7 +167,7 @@ def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -
     return None
 
 
-def bound(view: View, roof: Roof, low: DType) -> Bound | None:
+def bound(view: View, roof: Roof, low: DType) -> TimeBound | None:
     """Return the bound of a converted model whose dimensions are fixed; None without known shapes. O(nodes)."""
     work, reached = CostModel(view, roof, low), roof.attained
     full = converted = 0.0
@@ -185,7 +185,7 @@ def bound(view: View, roof: Roof, low: DType) -> Bound | None:
         converted += reached.seconds(flops, _nbytes(view, moved), low=_main(view, op) is low)
         if not _placed(op, view, low):
             full += reached.seconds(flops, _nbytes(view, moved, instead_of=low), low=False)
-    return Bound(roof.gpu, full, converted, counted, ops) if converted else None
+    return TimeBound(roof.gpu, full, converted, counted, ops) if converted else None
 
 
 def _placed(op: Op, view: View, low: DType) -> bool:

@@ -23,7 +23,7 @@ from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, 
 from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
 from amp_rewrite.runtime.installation import (
     DEFAULT,
-    Fault,
+    InstallationFault,
     Package,
     faults,
     install,
@@ -184,7 +184,7 @@ def _driver(machine: Hardware, built: int | None) -> Check:
     return Check("driver", OK, served)
 
 
-def _runtime(packages: Sequence[Package], told: Asked, known: Sequence[Fault]) -> Iterator[Check]:
+def _runtime(packages: Sequence[Package], told: Asked, known: Sequence[InstallationFault]) -> Iterator[Check]:
     """Yield one finding per fault of the installation; without any, the state of the runtime."""
     for fault in known:
         yield Check("onnxruntime", FINDING, fault.fact, fault.remedy)

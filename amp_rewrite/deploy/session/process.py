@@ -18,7 +18,7 @@ from amp_rewrite.settings.policy import Policy
 
 
 @dataclass(slots=True)
-class State:
+class ProcessSettings:
     """The settings. `policy`: None unless `set_policy` set one; `rewriting`: new sessions convert their models, None
     if the rewrite was never enabled; `plain_sessions`: number of sessions opened without conversion."""
 
@@ -28,7 +28,7 @@ class State:
     devices_checked: bool = False
 
 
-state = State()
+state = ProcessSettings()
 
 
 def global_policy() -> Policy:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.builder import Builder
+from amp_rewrite.ir.builder import NodeBuilder
 from amp_rewrite.ir.versions import FIRST_WHERE
 
 _WIDEST = 2.0**64  # its square is the first power of two that no float32 holds
@@ -56,7 +56,7 @@ class ErrorStats:
         return noise / max(signal, floor) if noise else 0.0
 
 
-class ErrorNodes(Builder):
+class ErrorNodes(NodeBuilder):
     """Builder of nodes that measure pairs of values, each pair to one row. All its names begin with `prefix`."""
 
     def __init__(self, prefix: str, low: DType) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.ranges import Range
-from amp_rewrite.ir.builder import Builder
+from amp_rewrite.ir.builder import NodeBuilder
 from amp_rewrite.ir.versions import FIRST_WHERE
 
 WIDTH = 9
@@ -104,11 +104,11 @@ class RangeNodes:
             "many": np.array([_EXACT_IN_FLOAT]),
             "no_count": np.zeros(1, dtype.numpy),
         }
-        head = Builder(set(), opset=FIRST_WHERE, region=stem)
+        head = NodeBuilder(set(), opset=FIRST_WHERE, region=stem)
         self._known = {name: head.constant(np.asarray(value)) for name, value in values.items()}
         self.constants = tuple(head.nodes)
 
-    def row(self, nodes: Builder, name: str, *, rectified: bool = False) -> str:
+    def row(self, nodes: NodeBuilder, name: str, *, rectified: bool = False) -> str:
         """Append nodes for the row of the tensor `name`; return the row. `rectified`: it is the output of a Relu."""
         a = nodes.op("Reshape", name if rectified else nodes.op("Abs", name), self._known["flat"])
         n = nodes.op("Shape", a)
@@ -117,7 +117,7 @@ class RangeNodes:
             some, lambda branch: self._of_some(branch, a, n, rectified), lambda branch: branch.constant(neutral(1))
         )
 
-    def _of_some(self, nodes: Builder, a: str, n: str, rectified: bool) -> str:
+    def _of_some(self, nodes: NodeBuilder, a: str, n: str, rectified: bool) -> str:
         """Return the row of a nonempty tensor, with as few passes as its values allow.
 
         Reductions on the CPU drop NaN together with their intermediate result; only the sum shows it reliably.
@@ -128,24 +128,26 @@ class RangeNodes:
         finite, fits, few = (nodes.op("Less", value, self._known[limit]) for value, limit in limits)
         tame = nodes.op("And", nodes.op("And", finite, fits), few)
 
-        def quick(branch: Builder) -> str:
+        def quick(branch: NodeBuilder) -> str:
             return self._gapped(branch, x) if rectified else self._if_sure(branch, x, a, self._gapped)
 
         return nodes.choice(tame, quick, lambda branch: self._wild(branch, x))
 
-    def _if_sure(self, nodes: Builder, x: _Magnitudes, a: str, otherwise: Callable[[Builder, _Magnitudes], str]) -> str:
+    def _if_sure(
+        self, nodes: NodeBuilder, x: _Magnitudes, a: str, otherwise: Callable[[NodeBuilder, _Magnitudes], str]
+    ) -> str:
         """Return a row of finite numbers: one count if min(a) surely survives rounding, else `otherwise`."""
         least = _reduced(nodes, "ReduceMin", a)
         sure = nodes.op("Greater", least, self._known["sure"])
         return nodes.choice(sure, lambda branch: self._dense(branch, x, a, least), lambda branch: otherwise(branch, x))
 
-    def _dense(self, nodes: Builder, x: _Magnitudes, a: str, least: str) -> str:
+    def _dense(self, nodes: NodeBuilder, x: _Magnitudes, a: str, least: str) -> str:
         """Return the row of finite numbers that all survive rounding; infinity stands for zero."""
         if self._bounds["normal"] < self._bounds["sure"]:
             return self._joined(nodes, [x.number] * 5, [], x.largest, least)
         return self._joined(nodes, [x.number] * 4, [self._above(nodes, a, "normal", self._dtype)], x.largest, least)
 
-    def _gapped(self, nodes: Builder, x: _Magnitudes) -> str:
+    def _gapped(self, nodes: NodeBuilder, x: _Magnitudes) -> str:
         """Return the row of finite numbers with zeros, or numbers that round to zero, among them.
 
         A subtraction and a LeakyRelu are faster than Where: they turn zeros into infinities and keep numbers that
@@ -156,13 +158,13 @@ class RangeNodes:
         a = nodes.op("LeakyRelu", nodes.op("Sub", x.all, self._known["step"]), alpha=-np.inf)
         return self._if_sure(nodes, x, a, self._sparse)
 
-    def _sparse(self, nodes: Builder, x: _Magnitudes) -> str:
+    def _sparse(self, nodes: NodeBuilder, x: _Magnitudes) -> str:
         """Return the row of finite numbers of any size."""
         counts = [self._above(nodes, x.all, name, self._dtype) for name in ("nonzero", "survives", "normal")]
         least = self._least(nodes, x, self._mask(nodes, x.all, "nonzero"))
         return self._joined(nodes, [x.number] * 2, counts, x.largest, least)
 
-    def _wild(self, nodes: Builder, x: _Magnitudes) -> str:
+    def _wild(self, nodes: NodeBuilder, x: _Magnitudes) -> str:
         """Return the row of any numbers and any count: NaN, infinities, and values that overflow."""
         counts = [self._above(nodes, x.all, name, DType.DOUBLE) for name in _NAMES]
         finite = nodes.op("Less", x.all, self._known["infinity"])
@@ -170,15 +172,15 @@ class RangeNodes:
         least = self._least(nodes, x, nodes.op("And", finite, self._mask(nodes, x.all, "nonzero")))
         return self._joined(nodes, [x.number, *counts], [], largest, least)
 
-    def _least(self, nodes: Builder, x: _Magnitudes, mask: str) -> str:
+    def _least(self, nodes: NodeBuilder, x: _Magnitudes, mask: str) -> str:
         """Return the smallest magnitude under a mask."""
         return _reduced(nodes, "ReduceMin", nodes.op("Where", mask, x.all, self._known["infinity"]))
 
-    def _mask(self, nodes: Builder, a: str, name: str) -> str:
+    def _mask(self, nodes: NodeBuilder, a: str, name: str) -> str:
         """Return a mask of the magnitudes above a bound."""
         return nodes.op("Greater", a, self._known[name])
 
-    def _above(self, nodes: Builder, a: str, name: str, counted_in: DType) -> str:
+    def _above(self, nodes: NodeBuilder, a: str, name: str, counted_in: DType) -> str:
         """Return the number of magnitudes above a bound."""
         if counted_in is DType.FLOAT and (ramp := _ramp(float(self._bounds[name]), float(self._bounds["overflows"]))):
             ones = nodes.op("HardSigmoid", a, alpha=ramp[0], beta=ramp[1])
@@ -186,7 +188,7 @@ class RangeNodes:
             ones = nodes.cast(self._mask(nodes, a, name), counted_in)
         return _reduced(nodes, "ReduceSum", ones)
 
-    def _joined(self, nodes: Builder, first: list[str], counts: list[str], largest: str, least: str) -> str:
+    def _joined(self, nodes: NodeBuilder, first: list[str], counts: list[str], largest: str, least: str) -> str:
         """Return a row: float64 columns, counts in this element type, zeros, and both extremes."""
         zeros = [self._known["no_count"]] * (_ADDED - len(first) - len(counts))
         rest = nodes.op("Concat", *counts, *zeros, largest, nodes.op("Neg", least), axis=0)
@@ -204,16 +206,16 @@ def _ramp(bound: float, largest: float) -> tuple[float, float] | None:
     return (slope, -slope * bound) if bound > 0 and slope * largest <= DType.FLOAT.max else None
 
 
-def merging(nodes: Builder, a: str, b: str, rows: int) -> str:
+def merging(nodes: NodeBuilder, a: str, b: str, rows: int) -> str:
     """Append nodes that merge two vectors of rows, as `merged` does; return the result."""
     return chosen(nodes, nodes.op("Add", a, b), nodes.op("Max", a, b), rows)
 
 
-def chosen(nodes: Builder, added: str, most: str, rows: int) -> str:
+def chosen(nodes: NodeBuilder, added: str, most: str, rows: int) -> str:
     """Append nodes that select the added columns from one vector of rows and the others from another."""
     return nodes.op("Where", nodes.constant(np.tile(np.arange(WIDTH) < _ADDED, rows)), added, most)
 
 
-def _reduced(nodes: Builder, op_type: str, name: str) -> str:
+def _reduced(nodes: NodeBuilder, op_type: str, name: str) -> str:
     """Append a reduction over all elements, to a vector of one."""
     return nodes.op(op_type, name, keepdims=1)

@@ -19,7 +19,7 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.instrument.error_nodes import ErrorStats, read
 from amp_rewrite.evidence.instrument.lazy_weights import casting_in_graph
 from amp_rewrite.evidence.instrument.pairing import Pairing
-from amp_rewrite.evidence.instrument.side_by_side import Measuring, reads, with_candidate, with_shadows, with_shapes
+from amp_rewrite.evidence.instrument.side_by_side import MeasuredModel, reads, with_candidate, with_shadows, with_shapes
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import RANDOM
@@ -144,7 +144,7 @@ class Bench(Pairing):
     def _measured(
         self,
         values: Sequence[ValueId],
-        build: Callable[[Pairing, Sequence[ValueId]], Measuring],
+        build: Callable[[Pairing, Sequence[ValueId]], MeasuredModel],
         feed: Feed,
         conditions: Conditions,
     ) -> dict[ValueId, ErrorStats]:

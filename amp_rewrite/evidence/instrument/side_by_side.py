@@ -17,7 +17,7 @@ from amp_rewrite.evidence.instrument.error_nodes import ErrorNodes
 from amp_rewrite.evidence.instrument.pairing import Pairing
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.builder import Builder, declared, new_cast, new_node
+from amp_rewrite.ir.builder import NodeBuilder, declared, new_cast, new_node
 from amp_rewrite.ir.dataflow import reach
 from amp_rewrite.ir.graphs import all_nodes, names_read, needed, rename, rename_node
 from amp_rewrite.ir.names import unused_prefix
@@ -27,7 +27,7 @@ from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 
 
 @dataclass(frozen=True)
-class Measuring:
+class MeasuredModel:
     """A mixed model whose outputs are pairs of values, and nodes that measure them in its emulated twin."""
 
     model: Model
@@ -41,7 +41,7 @@ class Measuring:
         return replace(twin, proto=proto)
 
 
-def with_shadows(pairing: Pairing, values: Sequence[ValueId]) -> Measuring:
+def with_shadows(pairing: Pairing, values: Sequence[ValueId]) -> MeasuredModel:
     """Return a graph that measures each of these values, computed by its op from the reference's values.
 
     Paired inputs of the op come from the reference, rounded to their type in the candidate; unpaired ones (weights,
@@ -50,7 +50,7 @@ def with_shadows(pairing: Pairing, values: Sequence[ValueId]) -> Measuring:
     return _Merged(pairing).with_shadows(values).measuring(values)
 
 
-def with_candidate(pairing: Pairing, values: Sequence[ValueId]) -> Measuring:
+def with_candidate(pairing: Pairing, values: Sequence[ValueId]) -> MeasuredModel:
     """Return a graph that measures the error of these values of the candidate as it runs."""
     return _Merged(pairing).with_candidate().measuring(values)
 
@@ -138,7 +138,7 @@ class _Merged:
         self.provided.update({v: self._mine(self.view.value_name(v)) for v in unpaired})
         return node
 
-    def measuring(self, values: Sequence[ValueId]) -> Measuring:
+    def measuring(self, values: Sequence[ValueId]) -> MeasuredModel:
         """Return the model reduced to the measured values, and its measuring nodes."""
         gauge = ErrorNodes(f"{self.stem}error", self.pairing.low)
         outputs: list[ValueInfoProto] = []
@@ -150,11 +150,11 @@ class _Merged:
                 names.append(name if widened else gauge.cast(name, DType.FLOAT))
             gauge.measure(*names, is_low=self.view.dtype(value) is self.pairing.low)
         gauge.pack(f"{self.stem}errors")
-        return Measuring(self._assembled(outputs), tuple(gauge.nodes))
+        return MeasuredModel(self._assembled(outputs), tuple(gauge.nodes))
 
     def shaped(self, values: Sequence[ValueId]) -> Model:
         """Return the model that outputs two shapes per value."""
-        shapes = Builder(set(), opset=FIRST_WHERE, region=f"{self.stem}shape")
+        shapes = NodeBuilder(set(), opset=FIRST_WHERE, region=f"{self.stem}shape")
         names = [shapes.op("Shape", name) for value in values for name, _ in self._sides(value)]
         self.frame.node.extend(shapes.nodes)
         return self._assembled([declared(name, DType.INT64, None) for name in names])

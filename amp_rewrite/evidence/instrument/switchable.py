@@ -18,12 +18,12 @@ from onnx import GraphProto, NodeProto, TensorProto
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.data.feed import Batch
-from amp_rewrite.evidence.instrument.vertices import Choice, Vertex, maker_of, reader_of
+from amp_rewrite.evidence.instrument.vertices import TypeChoice, Vertex, maker_of, reader_of
 from amp_rewrite.files.loading import HEAVY
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import nbytes
-from amp_rewrite.ir.builder import Builder, declared, new_branch, new_if
+from amp_rewrite.ir.builder import NodeBuilder, declared, new_branch, new_if
 from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CLIP_WITH_INPUTS, FIRST_IR_WITH_FREE_INITIALIZERS
@@ -44,7 +44,7 @@ class Switch:
     exact: bool = False
     always: bool = False
 
-    def on(self, coloring: Choice) -> bool:
+    def on(self, coloring: TypeChoice) -> bool:
         """True if the value is rounded under a coloring."""
         made_low = self.maker is not None and coloring.lowered(*self.maker)
         if made_low and self.exact:
@@ -66,7 +66,7 @@ class SwitchableModel:
         """True if the twin can act as a coloring: every low vertex there may be low here."""
         return self.may.issuperset(coloring.low)
 
-    def mask(self, coloring: Choice) -> NDArray[np.bool_]:
+    def mask(self, coloring: TypeChoice) -> NDArray[np.bool_]:
         """Return the extra input for a coloring."""
         return np.array([switch.on(coloring) for switch in self.switches], np.bool_)
 
@@ -94,11 +94,11 @@ def switchable_model(
     first = FIRST_BFLOAT16_CAST if to is DType.BFLOAT16 else FIRST_CLIP_WITH_INPUTS
     if view.low_types or opset < first or view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS or not may:
         return None
-    return _Builder(view, frozenset(may), to, dict(io or {}), frozenset(saturate)).build()
+    return _SwitchBuilder(view, frozenset(may), to, dict(io or {}), frozenset(saturate)).build()
 
 
 @dataclass
-class _Builder:
+class _SwitchBuilder:
     """One walk over a copy of the model. `names` maps a value to the name that a reader reads instead."""
 
     view: View
@@ -133,9 +133,9 @@ class _Builder:
     def _fresh(self, name: str) -> str:
         return numbered(name, self.taken)
 
-    def _nodes(self) -> Builder:
+    def _nodes(self) -> NodeBuilder:
         """Return a builder of nodes for one graph."""
-        return Builder(self.taken, opset=self.view.opsets.get("", 0), region="low")
+        return NodeBuilder(self.taken, opset=self.view.opsets.get("", 0), region="low")
 
     def _switch(self, switch: Switch) -> str:
         """Return the name of the boolean of a switch."""
@@ -168,7 +168,7 @@ class _Builder:
         weights = self._heavy(op)
         return self._either(op, node, weights) if weights else node
 
-    def _versions(self, nodes: Builder, value: Value) -> None:
+    def _versions(self, nodes: NodeBuilder, value: Value) -> None:
         """Append the nodes between a value and readers that may read it rounded."""
         if self.view.tensor_dtype(value.id) is not DType.FLOAT:
             return
@@ -198,12 +198,12 @@ class _Builder:
     def _reader(self, use: Use) -> Vertex | None:
         return reader_of(self.view, use, self.may)
 
-    def _rounding(self, nodes: Builder, value: Value, switch: str) -> str:
+    def _rounding(self, nodes: NodeBuilder, value: Value, switch: str) -> str:
         """Append an If that rounds or copies; return its result."""
         op = self.view.producer(value.id)
         clamps = value.id in self.saturate or (op is not None and op.kind == "ConstantOfShape")
 
-        def rounded(branch: Builder) -> str:
+        def rounded(branch: NodeBuilder) -> str:
             source = branch.op("Clip", value.name, *self.limits) if clamps else value.name
             return branch.cast(branch.cast(source, self.to), DType.FLOAT)
 

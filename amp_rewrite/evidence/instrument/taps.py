@@ -19,7 +19,7 @@ from amp_rewrite.evidence.instrument.range_nodes import WIDTH, RangeNodes, chose
 from amp_rewrite.evidence.ranges import key
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.builder import Builder, declared, new_constant, new_node
+from amp_rewrite.ir.builder import NodeBuilder, declared, new_constant, new_node
 from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.op_classes import PERMUTES
@@ -133,7 +133,7 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
     proto.ClearField("training_info")
     if not any(o.domain in ("", "ai.onnx") for o in proto.opset_import):
         proto.opset_import.add(domain="", version=FIRST_WHERE)
-    builder = _Builder(view, taps, to)
+    builder = _TapBuilder(view, taps, to)
     rows = builder.graph(proto.graph, view.scopes[MAIN])
     constants = [node for nodes in builder.range_nodes.values() for node in nodes.constants]
     refill(proto.graph, "node", [*constants, *builder.starts.nodes, *proto.graph.node])
@@ -148,7 +148,7 @@ class _Rows(NamedTuple):
     values: tuple[ValueId, ...]
 
 
-class _Builder:
+class _TapBuilder:
     """One walk over a copy of the model. All new names begin with a prefix that is unused in the model."""
 
     def __init__(self, view: View, taps: Sequence[ValueId], to: DType) -> None:
@@ -169,9 +169,9 @@ class _Builder:
     def fresh(self) -> str:
         return f"{self._stem}{next(self._numbers)}"
 
-    def nodes(self) -> Builder:
+    def nodes(self) -> NodeBuilder:
         """Return a builder of nodes for one place in one graph."""
-        return Builder(set(), opset=self.view.opsets.get("", FIRST_WHERE), region=self.fresh())
+        return NodeBuilder(set(), opset=self.view.opsets.get("", FIRST_WHERE), region=self.fresh())
 
     def graph(self, graph: GraphProto, scope: Scope) -> _Rows:
         """Add taps to a copied graph and its bodies, in place."""
@@ -212,7 +212,7 @@ def _values(parts: Sequence[_Rows]) -> tuple[ValueId, ...]:
     return tuple(value for part in parts for value in part.values)
 
 
-_Carrier = Callable[[_Builder, NodeProto, list[_Rows]], tuple[_Rows, list[NodeProto]]]
+_Carrier = Callable[[_TapBuilder, NodeProto, list[_Rows]], tuple[_Rows, list[NodeProto]]]
 
 
 def _carrier(op: Op) -> _Carrier | None:
@@ -227,7 +227,7 @@ def _carrier(op: Op) -> _Carrier | None:
     return _CARRIERS.get(op.op_type)
 
 
-def _out_of_if(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
+def _out_of_if(builder: _TapBuilder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
     """Add one output: the rows of the branch taken, and neutral rows for the other."""
     out = builder.fresh()
     graphs = [body for _, body in bodies(node)]
@@ -244,7 +244,7 @@ def _out_of_if(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[
     return _Rows(out, _values(inner)), []
 
 
-def _out_of_iterations(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
+def _out_of_iterations(builder: _TapBuilder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
     """Add a last state, before scanned inputs: the rows so far, passed from iteration to iteration."""
     (rows,), ((_, body),) = inner, bodies(node)
     at = len(node.input) - int_attribute(node, "num_scan_inputs", 0)
@@ -261,7 +261,7 @@ def _out_of_iterations(builder: _Builder, node: NodeProto, inner: list[_Rows]) -
     return _Rows(out, rows.values), []
 
 
-def _out_of_sequence_map(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
+def _out_of_sequence_map(builder: _TapBuilder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
     """Add a sequence of the rows of each element; a neutral element keeps it nonempty."""
     (rows,), ((_, body),) = inner, bodies(node)
     each, nodes, number = builder.fresh(), builder.nodes(), len(rows.values)

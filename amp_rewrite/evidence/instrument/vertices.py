@@ -14,7 +14,7 @@ Vertex = tuple[OpId, str]
 """A type variable of an op."""
 
 
-class Choice(Protocol):
+class TypeChoice(Protocol):
     """A choice of low type variables, as a Coloring is one."""
 
     def lowered(self, op: OpId, variable: str | None) -> bool:

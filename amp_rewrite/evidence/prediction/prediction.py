@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.evidence.data.feed import Batch
-from amp_rewrite.evidence.instrument.vertices import Choice, Vertex
+from amp_rewrite.evidence.instrument.vertices import TypeChoice, Vertex
 from amp_rewrite.evidence.metric import Criterion
 from amp_rewrite.evidence.prediction.adjoint import Adjoint, adjoint
 from amp_rewrite.evidence.prediction.probes import Outputs, probing, worst_of
@@ -30,7 +30,7 @@ _DOUBT = 0.05
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedErrors:
     """Squared errors of outputs, relative to |y|², by probe and site.
 
     `square[p, s]` is sum (g·δ)² of site s as probe p sees it, `signed[p, s]` sum g·δ, `bound[p, s]` sum |g·δ|; each
@@ -60,7 +60,7 @@ class Prediction:
             return self.measured.get(op, np.full(self._probes, np.nan))
         return self._of(self._by_op.get(op, []))
 
-    def under(self, choice: Choice) -> Floats:
+    def under(self, choice: TypeChoice) -> Floats:
         """Return the squared error of each probe under a choice of low ops. O(sites + probes)."""
         by_op = self._on(choice)
         total = self._of([i for op, sites in by_op.items() if op not in self.reasons for i in sites])
@@ -69,12 +69,12 @@ class Prediction:
                 total = total + self.alone(op)
         return total
 
-    def parts(self, choice: Choice) -> dict[OpId, Floats]:
+    def parts(self, choice: TypeChoice) -> dict[OpId, Floats]:
         """Return the squared error of each probe by the roundings of each op that has some under a choice."""
         by_op = self._on(choice)
         return {op: self.alone(op) if op in self.reasons else self._of(sites) for op, sites in by_op.items()}
 
-    def _on(self, choice: Choice) -> dict[OpId, list[int]]:
+    def _on(self, choice: TypeChoice) -> dict[OpId, list[int]]:
         """Return the sites where values are rounded under a choice, by op, in topological order.
 
         An op whose roundings lie elsewhere has an entry if it is low.
@@ -180,7 +180,7 @@ def _weight(elements: Floats | float, variance: Floats | float) -> Any:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PredictedModel:
     """A model whose error is to be predicted: its vertices that may be low, the type, and values that are clamped."""
 
     view: View
@@ -190,13 +190,13 @@ class Asked:
 
 
 def predict(
-    asked: Asked,
+    asked: PredictedModel,
     batches: Iterable[tuple[Batch, Mapping[str, Any]]],
     alone: SingleOpRuns | None = None,
     *,
     search: bool = False,
     seed: int = 0,
-) -> Prediction:
+) -> PredictedErrors:
     """Return the prediction for a float32 model, from batches with the outputs of the reference.
 
     `alone` runs the ops that no gradient tells of, and the model with all ops low; without it the first are unknown,
@@ -240,13 +240,13 @@ def predict(
     dark = {i: reason for each in opened.values() for i, reason in each.dark.items()}
     dark |= {int(i): "its gradient is not finite" for i in np.flatnonzero(wild)}
     spread = profiled(outputs, [alone.together(batch) for batch in fed]) if alone is not None else tuple(outputs)
-    found = Prediction(sites, spread, square, signed, bound, lost, repeats)
+    found = PredictedErrors(sites, spread, square, signed, bound, lost, repeats)
     return _with_measured(found, dark, fed, alone)
 
 
 def _with_measured(
-    found: Prediction, dark: Mapping[int, str], fed: Sequence[Batch], alone: SingleOpRuns | None
-) -> Prediction:
+    found: PredictedErrors, dark: Mapping[int, str], fed: Sequence[Batch], alone: SingleOpRuns | None
+) -> PredictedErrors:
     """Return the prediction with ops measured that no gradient tells of."""
     reasons = dict(found.sites.hidden)
     for i, reason in dark.items():

@@ -12,7 +12,7 @@ from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.instrument.pairing import Pairing
 from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.vertices import LowVertices, Vertex
-from amp_rewrite.evidence.prediction.prediction import Asked, Prediction, predict
+from amp_rewrite.evidence.prediction.prediction import PredictedErrors, PredictedModel, predict
 from amp_rewrite.evidence.prediction.single_op_runs import SingleOpRuns
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import OpId, View
@@ -76,7 +76,9 @@ def shares_of(pairing: Pairing, feed: Feed, measured: float) -> Shares:
     twin = switchable_model(reference, low, pairing.low)
     runner = Runner.open(reference.model)
     prediction = predict(
-        Asked(reference, low, pairing.low), ((b, runner.run(b)) for b in feed), SingleOpRuns(twin) if twin else None
+        PredictedModel(reference, low, pairing.low),
+        ((b, runner.run(b)) for b in feed),
+        SingleOpRuns(twin) if twin else None,
     )
     parts = prediction.parts(choice)
     whole = prediction.error(prediction.under(choice)) ** 2
@@ -104,7 +106,7 @@ def _low_vertices(pairing: Pairing) -> tuple[frozenset[Vertex], int]:
     return frozenset(low), lost
 
 
-def _share(prediction: Prediction, op: OpId, error: float, whole: float) -> Share:
+def _share(prediction: PredictedErrors, op: OpId, error: float, whole: float) -> Share:
     known = prediction.view.ops[op]
     because = prediction.reasons.get(op, "")
     by = GRADIENT if not because else MEASURED if op in prediction.measured else UNKNOWN

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.evidence.instrument.vertices import Choice, Vertex, maker_of, reader_of
+from amp_rewrite.evidence.instrument.vertices import TypeChoice, Vertex, maker_of, reader_of
 from amp_rewrite.ir.view import MAIN, OpId, ValueId, View
 
 
@@ -27,7 +27,7 @@ class Site:
     reader: Vertex | None
     exact: bool = False
 
-    def on(self, coloring: Choice) -> bool:
+    def on(self, coloring: TypeChoice) -> bool:
         """True if the value is rounded here under a choice of low ops."""
         made_low = self.maker is not None and coloring.lowered(*self.maker)
         if self.reader is None:

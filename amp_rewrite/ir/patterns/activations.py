@@ -8,12 +8,12 @@ from amp_rewrite.ir.dataflow import float32_ops
 from amp_rewrite.ir.patterns.match import (
     ANCHOR,
     ENTRY,
+    AnyValue,
     Either,
     MadeOf,
     Match,
     Ops,
     Search,
-    Value,
     X,
     behind_casts,
     constant,
@@ -24,7 +24,7 @@ from amp_rewrite.ir.patterns.match import (
 )
 from amp_rewrite.ir.view import OpId, ValueId, View, once
 
-_WEIGHT = Value(test=weight)
+_WEIGHT = AnyValue(test=weight)
 
 _EXP = op("Exp", op("Sub", X, op("ReduceMax", X, name=ANCHOR)), name="exp")
 SOFTMAX = op("Div", _EXP, op("ReduceSum", _EXP))
@@ -32,7 +32,7 @@ SOFTMAX = op("Div", _EXP, op("ReduceSum", _EXP))
 
 def _gated(bell: Ops) -> Either:
     """Return the pattern of x · ½ · (1 + bell), the products in any order, with any numbers."""
-    x, one = Value(ENTRY, varying), op("Add", bell, _WEIGHT)
+    x, one = AnyValue(ENTRY, varying), op("Add", bell, _WEIGHT)
     return either(
         op("Mul|Div", op("Mul", x, one), _WEIGHT),
         op("Mul", x, op("Mul", one, _WEIGHT)),
@@ -42,9 +42,9 @@ def _gated(bell: Ops) -> Either:
 
 GELU_ERF = _gated(op("Erf", MadeOf(("Div", "Mul")), name=ANCHOR))
 GELU_TANH = _gated(op("Tanh", MadeOf(("Add", "Mul", "Pow")), name=ANCHOR))
-CUBIC = op("Add", X, op("Mul", op("Pow", X, Value("exponent"), name=ANCHOR), Value("factor")))
+CUBIC = op("Add", X, op("Mul", op("Pow", X, AnyValue("exponent"), name=ANCHOR), AnyValue("factor")))
 QUICK_GELU = op(
-    "Mul", X, op("Sigmoid", either(X, op("Mul|Div", X, Value(test=constant, read=True), name="scaled")), name=ANCHOR)
+    "Mul", X, op("Sigmoid", either(X, op("Mul|Div", X, AnyValue(test=constant, read=True), name="scaled")), name=ANCHOR)
 )
 
 
@@ -53,9 +53,9 @@ def _two(view: View, value: ValueId) -> bool:
     return array is not None and bool((array == 2).all())
 
 
-_SINE = op("Sin", op("Mul", X, Value("slope", constant)), name=ANCHOR)
-_SQUARE = either(op("Mul", _SINE, _SINE, name="square"), op("Pow", _SINE, Value(test=_two), name="square"))
-SNAKE = op("Add", X, op("Mul", _SQUARE, Value("factor", constant)))
+_SINE = op("Sin", op("Mul", X, AnyValue("slope", constant)), name=ANCHOR)
+_SQUARE = either(op("Mul", _SINE, _SINE, name="square"), op("Pow", _SINE, AnyValue(test=_two), name="square"))
+SNAKE = op("Add", X, op("Mul", _SQUARE, AnyValue("factor", constant)))
 
 _MOST = 16.0
 """Largest a: for x up to 4094 the argument a·x fits float16."""

@@ -62,7 +62,7 @@ class Pattern:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Value(Pattern):
+class AnyValue(Pattern):
     """Any value that passes a test and does not match `unless`.
 
     `read`: capture the value as it is read, not the one behind Casts. `casts`: these Casts belong to the match.
@@ -193,7 +193,7 @@ def either(*of: Pattern) -> Either:
     return Either(of)
 
 
-X = Value(ENTRY)
+X = AnyValue(ENTRY)
 
 
 def constant(view: View, value: ValueId) -> bool:

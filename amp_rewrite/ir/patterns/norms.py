@@ -5,10 +5,10 @@ from __future__ import annotations
 from amp_rewrite.ir.patterns.match import (
     ANCHOR,
     ENTRY,
+    AnyValue,
     Either,
     Pattern,
     Through,
-    Value,
     X,
     behind_casts,
     either,
@@ -40,20 +40,20 @@ def _per_feature(view: View, value: ValueId) -> bool:
 
 def _normalized(value: Pattern, squared: Pattern, reductions: str, between: tuple[str, ...]) -> Either:
     """Return the pattern of a value over the root of a mean or sum of squares, perhaps with an epsilon or a bound."""
-    square = either(op("Pow", squared, Value(test=_two)), op("Mul", squared, squared))
+    square = either(op("Pow", squared, AnyValue(test=_two)), op("Mul", squared, squared))
     total = op(reductions, square)
-    size = either(op("Add", total, Value("guard", read=True)), op("Max|Clip", total), total)
-    power = Value(test=lambda view, value: not _negative(view, value), read=True)
+    size = either(op("Add", total, AnyValue("guard", read=True)), op("Max|Clip", total), total)
+    power = AnyValue(test=lambda view, value: not _negative(view, value), read=True)
     root = either(op("Sqrt", size, name=ANCHOR), op("Pow", size, power, name=ANCHOR))
     divisor = Through(between, root)
-    inverse_root = op("Pow", size, Value(test=_negative, read=True), name=ANCHOR)
-    inverse = either(inverse_root, op("Reciprocal", divisor), op("Div", Value(test=weight), divisor))
+    inverse_root = op("Pow", size, AnyValue(test=_negative, read=True), name=ANCHOR)
+    inverse = either(inverse_root, op("Reciprocal", divisor), op("Div", AnyValue(test=weight), divisor))
     return either(op("Div", value, divisor), op("Mul", value, inverse))
 
 
 _MEAN = op("ReduceMean", X)
 _CENTERED = op("Sub", X, _MEAN)
-_UNCENTERED = Value(ENTRY, unless=_CENTERED, casts=True)
+_UNCENTERED = AnyValue(ENTRY, unless=_CENTERED, casts=True)
 _SUMS = "ReduceSum|GlobalAveragePool"
 _LENGTH = op("ReduceL2", X, name=ANCHOR)
 
@@ -62,5 +62,5 @@ RMS = _normalized(_UNCENTERED, X, "ReduceMean", ("Expand",))
 L2 = _normalized(_UNCENTERED, X, _SUMS, ("Expand", "Clip", "Max"))
 REDUCED_L2 = op("Div", X, Through(("Expand",), either(op("Clip|Max|Add", _LENGTH), _LENGTH)))
 
-SCALE = op("Mul", Value("normalized", casts=True), Value("scale", _per_feature, read=True))
-BIAS = op("Add", Value("normalized", casts=True), Value("bias", _per_feature, read=True))
+SCALE = op("Mul", AnyValue("normalized", casts=True), AnyValue("scale", _per_feature, read=True))
+BIAS = op("Add", AnyValue("normalized", casts=True), AnyValue("bias", _per_feature, read=True))

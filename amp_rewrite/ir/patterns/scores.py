@@ -39,7 +39,7 @@ def counts_far(numbers: Array, to: DType) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Term:
+class ScoreTerm:
     """Known numbers that a sum adds to scores in a slot. `alone`: only the softmax depends on the sum."""
 
     op: Op
@@ -55,7 +55,7 @@ class ScoredRow:
     `terms`: what is added. `shown`: True where no Where puts a fill instead.
     """
 
-    terms: tuple[Term, ...]
+    terms: tuple[ScoreTerm, ...]
     shown: Array
 
     def total(self) -> tuple[Array, Array] | None:
@@ -92,7 +92,7 @@ def scored_rows(view: View, numbers: Numbers) -> Iterator[ScoredRow]:
 
 def _scored_row(view: View, softmax: Op, numbers: Numbers) -> ScoredRow | None:
     """Return the known facts about the scores that a softmax reads; None if an unknown op changes them."""
-    terms: list[Term] = []
+    terms: list[ScoreTerm] = []
     shown, exclusive, reader = np.ones((), bool), True, softmax
     value = softmax.inputs[0]
     while value is not None and (op := view.producer(value, "Add", "Where")) is not None:
@@ -102,7 +102,7 @@ def _scored_row(view: View, softmax: Op, numbers: Numbers) -> ScoredRow | None:
         if step is None:
             return None
         held, value = step
-        if isinstance(held, Term):
+        if isinstance(held, ScoreTerm):
             terms.append(held)
         else:
             shown = shown & held
@@ -114,13 +114,13 @@ def _scored_row(view: View, softmax: Op, numbers: Numbers) -> ScoredRow | None:
     return ScoredRow(tuple(terms), shown)
 
 
-def _added(view: View, op: Op, numbers: Numbers, exclusive: bool) -> tuple[Term, ValueId] | None:
+def _added(view: View, op: Op, numbers: Numbers, exclusive: bool) -> tuple[ScoreTerm, ValueId] | None:
     """Return the term of a sum and the scores that it is added to."""
     for slot, value in enumerate(op.inputs):
         other = op.inputs[1 - slot]
         held = numbers(value) if value is not None else None
         if held is not None and other is not None:
-            return Term(op, slot, held, exclusive), other
+            return ScoreTerm(op, slot, held, exclusive), other
     return None
 
 

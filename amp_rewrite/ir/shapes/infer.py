@@ -19,11 +19,11 @@ from amp_rewrite.ir.view import MAIN, Op, ValueId, View
 
 def known_dims(view: View) -> AllDims:
     """Return the dimensions of each value whose rank is known, by scope and name. O(nodes)."""
-    return _Walk(view, dims_of(view)).dims()
+    return _ShapeWalk(view, dims_of(view)).dims()
 
 
 @dataclass(slots=True)
-class _Walk:
+class _ShapeWalk:
     view: View
     inferred: AllDims
     followed: dict[ValueId, Dims] = field(default_factory=dict)

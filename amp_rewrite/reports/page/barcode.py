@@ -21,7 +21,7 @@ _COLUMNS = 72
 _STRIP, _TICK = 40, 10
 
 
-class Bar(NamedTuple):
+class BarcodeBar(NamedTuple):
     """Consecutive ops: how many are low, high (any other float) and without floats, and the Casts of their results."""
 
     low: int = 0
@@ -43,7 +43,7 @@ def side_of_type(dtype: str) -> int:
     return LOW_SIDE if dtype in LOW else HIGH_SIDE if dtype in FLOATING else OTHER_SIDE
 
 
-def bars_of(report: ReportData, most: int) -> list[Bar]:
+def bars_of(report: ReportData, most: int) -> list[BarcodeBar]:
     """Return at most so many bars, of nearly as many ops each, in the order of the ops. Constants do not count."""
     rows = [at for at, row in enumerate(report.rows) if row.op != "Constant"]
     number = min(most, len(rows))
@@ -56,7 +56,7 @@ def bars_of(report: ReportData, most: int) -> list[Bar]:
     for cast in report.casts:
         if cast.origin != "folded" and {cast.from_, cast.to} <= FLOATING:
             counts[place.get(cast.after, 0) if cast.after != NO_ROW else 0][3 if cast.to in LOW else 4] += 1
-    return [Bar(*columns) for columns in counts]
+    return [BarcodeBar(*columns) for columns in counts]
 
 
 def low_name(report: ReportData) -> str:
@@ -99,7 +99,7 @@ def barcode(report: ReportData) -> Figure:
     return Figure("barcode", "Barcode", lead, element("div", drawing, legend), data, notebook=True)
 
 
-def _shapes(bars: Sequence[Bar]) -> Iterator[Element]:
+def _shapes(bars: Sequence[BarcodeBar]) -> Iterator[Element]:
     """Yield the shapes of bars: low from below, high from above, one for a run of equal bars; and ticks of Casts."""
     at = 0
     for (low, high), run in groupby(bars, _heights):
@@ -115,13 +115,13 @@ def _shapes(bars: Sequence[Bar]) -> Iterator[Element]:
                 yield element("rect", x=4 * at + 1, y=y, width=2, height=_TICK - 2, class_="cast")
 
 
-def _heights(bar: Bar) -> tuple[float, float]:
+def _heights(bar: BarcodeBar) -> tuple[float, float]:
     whole = bar.low + bar.high + bar.other
     return round(_STRIP * bar.low / whole, 1), round(_STRIP * bar.high / whole, 1)
 
 
-def _total(bars: Sequence[Bar]) -> Bar:
-    return Bar(*map(sum, zip(*bars, strict=True)))
+def _total(bars: Sequence[BarcodeBar]) -> BarcodeBar:
+    return BarcodeBar(*map(sum, zip(*bars, strict=True)))
 
 
 def barcode_lines(report: ReportData) -> list[str]:

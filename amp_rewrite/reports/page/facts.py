@@ -37,7 +37,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Facts:
+class RowFacts:
     """Facts of the ops of a report, by row. `view` is the model whose ops they are."""
 
     view: View

@@ -21,7 +21,7 @@ from amp_rewrite.reports.render import plain
 from amp_rewrite.reports.rows import DTYPES, FIRST_INPUT, FLOATING, NO_ROW, CastRow, PortRow, ReportData, Row
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.facts import Facts
+    from amp_rewrite.reports.page.facts import RowFacts
     from amp_rewrite.reports.sides import Change
 
 _COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry", "inputs", "outputs", "variables")
@@ -30,7 +30,7 @@ _FEW_PORTS = 8
 LEAD = "Ops from input to output, in folded scopes. Choose an op to see why it has its type, and a scope to unfold it."
 
 
-def graph(report: ReportData, facts: Facts | None = None, errors: Mapping[int, float] | None = None) -> Figure:
+def graph(report: ReportData, facts: RowFacts | None = None, errors: Mapping[int, float] | None = None) -> Figure:
     """Return the graph of a report as a figure. Without facts of the model, names of ops alone tell scopes.
 
     `errors`: share of the error by row, from 0 to 1, by which the page colors ops, too; others than finite numbers
@@ -44,11 +44,11 @@ def graph(report: ReportData, facts: Facts | None = None, errors: Mapping[int, f
 
 def graph_data(
     report: ReportData,
-    facts: Facts | None,
+    facts: RowFacts | None,
     words: Words,
     *,
     errors: Mapping[int, float] | None = None,
-    comparison: Comparison | None = None,
+    comparison: GraphDifference | None = None,
 ) -> dict[str, object]:
     """Return everything that a graph shows, in columns: docs/how-to/look.md names them.
 
@@ -76,7 +76,7 @@ _WITHOUT_SCRIPT = "The graph needs JavaScript, which is off here; the other part
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class GraphDifference:
     """Differences that a graph shows, by vertex: rows, then inputs and outputs of the model.
 
     `links`: the number of each vertex, equal for the same op in other graphs, -1 for one that is not compared; `casts`:
@@ -106,9 +106,9 @@ class _Graph:
     """The vertices of a graph: rows, then inputs and outputs of the model."""
 
     report: ReportData
-    facts: Facts | None
+    facts: RowFacts | None
     words: Words
-    comparison: Comparison | None = None
+    comparison: GraphDifference | None = None
 
     @cached_property
     def first_input(self) -> int:

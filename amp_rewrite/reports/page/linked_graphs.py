@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.reports.page.graph import Comparison, Words, board, graph_data, rules_of
+from amp_rewrite.reports.page.graph import GraphDifference, Words, board, graph_data, rules_of
 from amp_rewrite.reports.page.markup import short
 from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.rows import ReportData
@@ -15,7 +15,7 @@ from amp_rewrite.reports.sides import Sides
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
-    from amp_rewrite.reports.page.facts import Facts
+    from amp_rewrite.reports.page.facts import RowFacts
 
 NAME = "graphs"
 LEAD = (
@@ -35,7 +35,7 @@ def linked_graphs(titles: Sequence[str], sides: Sides) -> Figure:
         links = [-1] * vertices
         for number, pair in enumerate(pairs):
             links[pair[side]] = number
-        comparison = Comparison(short(title), links, sides.changed(side), sides.signs(side))
+        comparison = GraphDifference(short(title), links, sides.changed(side), sides.signs(side))
         graphs.append(graph_data(report, _facts(view, report), words, comparison=comparison))
     for graph, links in zip(graphs, _scope_links([_tree(graph) for graph in graphs], pairs), strict=True):
         scopes = graph["scopes"]
@@ -46,12 +46,12 @@ def linked_graphs(titles: Sequence[str], sides: Sides) -> Figure:
     return Figure(NAME, "Both graphs", LEAD, board(NAME), data)
 
 
-def _facts(view: View | None, report: ReportData) -> Facts | None:
+def _facts(view: View | None, report: ReportData) -> RowFacts | None:
     if view is None:
         return None
-    from amp_rewrite.reports.page.facts import Facts  # late: reports alone are drawn without onnx
+    from amp_rewrite.reports.page.facts import RowFacts  # late: reports alone are drawn without onnx
 
-    return Facts(view, report)
+    return RowFacts(view, report)
 
 
 Scopes = tuple[Sequence[int], Sequence[int]]

@@ -26,9 +26,9 @@ def report_figures(
     """
     if view is None:
         return summary_cards(report), barcode(report), graph(report, errors=errors)
-    from amp_rewrite.reports.page.facts import Facts  # late: a report alone is drawn without onnx
+    from amp_rewrite.reports.page.facts import RowFacts  # late: a report alone is drawn without onnx
 
-    facts = Facts(view, report)
+    facts = RowFacts(view, report)
     return summary_cards(report, facts.work), barcode(report), graph(report, facts, errors)
 
 

@@ -16,23 +16,23 @@ from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH
 from amp_rewrite.rewrite.replacement import Replacement, fused_node
 
 if TYPE_CHECKING:
-    from amp_rewrite.rewrite.attention.layout import Source
-    from amp_rewrite.rewrite.attention.legality import Site
+    from amp_rewrite.rewrite.attention.layout import OperandSource
+    from amp_rewrite.rewrite.attention.legality import FusibleAttention
 
 KIND = "attention"
 _QUERY_AXIS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Written(Replacement):
+class WrittenAttention(Replacement):
     """A replacement by one operator. `shown`: its constant that stands for a mask whose numbers are known."""
 
     shown: str | None = None
 
 
-def write(site: Site) -> Written:
+def write(site: FusibleAttention) -> WrittenAttention:
     """Return the nodes of a site. Those of its mask alone have the same names wherever that mask is read."""
-    return _Writer(site).written()
+    return _AttentionWriter(site).written()
 
 
 def _with_freed(view: View, ops: Iterable[OpId], moves: Iterable[OpId]) -> tuple[OpId, ...]:
@@ -45,8 +45,8 @@ def _with_freed(view: View, ops: Iterable[OpId], moves: Iterable[OpId]) -> tuple
     return tuple(sorted(gone))
 
 
-class _Writer(Surroundings):
-    def __init__(self, site: Site) -> None:
+class _AttentionWriter(Surroundings):
+    def __init__(self, site: FusibleAttention) -> None:
         super().__init__(site.view, site.form.last)
         self.view, self.site = site.view, site
         self.shown: str | None = None
@@ -55,7 +55,7 @@ class _Writer(Surroundings):
         """Add a constant of at least one axis; return its name."""
         return super().constant(stem, np.ascontiguousarray(values))
 
-    def written(self) -> Written:
+    def written(self) -> WrittenAttention:
         site, result = self.site, self.site.last.node.output[0]
         queries = self._operand(site.queries, "queries")
         keys = self._operand(site.keys, "keys")
@@ -70,9 +70,9 @@ class _Writer(Surroundings):
         node = fused_node("Attention", site.last, reads, [attended], attributes)
         ended = site.form.ops if site.end is None else (*site.form.ops, site.end.id)
         ops = _with_freed(site.view, ended, (*site.queries.ops, *site.keys.ops, *site.values.ops))
-        return Written(KIND, ops, site.last.id, node, **self.parts(), shown=self.shown)
+        return WrittenAttention(KIND, ops, site.last.id, node, **self.parts(), shown=self.shown)
 
-    def _operand(self, source: Source, words: str) -> str:
+    def _operand(self, source: OperandSource, words: str) -> str:
         name = self.view.value_name(source.value)
         name = self._split(name) if source.heads else name
         if source.perm == (0, 1, 2, 3):

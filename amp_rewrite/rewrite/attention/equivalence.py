@@ -15,9 +15,9 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.equivalence import Arrays, double, mismatch, run, runs_of
 
 if TYPE_CHECKING:
-    from amp_rewrite.rewrite.attention.build import Written
-    from amp_rewrite.rewrite.attention.layout import Source
-    from amp_rewrite.rewrite.attention.legality import Site
+    from amp_rewrite.rewrite.attention.build import WrittenAttention
+    from amp_rewrite.rewrite.attention.layout import OperandSource
+    from amp_rewrite.rewrite.attention.legality import FusibleAttention
 
 SPREADS = (1.0, 1e-3, 4.0)
 QUERIES, KEYS = 3, 5
@@ -28,7 +28,7 @@ Trial = tuple[Arrays, Arrays, Array]
 """Feeds of the ops, feeds of the nodes, and the magnitude of the result, in float64."""
 
 
-def mismatch_of(site: Site, written: Written) -> str | None:
+def mismatch_of(site: FusibleAttention, written: WrittenAttention) -> str | None:
     """Return how the written nodes differ from the ops; None if both agree."""
 
     def split(array: Array) -> Array:
@@ -38,7 +38,9 @@ def mismatch_of(site: Site, written: Written) -> str | None:
     names = [site.view.value_name(source.value) for source in sources]
     square = site.causal or len(set(names)) < len(names)
     heads = site.heads // site.keys.groups or _HEADS
-    sizes = Sizes((heads * site.keys.groups, heads), KEYS if square else QUERIES, _WIDTH, _WIDTH if square else _VALUES)
+    sizes = AttentionSizes(
+        (heads * site.keys.groups, heads), KEYS if square else QUERIES, _WIDTH, _WIDTH if square else _VALUES
+    )
 
     def feeds(*drawn: Array) -> Feeds:
         read = {name: _lie(source, x) for name, source, x in zip(names, sources, drawn, strict=True)}
@@ -51,7 +53,7 @@ def mismatch_of(site: Site, written: Written) -> str | None:
     return compared(site, written, sizes, feeds, split)
 
 
-class Sizes(NamedTuple):
+class AttentionSizes(NamedTuple):
     """The heads of queries and of keys, the number of queries, and the width of keys and of values."""
 
     heads: tuple[int, int]
@@ -65,9 +67,9 @@ Feeds = tuple[Sequence[Array], Arrays, tuple[Array, Array, Array]]
 
 
 def compared(
-    site: Site,
-    written: Written,
-    sizes: Sizes,
+    site: FusibleAttention,
+    written: WrittenAttention,
+    sizes: AttentionSizes,
     feeds: Callable[[Array, Array, Array], Feeds],
     laid: Callable[[Array], Array],
 ) -> str | None:
@@ -84,7 +86,7 @@ def compared(
     return mismatch(before, after, [t[2] for t in trials])
 
 
-def _magnitude(site: Site, queries: Array, keys: Array, values: Array) -> Array:
+def _magnitude(site: FusibleAttention, queries: Array, keys: Array, values: Array) -> Array:
     """Return the magnitude of a result: that of values and scores together.
 
     The scale is rounded once to float32: an error of UNIT in a score s is one of |s| UNIT in its weight, at most twice
@@ -95,7 +97,10 @@ def _magnitude(site: Site, queries: Array, keys: Array, values: Array) -> Array:
 
 
 def _trials(
-    site: Site, written: Written, sizes: Sizes, feeds: Callable[[Array, Array, Array], Feeds]
+    site: FusibleAttention,
+    written: WrittenAttention,
+    sizes: AttentionSizes,
+    feeds: Callable[[Array, Array, Array], Feeds],
 ) -> Iterator[Trial]:
     view, form, rng = site.view, site.form, np.random.default_rng(0)
     constants = {w.name: double(to_array(w)) for w in written.weights}
@@ -112,13 +117,13 @@ def _trials(
         yield before, after, _magnitude(site, *standing)
 
 
-def _lie(source: Source, x: Array) -> Array:
+def _lie(source: OperandSource, x: Array) -> Array:
     """Return four axes of an operand as its source has them."""
     laid = x.transpose(np.argsort(source.perm))
     return merged(laid) if source.heads else laid
 
 
-def _stand(source: Source, x: Array) -> Array:
+def _stand(source: OperandSource, x: Array) -> Array:
     """Return the four axes of an operand that its source holds."""
     parted = x.reshape(-1, source.heads, *x.shape[1:]) if source.heads else x
     return parted.transpose(source.perm)
@@ -129,13 +134,13 @@ def merged(x: Array) -> Array:
     return x.reshape(-1, *x.shape[2:])
 
 
-def _shapes(site: Site, scores: tuple[int, ...]) -> Arrays:
+def _shapes(site: FusibleAttention, scores: tuple[int, ...]) -> Arrays:
     """Return the shapes by which scores are split in batch and heads, and weights put together again."""
     ends = (site.form.parting, scores), (site.form.joining, (scores[0] * scores[1], *scores[2:]))
     return {op.node.input[1]: np.array(shape) for op, shape in ends if op is not None}
 
 
-def _masks(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) -> tuple[dict[str, Array], Array]:
+def _masks(site: FusibleAttention, rng: np.random.Generator, scores: tuple[int, ...]) -> tuple[dict[str, Array], Array]:
     """Return feeds of mask and biases by the model's names, and where keys are shown."""
     view, form = site.view, site.form
     shown = np.ones(scores[-2:], bool)
@@ -161,7 +166,7 @@ def _masks(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) -> tup
     return fed, shown
 
 
-def _random_mask(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) -> Array:
+def _random_mask(site: FusibleAttention, rng: np.random.Generator, scores: tuple[int, ...]) -> Array:
     """Return a random mask with the site's shape, including a row that shows nothing if the site may have one."""
     whole = (None, None, *site.lengths)[-len(site.mask) :]
     sizes = zip(site.mask, whole, scores[-len(site.mask) :], strict=True)

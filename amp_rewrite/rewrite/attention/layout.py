@@ -26,7 +26,7 @@ RANK = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class OperandSource:
     """A value of four axes from which an operand is made by moving: transpose it by `perm`, repeat each head `groups`
     times. `ops` are what moves it.
 
@@ -56,34 +56,34 @@ def dims_at(view: View, dims: AllDims, value: ValueId | None) -> Dims:
     return shape_at(dims, view, value) or ()
 
 
-def source(view: View, dims: AllDims, value: ValueId, heads: int) -> Source:
+def source(view: View, dims: AllDims, value: ValueId, heads: int) -> OperandSource:
     """Return the source of an operand; of three axes, the four axes that it was made of."""
     for entry, ops, move in _sources(view, dims, value, heads) if heads else ():
         if move == _Move((0, 1, 2, 3)) and len(dims_at(view, dims, entry)) == RANK:
-            return Source(entry, ops=ops)
-    return Source(value, heads=heads)
+            return OperandSource(entry, ops=ops)
+    return OperandSource(value, heads=heads)
 
 
-def keys_source(view: View, dims: AllDims, transposed: ValueId, heads: int) -> Source:
+def keys_source(view: View, dims: AllDims, transposed: ValueId, heads: int) -> OperandSource:
     """Return the source of keys whose last axis counts them; by default themselves, transposed."""
-    best = Source(transposed, (0, 1, 3, 2), heads=heads)
+    best = OperandSource(transposed, (0, 1, 3, 2), heads=heads)
     for entry, ops, move in _sources(view, dims, transposed, heads):
         for perm in ((0, 1, 2, 3), (0, 2, 1, 3)):
             if move == _Move(tuple(perm[axis] for axis in (0, 1, 3, 2))):
                 if len(dims_at(view, dims, entry)) == RANK:
-                    return Source(entry, perm, 1, ops)
-                best = Source(entry, perm, 1, ops, heads) if best.value == transposed else best
+                    return OperandSource(entry, perm, 1, ops)
+                best = OperandSource(entry, perm, 1, ops, heads) if best.value == transposed else best
     return best
 
 
-def ungrouped(view: View, dims: AllDims, source: Source) -> Source:
+def ungrouped(view: View, dims: AllDims, source: OperandSource) -> OperandSource:
     """Return the source of keys or values before their heads are repeated for those of the queries; else the source."""
     if source.perm != (0, 1, 2, 3):
         return source
     for entry, ops, move in _sources(view, dims, source.value, source.heads):
         fits = move is not None and move.perm == source.perm and len(dims_at(view, dims, entry)) == RANK
         if move is not None and move.groups > 1 and fits:
-            return Source(entry, groups=move.groups, ops=(*ops, *source.ops))
+            return OperandSource(entry, groups=move.groups, ops=(*ops, *source.ops))
     return source
 
 

@@ -22,10 +22,10 @@ from amp_rewrite.ir.nodes import MAIN, ScopeId, Value
 from amp_rewrite.rewrite.autodiff.facts import Facts, Shape, known_dims
 
 _FIRST = 12
-_LARGEST_CONSTANT = 1 << 16  # elements of a constant that `Builder.constant_of` still reads
+_LARGEST_CONSTANT = 1 << 16  # elements of a constant that `NodeBuilder.constant_of` still reads
 
 
-class Builder(builder.Builder):
+class Builder(builder.NodeBuilder):
     """Appends nodes to a copy of one graph of a model, or puts them in front of one of its nodes."""
 
     error = GradientError

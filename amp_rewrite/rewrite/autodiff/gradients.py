@@ -15,7 +15,7 @@ from amp_rewrite.rewrite.autodiff.lowering.batch_norm import spelled_out
 from amp_rewrite.rewrite.autodiff.lowering.function_bodies import with_bodies
 from amp_rewrite.rewrite.autodiff.lowering.recurrent import recurrent, stepwise
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, floating, nested, paths
-from amp_rewrite.rewrite.autodiff.vjp.row import Call, Joint, Refuse, Row, Stop, element_type
+from amp_rewrite.rewrite.autodiff.vjp.row import Call, GradientRule, Joint, Refuse, Stop, element_type
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.rewrite.passes.inline import inlined
 
@@ -175,7 +175,7 @@ def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
     return [*partials, *_together(v, row, route)]
 
 
-def _together(v: Call, row: Row, route: Paths) -> list[tuple[ValueId, str]]:
+def _together(v: Call, row: GradientRule, route: Paths) -> list[tuple[ValueId, str]]:
     """Append the gradients that one rule computes together: of joint inputs and of values captured by bodies."""
     slots = [s for s in route.slots[v.op.id] if isinstance(row.entry(s), Joint)]
     captured = route.captured[v.op.id]

@@ -42,13 +42,13 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
     whole = [o for o in fuse_clusters(view, context, _LATEST) if isinstance(o, Replacement)]
     for outcome in fuse_attentions(view, context):
         yield _declaring(view, context, outcome)
-    site = Site.of(view, whole, context)
+    site = SearchedModel.of(view, whole, context)
     for matcher in MATCHERS:
         for match in matcher(site):
             yield match if isinstance(match, Refusal) else _proved(site, match)
 
 
-def _proved(site: Site, match: Match) -> Outcome:
+def _proved(site: SearchedModel, match: UnprovenReplacement) -> Outcome:
     fusion = match.replacement
     why = node_mismatch(site.view, fusion.ops, fusion.node, match.tried, match.magnitude, site.view.opsets)
     return _declaring(site.view, site.context, judged(fusion.kind, fusion.last, why or fusion))
@@ -66,7 +66,7 @@ def _declaring(view: View, context: Context, outcome: Outcome) -> Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class UnprovenReplacement:
     """A replacement to prove, and the shapes with which ops and node are tried.
 
     `tried`: a shape for random numbers, for every value that the ops read and that is not a constant, and for weights
@@ -93,7 +93,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class SearchedModel:
     """A model to search: `whole` are its operators by type, written out or not."""
 
     view: View
@@ -101,7 +101,7 @@ class Site:
     context: Context
 
     @classmethod
-    def of(cls, view: View, written_out: Sequence[Replacement], context: Context) -> Site:
+    def of(cls, view: View, written_out: Sequence[Replacement], context: Context) -> SearchedModel:
         """Return the site of a view, in which some operators of the standard are written out op by op."""
         whole: dict[str, list[Operator]] = {kind: [] for kind in (*_SKIP_NORMS, "Gelu")}
         for op in view.ops:
@@ -158,7 +158,7 @@ _RANKS = (2, 3)  # tokens, or batch and tokens, by features: its kernels take no
 _EPSILON = 1e-5  # the default of both norms
 
 
-def skip_norms(site: Site) -> Iterator[Match | Refusal]:
+def skip_norms(site: SearchedModel) -> Iterator[UnprovenReplacement | Refusal]:
     """Yield each normalized sum of two tensors of one shape. Other readers of the sum get it from the same node."""
     view = site.view
 
@@ -175,7 +175,7 @@ def skip_norms(site: Site) -> Iterator[Match | Refusal]:
             yield Refusal(kind, norm.last.id, outcome) if isinstance(outcome, str) else outcome
 
 
-def _skip_norm(site: Site, norm: Operator, add: Op, copies: Sequence[Op]) -> Match | str:
+def _skip_norm(site: SearchedModel, norm: Operator, add: Op, copies: Sequence[Op]) -> UnprovenReplacement | str:
     view, (total, gamma, beta) = site.view, (*norm.inputs, None)[:3]
     assert total is not None
     ops = (add.id, *(op.id for op in copies), *norm.ops)
@@ -206,10 +206,10 @@ def _skip_norm(site: Site, norm: Operator, add: Op, copies: Sequence[Op]) -> Mat
     tried = dict.fromkeys(summands, (2,) * (len(shape) - 1) + (shape[-1],))
     tried.update({v: (shape[-1],) for v in (gamma, beta, bias) if v is not None and view.constant(v) is None})
     place = add.id if apart else None
-    return Match(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), tried)
+    return UnprovenReplacement(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), tried)
 
 
-def _odd_norm(site: Site, norm: Operator, shape: Dims) -> str | None:
+def _odd_norm(site: SearchedModel, norm: Operator, shape: Dims) -> str | None:
     """Return what a norm has that its twin lacks."""
     if any(v is not None for v in norm.last.outputs[1:]):
         return "its mean or deviation is read"
@@ -222,7 +222,7 @@ def _odd_norm(site: Site, norm: Operator, shape: Dims) -> str | None:
     return None
 
 
-def _summands(site: Site, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | None:
+def _summands(site: SearchedModel, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | None:
     """Return both operands, first the one that has the sum's shape; the other has it too, or lacks the batch alone."""
     for a, b in orders(add) if None not in shape else ():
         other = site.shape(b)
@@ -233,7 +233,7 @@ def _summands(site: Site, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | Non
 
 
 def _with_bias(
-    site: Site, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
+    site: SearchedModel, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
 ) -> tuple[tuple[OpId, ...], tuple[ValueId, ValueId], ValueId | None]:
     """Return the sum that makes an operand by adding a weight of one number per feature, and operands and bias then."""
     for slot, value in enumerate(summands):
@@ -251,7 +251,7 @@ def _with_bias(
 # -- activations -----------------------------------------------------------------------------------
 
 
-def gelus(site: Site) -> Iterator[Match | Refusal]:
+def gelus(site: SearchedModel) -> Iterator[UnprovenReplacement | Refusal]:
     """Yield each Gelu after a bias, and each that is written out at an opset without Gelu."""
     for gelu in site.whole["Gelu"]:
         x = gelu.inputs[0]
@@ -273,15 +273,20 @@ _WIDTH = 61
 
 
 def _activation(
-    site: Site, kind: str, op_type: str, ops: Sequence[OpId], tried: Mapping[ValueId, tuple[int, ...]], **stated: float
-) -> Match:
+    site: SearchedModel,
+    kind: str,
+    op_type: str,
+    ops: Sequence[OpId],
+    tried: Mapping[ValueId, tuple[int, ...]],
+    **stated: float,
+) -> UnprovenReplacement:
     """Return the match of ops that end in an activation of the values that are tried."""
     last = site.view.ops[max(ops)]
     node = fused_node(op_type, last, site.names(*tried), list(last.node.output), stated, DOMAIN)
-    return Match(Replacement(kind, tuple(ops), last.id, node), tried, elementwise=True)
+    return UnprovenReplacement(Replacement(kind, tuple(ops), last.id, node), tried, elementwise=True)
 
 
-def _biased(site: Site, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId, int] | None:
+def _biased(site: SearchedModel, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId, int] | None:
     """Return the Add before an activation that alone reads it, its operand, and its bias with that one's size."""
     view = site.view
     add = view.producer(x, "Add")
@@ -296,7 +301,7 @@ def _biased(site: Site, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, Valu
     return None
 
 
-def quick_gelus(site: Site) -> Iterator[Match]:
+def quick_gelus(site: SearchedModel) -> Iterator[UnprovenReplacement]:
     """Yield each product of x and the logistic function of x, or of x times a number."""
     view = site.view
     for sigmoid in view.of_kinds(_QUICK_GELUS.after):
@@ -328,7 +333,7 @@ def _mild(scale: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _SwappedFactor:
     """A factor of a product before a swap of its last axes and scales, the ops of those, and the scale."""
 
     value: ValueId
@@ -337,7 +342,7 @@ class _Side:
     scale: float
 
 
-def products(site: Site) -> Iterator[Match]:
+def products(site: SearchedModel) -> Iterator[UnprovenReplacement]:
     """Yield each MatMul whose factors are transposed or scaled, or whose result is scaled by one number."""
     for product in site.view.ops:
         if product.kind != "MatMul" or not site.floats((product.id,)):
@@ -352,10 +357,10 @@ def products(site: Site) -> Iterator[Match]:
         reads = site.names(left.value, right.value)
         node = fused_node("FusedMatMul", last, reads, list(last.node.output), stated, DOMAIN)
         tried = {left.value: _tried(site, left, (3, 5)), right.value: _tried(site, right, (5, 4))}
-        yield Match(Replacement("scaled_product", ops, last.id, node), tried)
+        yield UnprovenReplacement(Replacement("scaled_product", ops, last.id, node), tried)
 
 
-def _side(site: Site, product: Op, value: ValueId | None) -> _Side:
+def _side(site: SearchedModel, product: Op, value: ValueId | None) -> _SwappedFactor:
     """Follow a factor up past one swap of its last axes and scales that it alone reads. Weights are not followed."""
     assert value is not None
     view, reader, ops, swapped, scale = site.view, product, list[OpId](), False, 1.0
@@ -371,7 +376,7 @@ def _side(site: Site, product: Op, value: ValueId | None) -> _Side:
             break
         ops.append(op.id)
         reader = op
-    return _Side(value, tuple(ops), swapped, scale)
+    return _SwappedFactor(value, tuple(ops), swapped, scale)
 
 
 def _swaps(op: Op) -> bool:
@@ -380,7 +385,7 @@ def _swaps(op: Op) -> bool:
     return len(perm) > 1 and perm == (*range(len(perm) - 2), len(perm) - 1, len(perm) - 2)
 
 
-def _scaled_after(site: Site, product: Op) -> tuple[Op, float]:
+def _scaled_after(site: SearchedModel, product: Op) -> tuple[Op, float]:
     """Return the last op of a product and the one scale that follows it, or the product itself."""
     reader = only_reader(site.view, product.outputs[0])
     if reader is not None and site.floats((reader.id,)) and (scaled := site.scaled(reader)) is not None:
@@ -390,10 +395,15 @@ def _scaled_after(site: Site, product: Op) -> tuple[Op, float]:
     return product, 1.0
 
 
-def _tried(site: Site, side: _Side, last: tuple[int, int]) -> tuple[int, ...]:
+def _tried(site: SearchedModel, side: _SwappedFactor, last: tuple[int, int]) -> tuple[int, ...]:
     batch = (2,) * (len(site.shape(side.value) or ()) - 2)
     return (*batch, *(last[::-1] if side.swapped else last))
 
 
-MATCHERS: tuple[Callable[[Site], Iterator[Match | Refusal]], ...] = (skip_norms, gelus, quick_gelus, products)
+MATCHERS: tuple[Callable[[SearchedModel], Iterator[UnprovenReplacement | Refusal]], ...] = (
+    skip_norms,
+    gelus,
+    quick_gelus,
+    products,
+)
 """The matchers, in order: the first of two matches that share an op is taken."""

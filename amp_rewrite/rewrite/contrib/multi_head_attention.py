@@ -19,11 +19,11 @@ from amp_rewrite.ir.dataflow import only_reader
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT, FIRST_REDUCTION_AXES_INPUT
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.attention.build import Written
-from amp_rewrite.rewrite.attention.equivalence import KEYS, QUERIES, Feeds, Sizes, compared
+from amp_rewrite.rewrite.attention.build import WrittenAttention
+from amp_rewrite.rewrite.attention.equivalence import KEYS, QUERIES, AttentionSizes, Feeds, compared
 from amp_rewrite.rewrite.attention.fuse import sites
 from amp_rewrite.rewrite.attention.layout import RANK, dims_at
-from amp_rewrite.rewrite.attention.legality import Site
+from amp_rewrite.rewrite.attention.legality import FusibleAttention
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.reference import DOMAIN
@@ -60,7 +60,7 @@ def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
             yield judged(KIND, last, _written(site, context.dims(view)))
 
 
-def _written(site: Site, dims: AllDims) -> Replacement | str:
+def _written(site: FusibleAttention, dims: AllDims) -> Replacement | str:
     form = site.form
     if site.heads or form.turned:
         return "its products have three axes" if site.heads else "its result is transposed"
@@ -78,16 +78,16 @@ def _written(site: Site, dims: AllDims) -> Replacement | str:
         return "a row of its mask may hide every key, and not in each head alike"
     if len({form.queries, form.keys, form.values}) < len(("queries", "keys", "values")):
         return "two of its operands are one"
-    return _Writer(site, dims, heads, width, depth).replacement()
+    return _MultiHeadWriter(site, dims, heads, width, depth).replacement()
 
 
-class _Writer(Surroundings):
+class _MultiHeadWriter(Surroundings):
     """The nodes of one attention. `heads` of queries, `width` of each, `depth` of each of the values.
 
     `bases`: what the nodes read of queries, keys and values, and how they lie there.
     """
 
-    def __init__(self, site: Site, dims: AllDims, heads: int, width: int, depth: int) -> None:
+    def __init__(self, site: FusibleAttention, dims: AllDims, heads: int, width: int, depth: int) -> None:
         super().__init__(site.view, site.form.last, typed=True)
         self.site, self.dims = site, dims
         self.heads, self.width, self.depth = heads, width, depth
@@ -107,10 +107,10 @@ class _Writer(Surroundings):
         attributes = {"num_heads": self.heads, "scale": form.scale, **({"unidirectional": 1} if site.causal else {})}
         node = fused_node("MultiHeadAttention", last, reads, [attended], attributes, DOMAIN)
         ops = tuple(sorted({*form.ops, *(op.id for op in moves)}))
-        written = Written(KIND, ops, last.id, node, **self.parts())
+        written = WrittenAttention(KIND, ops, last.id, node, **self.parts())
         return self._mismatch(written, packed=bool(moves)) or written
 
-    def _mismatch(self, written: Written, *, packed: bool) -> str | None:
+    def _mismatch(self, written: WrittenAttention, *, packed: bool) -> str | None:
         """Return how the nodes differ from the ops on small random operands; None if both agree.
 
         `packed`: the result is laid out as tokens by features, else as the ops gave it.
@@ -121,7 +121,7 @@ class _Writer(Surroundings):
             read = {name: _LAYOUTS[base.layout](drawn[base.what]) for name, base in self.bases.items()}
             return (q, turned, v), read, (q, turned, v)
 
-        drawn = Sizes((self.heads, self.heads), KEYS if self.site.causal else QUERIES, self.width, self.depth)
+        drawn = AttentionSizes((self.heads, self.heads), KEYS if self.site.causal else QUERIES, self.width, self.depth)
         return compared(self.site, written, drawn, feeds, _LAYOUTS["packed" if packed else "heads"])
 
     # -- what it gives -----------------------------------------------------------------------------

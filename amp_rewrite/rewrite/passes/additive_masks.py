@@ -25,7 +25,7 @@ from amp_rewrite.ir.dataflow import Flow, number
 from amp_rewrite.ir.names import claimed, unused
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.patterns.fills import fills_among
-from amp_rewrite.ir.patterns.scores import FILL, ScoredRow, Term, counts_far, scored_rows
+from amp_rewrite.ir.patterns.scores import FILL, ScoredRow, ScoreTerm, counts_far, scored_rows
 from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, ValueId, View
@@ -241,7 +241,7 @@ class _Store:
     taken: set[str]
     held: dict[tuple[bytes, tuple[int, ...]], TensorProto] = field(default_factory=dict)
 
-    def tensor(self, term: Term, word: str, array: Array) -> TensorProto:
+    def tensor(self, term: ScoreTerm, word: str, array: Array) -> TensorProto:
         """Return numbers as a constant that is named after what a term reads."""
         key = (array.tobytes(), array.shape)
         if key not in self.held:
@@ -250,7 +250,7 @@ class _Store:
         return self.held[key]
 
 
-def _rebased(row: ScoredRow, bias: Term) -> Array | None:
+def _rebased(row: ScoredRow, bias: ScoreTerm) -> Array | None:
     """Return the bias less the peak of each row; at keys that are not shown it is 0 at most."""
     held, peaks = row.total(), row.peaks()
     if held is None or peaks is None:
@@ -262,7 +262,7 @@ def _rebased(row: ScoredRow, bias: Term) -> Array | None:
     return moved
 
 
-def _beyond_range(row: ScoredRow, to: DType) -> Term | None:
+def _beyond_range(row: ScoredRow, to: DType) -> ScoreTerm | None:
     """Return the only term with a fill, if that is beyond half the range and nothing else hides keys of the row."""
     filled = [term for term in row.terms if float(term.numbers.min(initial=0)) <= -FILL]
     if len(filled) != 1 or not filled[0].alone or not bool(row.shown.all()):
@@ -271,7 +271,7 @@ def _beyond_range(row: ScoredRow, to: DType) -> Term | None:
     return filled[0] if beyond and row.total() is not None else None
 
 
-def _with_term(kind: str, term: Term, numbers: TensorProto, words: str) -> Replacement:
+def _with_term(kind: str, term: ScoreTerm, numbers: TensorProto, words: str) -> Replacement:
     """Return the sum with other numbers in place of a term."""
     node = clone(term.op.node)
     name, node.input[term.slot] = node.input[term.slot], numbers.name

@@ -21,9 +21,9 @@ from amp_rewrite.ir.op_classes import COMPARISONS, HEAVY
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.rewrite.replacement import Context, Replacement
 from amp_rewrite.rewrite.shift.equations import Equations, value_at
-from amp_rewrite.rewrite.shift.laws import Port, attribute_value
-from amp_rewrite.rewrite.shift.plan import Plan, Want
-from amp_rewrite.rewrite.shift.ports import Asked, solve_ports
+from amp_rewrite.rewrite.shift.laws import OpPort, attribute_value
+from amp_rewrite.rewrite.shift.plan import ShiftPlan, Want
+from amp_rewrite.rewrite.shift.ports import PortProblem, solve_ports
 from amp_rewrite.rewrite.shift.rounding import constant_keeps, is_exact, sampled, value_keeps
 
 KIND = "shifted"
@@ -59,10 +59,10 @@ class Shifted:
     copied: list[ValueId] = field(default_factory=list)
 
 
-def emit(equations: Equations, plan: Plan, fits: Mapping[ValueId, Fit], want: Want) -> Shifted:
+def emit(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: Want) -> Shifted:
     """Return the replacements that shift the values of a plan. O(nodes + weights read)."""
     powers: dict[ValueId, set[int]] = {}
-    first = _Emitter(equations, plan, fits, want)
+    first = _ShiftEmitter(equations, plan, fits, want)
     known: set[OpId] = set()
     for op, ports in first.solved():
         known.add(op.id)
@@ -74,7 +74,7 @@ def emit(equations: Equations, plan: Plan, fits: Mapping[ValueId, Fit], want: Wa
     for value, several in powers.items():
         several.update(0 for use in view.uses[value] if use.op not in known)
     shared = {v for v, several in powers.items() if len(several) > 1 and _elements(view, v) > SMALL}
-    last = _Emitter(equations, plan, fits, want, shared, first.keeps)
+    last = _ShiftEmitter(equations, plan, fits, want, shared, first.keeps)
     return last.emitted()
 
 
@@ -83,11 +83,11 @@ def _elements(view: View, value: ValueId) -> int:
     return math.prod(tensor.dims) if tensor is not None else 0
 
 
-class _Emitter:
+class _ShiftEmitter:
     def __init__(
         self,
         equations: Equations,
-        plan: Plan,
+        plan: ShiftPlan,
         fits: Mapping[ValueId, Fit],
         want: Want,
         shared: Collection[ValueId] = (),
@@ -106,7 +106,7 @@ class _Emitter:
 
     # -- exponents ---------------------------------------------------------------------------------------
 
-    def solved(self) -> Iterator[tuple[Op, Mapping[Port, int]]]:
+    def solved(self) -> Iterator[tuple[Op, Mapping[OpPort, int]]]:
         """Yield each op that reads or makes a shifted value, with the exponents of its ports, in order."""
         for op_id, laws in self.equations.laws.items():
             op = self.view.ops[op_id]
@@ -121,8 +121,8 @@ class _Emitter:
                     self.natural[value] = ports[port]
             yield op, ports
 
-    def _asked(self, op: Op, ports: list[Port]) -> Asked:
-        given, wanted, knobs = dict[Port, int](), dict[Port, int](), list[Port]()
+    def _asked(self, op: Op, ports: list[OpPort]) -> PortProblem:
+        given, wanted, knobs = dict[OpPort, int](), dict[OpPort, int](), list[OpPort]()
         for port in dict.fromkeys(ports):
             value = value_at(op, port)
             if value is None or self.view.constant(value) is not None:
@@ -134,7 +134,7 @@ class _Emitter:
         more = max(wanted.values(), default=0)
         poor = {port for port in given if not self._keeps(op.inputs[port.slot], given[port], more)}
         order = sorted(given, key=lambda port: (self._size(op.inputs[port.slot]), port.slot))
-        return Asked(given, wanted, knobs, order, lambda port, e: self._allowed(op, port, e), poor)
+        return PortProblem(given, wanted, knobs, order, lambda port, e: self._allowed(op, port, e), poor)
 
     def _found(self, value: ValueId) -> int:
         """Return the exponent at which an op finds a computed value: planned for one that is fed beyond the type."""
@@ -150,7 +150,7 @@ class _Emitter:
         fit = self.fits.get(value) if value is not None else None
         return fit.count if fit is not None and fit.count else 1 << 62
 
-    def _allowed(self, op: Op, port: Port, exponent: int) -> bool:
+    def _allowed(self, op: Op, port: OpPort, exponent: int) -> bool:
         if not exponent:
             return True
         if port.is_attribute:
@@ -184,7 +184,7 @@ class _Emitter:
                 self._emit(op, ports)
         return self.result
 
-    def _emit(self, op: Op, ports: Mapping[Port, int]) -> None:
+    def _emit(self, op: Op, ports: Mapping[OpPort, int]) -> None:
         node, ahead, behind, weights = clone(op.node), list[NodeProto](), list[NodeProto](), list[TensorProto]()
         for port, exponent in ports.items():
             value = value_at(op, port)
@@ -203,7 +203,7 @@ class _Emitter:
             else:
                 ahead.extend(self._read(op, node, port.slot, exponent, weights))
         for slot, value in enumerate(op.inputs):  # ports of any exponent
-            if value is not None and Port("x", slot) not in ports and self.natural.get(value):
+            if value is not None and OpPort("x", slot) not in ports and self.natural.get(value):
                 node.input[slot] = self._name(value)
         if node == op.node:
             return

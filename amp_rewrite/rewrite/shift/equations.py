@@ -14,7 +14,7 @@ from amp_rewrite.decide.union_find import UnionFind
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.shift.laws import Law, Laws, Port, laws_of
+from amp_rewrite.rewrite.shift.laws import Law, Laws, OpPort, laws_of
 
 ClassId = int
 """A class of values that share one exponent: one of them."""
@@ -93,7 +93,7 @@ def is_shiftable(view: View, value: ValueId) -> bool:
     return view.tensor_dtype(value) is DType.FLOAT and view.constant(value) is None
 
 
-def value_at(op: Op, port: Port) -> ValueId | None:
+def value_at(op: Op, port: OpPort) -> ValueId | None:
     """Return the value at a port; None for an attribute."""
     if port.is_attribute:
         return None

@@ -67,7 +67,7 @@ _EXACT_POWERS = (1, 2, 3)
 """Powers that are products; runtimes compute others by logarithms, whose rounding does not scale."""
 
 
-class Port(NamedTuple):
+class OpPort(NamedTuple):
     """An input ("x"), a result ("y") or an attribute (its name, at slot -1) of an op."""
 
     side: str
@@ -79,7 +79,7 @@ class Port(NamedTuple):
         return self.slot < 0
 
 
-Law = tuple[tuple[int, Port], ...]
+Law = tuple[tuple[int, OpPort], ...]
 """Terms (coefficient, port) whose sum of exponents is zero. The result comes first, if there is one."""
 
 
@@ -88,7 +88,7 @@ class Laws:
     """The laws of one op, and its ports of any exponent; float32 ports in none of them have exponent 0."""
 
     laws: tuple[Law, ...] = ()
-    ignored: frozenset[Port] = frozenset()
+    ignored: frozenset[OpPort] = frozenset()
 
 
 def laws_of(view: View, op: Op) -> Laws:
@@ -97,11 +97,11 @@ def laws_of(view: View, op: Op) -> Laws:
 
 
 @cache
-def _read(stated: str, present: tuple[Port, ...]) -> Laws:
+def _read(stated: str, present: tuple[OpPort, ...]) -> Laws:
     """Return what a text says about the ports of an op; most ops of a model equal others in both."""
     ports = dict.fromkeys(present)
     laws: list[Law] = []
-    ignored: set[Port] = set()
+    ignored: set[OpPort] = set()
     for text in stated.split(",") if stated else ():
         if text.startswith("?"):
             ignored.add(_port(text[1:]))
@@ -166,22 +166,22 @@ def kinds() -> frozenset[str]:
 # -- the grammar of the table ------------------------------------------------------------------------
 
 
-def _ports(view: View, op: Op) -> Iterator[Port]:
+def _ports(view: View, op: Op) -> Iterator[OpPort]:
     """Yield the float32 tensors that an op reads and makes."""
     for side, values in (("y", op.outputs), ("x", op.inputs)):
         for slot, value in enumerate(values):
             if value is not None and view.tensor_dtype(value) is DType.FLOAT:
-                yield Port(side, slot)
+                yield OpPort(side, slot)
 
 
 _TERM = re.compile(r"([+-]?)\s*(\d*)([a-z]\w*)")
 
 
-def _port(word: str) -> Port:
-    return Port(word[0], int(word[1:])) if word[0] in "xy" and word[1:].isdigit() else Port(word)
+def _port(word: str) -> OpPort:
+    return OpPort(word[0], int(word[1:])) if word[0] in "xy" and word[1:].isdigit() else OpPort(word)
 
 
-def _expanded(text: str, ports: Mapping[Port, None]) -> Iterator[Law]:
+def _expanded(text: str, ports: Mapping[OpPort, None]) -> Iterator[Law]:
     """Yield the laws of an equation, one for each port that a `*` stands for; none if a port is omitted."""
     left, _, right = (part.strip() for part in text.partition("="))
     lefts = [port for port in ports if port.side == left[0]] if left.endswith("*") else None
@@ -199,7 +199,7 @@ def _expanded(text: str, ports: Mapping[Port, None]) -> Iterator[Law]:
                 yield law
 
 
-def _terms(text: str, sign: int) -> list[tuple[int, Port]]:
+def _terms(text: str, sign: int) -> list[tuple[int, OpPort]]:
     return [
         ((-sign if minus == "-" else sign) * int(factor or 1), _port(word))
         for minus, factor, word in _TERM.findall(text)

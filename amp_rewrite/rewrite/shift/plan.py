@@ -32,7 +32,7 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class ShiftRegion:
     """Values that are computed times 2⁻ᵉ because `largest`, one of them, goes beyond the type."""
 
     exponent: int
@@ -51,11 +51,11 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShiftPlan:
     """Exponents of values, without those of 0, with the regions that they make up and the values left alone."""
 
     exponents: Mapping[ValueId, int] = field(default_factory=dict)
-    regions: tuple[Region, ...] = ()
+    regions: tuple[ShiftRegion, ...] = ()
     refused: tuple[Refused, ...] = ()
 
 
@@ -69,7 +69,7 @@ def needed_exponent(absmax: float, want: Want) -> int:
 
 def plan_shift(
     equations: Equations, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], want: Want
-) -> Plan:
+) -> ShiftPlan:
     """Return the exponents for values that go beyond the low type. O(values + relations).
 
     `fits`: how the values of the model round to the type, as far as that is known.
@@ -102,10 +102,10 @@ def plan_shift(
         and value_keeps(fits.get(value, Fit()), exponent, want.to, flush=want.flush)
     }
     regions = tuple(
-        Region(solved[root], value, overflowing[value].absmax, tuple(members[root]))
+        ShiftRegion(solved[root], value, overflowing[value].absmax, tuple(members[root]))
         for root, (_, value) in sorted(demands.items(), key=lambda item: item[1][1])
     )
-    return Plan(exponents, regions, tuple(refused))
+    return ShiftPlan(exponents, regions, tuple(refused))
 
 
 def _pays(equations: Equations, values: Sequence[ValueId], root: ClassId) -> bool:
@@ -153,14 +153,14 @@ def _raise(equations: Equations, solved: Counter[ClassId], root: ClassId, expone
     return True
 
 
-def residual_plan(equations: Equations, want: Want) -> Plan:
+def residual_plan(equations: Equations, want: Want) -> ShiftPlan:
     """Return the plan that shifts the residual streams of a model by the exponent asked for."""
     members = equations.members()
     wanted = dict.fromkeys(residual_classes(equations), want.exponent or 0)
     solved = solve_classes(equations, wanted)
     exponents = {value: exponent for root, exponent in solved.items() for value in members[root]}
-    regions = tuple(Region(solved[root], members[root][0], 0.0, tuple(members[root])) for root in wanted)
-    return Plan(exponents, regions)
+    regions = tuple(ShiftRegion(solved[root], members[root][0], 0.0, tuple(members[root])) for root in wanted)
+    return ShiftPlan(exponents, regions)
 
 
 def is_residual(view: View, value: ValueId) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from amp_rewrite.rewrite.shift.laws import Law, Port
+from amp_rewrite.rewrite.shift.laws import Law, OpPort
 
-Allowed = Callable[[Port, int], bool]
+Allowed = Callable[[OpPort, int], bool]
 """True if a constant or an attribute may be stored times 2⁻ᵉ."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PortProblem:
     """What one op starts from.
 
     `given`: exponents of its computed inputs; `wanted`: those of its results. `knobs`: constants and attributes, which
@@ -20,22 +20,22 @@ class Asked:
     `poor`: those of them that would lose digits if they were shifted further.
     """
 
-    given: Mapping[Port, int]
-    wanted: Mapping[Port, int]
-    knobs: Sequence[Port]
-    order: Sequence[Port]
+    given: Mapping[OpPort, int]
+    wanted: Mapping[OpPort, int]
+    knobs: Sequence[OpPort]
+    order: Sequence[OpPort]
     allowed: Allowed
-    poor: Container[Port] = ()
+    poor: Container[OpPort] = ()
 
 
-def solve_ports(laws: Sequence[Law], asked: Asked) -> Mapping[Port, int]:
+def solve_ports(laws: Sequence[Law], asked: PortProblem) -> Mapping[OpPort, int]:
     """Return exponents of all ports at which every law holds.
 
     Where computed inputs and results do not agree, a result is made at another exponent, or a Mul stands before an
     input. All exponents are 0 if nothing else is found, which always holds.
     """
-    found: dict[Port, int] = {**asked.given, **asked.wanted}
-    changed: set[Port] = set()
+    found: dict[OpPort, int] = {**asked.given, **asked.wanted}
+    changed: set[OpPort] = set()
     for law in laws:
         if not _settled(law, found, asked) and not _changed(law, found, changed, asked):
             return _neutral(laws, asked)
@@ -46,12 +46,12 @@ def solve_ports(laws: Sequence[Law], asked: Asked) -> Mapping[Port, int]:
     return found
 
 
-def _neutral(laws: Sequence[Law], asked: Asked) -> Mapping[Port, int]:
+def _neutral(laws: Sequence[Law], asked: PortProblem) -> Mapping[OpPort, int]:
     ports = {port: 0 for law in laws for _, port in law}
     return {**ports, **dict.fromkeys((*asked.given, *asked.wanted, *asked.knobs), 0)}
 
 
-def _settled(law: Law, found: dict[Port, int], asked: Asked) -> bool:
+def _settled(law: Law, found: dict[OpPort, int], asked: PortProblem) -> bool:
     """Settle the open constants and attributes of a law; True if it then holds."""
     for factor, port in [term for term in law if term[1] not in found]:
         rest = sum(f * found.get(other, 0) for f, other in law)
@@ -61,7 +61,7 @@ def _settled(law: Law, found: dict[Port, int], asked: Asked) -> bool:
     return sum(factor * found[port] for factor, port in law) == 0
 
 
-def _changed(law: Law, found: dict[Port, int], changed: set[Port], asked: Asked) -> bool:
+def _changed(law: Law, found: dict[OpPort, int], changed: set[OpPort], asked: PortProblem) -> bool:
     """Change a port of a law so that it holds; False if none can change, or once more."""
     rest = sum(factor * found[port] for factor, port in law)
     terms = {port: factor for factor, port in law}

@@ -13,7 +13,7 @@ from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome
 from amp_rewrite.rewrite.shift.emit import Origin, Shifted, emit
 from amp_rewrite.rewrite.shift.equations import Equations
-from amp_rewrite.rewrite.shift.plan import Plan, Want, plan_shift
+from amp_rewrite.rewrite.shift.plan import ShiftPlan, Want, plan_shift
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Shift:
     """
 
     view: View
-    plan: Plan
+    plan: ShiftPlan
     origins: Mapping[str, Origin] = field(default_factory=dict)
     results: Mapping[OpId, tuple[str, ...]] = field(default_factory=dict)
     emitted: Shifted = field(default_factory=Shifted)
@@ -36,12 +36,12 @@ def shift_view(view: View, overflowing: Mapping[ValueId, Fit], fits: Mapping[Val
     `overflowing`: the values that the low type could not hold; `fits`: how all known values round to it.
     """
     if not overflowing or refusal(view):
-        return Shift(view, Plan())
+        return Shift(view, ShiftPlan())
     equations = Equations.of(view)
     return shifted_by(equations, plan_shift(equations, overflowing, fits, want), fits, want)
 
 
-def shifted_by(equations: Equations, plan: Plan, fits: Mapping[ValueId, Fit], want: Want) -> Shift:
+def shifted_by(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: Want) -> Shift:
     """Return the view shifted by a plan, whatever its exponents are."""
     view = equations.view
     emitted = emit(equations, plan, fits, want)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import e, log2, sqrt
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.rewrite.sums.site import LowBuilder, Recipe, Site
+from amp_rewrite.rewrite.sums.site import LowBuilder, LowOp, Recipe
 
 Unary = Callable[[LowBuilder, str], str]
 
@@ -70,7 +70,7 @@ def unary(function: Unary) -> Recipe:
     return lambda b, site: [function(b, site.input(0))]
 
 
-def gelu(b: LowBuilder, site: Site) -> list[str] | None:
+def gelu(b: LowBuilder, site: LowOp) -> list[str] | None:
     """Half of x, times one plus the error function."""
     x = site.input(0)
     if site.attribute("approximate", b"none") != b"none":
@@ -79,7 +79,7 @@ def gelu(b: LowBuilder, site: Site) -> list[str] | None:
     return [b.low("Mul", b.low("Mul", b.number(0.5), x), b.low("Add", b.number(1.0), scaled))]
 
 
-def elu(b: LowBuilder, site: Site) -> list[str]:
+def elu(b: LowBuilder, site: LowOp) -> list[str]:
     """An exponential less one below zero."""
     x, alpha = site.input(0), b.number(site.attribute("alpha", 1.0))
     below = b.low("Mul", alpha, b.low("Sub", low_exp(b, x), b.number(1.0)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from amp_rewrite.rewrite.sums.site import LowBuilder, Recipe, Site
+from amp_rewrite.rewrite.sums.site import LowBuilder, LowOp, Recipe
 
 
 def norm(*, centered: bool, skips: bool = False) -> Recipe:
@@ -13,7 +13,7 @@ def norm(*, centered: bool, skips: bool = False) -> Recipe:
     `skips`: for onnxruntime's norms of a sum, which is rounded before it is normalized and is a result, too.
     """
 
-    def build(b: LowBuilder, site: Site) -> list[str] | None:
+    def build(b: LowBuilder, site: LowOp) -> list[str] | None:
         shape, x, first = site.shape(0), site.input(0), 1 + skips
         if shape is None:
             return None
@@ -39,7 +39,7 @@ def norm(*, centered: bool, skips: bool = False) -> Recipe:
     return build
 
 
-def instance_norm(b: LowBuilder, site: Site) -> list[str] | None:
+def instance_norm(b: LowBuilder, site: LowOp) -> list[str] | None:
     """InstanceNormalization: a factor and a summand for each channel, made in float32 and rounded."""
     shape = site.shape(0)
     if shape is None or len(shape) < 3:
@@ -55,7 +55,7 @@ def instance_norm(b: LowBuilder, site: Site) -> list[str] | None:
     return [b.low("Add", b.low("Mul", x, b.rounded(factor)), b.rounded(summand))]
 
 
-def batch_norm(b: LowBuilder, site: Site) -> list[str] | None:
+def batch_norm(b: LowBuilder, site: LowOp) -> list[str] | None:
     """BatchNormalization, each step in the low type."""
     shape = site.shape(0)
     if shape is None or site.attribute("training_mode", 0) or len(site.node.output) > 1:

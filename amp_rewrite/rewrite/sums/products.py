@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from amp_rewrite.ir.schema import equation
-from amp_rewrite.rewrite.sums.site import LowBuilder, Site
+from amp_rewrite.rewrite.sums.site import LowBuilder, LowOp
 
 _VECTOR = 4
 """Elements that a shader loads at once, where the sizes are multiples of it."""
@@ -22,7 +22,7 @@ def _by_four(b: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
     return [b.low("Add", states[0], b.summed(b.low("Mul", *parts), _VECTOR))]
 
 
-def matmul(b: LowBuilder, site: Site) -> list[str] | None:
+def matmul(b: LowBuilder, site: LowOp) -> list[str] | None:
     """MatMul: a Scan over the terms, whose steps are outer products."""
     ranks = site.ranks(0, 1)
     if ranks is None or 0 in ranks:
@@ -43,7 +43,7 @@ def _product(b: LowBuilder, left: tuple[str, int], right: tuple[str, int]) -> st
     return b.scan([start], [(columns, m), (rows, n - 2)], _added, max(m, n))[0]
 
 
-def gemm(b: LowBuilder, site: Site) -> list[str] | None:
+def gemm(b: LowBuilder, site: LowOp) -> list[str] | None:
     """Gemm: as MatMul; in steps of four terms where the right side comes transposed in vectors of four."""
     x, w, bias = site.input(0), site.input(1), site.input(2)
     flipped, sizes = bool(site.attribute("transB", 0)), site.static(1)
@@ -64,7 +64,7 @@ def gemm(b: LowBuilder, site: Site) -> list[str] | None:
     return [total]
 
 
-def conv(b: LowBuilder, site: Site) -> list[str] | None:
+def conv(b: LowBuilder, site: LowOp) -> list[str] | None:
     """Conv and ConvTranspose: over the positions of the kernel, and the channels of a group at each.
 
     ConvTranspose goes from the last position to the first.
@@ -93,7 +93,7 @@ def conv(b: LowBuilder, site: Site) -> list[str] | None:
     return [b.op("Reshape", total, b.op("Shape", plain))]
 
 
-def taken_apart(b: LowBuilder, site: Site, channels: int, kernel: tuple[int, ...]) -> str:
+def taken_apart(b: LowBuilder, site: LowOp, channels: int, kernel: tuple[int, ...]) -> str:
     """Return what each position of the kernel contributes with weight 1: [batch, channels * taps, places …].
 
     By the op itself, channel by channel, with a kernel for each position that is 1 there and 0 elsewhere.
@@ -106,7 +106,7 @@ def taken_apart(b: LowBuilder, site: Site, channels: int, kernel: tuple[int, ...
     return b.op(kind, site.input(0), b.constant(ones), **attributes, group=channels)
 
 
-def einsum(b: LowBuilder, site: Site) -> list[str] | None:
+def einsum(b: LowBuilder, site: LowOp) -> list[str] | None:
     """Einsum of one or two operands that sums over one label."""
     operands, result = equation(site.node)
     labels = dict.fromkeys("".join(operands))

@@ -11,21 +11,21 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.rewrite.sums.activations import Unary, low_exp, low_log
 from amp_rewrite.rewrite.sums.products import taken_apart
-from amp_rewrite.rewrite.sums.site import LowBuilder, Recipe, Site, Step
+from amp_rewrite.rewrite.sums.site import LowBuilder, LowOp, Recipe, Step
 
 LANES, LANES_OF_ALL, LANES_OF_POOL = 64, 256, 128
 """Threads that share a sum: of some axes, of all of them, of a global pool."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TermRows:
     """Rows of terms: a value of shape [rows, length] and its length, None if that is known at run time alone."""
 
     name: str
     length: int | None
 
 
-def lane_sum(b: LowBuilder, row: Row, lanes: int, *, combine: str = "Add", whole: bool = False) -> str:
+def lane_sum(b: LowBuilder, row: TermRows, lanes: int, *, combine: str = "Add", whole: bool = False) -> str:
     """Return the sums of rows as [rows, 1]: term k goes to lane k mod `lanes`.
 
     `whole`: the tree spans all lanes, even those without a term.
@@ -50,7 +50,7 @@ def _folding(op_type: str) -> Step:
     return lambda body, states, parts: [body.low(op_type, states[0], parts[0])]
 
 
-def _filled(b: LowBuilder, row: Row, lanes: int, fill: float) -> str:
+def _filled(b: LowBuilder, row: TermRows, lanes: int, fill: float) -> str:
     """Return rows that are filled up to a multiple of the lanes."""
     if row.length is not None:
         missing = b.ints([-row.length % lanes]) if row.length % lanes else None
@@ -64,7 +64,7 @@ def _filled(b: LowBuilder, row: Row, lanes: int, fill: float) -> str:
     return b.op("Concat", row.name, b.full(shape, fill, DType.FLOAT), axis=1)
 
 
-def rows_of(b: LowBuilder, site: Site, x: str, axes: list[int]) -> Row:
+def rows_of(b: LowBuilder, site: LowOp, x: str, axes: list[int]) -> TermRows:
     """Return a value as rows over these axes, in the order of memory."""
     shape = site.shape(0) or ()
     kept = [axis for axis in range(len(shape)) if axis not in axes]
@@ -72,15 +72,15 @@ def rows_of(b: LowBuilder, site: Site, x: str, axes: list[int]) -> Row:
     sizes = [shape[axis] for axis in axes]
     if None not in sizes:
         length = prod(size for size in sizes if size is not None)
-        return Row(b.shaped(moved, [-1, length]), length)
+        return TermRows(b.shaped(moved, [-1, length]), length)
     if not kept:
-        return Row(b.shaped(moved, [1, -1]), None)
+        return TermRows(b.shaped(moved, [1, -1]), None)
     inner = b.op("Gather", b.op("Shape", site.input(0)), b.ints(axes), axis=0)
     length_value = b.reduce("ReduceProd", inner, [0], keepdims=True)
-    return Row(b.op("Reshape", moved, b.op("Concat", b.ints([-1]), length_value, axis=0)), None)
+    return TermRows(b.op("Reshape", moved, b.op("Concat", b.ints([-1]), length_value, axis=0)), None)
 
 
-def reduced_axes(b: LowBuilder, site: Site) -> list[int] | None:
+def reduced_axes(b: LowBuilder, site: LowOp) -> list[int] | None:
     """Return the axes of a reduction, ascending; None if they are unknown."""
     shape = site.shape(0)
     if shape is None:
@@ -100,7 +100,7 @@ def _squared(b: LowBuilder, x: str) -> str:
 def reduction(before: Unary = lambda b, x: x, after: str = "", combine: str = "Add") -> Recipe:
     """Return the recipe of a reduction: `before` on each term, `after` on the sum, both rounded."""
 
-    def build(b: LowBuilder, site: Site) -> list[str] | None:
+    def build(b: LowBuilder, site: LowOp) -> list[str] | None:
         axes = reduced_axes(b, site)
         if axes is None:
             return None
@@ -118,7 +118,7 @@ def reduction(before: Unary = lambda b, x: x, after: str = "", combine: str = "A
     return build
 
 
-def _count(b: LowBuilder, row: Row) -> str:
+def _count(b: LowBuilder, row: TermRows) -> str:
     """Return the length of rows in the low type, which may round it, or make it infinite."""
     if row.length is not None:
         return b.number(row.length)
@@ -138,7 +138,7 @@ REDUCTIONS: dict[str, Recipe] = {
 }
 
 
-def log_softmax(b: LowBuilder, site: Site) -> list[str] | None:
+def log_softmax(b: LowBuilder, site: LowOp) -> list[str] | None:
     """LogSoftmax: the ops of its function body, each rounded."""
     shape = site.shape(0)
     if shape is None or site.op.signature is None or site.op.signature.since < FIRST_ROW_SOFTMAX:
@@ -150,7 +150,7 @@ def log_softmax(b: LowBuilder, site: Site) -> list[str] | None:
     return [b.low("Sub", shifted, low_log(b, b.op("Reshape", total, b.op("Shape", top))))]
 
 
-def softmax(b: LowBuilder, site: Site) -> list[str] | None:
+def softmax(b: LowBuilder, site: LowOp) -> list[str] | None:
     """Softmax: each of 64 lanes keeps a largest value and a sum relative to it; a tree merges both."""
     shape = site.shape(0)
     if shape is None or not shape:
@@ -196,7 +196,7 @@ def _merged(b: LowBuilder, tops: tuple[str, str], sums: tuple[str, str]) -> tupl
     return highest, b.low("Add", *parts)
 
 
-def global_average_pool(b: LowBuilder, site: Site) -> list[str] | None:
+def global_average_pool(b: LowBuilder, site: LowOp) -> list[str] | None:
     """GlobalAveragePool: 128 lanes, and a division in the low type."""
     shape = site.shape(0)
     if shape is None or len(shape) < 3:
@@ -206,7 +206,7 @@ def global_average_pool(b: LowBuilder, site: Site) -> list[str] | None:
     return [b.op("Reshape", mean, b.op("Shape", site.plain(b)))]
 
 
-def average_pool(b: LowBuilder, site: Site) -> list[str] | None:
+def average_pool(b: LowBuilder, site: LowOp) -> list[str] | None:
     """AveragePool: the values of a window in order, and a division in the low type."""
     shape, kernel = site.shape(0), tuple(site.attribute("kernel_shape", ()))
     if shape is None or len(shape) < 3 or shape[1] is None or site.attribute("ceil_mode", 0):
@@ -224,7 +224,7 @@ def average_pool(b: LowBuilder, site: Site) -> list[str] | None:
     return [b.low("Div", total, count)]
 
 
-def cum_sum(b: LowBuilder, site: Site) -> list[str] | None:
+def cum_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
     """CumSum in order; one in reverse starts anew for each result, and is left to float32."""
     shape, axis = site.shape(0), site.value(1)
     if shape is None or axis is None or site.attribute("reverse", 0):

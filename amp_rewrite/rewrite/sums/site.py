@@ -14,14 +14,14 @@ from onnx import NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.builder import Builder, declared
+from amp_rewrite.ir.builder import NodeBuilder, declared
 from amp_rewrite.ir.schema import TENSOR, attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, shape_of
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, View
 
 
-class LowBuilder(Builder):
+class LowBuilder(NodeBuilder):
     """A builder of float32 nodes whose arithmetic rounds each result to a low type."""
 
     def __init__(self, taken: set[str], *, opset: int, region: str, dtype: DType) -> None:
@@ -83,7 +83,7 @@ Step = Callable[[LowBuilder, list[str], list[str]], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class LowOp:
     """A low op: its node with the float32 inputs of the twin, the shapes and constant values of those."""
 
     op: Op
@@ -130,14 +130,14 @@ class Site:
         return b.like(self.node, self.inputs)[0]
 
 
-Recipe = Callable[[LowBuilder, Site], "list[str] | None"]
+Recipe = Callable[[LowBuilder, LowOp], "list[str] | None"]
 """Nodes of one op as a device computes it: its outputs, each of values of the low type; None if shapes are unknown."""
 
 _MOST_LISTED = 64
 """Elements of a constant that states axes."""
 
 
-class Written:
+class WrittenOps:
     """Writes ops out, by the recipes of a device. ModelError for an opset without Scan."""
 
     def __init__(self, view: View, recipes: Mapping[str, Recipe]) -> None:
@@ -163,5 +163,5 @@ class Written:
         builder = LowBuilder(taken, opset=self._opset, region=op.name, dtype=DType.FLOAT16)
         shapes = tuple(shape_of(view, value) for value in op.inputs)
         values = tuple(view.array(value, _MOST_LISTED) for value in op.inputs)
-        results = recipe(builder, Site(op, node, shapes, values))
+        results = recipe(builder, LowOp(op, node, shapes, values))
         return None if results is None else (builder.nodes, results)

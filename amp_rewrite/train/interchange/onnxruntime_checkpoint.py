@@ -208,7 +208,7 @@ def _tensors(table: _Table, at: int) -> dict[str, Array]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Writer:
+class _FlatbufferWriter:
     """Appends tables to a flatbuffer. A field is (position in the table, how to add its value)."""
 
     b: Any
@@ -252,7 +252,7 @@ class _Writer:
 def _written(checkpoint: OnnxRuntimeCheckpoint) -> bytes:
     import flatbuffers
 
-    w = _Writer(flatbuffers.Builder(1 << 16))
+    w = _FlatbufferWriter(flatbuffers.Builder(1 << 16))
     module = w.table(4, {0: w.tensors(checkpoint.parameters), 1: w.tensors(checkpoint.frozen)})
     states = []
     for name in sorted(checkpoint.slots):

@@ -45,14 +45,14 @@ Call = Callable[[dict[str, Any]], list[Any]]
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardFindings:
     """What was found: names of modules whose dropout an export can keep, and sentences for the report."""
 
     kept: tuple[str, ...]
     notes: tuple[Note, ...]
 
     @classmethod
-    def of(cls, torch: Any, module: Any, call: Call, dropout: bool) -> Forward:
+    def of(cls, torch: Any, module: Any, call: Call, dropout: bool) -> ForwardFindings:
         """Run the module in both modes. `call`: call it on the example with these tensors; return its outputs.
 
         The dropout of a module is kept if it gives the outputs of evaluation when nothing is dropped.

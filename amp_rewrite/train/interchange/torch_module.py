@@ -22,7 +22,7 @@ from amp_rewrite.ir.names import claimed
 from amp_rewrite.rewrite.autodiff.vjp.indexing import PADDING
 from amp_rewrite.train.interchange.binding import bind
 from amp_rewrite.train.interchange.torch_forms import mark_stops, rows_dropped, stopping, training, written_out
-from amp_rewrite.train.interchange.torch_forward import Forward
+from amp_rewrite.train.interchange.torch_forward import ForwardFindings
 from amp_rewrite.train.objective.module_parameters import BUFFER, NO_GRAD, described
 
 if TYPE_CHECKING:
@@ -79,9 +79,11 @@ def from_torch(
             "the module is compiled by torch.jit, which PyTorch cannot export; pass the module before it"
         )
     inputs = _inputs(torch, module, example)
-    state = _State.of(torch, module)
+    state = _ModuleState.of(torch, module)
     with _quiet():
-        found = Forward.of(torch, module, lambda tensors: _outputs_of(torch, module, inputs, tensors, state), dropout)
+        found = ForwardFindings.of(
+            torch, module, lambda tensors: _outputs_of(torch, module, inputs, tensors, state), dropout
+        )
         with training(module, ()):
             names = _output_names(torch, module, inputs, outputs)
         settings = _Settings(names, _axes(inputs, dynamic), opset)
@@ -129,7 +131,7 @@ def _quiet() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _ModuleState:
     """Parameters and floating buffers of a module by name.
 
     `places`: the names of all attributes that hold a tensor of the module, each with the tensor's first name.
@@ -140,7 +142,7 @@ class _State:
     places: Mapping[str, str]
 
     @classmethod
-    def of(cls, torch: Any, module: Any) -> _State:
+    def of(cls, torch: Any, module: Any) -> _ModuleState:
         parameters = dict(module.named_parameters())
         buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         for name, tensor in {**parameters, **buffers}.items():
@@ -251,7 +253,7 @@ def _call(module: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 def _outputs_of(
-    torch: Any, module: Any, inputs: Mapping[str, Any], tensors: dict[str, Any], state: _State
+    torch: Any, module: Any, inputs: Mapping[str, Any], tensors: dict[str, Any], state: _ModuleState
 ) -> list[Any]:
     """Call the module with these parameters and buffers, which it may change."""
     own = {place: tensors[name] for place, name in state.places.items()}
@@ -272,7 +274,7 @@ class _Settings:
     opset: int
 
 
-def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _State, settings: _Settings) -> Any:
+def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _ModuleState, settings: _Settings) -> Any:
     names, tensors = list(inputs), state.tensors
 
     class Called(torch.nn.Module):  # type: ignore[misc]

@@ -29,7 +29,7 @@ class Followed(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class State:
+class OptimizerState:
     """What changes of an optimizer; a `LossScaleOptimizer` shares it with the optimizer inside.
 
     `variables`: by name, to tell two of one name apart. `added`: names of slots of `add_slot`. `followed`: a training
@@ -56,10 +56,10 @@ class StatefulOptimizer:
         rule: the optimizer's arithmetic and hyperparameters.
     """
 
-    _state: State
+    _state: OptimizerState
 
     def __init__(self, rule: optimizers.Optimizer) -> None:
-        vars(self)["_state"] = State(rule)
+        vars(self)["_state"] = OptimizerState(rule)
 
     @property
     def rule(self) -> optimizers.Optimizer:

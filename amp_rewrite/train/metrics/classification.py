@@ -9,7 +9,7 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.train.metrics.metric import Means, Metric
-from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, Target
+from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, TargetInput
 
 _CLOSE = 1e-3
 """Largest difference from 1 of the sum of probabilities."""
@@ -37,10 +37,10 @@ class ClassMetric(Metric):
     ignore_index: int | None = None
 
     def __post_init__(self) -> None:
-        self._goal: Target | None = None
+        self._goal: TargetInput | None = None
         super().__post_init__()
 
-    def follow(self, goal: Target | None) -> None:
+    def follow(self, goal: TargetInput | None) -> None:
         """Read targets as the loss reads them.
 
         Args:

@@ -11,7 +11,7 @@ from amp_rewrite.train.metrics.classification import AUC, Accuracy, ClassMetric,
 from amp_rewrite.train.metrics.metric import Metric
 from amp_rewrite.train.metrics.regression import MeanAbsoluteError, MeanSquaredError
 from amp_rewrite.train.objective.loss_text import terms
-from amp_rewrite.train.objective.prediction import Target
+from amp_rewrite.train.objective.prediction import TargetInput
 
 METRICS: Mapping[str, type[Metric]] = {
     c.NAME: c for c in (Accuracy, TopKAccuracy, AUC, F1Score, MeanAbsoluteError, MeanSquaredError, Perplexity)
@@ -20,7 +20,7 @@ METRICS: Mapping[str, type[Metric]] = {
 
 
 def metrics_of(
-    given: Sequence[Metric | str], outputs: Collection[str], targets: Sequence[Target] = ()
+    given: Sequence[Metric | str], outputs: Collection[str], targets: Sequence[TargetInput] = ()
 ) -> tuple[Metric, ...]:
     """Return the metrics, reset. TrainingError for an unknown one, an unknown output, and for two of one name.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, Computed, Prediction, Target
+from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, Computed, Prediction, TargetInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def _cross_entropy(p: Prediction) -> Computed:
         total = b.reduce("ReduceSum", p.weighted(value, len(shape) - 1), None, keepdims=False)
         value = b.op("Div", total, b.reduce("ReduceSum", _share(p, labels, weights, ignored), None, keepdims=False))
     accuracy = _accuracy(p, labels, ignored)
-    target = Target(labels, count, ignored, CLASSES, p.class_axis(), p.numbers("class_weights", count))
+    target = TargetInput(labels, count, ignored, CLASSES, p.class_axis(), p.numbers("class_weights", count))
     return Computed(value, {"accuracy": accuracy}, target)
 
 
@@ -102,7 +102,7 @@ def _categorical(p: Prediction) -> Computed:
     value = b.op("Neg", p.mean(rows, len(shape) - 1))
     right = b.op("Equal", *(b.op("ArgMax", v, axis=1, keepdims=0) for v in (p.x, targets)))
     accuracy = b.reduce("ReduceMean", b.op("Cast", right, to=DType.FLOAT.code), None, keepdims=False)
-    return Computed(value, {"accuracy": accuracy}, Target(given, kind=SHARES, axis=p.class_axis()))
+    return Computed(value, {"accuracy": accuracy}, TargetInput(given, kind=SHARES, axis=p.class_axis()))
 
 
 def _kl_divergence(p: Prediction) -> Computed:
@@ -113,7 +113,7 @@ def _kl_divergence(p: Prediction) -> Computed:
     own = b.op("Mul", targets, p.log_of(targets))
     terms = b.op("Sub", own, b.op("Mul", targets, p.logarithms(axis)))
     total = b.reduce("ReduceSum", p.weighted(terms, len(p.shape())), None, keepdims=False)
-    return Computed(p.over_rows(total), {}, Target(targets, kind=SHARES, axis=axis))
+    return Computed(p.over_rows(total), {}, TargetInput(targets, kind=SHARES, axis=axis))
 
 
 def _binary_cross_entropy(p: Prediction) -> Computed:
@@ -134,7 +134,7 @@ def _binary_cross_entropy(p: Prediction) -> Computed:
         factor = b.op("Add", p.one, p.times(targets, positive - 1))
         misses = b.op("Mul", factor, b.op("Softplus", b.op("Neg", p.x)))
         each = b.op("Add", b.op("Mul", b.op("Sub", p.one, targets), p.x), misses)
-    return Computed(p.mean(each), {}, Target(given, kind=YES_OR_NO))
+    return Computed(p.mean(each), {}, TargetInput(given, kind=YES_OR_NO))
 
 
 # -- numbers -----------------------------------------------------------------------------------------
@@ -143,12 +143,12 @@ def _binary_cross_entropy(p: Prediction) -> Computed:
 def _mean_squared_error(p: Prediction) -> Computed:
     targets = p.targets(p.shape(), DType.FLOAT)
     off = p.b.op("Sub", p.x, targets)
-    return Computed(p.mean(p.b.op("Mul", off, off)), {}, Target(targets))
+    return Computed(p.mean(p.b.op("Mul", off, off)), {}, TargetInput(targets))
 
 
 def _mean_absolute_error(p: Prediction) -> Computed:
     targets = p.targets(p.shape(), DType.FLOAT)
-    return Computed(p.mean(p.b.op("Abs", p.b.op("Sub", p.x, targets))), {}, Target(targets))
+    return Computed(p.mean(p.b.op("Abs", p.b.op("Sub", p.x, targets))), {}, TargetInput(targets))
 
 
 def _huber(p: Prediction) -> Computed:
@@ -160,7 +160,7 @@ def _huber(p: Prediction) -> Computed:
     near = p.times(b.op("Mul", off, off), 0.5)
     far = p.times(b.op("Sub", size, b.scalar(delta / 2, DType.FLOAT)), delta)
     inside = b.op("LessOrEqual", size, b.scalar(delta, DType.FLOAT))
-    return Computed(p.mean(b.op("Where", inside, near, far)), {}, Target(targets))
+    return Computed(p.mean(b.op("Where", inside, near, far)), {}, TargetInput(targets))
 
 
 def _cosine(p: Prediction) -> Computed:
@@ -175,7 +175,7 @@ def _cosine(p: Prediction) -> Computed:
     )
     tiny = b.scalar(_TINY_SQUARE, DType.FLOAT)
     norms = b.op("Sqrt", b.op("Mul", b.op("Add", own, tiny), b.op("Add", other, tiny)))
-    return Computed(p.mean(b.op("Sub", p.one, b.op("Div", dot, norms)), len(shape) - 1), {}, Target(targets))
+    return Computed(p.mean(b.op("Sub", p.one, b.op("Div", dot, norms)), len(shape) - 1), {}, TargetInput(targets))
 
 
 def _contrastive(p: Prediction) -> Computed:

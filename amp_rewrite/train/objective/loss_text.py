@@ -33,7 +33,7 @@ Known = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class LossTerm:
     """One term of a loss. `loss` is empty for a value of the model; `target` is None if the text names none."""
 
     prediction: str
@@ -43,14 +43,14 @@ class Term:
     options: Mapping[str, object] = field(default_factory=dict)
 
 
-def terms(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> tuple[Term, ...]:
+def terms(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> tuple[LossTerm, ...]:
     """Return the terms of a loss. `losses`: the options of each loss by its name.
 
     Names of values may contain any character; what is the name of a value as a whole is that value. TrainingError
     for an unknown loss or option, and for an option that is not a number, a list, True or False.
     """
     if known(text):
-        return (Term(text),)
+        return (LossTerm(text),)
     splits = (list(_summands(text, signs)) for signs in ("+-", "+"))  # a name may contain a sign
     parts = next((parts for parts in splits if all(_is_term(part, known, losses) for part in parts)), [text])
     return tuple(_term(part, known, losses) for part in parts)
@@ -75,21 +75,21 @@ def _is_term(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> 
     return known(match["rest"]) or (call is not None and call[1] in losses)
 
 
-def _term(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> Term:
+def _term(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> LossTerm:
     match = _TERM.fullmatch(text)
     if match is None:
-        return Term(text)
+        return LossTerm(text)
     factor = (-1.0 if match["sign"] == "-" else 1.0) * (1.0 if match["factor"] is None else _number(match["factor"]))
     call = _CALL.fullmatch(match["rest"])
     if known(match["rest"]) or call is None:
-        return Term(match["rest"] if match["factor"] or match["sign"] else text, factor=factor)
+        return LossTerm(match["rest"] if match["factor"] or match["sign"] else text, factor=factor)
     if call[1] not in losses:
         own = _ELSEWHERE.get(call[1].lower().removesuffix("_loss"))
         hint = f"it is {own} here" if own else advice(call[1], losses, f"use one of {', '.join(losses)}")
         raise TrainingError(f"unknown loss {call[1]!r}; {hint}")
     inside, options = _options(call[1], call[2], known, losses[call[1]])
     prediction, target = _arguments(inside, known)
-    return Term(prediction, call[1], target, factor, options)
+    return LossTerm(prediction, call[1], target, factor, options)
 
 
 def _number(text: str) -> float:

@@ -15,8 +15,8 @@ from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.train.objective.formulas import LOSSES
-from amp_rewrite.train.objective.loss_text import Term, terms
-from amp_rewrite.train.objective.prediction import CLASSES, Computed, Prediction, Target
+from amp_rewrite.train.objective.loss_text import LossTerm, terms
+from amp_rewrite.train.objective.prediction import CLASSES, Computed, Prediction, TargetInput
 
 REGION = "amp.loss"
 
@@ -32,7 +32,7 @@ class Objective:
     loss: str
     shape: tuple[int, ...] = ()
     metrics: tuple[str, ...] = ()
-    targets: tuple[Target, ...] = ()
+    targets: tuple[TargetInput, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -70,7 +70,7 @@ def objective(model: Model, loss: str) -> Objective:
     return Objective(b.model(), names["loss"], (), tuple(names[m] for m in metrics), targets, tuple(notes))
 
 
-def _appended(b: Builder, summed: Sequence[Term], notes: list[str]) -> list[Computed]:
+def _appended(b: Builder, summed: Sequence[LossTerm], notes: list[str]) -> list[Computed]:
     """Append the terms of a loss."""
     declared: dict[str, DType] = {}
     computed = []
@@ -91,7 +91,7 @@ def _appended(b: Builder, summed: Sequence[Term], notes: list[str]) -> list[Comp
     return computed
 
 
-def _sum(b: Builder, summed: Sequence[Term], computed: Sequence[Computed]) -> str:
+def _sum(b: Builder, summed: Sequence[LossTerm], computed: Sequence[Computed]) -> str:
     parts = [
         one.value if term.factor == 1 else b.op("Mul", one.value, b.scalar(term.factor, DType.FLOAT))
         for term, one in zip(summed, computed, strict=True)
@@ -99,7 +99,7 @@ def _sum(b: Builder, summed: Sequence[Term], computed: Sequence[Computed]) -> st
     return parts[0] if len(parts) == 1 else b.op("Sum", *parts)
 
 
-def _labels(b: Builder) -> Target | None:
+def _labels(b: Builder) -> TargetInput | None:
     """The input with the classes of the model's own loss; None without one, with several, or with an ignored class.
 
     The input is checked, because a class out of range makes onnxruntime's CPU kernel fail without naming the input,
@@ -111,7 +111,7 @@ def _labels(b: Builder) -> Target | None:
         return None
     shape = b.shape(losses[0].input[0])
     classes = shape[1] if shape is not None and len(shape) > 1 else None
-    return Target(losses[0].input[1], classes if isinstance(classes, int) else None, kind=CLASSES, axis=1)
+    return TargetInput(losses[0].input[1], classes if isinstance(classes, int) else None, kind=CLASSES, axis=1)
 
 
 def _ones(b: Builder, name: str) -> tuple[int, ...]:

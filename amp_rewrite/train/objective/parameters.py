@@ -39,7 +39,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ParameterGlobs:
     """A user's choice of parameters: globs on names of initializers."""
 
     parameters: str | Sequence[str] | None = None
@@ -51,7 +51,7 @@ class Choice:
         return any(_matches([name], glob) for glob in _globs(self.freeze))
 
 
-def trained(view: View, loss: str, choice: Choice) -> Selection:
+def trained(view: View, loss: str, choice: ParameterGlobs) -> Selection:
     """Return the trained float32 initializers, and why each is or is not.
 
     By default it is every initializer that the loss depends on through gradients, except running statistics, initial

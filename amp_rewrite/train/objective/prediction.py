@@ -14,7 +14,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.train.objective.logits import Activation, activation, in_unit_interval
-from amp_rewrite.train.objective.loss_text import Term
+from amp_rewrite.train.objective.loss_text import LossTerm
 
 DEFAULT_TARGET = "targets"
 CLASSES, SHARES, YES_OR_NO, NUMBERS = "classes", "shares of classes", "yes or no", "numbers"
@@ -24,7 +24,7 @@ _FLOOR = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetInput:
     """The input with the targets of a loss.
 
     `classes`: number of classes, for integer targets; `ignored`: one more, which does not count. `kind`: what the
@@ -51,7 +51,7 @@ class Computed(NamedTuple):
 
     value: str
     metrics: Mapping[str, str]
-    target: Target | None
+    target: TargetInput | None
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Prediction:
     """
 
     b: Builder
-    term: Term
+    term: LossTerm
     declared: dict[str, DType]
     notes: list[str]
     x: str = ""

@@ -11,7 +11,7 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
-from amp_rewrite.train.objective.prediction import CLASSES, Target
+from amp_rewrite.train.objective.prediction import CLASSES, TargetInput
 
 
 def read_by(runner: BufferedRunner, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -27,7 +27,7 @@ def batch_model(model: Model, batch: Iterable[str]) -> Model:
     return Model(proto)
 
 
-def batches(data: object, declared: Model, targets: Iterable[Target]) -> Feed:
+def batches(data: object, declared: Model, targets: Iterable[TargetInput]) -> Feed:
     """Return data as batches of a step: they may change, have NaN, and class indices may keep the axis of the classes.
 
     `declared`: a model of the inputs of a batch.
@@ -36,7 +36,7 @@ def batches(data: object, declared: Model, targets: Iterable[Target]) -> Feed:
     return Feed.of(data, declared, allow_nonfinite=True, allow_change=True, extra_axes=axes)
 
 
-def check_batch(declared: Model, targets: Iterable[Target], batch: Batch, number: int) -> None:
+def check_batch(declared: Model, targets: Iterable[TargetInput], batch: Batch, number: int) -> None:
     """Raise FeedError if a named dimension has two sizes, TrainingError if a class is out of range.
 
     The backward pass assumes one size, and could be wrong. `declared`: a model of the inputs of a batch; `number`: the
@@ -56,7 +56,7 @@ def check_batch(declared: Model, targets: Iterable[Target], batch: Batch, number
         _check_classes(target, batch[target.name], number)
 
 
-def _check_classes(target: Target, classes: Array, number: int) -> None:
+def _check_classes(target: TargetInput, classes: Array, number: int) -> None:
     """Raise TrainingError if a class is out of range."""
     if target.classes is None:
         return

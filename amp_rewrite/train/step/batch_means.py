@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.objective.prediction import CLASSES, Target
+from amp_rewrite.train.objective.prediction import CLASSES, TargetInput
 
 
 class BatchMeans:
@@ -16,7 +16,7 @@ class BatchMeans:
     else its rows. `targets`: those of the loss.
     """
 
-    def __init__(self, loss: str, metrics: Sequence[str], targets: Sequence[Target]) -> None:
+    def __init__(self, loss: str, metrics: Sequence[str], targets: Sequence[TargetInput]) -> None:
         self.rows = 0
         self._loss, self._targets = loss, targets
         self._sums = dict.fromkeys((loss, *metrics), 0.0)

@@ -14,8 +14,8 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.signatures import Painting
-from amp_rewrite.train.objective.parameters import Choice, trained
-from amp_rewrite.train.objective.prediction import Target
+from amp_rewrite.train.objective.parameters import ParameterGlobs, trained
+from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step.assembly import Prepared, lowered
 from amp_rewrite.train.step.batch_check import batch_model
 from amp_rewrite.train.step.training_report import TrainingReport, model_name
@@ -42,13 +42,13 @@ class LossGraph:
     random: RandomState | None
     source: Model
     declared: Model
-    targets: tuple[Target, ...]
+    targets: tuple[TargetInput, ...]
     fingerprint: str
     report: TrainingReport
 
 
 def loss_graph(
-    source: Model, loss: str, choice: Choice, policy: Policy, training_mode: bool, painting: Painting
+    source: Model, loss: str, choice: ParameterGlobs, policy: Policy, training_mode: bool, painting: Painting
 ) -> LossGraph:
     """Build the graph of a loss of a model and open it, on CUDA if available, else emulated on the CPU.
 

@@ -25,7 +25,7 @@ from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Multiplied, Variable
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
-from amp_rewrite.train.objective.parameters import Choice
+from amp_rewrite.train.objective.parameters import ParameterGlobs
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.assembly import policy_of, with_state, with_values
 from amp_rewrite.train.step.batch_check import batch_model, batches, check_batch
@@ -37,7 +37,7 @@ from amp_rewrite.train.update.optimizers import initial_slots
 
 
 @dataclass(slots=True, eq=False)
-class _State:
+class _RunningState:
     """Running statistics and random state by input; they move on with each computation of gradients."""
 
     values: dict[str, Array]
@@ -57,7 +57,7 @@ class ModelLoss(Multiplied):
 
     variables: tuple[Variable, ...]
     _graph: LossGraph = field(repr=False)
-    _state: _State = field(repr=False)
+    _state: _RunningState = field(repr=False)
     _batch: Mapping[str, Array] = field(default_factory=dict, repr=False)
     results: dict[str, float] = field(default_factory=dict, repr=False)
 
@@ -94,12 +94,12 @@ class ModelLoss(Multiplied):
         require("ModelLoss")
         chosen = policy_of(process.policy_of_sessions() if policy is None else policy)
         source = Model.load(model, folder=folder)
-        choice = Choice(parameters, freeze, ModuleParameters.of(model, source))
+        choice = ParameterGlobs(parameters, freeze, ModuleParameters.of(model, source))
         graph = loss_graph(source, loss, choice, chosen, training_mode, painting)
         state = {name: start.copy() for name, (_, start) in graph.buffers.items()}
         if graph.random is not None:
             state |= {graph.random.state: initial_random_state(seed), graph.random.replica: np.array(0, np.int64)}
-        return cls(tuple(Variable(a, name) for name, a in graph.initial.items()), graph, _State(state))
+        return cls(tuple(Variable(a, name) for name, a in graph.initial.items()), graph, _RunningState(state))
 
     @property
     def report(self) -> TrainingReport:

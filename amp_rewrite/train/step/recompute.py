@@ -40,14 +40,14 @@ def recomputed(model: Model, forward: Collection[str], batch: Collection[str], r
     """
     if not isinstance(regions, int) or isinstance(regions, bool) or regions < 2:
         raise TrainingError(f"recompute is {regions!r}; use a whole number of regions ≥ 2, such as that of the layers")
-    step = _Step.of(model, forward, batch)
+    step = _StepNodes.of(model, forward, batch)
     if regions > len(step.forward):
         raise TrainingError(f"recompute is {regions}, but the forward pass has {len(step.forward)} nodes; use fewer")
     return step.rewritten(regions)
 
 
 @dataclass(eq=False)
-class _Step:
+class _StepNodes:
     """The nodes of a step by position. `forward`: positions of nodes that compute activations for the loss."""
 
     model: Model
@@ -61,7 +61,7 @@ class _Step:
     constants: dict[str, TensorProto] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: Model, roots: Collection[str], batch: Collection[str]) -> _Step:
+    def of(cls, model: Model, roots: Collection[str], batch: Collection[str]) -> _StepNodes:
         nodes = list(clone(model.proto).graph.node)
         reads = [list(dict.fromkeys(names_read([node]))) for node in nodes]
         producer = {name: at for at, node in enumerate(nodes) for name in node.output if name}

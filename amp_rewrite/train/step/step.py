@@ -23,8 +23,8 @@ from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.adapters import merged, with_adapters
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
-from amp_rewrite.train.objective.parameters import Choice, Selection, trained
-from amp_rewrite.train.objective.prediction import Target
+from amp_rewrite.train.objective.parameters import ParameterGlobs, Selection, trained
+from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step.assembly import (
     Prepared,
     lowered,
@@ -81,7 +81,7 @@ class TrainingStep:
     finite: str
     applied: str
     learning_rate: str
-    targets: tuple[Target, ...]
+    targets: tuple[TargetInput, ...]
     optimizer: optimizers.Optimizer
     owner: StatefulOptimizer | None
     loss_scale: LossScale | None
@@ -95,7 +95,7 @@ class TrainingStep:
     adapters: str = ""
 
     @property
-    def target(self) -> Target | None:
+    def target(self) -> TargetInput | None:
         """The first of the targets; None without any."""
         return self.targets[0] if self.targets else None
 
@@ -246,7 +246,7 @@ def training_step(
         source, factors = with_adapters(source, adapters, seed)
         own = replace(own, declared={**own.declared, **dict.fromkeys(factors, "")}) if own.declared else own
         parameters = (*map(glob.escape, factors), *([parameters] if isinstance(parameters, str) else parameters or ()))
-    choice = Choice(parameters, freeze, own)
+    choice = ParameterGlobs(parameters, freeze, own)
     held = (lambda name: choice.freezes(name) or rule.group_of(name).frozen) if training_mode else None
     ready = Prepared.of(source, loss, held, lambda view, name: _unfrozen(view, name, choice, rule))
     b, aim = ready.b, ready.aim
@@ -306,7 +306,7 @@ def _rule_and_scale(
     return rule, scale
 
 
-def _unfrozen(view: View, loss: str, choice: Choice, rule: optimizers.Optimizer) -> Selection:
+def _unfrozen(view: View, loss: str, choice: ParameterGlobs, rule: optimizers.Optimizer) -> Selection:
     """Return the trained parameters without those that the optimizer's groups freeze."""
     selection = trained(view, loss, choice)
     check_matched(rule.groups, selection.names)

@@ -24,7 +24,7 @@ from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.objective.adapters import with_adapters
-from amp_rewrite.train.objective.prediction import Target
+from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.update import optimizers
 from amp_rewrite.train.update.graph import StateVariable
@@ -166,7 +166,7 @@ def _step(
         batch=tuple(metadata["batch"]),
         state=state,
         metrics=tuple(metadata["metrics"]),
-        targets=tuple(Target(**target) for target in _targets(metadata)),
+        targets=tuple(TargetInput(**target) for target in _targets(metadata)),
         optimizer=optimizers.deserialize(metadata["optimizer"], custom_objects),
         owner=None,
         loss_scale=scales.get(metadata["loss_scale"]),

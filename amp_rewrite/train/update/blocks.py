@@ -16,7 +16,7 @@ from onnx import NodeProto
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.builder import Builder, declared, new_node
+from amp_rewrite.ir.builder import NodeBuilder, declared, new_node
 from amp_rewrite.ir.graphs import in_order, names_read, renamed
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.op_classes import ARITHMETIC, CASTS, COMPARISONS, SELECTIONS
@@ -76,7 +76,7 @@ class _Step:
                 self.readers[name].append(node)
         self.blocks: dict[str, Shape] = {}
         """New shapes of outputs."""
-        self.b = Builder(set(facts.view.names), opset=facts.view.opsets[""], region=REGION)
+        self.b = NodeBuilder(set(facts.view.names), opset=facts.view.opsets[""], region=REGION)
         self.cuts: dict[int, _Cut | None] = {id(n): self._cut(n) for n in model.proto.graph.node}
         self.chains = self._chains()
 

@@ -20,7 +20,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.builder import Builder
+from amp_rewrite.ir.builder import NodeBuilder
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.schema import int_attribute, ints_attribute, text_attribute
 from amp_rewrite.rewrite.autodiff.facts import Facts, known_dims
@@ -98,7 +98,7 @@ def in_channel_blocks(model: Model, block: int | None = None) -> Model:
         return model
     facts = Facts.of(model)
     main, constants = facts.ids[MAIN], {t.name for t in graph.initializer}
-    b = Builder(set(facts.view.names), opset=facts.view.opsets[""], region="amp.channels")
+    b = NodeBuilder(set(facts.view.names), opset=facts.view.opsets[""], region="amp.channels")
     changed = False
     for node in graph.node:
         layout = None
@@ -120,7 +120,7 @@ def in_channel_blocks(model: Model, block: int | None = None) -> Model:
     return replace(model, proto=proto)
 
 
-def _append(b: Builder, node: NodeProto, layout: _Layout, block: int) -> None:
+def _append(b: NodeBuilder, node: NodeProto, layout: _Layout, block: int) -> None:
     """Append a convolution with its weight and its input in blocks, and the result as others read it."""
     results, channels, *kernel = layout.weight
     weight = node.input[1]

@@ -16,7 +16,7 @@ from onnx import NodeProto
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.builder import Builder, declared
+from amp_rewrite.ir.builder import NodeBuilder, declared
 from amp_rewrite.ir.graphs import needed, renamed
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.schema import ints_attribute
@@ -41,7 +41,7 @@ def in_row_chunks(model: Model, block: int) -> Model:
         if node.op_type in _ENDS and node.output[0] not in inside and found.rows(node.output[0]) == _SUM:
             sums[node.output[0]] = found
             inside.update(found.nodes)
-    b = Builder(set(step.facts.view.names), opset=step.facts.view.opsets[""], region=_REGION)
+    b = NodeBuilder(set(step.facts.view.names), opset=step.facts.view.opsets[""], region=_REGION)
     for node in graph.node:
         if node.output[0] not in sums or not sums[node.output[0]].append(b, block):
             b.append(node)
@@ -137,7 +137,7 @@ class _Sums:
     def _joined(self, node: NodeProto) -> _Rows | None:
         return _SUM if all(self.rows(name) == _SUM for name in node.input) else None
 
-    def append(self, b: Builder, block: int) -> bool:
+    def append(self, b: NodeBuilder, block: int) -> bool:
         """Append a Scan that computes the last result; False if rows are short or of unknown size."""
         result = next(reversed(self.nodes))
         rows = {name: known_dims(self.step.dims(name)[1:]) for name in self.read}

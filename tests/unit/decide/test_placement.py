@@ -27,7 +27,7 @@ from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.placement import cost_model as work_module
 from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, UNKNOWN_DIMENSION, UNKNOWN_SIZE, CostModel
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
-from amp_rewrite.decide.placement.min_cut import FIXED, Network
+from amp_rewrite.decide.placement.min_cut import FIXED, FlowNetwork
 from amp_rewrite.decide.placement.place import Placing
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.ir.shapes.onnx_shapes import shape_of
@@ -92,7 +92,7 @@ def test_no_labelling_is_cheaper_and_of_the_cheapest_none_has_fewer_low_vertices
 )
 @bounded
 def test_a_cut_has_the_value_that_networkx_finds(arcs: list[tuple[int, int, int]], pull: list[int]) -> None:
-    network = Network()
+    network = FlowNetwork()
     graph: nx.DiGraph[Any] = nx.DiGraph()
     graph.add_nodes_from(("s", "t"))
     for strength in pull:
@@ -131,7 +131,7 @@ def test_what_is_tied_but_fixed_both_ways_is_high() -> None:
 
 
 def test_a_pull_at_a_fixed_node_outweighs_all_arcs() -> None:
-    network = Network()
+    network = FlowNetwork()
     node, other = network.node(), network.node()
     network.pull[:] = [FIXED, -FIXED]
     network.arc(node, other, 10**18)

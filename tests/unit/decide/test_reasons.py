@@ -13,7 +13,7 @@ from amp_rewrite.decide.reasons import REASONS, Strength
 
 PACKAGE = Path(reasons.__file__).parents[1]
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != Path(reasons.__file__))
-CARRIERS = {"Pin", "Paint", "Refusal", "Fault", "high"}
+CARRIERS = {"Pin", "Paint", "GateRefusal", "RangeFault", "high"}
 """What is built with a rule id."""
 OTHER_MEANINGS = {
     "compat": {"keep"},

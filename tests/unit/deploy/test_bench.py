@@ -20,9 +20,9 @@ from amp_rewrite import AmpRewriteError, FeedError, Model, ModelError, PolicyErr
 from amp_rewrite.deploy.bench.batches import BatchAxis, batch_axis
 from amp_rewrite.deploy.bench.bench import parse_sizes
 from amp_rewrite.deploy.bench.candidate import Candidate, distinct_names
-from amp_rewrite.deploy.bench.child import Job, Outcome, apart, outcome_of
+from amp_rewrite.deploy.bench.child import BenchJob, JobResult, apart, outcome_of
 from amp_rewrite.deploy.bench.device import GpuMemory
-from amp_rewrite.deploy.bench.entry import Changed, Entry, Largest, Sized
+from amp_rewrite.deploy.bench.entry import BenchEntry, Changed, Largest, Sized
 from amp_rewrite.deploy.bench.memory import largest, parse_bytes
 from amp_rewrite.deploy.bench.plot import check_plot, plot
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type, changes, read_profile
@@ -283,7 +283,7 @@ def test_a_process_of_its_own_weighs_a_model_and_a_larger_one_more(tmp_path: Pat
 def test_a_process_that_cannot_run_the_model_says_why(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(FULL), tmp_path / "m.onnx")
     outcome = apart(tmp_path / "m.onnx", {"x": np.zeros((1, 4), np.float32)}, CPU)
-    assert outcome == Outcome(fault="input 'x' of batch 0 has the shape [1, 4]; the input takes [n, 3]")
+    assert outcome == JobResult(fault="input 'x' of batch 0 has the shape [1, 4]; the input takes [n, 3]")
     assert apart(tmp_path / "none.onnx", {"x": X}, CPU).fault.startswith("cannot read")
 
 
@@ -388,7 +388,7 @@ def test_ops_are_summed_by_type() -> None:
 def test_the_profile_that_onnxruntime_writes_is_read(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(FULL), tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=X)
-    outcome = outcome_of(Job(str(tmp_path / "m.onnx"), str(tmp_path / "x.npz"), CPU, profile=True), tmp_path)
+    outcome = outcome_of(BenchJob(str(tmp_path / "m.onnx"), str(tmp_path / "x.npz"), CPU, profile=True), tmp_path)
     assert [(op.name, op.op, op.place, op.dtype) for op in outcome.ops] == [
         ("up", "Mul", "CPU", "float32"),
         ("down", "Neg", "CPU", "float32"),
@@ -490,9 +490,9 @@ def test_a_size_that_no_memory_holds_leaves_a_fault_and_the_others_go_on(
 def test_a_batch_whose_inputs_alone_do_not_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
-    def weighed(candidate: Candidate, batch: Mapping[str, np.ndarray]) -> Outcome:
+    def weighed(candidate: Candidate, batch: Mapping[str, np.ndarray]) -> JobResult:
         tried.append(len(batch["x"]))
-        return Outcome(1)
+        return JobResult(1)
 
     monkeypatch.setattr(Candidate, "weighed", weighed)
     found = _small(limit=100 * X[0].nbytes, profile=False)
@@ -579,8 +579,8 @@ RESULT = Benchmark(
     runs=2,
     warm_up=10,
     entries=(
-        Entry("a.onnx", (), False, TIMES[0], TIMES[0], {"a.onnx": SpeedUp(1, 1, 1)}, 3_000_000),
-        Entry(
+        BenchEntry("a.onnx", (), False, TIMES[0], TIMES[0], {"a.onnx": SpeedUp(1, 1, 1)}, 3_000_000),
+        BenchEntry(
             "b.onnx",
             ("float16",),
             False,

@@ -13,8 +13,8 @@ from amp_rewrite.deploy.bench import child, device
 from amp_rewrite.deploy.bench.batches import BatchAxis
 from amp_rewrite.deploy.bench.candidate import candidates
 from amp_rewrite.deploy.bench.charts import latency_chart
-from amp_rewrite.deploy.bench.child import Outcome
-from amp_rewrite.deploy.bench.entry import Entry, Sized
+from amp_rewrite.deploy.bench.child import JobResult
+from amp_rewrite.deploy.bench.entry import BenchEntry, Sized
 from amp_rewrite.deploy.bench.memory import with_memory
 from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, UNKNOWN
@@ -100,12 +100,12 @@ def test_memory_is_measured_for_the_batch_and_for_the_sizes_that_run() -> None:
         def __init__(self) -> None:
             self.batch = {"x": X}
 
-        def weighed(self, batch: dict[str, np.ndarray]) -> Outcome:
-            return Outcome(1000 * len(batch["x"]), fault="" if len(batch["x"]) < 8 else "some fault")
+        def weighed(self, batch: dict[str, np.ndarray]) -> JobResult:
+            return JobResult(1000 * len(batch["x"]), fault="" if len(batch["x"]) < 8 else "some fault")
 
     candidate: Any = Weighed()
     rows = (Sized(4, TIMES[0]), Sized(8, TIMES[1]), Sized(64, fault="too large"))
-    entry = Entry("a", (), False, TIMES[0], TIMES[0], {}, sweep=rows)
+    entry = BenchEntry("a", (), False, TIMES[0], TIMES[0], {}, sweep=rows)
     found = with_memory(candidate, entry, BatchAxis(None, (("x", 0),)))
     assert (found.memory, found.fault) == (2000, "")
     assert found.sweep == (
@@ -162,8 +162,8 @@ def test_states_of_checks_are_those_of_their_json() -> None:
 
 
 def test_an_axis_of_latencies_ends_at_three_times_the_longest_median() -> None:
-    def entry(name: str, p95: float, copies: float) -> Entry:
-        return Entry(name, (), False, Timing(1, 1.0, 1.0, p95), Timing(1, copies, copies, copies), {}, None)
+    def entry(name: str, p95: float, copies: float) -> BenchEntry:
+        return BenchEntry(name, (), False, Timing(1, 1.0, 1.0, p95), Timing(1, copies, copies, copies), {}, None)
 
     steady = [entry("a", 3.0, 1.0), entry("b", 5.9, 2.5)]
     shown, cut = latency_chart(steady, "a CPU"), latency_chart([*steady, entry("c", 9.0, 1.0)], "a CPU")

@@ -52,7 +52,7 @@ def mlp() -> onnx.ModelProto:
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
     """A machine without a GPU, an own cache, and a process of which nothing was asked yet."""
-    monkeypatch.setattr(process, "state", process.State())
+    monkeypatch.setattr(process, "state", process.ProcessSettings())
     monkeypatch.setattr(home, "hardware", lambda: NO_GPU)
     monkeypatch.setattr(home, "chosen_cache", _not_the_users_own(tmp_path / "cache"))
     monkeypatch.delenv(IGNORE_PERFORMANCE, raising=False)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.evidence.metric import MEASURES, Bound, Tolerance, compare, criterion, worse
+from amp_rewrite.evidence.metric import MEASURES, MetricBound, Tolerance, compare, criterion, worse
 from amp_rewrite.reports.measurements import Difference
 
 ANY = Tolerance(rtol=1e9, atol=1e9)
@@ -102,7 +102,7 @@ def test_no_tolerance_however_wide_admits(a: np.ndarray, b: np.ndarray, because:
 @pytest.mark.parametrize("name", sorted(MEASURES))
 def test_no_metric_admits_nan_on_both_sides(name: str) -> None:
     worst = -math.inf if MEASURES[name].higher else math.inf
-    by = Bound(MEASURES[name], worst)
+    by = MetricBound(MEASURES[name], worst)
     assert compare(f32(1, 2), f32(1, 2), by).ok
     assert not compare(f32(NAN, 2), f32(NAN, 2), by).ok
 
@@ -174,7 +174,7 @@ def test_a_complex_number_counts_as_two() -> None:
 )
 def test_a_measure_is_its_formula(name: str, a: np.ndarray, b: np.ndarray, expected: float) -> None:
     measure = MEASURES[name]
-    found = compare(a, b, Bound(measure, -math.inf if measure.higher else math.inf))
+    found = compare(a, b, MetricBound(measure, -math.inf if measure.higher else math.inf))
     assert found.score == pytest.approx(expected, rel=1e-12)  # a few roundings of float64
 
 
@@ -274,7 +274,7 @@ def test_a_criterion_says_what_it_asks(given: dict[str, float], text: str) -> No
 
 
 @pytest.mark.parametrize(("by", "bad", "good"), [(ANY, 2.0, 1.0), (criterion(metric="cosine", at_least=0), 0.5, 0.9)])
-def test_a_worse_score_is_known_and_nan_is_worst(by: Tolerance | Bound, bad: float, good: float) -> None:
+def test_a_worse_score_is_known_and_nan_is_worst(by: Tolerance | MetricBound, bad: float, good: float) -> None:
     order: Callable[[float, float], bool] = lambda x, y: worse(by, x, y)  # noqa: E731
     assert [order(bad, good), order(good, bad), order(good, good)] == [True, False, False]
     assert [order(math.nan, bad), order(bad, math.nan), order(math.nan, math.nan)] == [True, False, False]

@@ -16,8 +16,8 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.evidence.instrument.switchable import switchable_model
-from amp_rewrite.evidence.metric import MEASURES, Bound, criterion
-from amp_rewrite.evidence.prediction.prediction import Asked, Prediction, predict
+from amp_rewrite.evidence.metric import MEASURES, MetricBound, criterion
+from amp_rewrite.evidence.prediction.prediction import PredictedErrors, PredictedModel, predict
 from amp_rewrite.evidence.prediction.probes import Outputs, worst_of
 from amp_rewrite.evidence.prediction.single_op_runs import LowOps, SingleOpRuns
 from amp_rewrite.files.model import Model
@@ -44,16 +44,16 @@ def view_of(body: str, signature: str, weights: Mapping[str, Array] | None = Non
 
 def predicted(
     view: View, x: Array, *, alone: bool = True, to: DType = DType.FLOAT16
-) -> tuple[Prediction, SingleOpRuns]:
+) -> tuple[PredictedErrors, SingleOpRuns]:
     may = frozenset((op.id, v.name) for op in view.ops for v in view.variables[op.id] if v.type and v.type.dtype)
     twin = switchable_model(view, may, to)
     assert twin is not None
     runs = SingleOpRuns(twin)
     fed = {"x": x.astype(np.float32)}
-    return predict(Asked(view, may, to), [(fed, runs.reference(fed))], runs if alone else None), runs
+    return predict(PredictedModel(view, may, to), [(fed, runs.reference(fed))], runs if alone else None), runs
 
 
-def measured(found: Prediction, runs: SingleOpRuns, op: int, x: Array) -> float:
+def measured(found: PredictedErrors, runs: SingleOpRuns, op: int, x: Array) -> float:
     return found.error(found.outputs[0].energies(runs(OpId(op), {"x": x.astype(np.float32)})))
 
 
@@ -141,7 +141,7 @@ def test_every_op_before_rounded_outputs_is_measured_or_refused(rng: np.random.G
     may = frozenset((op.id, v.name) for op in view.ops for v in view.variables[op.id])
     fed = {"x": x.astype(np.float32)}
     with pytest.raises(GradientError, match="Round"):
-        predict(Asked(view, may, DType.FLOAT16), [(fed, runs.reference(fed))], runs, search=True)
+        predict(PredictedModel(view, may, DType.FLOAT16), [(fed, runs.reference(fed))], runs, search=True)
 
 
 def test_an_op_without_a_gradient_rule_is_named_and_unknown_without_a_run(rng: np.random.Generator) -> None:
@@ -185,7 +185,7 @@ def test_the_largest_error_follows_rows_and_columns_that_carry_most_of_it(rng: n
         "y = MatMul (x, w)", "(float[N,24] x) => (float[N,16] y)", {"w": rng.standard_normal((24, 16)) * columns}
     )
     x = rng.permutation(rng.standard_normal((64, 24)) * rows)
-    by = Bound(MEASURES["scaled"], 1.0)
+    by = MetricBound(MEASURES["scaled"], 1.0)
     ratios = []
     for alone in (True, False):
         found, runs = predicted(view, x, alone=alone)
@@ -201,7 +201,8 @@ def test_a_model_without_floating_outputs_is_refused_with_the_reason() -> None:
     view = view_of("y = ArgMax <axis = 1> (x)", "(float[N,4] x) => (int64[N,1] y)")
     with pytest.raises(GradientError, match="no floating output"):
         predict(
-            Asked(view, (), DType.FLOAT16), [({"x": np.ones((2, 4), np.float32)}, {"y": np.ones((2, 1), np.int64)})]
+            PredictedModel(view, (), DType.FLOAT16),
+            [({"x": np.ones((2, 4), np.float32)}, {"y": np.ones((2, 1), np.int64)})],
         )
 
 

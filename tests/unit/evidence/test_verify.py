@@ -17,7 +17,7 @@ import amp_rewrite
 from amp_rewrite.errors import FeedError, ModelError, PolicyError
 from amp_rewrite.evidence import conditions
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, Tolerance
+from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict, _worse
 from amp_rewrite.evidence.verify import _tensors, verify
 from amp_rewrite.files.model import Model
@@ -482,7 +482,10 @@ def test_tensors_of_nested_sequences_are_compared_by_position() -> None:
 
 @pytest.mark.parametrize(
     ("criterion", "scores"),
-    [(Tolerance(1e-2, 0.0), (0.1, 0.5, 2.0, math.nan)), (Bound(MEASURES["cosine"], 0.9), (0.99, 0.95, 0.5, math.nan))],
+    [
+        (Tolerance(1e-2, 0.0), (0.1, 0.5, 2.0, math.nan)),
+        (MetricBound(MEASURES["cosine"], 0.9), (0.99, 0.95, 0.5, math.nan)),
+    ],
 )
 def test_differences_have_one_order_from_best_to_worst(criterion: Criterion, scores: Sequence[float]) -> None:
     order = [

@@ -11,12 +11,12 @@ from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.patterns.match import (
     ANCHOR,
     ENTRY,
+    AnyValue,
     MadeOf,
     Match,
     Pattern,
     Search,
     Through,
-    Value,
     X,
     constant,
     either,
@@ -120,7 +120,7 @@ def test_a_cast_of_the_entry_belongs_to_the_match_that_alone_reads_it() -> None:
 
 
 def test_an_op_that_is_to_be_read_once_may_be_read_by_one_op() -> None:
-    pattern = op("Add", op("Exp", X, name=ANCHOR, once=True), op("Neg", Value()))
+    pattern = op("Add", op("Exp", X, name=ANCHOR, once=True), op("Neg", AnyValue()))
     assert found(pattern, "e = Exp (x)  n = Neg (x)  y = Add (e, n)") == ["e n y"]
     assert found(pattern, "e = Exp (x)  n = Neg (e)  y = Add (e, n)") == []
 
@@ -147,7 +147,7 @@ def test_an_expression_of_the_entry_holds_weights_and_few_ops_of_its_kinds() -> 
 
 
 def test_a_value_may_be_excluded_by_a_pattern() -> None:
-    pattern = op("Sqrt", Value(ENTRY, unless=op("Neg", X)), name=ANCHOR)
+    pattern = op("Sqrt", AnyValue(ENTRY, unless=op("Neg", X)), name=ANCHOR)
     assert found(pattern, "a = Abs (x)  y = Sqrt (a)") == ["y"]
     assert found(pattern, "a = Neg (x)  y = Sqrt (a)") == []
 
@@ -155,7 +155,7 @@ def test_a_value_may_be_excluded_by_a_pattern() -> None:
 def test_a_value_is_captured_behind_casts_or_as_it_is_read() -> None:
     view = view_of("i = Identity (two)  y = Pow (x, i)")
     for read, name in ((False, "two"), (True, "i")):
-        search = Search.of(op("Pow", Value(), Value("exponent", read=read), name=ANCHOR))
+        search = Search.of(op("Pow", AnyValue(), AnyValue("exponent", read=read), name=ANCHOR))
         (match,) = (m for _, m, _ in search.matches(view, view.ops[1]))
         assert view.value_name(match.values["exponent"]) == name
 

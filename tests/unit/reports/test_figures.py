@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from amp_rewrite import DType
 from amp_rewrite.deploy.bench.charts import latency_chart, memory_chart, ops_chart, throughput_chart
-from amp_rewrite.deploy.bench.entry import Changed, Entry, Sized
+from amp_rewrite.deploy.bench.entry import BenchEntry, Changed, Sized
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime
 from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.fit import Fit
@@ -71,15 +71,15 @@ def op_errors(op: str, own: float, accumulated: float, overflows: bool = False) 
     return OpErrors(op, "Add", "float16", own, accumulated, 1.0, 1.0, overflows)
 
 
-def timed(name: str, median: float, p5: float, p95: float, copies: float, memory: int | None = None) -> Entry:
-    return Entry(name, (), False, Timing(1, median, p5, p95), Timing(1, copies, copies, copies), {}, memory)
+def timed(name: str, median: float, p5: float, p95: float, copies: float, memory: int | None = None) -> BenchEntry:
+    return BenchEntry(name, (), False, Timing(1, median, p5, p95), Timing(1, copies, copies, copies), {}, memory)
 
 
 def moved(name: str, kind: str, before: float | None, after: float | None) -> OpChange:
     return OpChange(*(None if seconds is None else OpTime(name, kind, "", "", seconds) for seconds in (before, after)))
 
 
-def swept(entry: Entry, items: int, throughput: float) -> Entry:
+def swept(entry: BenchEntry, items: int, throughput: float) -> BenchEntry:
     return replace(entry, sweep=(Sized(items, replace(entry.latency, median=items / throughput)),))
 
 
@@ -120,7 +120,7 @@ def test_any_trials_are_drawn(trials: list[Step], chosen: Step, allowed: Allowed
 
 @settings(max_examples=20)
 @given(st.lists(TIMED, min_size=1, max_size=4), st.lists(MOVED, max_size=30))
-def test_any_times_are_drawn(entries: list[Entry], ops: list[OpChange]) -> None:
+def test_any_times_are_drawn(entries: list[BenchEntry], ops: list[OpChange]) -> None:
     latency = checked(chart_figure(latency_chart(entries, "a CPU")))
     assert [row["median"] for row in latency["models"]] == [entry.latency.median for entry in entries]
     memory = memory_chart(entries)

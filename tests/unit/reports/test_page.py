@@ -15,7 +15,7 @@ from onnx import ModelProto, helper
 
 from amp_rewrite import Report, convert, diff
 from amp_rewrite.reports.page.barcode import barcode_lines, bars_of
-from amp_rewrite.reports.page.facts import Facts, module_of
+from amp_rewrite.reports.page.facts import RowFacts, module_of
 from amp_rewrite.reports.page.graph import graph
 from amp_rewrite.reports.page.layout import layers_of
 from amp_rewrite.reports.page.report_figures import report_figures
@@ -218,7 +218,7 @@ def test_an_inventory_of_a_model_has_modules() -> None:
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', 'part', 'part.{node.op_type}', 'x']")
     report, view = report_and_view(model)
     assert view is not None
-    assert Facts(view, report).modules == tuple(f"part/{row.op}" for row in report.rows)
+    assert RowFacts(view, report).modules == tuple(f"part/{row.op}" for row in report.rows)
 
 
 # -- the barcode -----------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.attention.build import Written, write
+from amp_rewrite.rewrite.attention.build import WrittenAttention, write
 from amp_rewrite.rewrite.attention.equivalence import mismatch_of
 from amp_rewrite.rewrite.attention.fuse import sites
-from amp_rewrite.rewrite.attention.legality import Site
+from amp_rewrite.rewrite.attention.legality import FusibleAttention
 from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Target
 from support.attention_models import BIASED, INVERTED, KEYS, MASK, OPERANDS, PLAIN, SCORES, WEIGHTS, model_of
@@ -142,14 +142,14 @@ def test_what_a_pattern_names_stays() -> None:
 # -- the proof can fail -------------------------------------------------------------------------------
 
 
-def site_of(model: ModelProto) -> Site:
+def site_of(model: ModelProto) -> FusibleAttention:
     view = View.of(Model.load(model))
     ((_, site),) = sites(view, Context(DType.FLOAT16))
-    assert isinstance(site, Site)
+    assert isinstance(site, FusibleAttention)
     return site
 
 
-def without(written: Written, op_type: str) -> Written:
+def without(written: WrittenAttention, op_type: str) -> WrittenAttention:
     """The same nodes but for the last of a type, whose readers read what it read instead."""
     (*_, gone) = [node for node in written.ahead if node.op_type == op_type]
     renamed = {gone.output[0]: gone.input[1 if op_type == "Where" else 0]}

@@ -13,7 +13,7 @@ import pytest
 from amp_rewrite import ModelError, PolicyError, emulate
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.sums.norms import batch_norm
-from amp_rewrite.rewrite.sums.site import Site
+from amp_rewrite.rewrite.sums.site import LowOp
 from amp_rewrite.runtime.runner import Runner
 from suites.webgpu.op_cases import CASES, OpCase
 
@@ -164,4 +164,4 @@ def test_a_batch_normalization_in_training_is_not_written_out(rank: int | None, 
     op: Any = None  # the recipe does not read it
     shape = None if rank is None else (2,) * rank
     builder: Any = None  # nothing is written
-    assert batch_norm(builder, Site(op, node, (shape,), ())) is None
+    assert batch_norm(builder, LowOp(op, node, (shape,), ())) is None

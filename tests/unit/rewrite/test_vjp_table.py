@@ -13,7 +13,7 @@ import pytest
 
 from amp_rewrite import View, gradients
 from amp_rewrite.files.model import Model
-from amp_rewrite.rewrite.autodiff.vjp.row import Joint, Refuse, Row, Stop, row
+from amp_rewrite.rewrite.autodiff.vjp.row import GradientRule, Joint, Refuse, Stop, row
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.runtime.kernels import load_kernels
 from support.paths import ROOT
@@ -37,7 +37,7 @@ NO_KERNEL = {
 
 
 @pytest.mark.parametrize(("key", "row"), VJPS.items(), ids=["::".join(key) for key in VJPS])
-def test_a_row_has_an_entry_for_every_input_of_the_schema(key: tuple[str, str], row: Row) -> None:
+def test_a_row_has_an_entry_for_every_input_of_the_schema(key: tuple[str, str], row: GradientRule) -> None:
     schema = onnx.defs.get_schema(key[1], onnx.defs.onnx_opset_version(), key[0])
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
     formals = [p for p in schema.inputs if p.option != variadic]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_rewrite.runtime.installation import Fault, Package, faults, packages, uninstall
+from amp_rewrite.runtime.installation import InstallationFault, Package, faults, packages, uninstall
 from support.paths import ROOT
 
 LIBRARY = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
@@ -30,7 +30,7 @@ def installed(site: Path, name: str, version: str, *, module: str | None = None)
     return site / "onnxruntime" / "__init__.py"
 
 
-def found(site: Path, origin: Path | None = None) -> list[Fault]:
+def found(site: Path, origin: Path | None = None) -> list[InstallationFault]:
     return list(faults(packages([str(site)]), None if origin is None else str(origin)))
 
 

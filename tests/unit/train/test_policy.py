@@ -31,7 +31,7 @@ F32, F16, BF16, F64 = DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No policy, no rewrite, and a fast GPU."""
-    monkeypatch.setattr(process, "state", process.State())
+    monkeypatch.setattr(process, "state", process.ProcessSettings())
     monkeypatch.setattr(process, "listed_gpus", lambda: (Gpu("H200", (9, 0)),))
     yield
 

@@ -230,7 +230,7 @@ def test_under_float32_nothing_is_lowered() -> None:
 
 
 def test_the_policy_of_the_process_holds_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "state", process.State())
+    monkeypatch.setattr(process, "state", process.ProcessSettings())
     assert training_step(mlp(), loss=CROSS_ENTROPY).policy == Policy("mixed_float16")
     with process.policy_scope("mixed_bfloat16"):
         assert training_step(mlp(), loss=CROSS_ENTROPY).policy == Policy("mixed_bfloat16")

@@ -45,7 +45,7 @@ from support.train.nets import CROSS_ENTROPY, F32, PLACE, batches, mlp, parsed
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(process, "state", process.State())
+    monkeypatch.setattr(process, "state", process.ProcessSettings())
     monkeypatch.setattr(process, "listed_gpus", lambda: (Gpu("H200", (9, 0)),))
     yield
 

@@ -45,7 +45,7 @@ def recurrent(op: Op) -> bool:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _RecurrentStep:
     """One direction of a layer: its weights and activations, and the body of its Scan under construction.
 
     The nodes of the body may capture values of the outer graph.
@@ -89,11 +89,11 @@ class _Step:
         return self.ops("Split", x, self.op("Constant", value_ints=sizes), results=count, axis=-1)
 
 
-Formula = Callable[[_Step, Sequence[str], str], Sequence[str]]
+Formula = Callable[[_RecurrentStep, Sequence[str], str], Sequence[str]]
 """Append one step to a body, from states and input product to the next states; the output comes first."""
 
 
-def _lstm(step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
+def _lstm(step: _RecurrentStep, states: Sequence[str], x: str) -> Sequence[str]:
     """Gates in the order i, o, f, c; peepholes in the order i, o, f."""
     h, c = states
     i, o, f, g = step.cut(step.op("Add", step.op("MatMul", h, step.recurrence), x), 4)
@@ -109,7 +109,7 @@ def _lstm(step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
     return step.op("Mul", o, step.op(step.activations[2], c)), c
 
 
-def _gru(step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
+def _gru(step: _RecurrentStep, states: Sequence[str], x: str) -> Sequence[str]:
     """Gates in the order z, r, h; the reset applies before or after the product."""
     (h,) = states
     z, r, g = step.cut(x, 3)
@@ -129,7 +129,7 @@ def _gru(step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
     return (step.op("Add", step.op("Mul", step.op("Sub", step.layer.one, z), g), step.op("Mul", z, h)),)
 
 
-def _rnn(step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
+def _rnn(step: _RecurrentStep, states: Sequence[str], x: str) -> Sequence[str]:
     (h,) = states
     return (step.active(0, step.op("Add", step.op("MatMul", h, step.recurrence), x)),)
 
@@ -212,7 +212,7 @@ class _Layer(Forward):
         parts = self.b.split(self.x(slot), [1] * 2, axis, results=2) if self.directions == 2 else (self.x(slot),)
         return [self.b.squeeze(part, [axis]) for part in parts]
 
-    def _steps(self) -> list[_Step]:
+    def _steps(self) -> list[_RecurrentStep]:
         biases, peepholes, active = self._each(_B), self._each(_PEEPHOLES), self._activations()
         count = len(active) // self.directions
         directions = []
@@ -221,7 +221,7 @@ class _Layer(Forward):
             turned = self.b.op("Transpose", weight, perm=[1, 0])
             inner = self._biases(biases[i])[1] if self.resets_after else None
             three = self.parted(peepholes[i], (1, 1, 1)) if peepholes[i] else ()
-            directions.append(_Step(self, turned, inner, three, active[i * count : (i + 1) * count]))
+            directions.append(_RecurrentStep(self, turned, inner, three, active[i * count : (i + 1) * count]))
         return directions
 
     @cached_property
@@ -270,7 +270,7 @@ class _Layer(Forward):
         numbers_by_row = self.b.unsqueeze(self.b.op("Range", *numbers), [1, 2])
         return self.b.op("Less", numbers_by_row, self.b.unsqueeze(self.x(_LENGTHS), [1]))
 
-    def _scan(self, step: _Step, direction: int) -> list[str]:
+    def _scan(self, step: _RecurrentStep, direction: int) -> list[str]:
         """Append the Scan; return the outputs of all steps, then the last states."""
         begin = [self._begin(_STATES + i, direction) for i in range(self.cell.states)]
         running = self._running()
@@ -288,7 +288,7 @@ class _Layer(Forward):
         )
         return [sequence, *last]
 
-    def _graph(self, step: _Step, bounded: bool) -> GraphProto:
+    def _graph(self, step: _RecurrentStep, bounded: bool) -> GraphProto:
         """Build the body of one step; rows past their length keep their states and output zeros."""
         shape = self.shape(0)
         batch = shape[self.batch_axis] if shape else None

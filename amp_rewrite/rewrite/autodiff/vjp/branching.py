@@ -9,7 +9,7 @@ from onnx import GraphProto, NodeProto
 
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.nodes import ScopeId
-from amp_rewrite.rewrite.autodiff.vjp.row import ALL_OUTPUTS, Call, Family, Row, Stop
+from amp_rewrite.rewrite.autodiff.vjp.row import ALL_OUTPUTS, Call, Family, GradientRule, Stop
 from amp_rewrite.rewrite.autodiff.vjp.subgraph import arrivals, body_graph, copied, declared_like, refuse_random
 
 
@@ -36,4 +36,4 @@ def _branch(v: Call, scope: ScopeId, names: Sequence[str]) -> GraphProto:
     return body_graph(b, outputs)
 
 
-ROWS: Family = {"If": Row((Stop("a condition"),), outputs=ALL_OUTPUTS, together=_if)}
+ROWS: Family = {"If": GradientRule((Stop("a condition"),), outputs=ALL_OUTPUTS, together=_if)}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.rewrite.autodiff.vjp.row import Call, Family, Row, Stop, row
+from amp_rewrite.rewrite.autodiff.vjp.row import Call, Family, GradientRule, Stop, row
 
 
 def _same(v: Call, slot: int) -> str:
@@ -89,12 +89,12 @@ def _bound(v: Call, slot: int) -> str:
     return v.sum_to(v.do("Where", beyond, v.g, 0.0), slot)
 
 
-def _slope(derivative: Callable[[Call], str]) -> Row:
+def _slope(derivative: Callable[[Call], str]) -> GradientRule:
     """A row for y = f(x): the gradient times f'(x)."""
     return row(lambda v, slot: v.do("Mul", v.narrow, derivative(v)))
 
 
-def _dividing(inverse_slope: Callable[[Call], str]) -> Row:
+def _dividing(inverse_slope: Callable[[Call], str]) -> GradientRule:
     """A row for y = f(x): the gradient divided by 1/f'(x)."""
     return row(lambda v, slot: v.do("Div", v.narrow, inverse_slope(v)))
 

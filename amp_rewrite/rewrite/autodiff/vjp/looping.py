@@ -20,7 +20,7 @@ from amp_rewrite.ir.nodes import ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.vjp.paths import paths
-from amp_rewrite.rewrite.autodiff.vjp.row import ALL_OUTPUTS, Call, Family, Joint, Row, Stop, element_type
+from amp_rewrite.rewrite.autodiff.vjp.row import ALL_OUTPUTS, Call, Family, GradientRule, Joint, Stop, element_type
 from amp_rewrite.rewrite.autodiff.vjp.subgraph import (
     append_scan,
     arrivals,
@@ -251,6 +251,6 @@ def _saved(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
 
 
 ROWS: Family = {
-    "Scan": Row((Joint(),), outputs=ALL_OUTPUTS, together=_back),
-    "Loop": Row((Stop("a count"), Stop("a condition"), Joint()), outputs=ALL_OUTPUTS, together=_back),
+    "Scan": GradientRule((Joint(),), outputs=ALL_OUTPUTS, together=_back),
+    "Loop": GradientRule((Stop("a count"), Stop("a condition"), Joint()), outputs=ALL_OUTPUTS, together=_back),
 }

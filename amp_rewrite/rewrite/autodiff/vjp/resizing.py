@@ -34,21 +34,21 @@ _ROUNDED: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-class _Value(NDArrayOperatorsMixin):
+class _Operand(NDArrayOperatorsMixin):
     """A float64 value of the graph, as an operand of formulas."""
 
     def __init__(self, b: Builder, name: str) -> None:
         self.b, self.name = b, name
 
     @classmethod
-    def of(cls, b: Builder, x: str) -> _Value:
+    def of(cls, b: Builder, x: str) -> _Operand:
         """A value of any type, cast."""
         return cls(b, b.op("Cast", x, to=DType.DOUBLE.code))
 
-    def __array_ufunc__(self, function: np.ufunc, method: str, *operands: Any) -> _Value:
-        names = [x.name if isinstance(x, _Value) else self.b.scalar(float(x), DType.DOUBLE) for x in operands]
+    def __array_ufunc__(self, function: np.ufunc, method: str, *operands: Any) -> _Operand:
+        names = [x.name if isinstance(x, _Operand) else self.b.scalar(float(x), DType.DOUBLE) for x in operands]
         result = self.b.op(_OPS[function], *names)
-        return _Value.of(self.b, result) if function in _TESTS else _Value(self.b, result)
+        return _Operand.of(self.b, result) if function in _TESTS else _Operand(self.b, result)
 
 
 _TESTS: Mapping[np.ufunc, str] = {np.equal: "Equal", np.less: "Less", np.greater_equal: "GreaterOrEqual"}
@@ -93,14 +93,14 @@ def _transposed(v: Call, axis: int, scale: float | None) -> str:
     shapes = b.shape_of(v.x(0)), b.shape_of(v.op.node.output[0])
     sizes = [b.op("Gather", shape, b.scalar(axis, DType.INT64)) for shape in shapes]
     zero, one = (b.scalar(number, DType.INT64) for number in (0, 1))
-    indices = [_Value.of(b, b.op("Range", zero, size, one)) for size in sizes]
-    lengths = [_Value.of(b, size) for size in sizes]
+    indices = [_Operand.of(b, b.op("Range", zero, size, one)) for size in sizes]
+    lengths = [_Operand.of(b, size) for size in sizes]
     if scale is not None:
         factor: Any = scale
     elif v.has(3):
         factor = lengths[1] / lengths[0]
     else:
-        factor = _Value.of(b, b.op("Gather", v.x(2), b.scalar(_axes(v).index(axis), DType.INT64)))
+        factor = _Operand.of(b, b.op("Gather", v.x(2), b.scalar(_axes(v).index(axis), DType.INT64)))
     return b.op("Cast", _matrix(v, factor, *indices, *lengths).name, to=v.dtype(0).code)
 
 
@@ -180,7 +180,7 @@ def _matrix(v: Call, scale: Any, inputs: Any, outputs: Any, n: Any, m: Any) -> A
 
 
 def _column(x: Any) -> Any:
-    return _Value(x.b, x.b.unsqueeze(x.name, [1])) if isinstance(x, _Value) else x[:, None].astype(np.float64)
+    return _Operand(x.b, x.b.unsqueeze(x.name, [1])) if isinstance(x, _Operand) else x[:, None].astype(np.float64)
 
 
 def _cubic(distance: Any, a: float) -> Any:

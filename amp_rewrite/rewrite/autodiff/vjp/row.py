@@ -50,7 +50,7 @@ Together = Callable[["Call", Sequence[int], Sequence[str]], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GradientRule:
     """Gradient rules of one operator: an entry per formal input; the last entry repeats for variadic inputs.
 
     `outputs`: number of leading outputs whose gradients have a rule; a gradient of a later output is an error.
@@ -66,9 +66,9 @@ class Row:
         return self.inputs[min(slot, len(self.inputs) - 1)]
 
 
-def row(*inputs: Entry, outputs: int = 1) -> Row:
+def row(*inputs: Entry, outputs: int = 1) -> GradientRule:
     """Make a row with one entry per input."""
-    return Row(inputs, outputs)
+    return GradientRule(inputs, outputs)
 
 
 Backward = Callable[[Builder, Mapping[str, str], Sequence[str]], Mapping[str, str]]
@@ -278,10 +278,10 @@ def _sum_at_run_time(b: Builder, gradient: str, x: str) -> str:
     return b.reshape(b.reduce("ReduceSum", gradient, axes, keepdims=True), own)
 
 
-Rows = Mapping[tuple[str, str], Row]
+Rows = Mapping[tuple[str, str], GradientRule]
 """Rows by domain and op type; ai.onnx is ""."""
 
-Family = Mapping[str, Row]
+Family = Mapping[str, GradientRule]
 """Rows of ai.onnx operators by op type."""
 
 END = (1 << 63) - 1
