@@ -59,6 +59,7 @@ NUMBERS = {
     "train.step.callbacks.ReduceLROnPlateau.patience": 10,
     "train.step.rows.Rows.batch_size": 32,
     "train.update.graph.ForwardPass.micro_batches": 1,
+    "train.update.row_chunks._Rows.each": 1,
     "train.update.optimizers.optimizer.Optimizer.decay_biases_and_norms": True,
 }
 """Defaults that are numbers or switches, but for 0 and False."""

@@ -69,10 +69,13 @@ def test_a_model_weighs_what_is_in_use_beyond_what_was_before(tmp_path: Path, mo
     monkeypatch.setattr(child, "_batch", lambda job: {})
     runs = list[int]()
     monkeypatch.setattr(child, "_run", lambda runner, batch, times: runs.append(times))
-    found = [child.outcome_of(child.Job("m", "b", provider), tmp_path).memory for provider in (CPU, CUDA, CUDA)]
+    found = [child.outcome_of(child.BenchJob("m", "b", provider), tmp_path).memory for provider in (CPU, CUDA, CUDA)]
     assert (found, runs) == ([500, 30, 0], [2, 2, 2])
     in_use[True] = 0
-    assert child.outcome_of(child.Job("m", "b", CPU), tmp_path).fault == "this system does not tell how much is in use"
+    assert (
+        child.outcome_of(child.BenchJob("m", "b", CPU), tmp_path).fault
+        == "this system does not tell how much is in use"
+    )
 
 
 def test_a_float32_model_that_comes_first_is_measured_with_tf32_too_on_cuda(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from amp_rewrite import DType, Report, convert, diff, explain
-from amp_rewrite.deploy.bench.entry import Changed, Entry, Sized
+from amp_rewrite.deploy.bench.entry import BenchEntry, Changed, Sized
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime
 from amp_rewrite.deploy.bench.result import Benchmark
 from amp_rewrite.deploy.bench.timing import Timing
@@ -141,7 +141,7 @@ def benchmark(rng: Numbers, size: int) -> Sequence[Figure]:
         return OpTime(name, "Add", "CPU", "float32", rng.one(0.0)) if rng.below(4) else None
 
     entries = tuple(
-        Entry(f"m{i}", (), False, timing(), timing(), {}, rng.below(10**9) if rng.below(2) else None,
+        BenchEntry(f"m{i}", (), False, timing(), timing(), {}, rng.below(10**9) if rng.below(2) else None,
               tuple(Sized(2**n, timing() if rng.below(3) else None) for n in range(rng.below(4))))
         for i in range(1 + size % 6)
     )  # fmt: skip
