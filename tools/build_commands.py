@@ -12,6 +12,7 @@ import click
 from amp_rewrite.cli import program
 from amp_rewrite.cli.examples import EXAMPLES
 from amp_rewrite.cli.group import COMMANDS
+from amp_rewrite.cli.option_synonyms import KNOWN_AS
 from amp_rewrite.cli.parameters import ADVANCED, DATA, OUTPUT, PRECISION
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "commands.md"
@@ -24,6 +25,10 @@ HEAD = """# Commands and their options
 Every command with every option; `amp-rewrite help COMMAND --all` prints the same. [Command line](command-line.md) has
 what commands share: exit codes, patterns, settings, environment. `tools/build_commands.py` writes this page.
 """
+WORDS = """## Options of other tools
+
+An option that other tools have is not accepted; the error names ours:
+"""
 
 
 def page() -> str:
@@ -35,6 +40,8 @@ def page() -> str:
     for name, command in commands:
         assert command is not None
         parts += _section(command, click.Context(command, info_name=name, parent=root), 2)
+    words = [f"| `{own}` | {', '.join(f'`{word}`' for word in others)} |" for own, others in KNOWN_AS.items()]
+    parts.append("\n".join([WORDS, "| here | elsewhere |", "|---|---|", *words]))
     return "\n\n".join(parts) + "\n"
 
 

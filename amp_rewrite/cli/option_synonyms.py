@@ -6,7 +6,7 @@ import click
 
 from amp_rewrite.errors import nearest
 
-_KNOWN_AS = {
+KNOWN_AS = {
     "--to": ("--dtype", "--type", "--precision", "--data-type"),
     "--to float16": ("--fp16", "--half", "--float16", "--f16"),
     "--to bfloat16": ("--bf16", "--bfloat16"),
@@ -25,7 +25,8 @@ _KNOWN_AS = {
     "--dry-run": ("--check", "--simulate", "--no-write"),
     "--external-data": ("--save-as-external-data", "--all-tensors-to-one-file", "--use-external-data-format"),
 }
-_MEANT = {word: option for option, words in _KNOWN_AS.items() for word in words}
+"""Options of other tools, by what they are here; docs/reference/commands.md lists them."""
+_MEANT = {word: option for option, words in KNOWN_AS.items() for word in words}
 
 
 def closest_option(word: str, command: click.Command | None) -> str | None:

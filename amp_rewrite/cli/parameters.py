@@ -76,7 +76,7 @@ class _Grouped(click.Option):
         """Return the two cells of the help; a long metavar gives way to NAME, and its words stand in the second."""
         record = super().get_help_record(ctx)
         kind = self.metavar or ""
-        if record is None or "|" not in kind or len(kind) < _LONG:
+        if record is None or len(kind) < _LONG:
             return record
         words, default, rest = record[1].partition("  [default")
         return record[0].replace(kind, "NAME"), f"{words} One of {kind.replace('|', ', ')}.{default}{rest}"

@@ -132,8 +132,7 @@ class PredictedErrors:
     def _by_op(self) -> Mapping[OpId, list[int]]:
         if not self._grouped:
             for i, site in enumerate(self.sites.all):
-                if site.alone(site.op):
-                    self._grouped.setdefault(site.op, []).append(i)
+                self._grouped.setdefault(site.op, []).append(i)
         return self._grouped
 
     _grouped: dict[OpId, list[int]] = field(default_factory=dict, repr=False)

@@ -16,28 +16,20 @@ from amp_rewrite.ir.view import MAIN, OpId, ValueId, View
 class Site:
     """A rounding of one value of the main graph.
 
-    `maker`: the vertex that produces the value, None if it cannot be low. `exact`: a low maker gives low values
-    already. `reader`: the vertex that reads the rounded value; None for the rounding of a result where it is made, for
-    all of its readers. `op` owns the site: the reader, or the maker.
+    `maker`: the vertex that produces the value, None if it cannot be low. `reader`: the vertex that reads the rounded
+    value; None for the rounding of a result where it is made, for all of its readers. `op` owns the site: the reader,
+    or the maker.
     """
 
     value: ValueId
     op: OpId
     maker: Vertex | None
     reader: Vertex | None
-    exact: bool = False
 
     def on(self, coloring: TypeChoice) -> bool:
         """True if the value is rounded here under a choice of low ops."""
         made_low = self.maker is not None and coloring.lowered(*self.maker)
-        if self.reader is None:
-            return made_low and not self.exact
-        return not made_low and coloring.lowered(*self.reader)
-
-    def alone(self, op: OpId) -> bool:
-        """True if the value is rounded here when this op alone is low."""
-        made_low = self.maker is not None and self.maker[0] == op
-        return made_low and not self.exact if self.reader is None else self.reader[0] == op
+        return made_low if self.reader is None else not made_low and coloring.lowered(*self.reader)
 
 
 @dataclass(frozen=True)
@@ -71,11 +63,11 @@ class Sites:
         if constant and _holds(view, value, to):
             return
         maker, is_exact = (None, False) if constant else maker_of(view, value, self.may)
-        if maker is not None and not is_exact:
+        if maker is not None and not is_exact:  # an exact op gives low values of low ones
             yield Site(value, maker[0], maker, None)
         uses = (use for use in view.uses[value] if view.ops[use.op].scope == MAIN)
         readers = dict.fromkeys(reader for use in uses if (reader := reader_of(view, use, self.may)) is not None)
-        yield from (Site(value, reader[0], maker, reader, is_exact) for reader in readers)
+        yield from (Site(value, reader[0], maker, reader) for reader in readers)
 
 
 def _holds(view: View, value: ValueId, to: DType) -> bool:

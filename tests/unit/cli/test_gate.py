@@ -123,7 +123,7 @@ def test_summary_pages_and_annotations_tell_of_the_difference(repository: Path) 
     write(repository / "models" / "m.onnx", FLOAT32)
     write(repository / "new.onnx", FLOAT32)
     Path("summary.md").write_text("before\n")
-    form = ("--format", "github", "--summary", "summary.md", "--pages", "pages")
+    form = ("--format", "github", "--summary", "summary.md", "--pages", "out/pages")
     done = gate("models/m.onnx", "new.onnx", *form, "--expect", "io = float16")
     assert done.exit_code == 1
     assert "::group::models/m.onnx\n::error" in done.stdout
@@ -131,8 +131,8 @@ def test_summary_pages_and_annotations_tell_of_the_difference(repository: Path) 
     summary = Path("summary.md").read_text("utf-8")
     assert summary.startswith("before\n### models/m.onnx\n")
     assert "**failed**: io = float16" in summary
-    assert [page.name for page in Path("pages").iterdir()] == ["models_m.onnx.html"]
-    assert gate("models/m.onnx", "--pages", "pages").exit_code == 1, "the folder may exist"
+    assert [page.name for page in Path("out/pages").iterdir()] == ["models_m.onnx.html"]
+    assert gate("models/m.onnx", "--pages", "out/pages").exit_code == 1, "the folder may exist"
 
 
 def test_external_data_of_the_base_come_from_its_commit_into_a_scratch_folder(repository: Path) -> None:

@@ -76,6 +76,17 @@ def test_float32_is_a_point_without_a_model(model: Path, tmp_path: Path) -> None
     assert "is float32" in refused.stderr
 
 
+@pytest.mark.parametrize(("words", "points"), [((), 8), (("--points", "3"), 3)])
+def test_the_curve_has_as_many_points_as_asked_for(
+    model: Path, tmp_path: Path, words: tuple[str, ...], points: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, points: int, **more: object) -> None:
+        raise amp_rewrite.EvidenceError(f"{points} points")
+
+    monkeypatch.setattr("amp_rewrite.pipeline.pareto.pareto", refuse)
+    assert f"{points} points" in run("pareto", model, "--data", tmp_path / "batches.npz", *words).stderr
+
+
 def test_locate_prints_predicted_shares(model: Path, tmp_path: Path) -> None:
     low, batches = tmp_path / "low.onnx", tmp_path / "batches.npz"
     assert run(model, "-o", low).exit_code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -258,3 +259,7 @@ def test_a_plateau_is_counted_from_the_start_again_in_each_fit() -> None:
             plateau.epoch_end(trainer, epoch, {"loss": number})
             rates.append(plateau.rate(epoch, 0.1))
         assert rates == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.03, 0.03, 0.03], abs=1e-9)
+    plateau.begin(trainer)
+    for epoch in range(3):  # without any improvement, from the first epoch on
+        plateau.epoch_end(trainer, epoch, {"loss": math.nan})
+    assert plateau.rate(3, 0.1) == 0.05
