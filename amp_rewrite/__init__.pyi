@@ -2,7 +2,7 @@ from amp_rewrite import train as train
 from amp_rewrite.cli.terminal import progress_bar as progress_bar
 from amp_rewrite.decide.coloring.coloring import Coloring as Coloring
 from amp_rewrite.decide.coloring.coloring import Paint as Paint
-from amp_rewrite.decide.coloring.state import PaintOptions as PaintOptions
+from amp_rewrite.decide.coloring.paint_state import PaintOptions as PaintOptions
 from amp_rewrite.decide.coloring.paint import paint as paint
 from amp_rewrite.decide.cast_plan import Plan as Plan
 from amp_rewrite.decide.cast_plan import plan as plan

@@ -14,7 +14,7 @@ from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
 from amp_rewrite.evidence.instrument.shadow import CHUNK, Bench
 from amp_rewrite.evidence.instrument.side_by_side import reads, upstream
-from amp_rewrite.evidence.subjects import drawing, low_types, name_of
+from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
 from amp_rewrite.evidence.verdict import SCHEMA, Fed, json_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import MAIN, OpId, ValueId

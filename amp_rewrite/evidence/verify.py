@@ -14,9 +14,9 @@ from amp_rewrite.evidence.conditions import Conditions, check_as_is, open_on, se
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.lazy_weights import opening
+from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, compare, criterion
 from amp_rewrite.evidence.sensitivity import Sensitivity
-from amp_rewrite.evidence.subjects import drawing, low_types, name_of
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.reports.measurements import Difference, OutputRow

@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 
 from amp_rewrite.errors import FeedError, ModelError, PolicyError, spelled
 from amp_rewrite.evidence.calibrate import calibrate
+from amp_rewrite.evidence.measured_models import name_of
 from amp_rewrite.evidence.metric import criterion as check_criterion
 from amp_rewrite.evidence.ranges import Ranges
-from amp_rewrite.evidence.subjects import name_of
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import verify
 from amp_rewrite.fleet.flow import Inline, Lost, Processes, cores, through

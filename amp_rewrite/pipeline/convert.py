@@ -33,7 +33,7 @@ from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
-from amp_rewrite.runtime.hazards import told
+from amp_rewrite.runtime.faults import told
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, METADATA_KEY
 from amp_rewrite.settings.keywords import checked

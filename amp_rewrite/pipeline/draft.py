@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.paint import paint
-from amp_rewrite.decide.coloring.state import PaintOptions, PaintState
+from amp_rewrite.decide.coloring.paint_state import PaintOptions, PaintState
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
 from amp_rewrite.decide.hazards.quantized import quantized
 from amp_rewrite.decide.pin import Pin

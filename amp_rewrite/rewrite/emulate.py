@@ -28,8 +28,8 @@ from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, set_
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
+from amp_rewrite.rewrite.device_arithmetic.low_op import Recipe, WrittenOps
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.rewrite.sums.site import Recipe, WrittenOps
 from amp_rewrite.settings.choices import Target, TargetName
 
 _KEPT_EDGES = {
@@ -108,7 +108,7 @@ def device_sums(accumulate: str | None, target: TargetName | Target | None) -> M
             f"{device.value} accumulates in float32, not in float16; use target 'webgpu', or leave it out"
         )
     if accumulate == "float16" or (accumulate is None and device is Target.WEBGPU):
-        from amp_rewrite.rewrite.sums.table import WEBGPU  # late: few emulations write sums out
+        from amp_rewrite.rewrite.device_arithmetic.table import WEBGPU  # late: few emulations write sums out
 
         return WEBGPU
     return {}

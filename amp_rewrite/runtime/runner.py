@@ -23,10 +23,10 @@ from amp_rewrite.ir.graphs import all_nodes
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.runtime.binding import Binding
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer
+from amp_rewrite.runtime.faults import CPU as CPU
+from amp_rewrite.runtime.faults import CUDA as CUDA
+from amp_rewrite.runtime.faults import avoiding, skipped
 from amp_rewrite.runtime.gpu import loads
-from amp_rewrite.runtime.hazards import CPU as CPU
-from amp_rewrite.runtime.hazards import CUDA as CUDA
-from amp_rewrite.runtime.hazards import avoiding, skipped
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.model_input import model_input
 from amp_rewrite.runtime.ort_errors import model_errors

@@ -15,7 +15,7 @@ from amp_rewrite.runtime.roofline import ROOFS, Roof
 
 if TYPE_CHECKING:
     from amp_rewrite.files.model import Model
-    from amp_rewrite.runtime.hazards import Aim
+    from amp_rewrite.runtime.faults import Aim
     from amp_rewrite.runtime.kernels import Kernels
     from amp_rewrite.runtime.limits import Limits
 
@@ -215,8 +215,8 @@ class Target(_Choice):
 
     @property
     def aim(self) -> Aim:
-        """The target as the table of hazards knows it."""
-        from amp_rewrite.runtime.hazards import CPU, CUDA, DIRECTML, ONNXRUNTIME, TENSORRT, Aim  # late: as above
+        """The target as the table of faults knows it."""
+        from amp_rewrite.runtime.faults import CPU, CUDA, DIRECTML, ONNXRUNTIME, TENSORRT, Aim  # late: as above
 
         family, kernels = self.family, self.kernels
         if kernels is not None and family is not Target.WEBGPU:

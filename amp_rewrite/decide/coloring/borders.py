@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache, partial
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.state import PaintState
+from amp_rewrite.decide.coloring.paint_state import PaintState
 from amp_rewrite.decide.hazards.rule import Rule, rule
 from amp_rewrite.decide.hazards.steps import LARGE
 from amp_rewrite.decide.union_find import UnionFind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
-from amp_rewrite.decide.coloring.state import PaintState
+from amp_rewrite.decide.coloring.paint_state import PaintState
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed, first_input_of, trail
 from amp_rewrite.ir.op_classes import SEEN_THROUGH

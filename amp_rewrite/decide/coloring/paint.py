@@ -10,7 +10,7 @@ from typing import Any
 from amp_rewrite.decide.coloring import borders, groups, rules, upcast
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
-from amp_rewrite.decide.coloring.state import PaintOptions, PaintState
+from amp_rewrite.decide.coloring.paint_state import PaintOptions, PaintState
 from amp_rewrite.decide.coloring.vertices import Vertices, entries_of
 from amp_rewrite.decide.hazards.find import Hazards
 from amp_rewrite.dtypes import DType

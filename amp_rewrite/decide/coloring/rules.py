@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
-from amp_rewrite.decide.coloring.state import PaintState
+from amp_rewrite.decide.coloring.paint_state import PaintState
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, first_input_of, origin
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, GENERATORS, LABEL_LOSSES, RANDOM

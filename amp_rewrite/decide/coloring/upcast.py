@@ -12,7 +12,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.gate import GateRefusal
 from amp_rewrite.decide.coloring.groups import AFFINE_NOTE, fuses
-from amp_rewrite.decide.coloring.state import PaintState
+from amp_rewrite.decide.coloring.paint_state import PaintState
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, trail
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, SEEN_THROUGH

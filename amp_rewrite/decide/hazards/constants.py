@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.fills import CARRIES, additive, carried, reads_low, unfit_readers
+from amp_rewrite.decide.hazards.mask_fills import CARRIES, additive, carried, reads_low, unfit_readers
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import LARGE, described, float32_constant, leading_to, learned_ops, scaled_by
 from amp_rewrite.dtypes import DType
@@ -31,7 +31,7 @@ from amp_rewrite.ir.op_classes import (
     SUMS,
     Slots,
 )
-from amp_rewrite.ir.patterns.fills import Fill, fills
+from amp_rewrite.ir.patterns.mask_fills import MaskFill, mask_fills
 from amp_rewrite.ir.schema import float_attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -88,7 +88,7 @@ def constant_range(view: View, to: DType) -> Iterator[Held]:
 
 def overflow(view: View, to: DType) -> Iterator[Held]:
     """Hold the ops that would compute with an overflowing constant, and the copies between."""
-    extreme = fills(view, to)
+    extreme = mask_fills(view, to)
     overflowing = {value: fill for value, fill in extreme.items() if fill.overflows}
     masks = additive(view, extreme) if overflowing else {}
     for value, fill in overflowing.items():
@@ -101,7 +101,7 @@ def overflow(view: View, to: DType) -> Iterator[Held]:
         yield Held(op_id, comparison, note)
 
 
-def _compared(view: View, overflowing: Mapping[ValueId, Fill]) -> dict[OpId, OpId]:
+def _compared(view: View, overflowing: Mapping[ValueId, MaskFill]) -> dict[OpId, OpId]:
     """Return the ops that carry a fill to a comparison with a constant beyond the range, each with the comparison."""
     comparisons = [op for op in view.of_kinds(COMPARISONS) if not overflowing.keys().isdisjoint(op.inputs)]
     if not comparisons:

@@ -12,8 +12,8 @@ from amp_rewrite.decide.hazards.constants import constant_range
 from amp_rewrite.decide.hazards.counts import whole_numbers
 from amp_rewrite.decide.hazards.differences import cancellation
 from amp_rewrite.decide.hazards.exemptions import benign
-from amp_rewrite.decide.hazards.fills import fill, saturated
 from amp_rewrite.decide.hazards.magnified import magnified
+from amp_rewrite.decide.hazards.mask_fills import mask_fill, saturated
 from amp_rewrite.decide.hazards.positions import positions
 from amp_rewrite.decide.hazards.proved_overflow import proved_overflow
 from amp_rewrite.decide.hazards.quantized import quantized
@@ -24,7 +24,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.view import OpId, ValueId, View
-from amp_rewrite.runtime.hazards import faults
+from amp_rewrite.runtime.faults import faults
 from amp_rewrite.settings.choices import Target
 
 
@@ -44,7 +44,7 @@ def cluster(view: View, to: DType) -> tuple[Cluster, ...]:
 PINNING: tuple[PinningRule, ...] = (
     whole_numbers,
     positions,
-    fill,
+    mask_fill,
     constant_range,
     magnified,
     folded,

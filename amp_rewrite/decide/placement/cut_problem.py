@@ -8,7 +8,7 @@ from functools import cached_property
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.groups import affine_may_fall, fuses
-from amp_rewrite.decide.coloring.state import PaintState
+from amp_rewrite.decide.coloring.paint_state import PaintState
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
 from amp_rewrite.dtypes import LOW_TYPES, DType

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.paint import finish
-from amp_rewrite.decide.coloring.state import PaintState
+from amp_rewrite.decide.coloring.paint_state import PaintState
 from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, CostModel
 from amp_rewrite.decide.placement.cut_problem import CutProblem
 from amp_rewrite.decide.placement.flops import UNKNOWN_DIMENSION

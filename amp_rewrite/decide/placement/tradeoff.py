@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.coloring.state import PaintState
+from amp_rewrite.decide.coloring.paint_state import PaintState
 from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, CostModel
 from amp_rewrite.decide.placement.cut_problem import CutProblem
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Labelling, Rounding

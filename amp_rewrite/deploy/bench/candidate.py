@@ -11,7 +11,7 @@ from amp_rewrite.deploy.bench.child import JobResult, apart
 from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.conditions import Conditions, open_on, session_on
 from amp_rewrite.evidence.data.feed import Batch, Feed
-from amp_rewrite.evidence.subjects import low_types, name_of
+from amp_rewrite.evidence.measured_models import low_types, name_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.runtime.runner import CUDA, Runner

@@ -18,9 +18,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.reports.render import size
+from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS
 from amp_rewrite.runtime.features import ONNX, ONNXRUNTIME, lacking
 from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
-from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
 from amp_rewrite.runtime.installation import (
     DEFAULT,
     InstallationFault,
@@ -106,9 +106,9 @@ def _opens(model: Path, provider: str) -> Check:
     failure = opened(model, provider)
     if failure is None:
         return Check("open", OK, f"opens with {provider}")
-    for hazard in (hazard for hazard in HAZARDS if hazard.skip):
-        if opened(model, provider, hazard.skip) is None:
-            return Check("open", FINDING, f"{provider}: {failure}", f"pass disabled_optimizers={list(hazard.skip)}")
+    for fault in (fault for fault in FAULTS if fault.skip):
+        if opened(model, provider, fault.skip) is None:
+            return Check("open", FINDING, f"{provider}: {failure}", f"pass disabled_optimizers={list(fault.skip)}")
     return Check("open", FINDING, f"{provider}: {failure}", "no known workaround; try other optimization levels")
 
 

@@ -23,7 +23,7 @@ from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INIT
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
-from amp_rewrite.rewrite.passes.additive_masks import select_biased, select_masks, shrink_score_constants
+from amp_rewrite.rewrite.passes.attention_masks import select_biased, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.balanced_factors import balance_factors
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
 from amp_rewrite.rewrite.passes.fold_constants import fold_constants

@@ -17,7 +17,7 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.runtime.hazards import CPU
+from amp_rewrite.runtime.faults import CPU
 from amp_rewrite.runtime.kernels import load_webgpu_kernels
 from amp_rewrite.runtime.runner import WEBGPU
 from suites.webgpu.models import error, fixtures, rms, whole

@@ -10,9 +10,9 @@ import pytest
 from amp_rewrite.decide.hazards.constants import constant_range
 from amp_rewrite.decide.hazards.constants import overflow as overflowing
 from amp_rewrite.decide.hazards.constants import underflow as underflowing
-from amp_rewrite.decide.hazards.fills import fill, saturated
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
 from amp_rewrite.decide.hazards.magnified import guarded
+from amp_rewrite.decide.hazards.mask_fills import mask_fill, saturated
 from amp_rewrite.decide.hazards.rule import Held
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
@@ -34,7 +34,10 @@ def view_of(text: str, opset: int = 18) -> View:
 
 def overflow(view: View, to: DType) -> list[Pin]:
     """Both rules about constants that are too large, in the order in which they are run."""
-    return [*pins_of(fill(view, to), view, fill.reason), *pins_of(overflowing(view, to), view, constant_range.reason)]
+    return [
+        *pins_of(mask_fill(view, to), view, mask_fill.reason),
+        *pins_of(overflowing(view, to), view, constant_range.reason),
+    ]
 
 
 def underflow(view: View, to: DType) -> list[Pin]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amp_rewrite.decide.coloring.paint import paint
-from amp_rewrite.decide.coloring.state import PaintOptions
+from amp_rewrite.decide.coloring.paint_state import PaintOptions
 from amp_rewrite.decide.hazards.find import find_hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model

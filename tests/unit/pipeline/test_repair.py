@@ -16,8 +16,8 @@ import amp_rewrite
 import amp_rewrite.pipeline.repair
 from amp_rewrite.errors import EvidenceError, FeedError, PolicyError
 from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.measured_models import low_types
 from amp_rewrite.evidence.metric import criterion
-from amp_rewrite.evidence.subjects import low_types
 from amp_rewrite.evidence.trial import Trial
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.evidence.verify import verify

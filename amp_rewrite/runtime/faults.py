@@ -1,6 +1,6 @@
 """Models on which a release of a runtime crashes or miscomputes, although they are valid, and the workarounds.
 
-A row of `HAZARDS` names releases, a provider, a pattern of ops, and the workaround: optimizers to leave out and options
+A row of `FAULTS` names releases, a provider, a pattern of ops, and the workaround: optimizers to leave out and options
 of the provider, as sessions of this package do, or ops that conversions for such a release keep in float32. Reports
 name the ops. Tests hold the rows of this machine's onnxruntime in subprocesses; the others have a source.
 """
@@ -27,16 +27,16 @@ Made = Callable[[ValueId], DType | None]
 
 
 ONNXRUNTIME, TENSORRT, DIRECTML = "onnxruntime", "TensorRT", "DirectML"
-"""Runtimes that have hazards."""
+"""Runtimes that have faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeHazard:
-    """A hazard of a runtime.
+class RuntimeFault:
+    """A fault of a runtime.
 
     `since`: the first release that is known to have it, and `until` the first without. `provider`: of onnxruntime, None
     for all. `kinds`: ops without which `find` yields nothing. `find`: the ops at which it happens. `harm`: a verb and
-    its objects. The ways round, of which a hazard has one: `skip`, the optimizers to disable; `options`, those of the
+    its objects. The ways round, of which a fault has one: `skip`, the optimizers to disable; `options`, those of the
     provider to set; `keep`, the ops stay float32 in conversions for such a release. `told`: reports name it; False
     where the harm depends on the machine. `source`: the page that tells of it; "" for what was found here.
     """
@@ -56,11 +56,11 @@ class RuntimeHazard:
     source: str = ""
 
     def holds(self, release: str, providers: Sequence[str]) -> bool:
-        """True if a release of onnxruntime has the hazard with these providers, of which the first runs the model."""
+        """True if a release of onnxruntime has the fault with these providers, of which the first runs the model."""
         return self.runtime == ONNXRUNTIME and self._has(release) and self.provider in (None, providers[0])
 
     def affects(self, aim: Aim) -> bool:
-        """True if models for this runtime meet the hazard; a runtime without a release meets all of its hazards."""
+        """True if models for this runtime meet the fault; a runtime without a release meets all of its faults."""
         return self.runtime == aim.runtime and self.provider in aim.providers and self._has(aim.release or "")
 
     def _has(self, release: str) -> bool:
@@ -100,7 +100,7 @@ class Aim:
 
     @property
     def exact(self) -> bool:
-        """True if the release is stated as far as hazards are."""
+        """True if the release is stated as far as faults are."""
         return self.runtime == ONNXRUNTIME or len(release_number(self.release)) > 1
 
 
@@ -202,8 +202,8 @@ def _grouped(view: View, made: Made) -> Iterator[Op]:
 
 _ISSUES = "https://github.com/microsoft/onnxruntime/issues"
 
-HAZARDS = (
-    RuntimeHazard(
+FAULTS = (
+    RuntimeFault(
         name="transposed_product",
         since=(1, 23),
         provider=CPU,
@@ -213,7 +213,7 @@ HAZARDS = (
         " constant",
         skip=("MatmulTransposeFusion",),
     ),
-    RuntimeHazard(
+    RuntimeFault(
         name="quantized_bias",
         since=(1, 31),
         provider=None,
@@ -222,7 +222,7 @@ HAZARDS = (
         harm="quantizes a bias between float16 quantizers anew, with a scale that float16 does not hold",
         skip=("WeightBiasQuantization",),
     ),
-    RuntimeHazard(
+    RuntimeFault(
         name="recurrent_layout",
         since=(1, 31),
         provider=CPU,
@@ -232,7 +232,7 @@ HAZARDS = (
         skip=("NchwcTransformer",),
         told=False,
     ),
-    RuntimeHazard(
+    RuntimeFault(
         name="captured_convolution",
         since=(1, 20),
         until=(1, 23),
@@ -244,7 +244,7 @@ HAZARDS = (
         told=False,
     ),
     # Merged after 1.25.1; 1.26.0 does not list the fix (pull request 28198), so it counts from the next release on.
-    RuntimeHazard(
+    RuntimeFault(
         name="wide_heads",
         since=(1, 25),
         until=(1, 27),
@@ -256,7 +256,7 @@ HAZARDS = (
         source=f"{_ISSUES}/28195",
     ),
     # Merged (pull request 28682) three weeks before 1.27.0, whose notes do not list it; 1.28 deprecates the option.
-    RuntimeHazard(
+    RuntimeFault(
         name="summed_norms",
         since=(1, 20),
         until=(1, 28),
@@ -268,7 +268,7 @@ HAZARDS = (
         options={"enable_skip_layer_norm_strict_mode": "1"},
         source=f"{_ISSUES}/29034",
     ),
-    RuntimeHazard(
+    RuntimeFault(
         name="grouped_convolution",
         since=(11, 2),
         provider=None,
@@ -279,7 +279,7 @@ HAZARDS = (
         runtime=TENSORRT,
         source="https://github.com/NVIDIA/TensorRT/issues/4838",
     ),
-    RuntimeHazard(
+    RuntimeFault(
         name="norm_variance",
         since=(),
         provider=None,
@@ -291,58 +291,56 @@ HAZARDS = (
         source=f"{_ISSUES}/17692",
     ),
 )
-"""All known hazards."""
+"""All known faults."""
 
 
 def told(view: View, made: Made, aim: Aim = Aim()) -> Iterator[Finding]:
-    """Yield one finding per hazard in a model, about the first op concerned. O(nodes).
+    """Yield one finding per fault in a model, about the first op concerned. O(nodes).
 
     `made`: the type of a value after a conversion.
     """
-    for hazard in HAZARDS:
-        met = hazard.told and hazard.affects(aim)
-        op = next(hazard.find(view, made), None) if met else None
+    for fault in FAULTS:
+        met = fault.told and fault.affects(aim)
+        op = next(fault.find(view, made), None) if met else None
         if op is not None:
-            yield Finding("runtime_hazard", op.name, hazard.finding)
+            yield Finding("runtime_hazard", op.name, fault.finding)
 
 
-def faults(view: View, to: DType, aim: Aim) -> Iterator[tuple[Op, RuntimeHazard]]:
-    """Yield the ops that a release computes wrongly in the low type, and the hazard. O(nodes)."""
+def faults(view: View, to: DType, aim: Aim) -> Iterator[tuple[Op, RuntimeFault]]:
+    """Yield the ops that a release computes wrongly in the low type, and the fault. O(nodes)."""
 
     def made(value: ValueId) -> DType | None:
         dtype = view.dtype(value)
         return to if dtype is DType.FLOAT else dtype
 
-    for hazard in HAZARDS if aim.exact else ():
-        if hazard.keep and hazard.affects(aim):
-            for op in hazard.find(view, made):
-                yield op, hazard
+    for fault in FAULTS if aim.exact else ():
+        if fault.keep and fault.affects(aim):
+            for op in fault.find(view, made):
+                yield op, fault
 
 
 def skipped(model: Model, kinds: frozenset[str], release: str, providers: Sequence[str]) -> list[str]:
     """Return the optimizers to disable before a model with ops of these kinds is opened.
 
-    A model that this package cannot read is taken to have each hazard whose ops it has.
+    A model that this package cannot read is taken to have each fault whose ops it has.
     """
-    return [name for hazard in _present(model, kinds, release, providers, "skip") for name in hazard.skip]
+    return [name for fault in _present(model, kinds, release, providers, "skip") for name in fault.skip]
 
 
 def avoiding(model: Model, kinds: frozenset[str], release: str, providers: Sequence[str]) -> dict[str, str]:
-    """Return the options of the first provider with which hazards of a model do no harm."""
+    """Return the options of the first provider with which faults of a model do no harm."""
     stated: dict[str, str] = {}
-    for hazard in _present(model, kinds, release, providers, "options"):
-        stated |= hazard.options
+    for fault in _present(model, kinds, release, providers, "options"):
+        stated |= fault.options
     return stated
 
 
 def _present(
     model: Model, kinds: frozenset[str], release: str, providers: Sequence[str], way: str
-) -> list[RuntimeHazard]:
-    """Return the hazards of a model with a workaround of one kind."""
+) -> list[RuntimeFault]:
+    """Return the faults of a model with a workaround of one kind."""
     possible = [
-        hazard
-        for hazard in HAZARDS
-        if getattr(hazard, way) and hazard.kinds <= kinds and hazard.holds(release, providers)
+        fault for fault in FAULTS if getattr(fault, way) and fault.kinds <= kinds and fault.holds(release, providers)
     ]
     if not possible:
         return []
@@ -350,4 +348,4 @@ def _present(
         view = View.of(model)
     except ModelError:
         return possible
-    return [hazard for hazard in possible if next(hazard.find(view, view.dtype), None) is not None]
+    return [fault for fault in possible if next(fault.find(view, view.dtype), None) is not None]

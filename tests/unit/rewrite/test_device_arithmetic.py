@@ -12,8 +12,8 @@ import pytest
 
 from amp_rewrite import ModelError, PolicyError, emulate
 from amp_rewrite.files.model import Model
-from amp_rewrite.rewrite.sums.norms import batch_norm
-from amp_rewrite.rewrite.sums.site import LowOp
+from amp_rewrite.rewrite.device_arithmetic.low_op import LowOp
+from amp_rewrite.rewrite.device_arithmetic.norms import batch_norm
 from amp_rewrite.runtime.runner import Runner
 from suites.webgpu.op_cases import CASES, OpCase
 

@@ -14,7 +14,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
 from amp_rewrite.ir.op_classes import AFFINE, ALL, CLAMPS, COPIES, FILLS, SELECTIONS, SOFTMAXES, SUMS
-from amp_rewrite.ir.patterns.fills import Fill, fills
+from amp_rewrite.ir.patterns.mask_fills import MaskFill, mask_fills
 from amp_rewrite.ir.schema import KEPT_VARIABLES
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
@@ -53,7 +53,7 @@ def reads_low(view: View, use: Use, to: DType) -> bool:
     cases=("additive_mask", "saturated"),
     findings=("saturated",),
 )
-def fill(view: View, to: DType) -> Iterator[Held]:
+def mask_fill(view: View, to: DType) -> Iterator[Held]:
     """Hold the ops from a fill through its sums to the softmax, which is held too. O(nodes + uses).
 
     A fill that only selects, and the values that it reaches through copies, selections and products, become the largest
@@ -68,13 +68,13 @@ def fill(view: View, to: DType) -> Iterator[Held]:
     How to override: A fill of −1e4 in the model.
     Source: masked_rows among the hard models of this project.
     """
-    for op_id, (softmax, note) in additive(view, fills(view, to)).items():
+    for op_id, (softmax, note) in additive(view, mask_fills(view, to)).items():
         yield Held(op_id, softmax, note)
 
 
 def saturated(view: View, to: DType) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
     """Return the values to clamp when they are lowered, and a finding for each that is a constant."""
-    overflowing = {value: fill for value, fill in fills(view, to).items() if fill.overflows}
+    overflowing = {value: fill for value, fill in mask_fills(view, to).items() if fill.overflows}
     pinned, findings = additive(view, overflowing).keys(), []
     for value, fill in overflowing.items():
         free = any(use.op not in pinned for use in view.uses[value])
@@ -87,7 +87,7 @@ def saturated(view: View, to: DType) -> tuple[frozenset[ValueId], tuple[Finding,
     return frozenset({*carried(flow, overflowing), *overflowing}), tuple(findings)
 
 
-def carried(flow: Flow, extreme: Mapping[ValueId, Fill]) -> dict[ValueId, ValueId]:
+def carried(flow: Flow, extreme: Mapping[ValueId, MaskFill]) -> dict[ValueId, ValueId]:
     """Return the float32 values that carry a fill, each with the fill.
 
     A clamp whose bound is the fill does not carry it on.
@@ -103,7 +103,7 @@ def carried(flow: Flow, extreme: Mapping[ValueId, Fill]) -> dict[ValueId, ValueI
     return flow.forth(sources, unclamped)
 
 
-def additive(view: View, extreme: Mapping[ValueId, Fill]) -> dict[OpId, tuple[OpId, str]]:
+def additive(view: View, extreme: Mapping[ValueId, MaskFill]) -> dict[OpId, tuple[OpId, str]]:
     """Return the ops of additive masks, each with the softmax that it feeds and a note."""
     carries = Flow.of(view, CARRIES)
     return to_softmax(carries, carried(carries, extreme), "an additive mask")
@@ -139,7 +139,7 @@ def _summands(view: View, op: Op, masked: Container[ValueId]) -> list[ValueId]:
     return [value for value in op.operands if value in masked]
 
 
-def unfit_readers(view: View, to: DType, value: ValueId, fill: Fill) -> tuple[set[OpId], Collection[OpId]]:
+def unfit_readers(view: View, to: DType, value: ValueId, fill: MaskFill) -> tuple[set[OpId], Collection[OpId]]:
     """Return the ops that would compute with an overflowed constant, and the copies that they read."""
     copies = Flow.of(view, _PURE_COPIES)
     reached = copies.forth({value: value}, float32(view))
@@ -156,7 +156,7 @@ def unfit_readers(view: View, to: DType, value: ValueId, fill: Fill) -> tuple[se
     return readers, between.keys()
 
 
-def _selects(op: Op, use: Use, fill: Fill) -> bool:
+def _selects(op: Op, use: Use, fill: MaskFill) -> bool:
     """True if an op compares or selects with the fill and does not compute with it."""
     if use.slot in ATTENTION_MASKS.get(op.kind, ()) or op.kind in CLAMPS:
         return True

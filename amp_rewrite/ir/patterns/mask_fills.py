@@ -22,7 +22,7 @@ _STATES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class MaskFill:
     """The extreme values of a constant, at or beyond the largest finite number of the low type.
 
     `level`: the single such value, None if there are several. `overflows`: it rounds to infinity.
@@ -34,14 +34,14 @@ class Fill:
 
 
 @once
-def fills(view: View, to: DType) -> Mapping[ValueId, Fill]:
+def mask_fills(view: View, to: DType) -> Mapping[ValueId, MaskFill]:
     """Return the extreme constants of a model, and the extreme results of ConstantOfShape and LabelEncoder."""
-    return fills_among(view, to, range(len(view.values)))
+    return mask_fills_among(view, to, range(len(view.values)))
 
 
-def fills_among(view: View, to: DType, values: Container[int]) -> Mapping[ValueId, Fill]:
+def mask_fills_among(view: View, to: DType, values: Container[int]) -> Mapping[ValueId, MaskFill]:
     """Return the fills among some values; only constants among these are read."""
-    extreme: dict[ValueId, Fill] = {}
+    extreme: dict[ValueId, MaskFill] = {}
     constants = (v for v in view.constants if view.uses[v] and view.dtype(v) is DType.FLOAT)
     for value in filter(values.__contains__, constants):
         fit = view.fit(value, to)
@@ -49,7 +49,7 @@ def fills_among(view: View, to: DType, values: Container[int]) -> Mapping[ValueI
         if numbers is not None:
             beyond = numbers[(abs(numbers) >= to.max) & (abs(numbers) < float("inf"))]
             level = float(beyond[0]) if beyond.size and (beyond == beyond[0]).all() else None
-            extreme[value] = Fill(level, fit.overflow > 0, fit.absmax)
+            extreme[value] = MaskFill(level, fit.overflow > 0, fit.absmax)
     for op in view.of_kinds(_STATES):
         result = op.outputs[0]
         if result is None or view.dtype(result) is not DType.FLOAT or result not in values:
@@ -58,7 +58,7 @@ def fills_among(view: View, to: DType, values: Container[int]) -> Mapping[ValueI
         fit = max((view.model.fit(tensor, to) for tensor in tensors), key=lambda fit: fit.absmax, default=Fit())
         if fit.absmax >= to.max:
             level = float(view.model.array(tensors[0]).item()) if op.kind == "ConstantOfShape" else None
-            extreme[result] = Fill(level, fit.overflow > 0, fit.absmax)
+            extreme[result] = MaskFill(level, fit.overflow > 0, fit.absmax)
     return extreme
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import e, log2, sqrt
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.rewrite.sums.site import LowBuilder, LowOp, Recipe
+from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp, Recipe
 
 Unary = Callable[[LowBuilder, str], str]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from amp_rewrite.rewrite.sums.site import LowBuilder, LowOp, Recipe
+from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp, Recipe
 
 
 def norm(*, centered: bool, skips: bool = False) -> Recipe:

@@ -18,7 +18,7 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.passes.additive_masks import select_masks
+from amp_rewrite.rewrite.passes.attention_masks import select_masks
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context
 

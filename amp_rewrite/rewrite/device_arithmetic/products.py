@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from amp_rewrite.ir.schema import equation
-from amp_rewrite.rewrite.sums.site import LowBuilder, LowOp
+from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp
 
 _VECTOR = 4
 """Elements that a shader loads at once, where the sizes are multiples of it."""

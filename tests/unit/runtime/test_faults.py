@@ -21,11 +21,11 @@ from amp_rewrite.deploy.doctor.checkup import opening
 from amp_rewrite.deploy.doctor.isolated import opened
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS, avoiding, skipped
+from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS, avoiding, skipped
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.runtime.subprocess import command
 
-ROWS = {hazard.name: hazard for hazard in HAZARDS}
+ROWS = {fault.name: fault for fault in FAULTS}
 HERE = onnxruntime.__version__
 DEADLY = pytest.mark.skipif(not HERE.startswith("1.31."), reason="what dies is known of onnxruntime 1.31 alone")
 PRODUCT = "t = Transpose <perm = [1, 0, 2]> (a)  y = MatMul (t, w)"
@@ -125,7 +125,7 @@ def tagger() -> ModelProto:
     return proto
 
 
-def test_a_conversion_reports_the_hazard_and_the_way_round() -> None:
+def test_a_conversion_reports_the_fault_and_the_way_round() -> None:
     (finding,) = (f for f in amp_rewrite.convert(tagger()).report.findings if f.kind == "runtime_hazard")
     assert "crashes (SIGSEGV)" in finding.message
     assert "disabled_optimizers=['MatmulTransposeFusion']" in finding.message
@@ -267,8 +267,8 @@ def test_sessions_set_the_option_that_avoids_a_fault(
 
 
 def test_each_fault_of_another_runtime_or_release_has_a_source_and_a_way_round() -> None:
-    for hazard in HAZARDS:
-        assert hazard.source.startswith("https://") or hazard.provider in (None, CPU)
-        assert bool(hazard.skip) + bool(hazard.options) + hazard.keep <= 1
-        assert hazard.remedy and hazard.remedy in hazard.finding
-        assert hazard.until is None or hazard.since < hazard.until
+    for fault in FAULTS:
+        assert fault.source.startswith("https://") or fault.provider in (None, CPU)
+        assert bool(fault.skip) + bool(fault.options) + fault.keep <= 1
+        assert fault.remedy and fault.remedy in fault.finding
+        assert fault.until is None or fault.since < fault.until

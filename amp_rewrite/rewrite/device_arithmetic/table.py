@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from amp_rewrite.rewrite.sums import activations, norms, products, reductions
-from amp_rewrite.rewrite.sums.site import Recipe
+from amp_rewrite.rewrite.device_arithmetic import activations, norms, products, reductions
+from amp_rewrite.rewrite.device_arithmetic.low_op import Recipe
 
 WEBGPU: Mapping[str, Recipe] = {
     **reductions.REDUCTIONS,

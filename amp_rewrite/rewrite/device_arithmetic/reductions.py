@@ -9,9 +9,9 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
-from amp_rewrite.rewrite.sums.activations import Unary, low_exp, low_log
-from amp_rewrite.rewrite.sums.products import taken_apart
-from amp_rewrite.rewrite.sums.site import LowBuilder, LowOp, Recipe, Step
+from amp_rewrite.rewrite.device_arithmetic.activations import Unary, low_exp, low_log
+from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp, Recipe, Step
+from amp_rewrite.rewrite.device_arithmetic.products import taken_apart
 
 LANES, LANES_OF_ALL, LANES_OF_POOL = 64, 256, 128
 """Threads that share a sum: of some axes, of all of them, of a global pool."""
