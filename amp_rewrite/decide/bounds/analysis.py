@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 from amp_rewrite.decide.bounds.bound import Bound, BoundClass, BoundOptions, classified
@@ -52,13 +51,8 @@ def _bound(view: View, value: ValueId, walk: Walk, least: float, options: BoundO
     op = view.producer(value)
     read = op.operands if op is not None else ()
     rests = [v for v in read if view.constant(v) is None and view.holds_floats(v)]
-    rests.sort(key=lambda v: -_size(walk, v))
+    rests.sort(key=lambda v: -walk.state(v).absmax)
     kind = op.kind if op is not None else "input"
     because = f"{kind}: {hull.why or state.why}" if op is None or op.kind not in MOVES else f"{kind}: the same numbers"
     bound = Bound(lo, hi, BoundClass.UNKNOWN, because, tuple(dict.fromkeys(rests)), state.fills, least)
     return classified(bound, options.to, options.measured.get(value), options.headroom)
-
-
-def _size(walk: Walk, value: ValueId) -> float:
-    size = walk.state(value).absmax
-    return size if not math.isnan(size) else math.inf

@@ -1,4 +1,4 @@
-"""Bounds by operator against what they were: of exported models, random graphs, and each operator of ONNX alone.
+"""Bounds by reason against what they were: of exported models, random graphs, each operator alone and between others.
 
 `make golden` runs this file as a program, which writes them as they are.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from amp_rewrite import AmpRewriteError
 from amp_rewrite.decide.bounds.analysis import bounds
@@ -61,11 +61,37 @@ def with_constants(case: Case) -> ModelProto:
     return model
 
 
-SOURCES = {source.__name__: source for source in (exported, random_graphs, single_ops)}
+def ops_between() -> Iterator[Problem]:
+    """Each case between a norm or a softmax and a product: balls and sums of rows are passed on, or lost."""
+    for case in cases():
+        for kind, inputs in (("LayerNormalization", ("gain",)), ("Softmax", ())):
+            if (model := between(with_constants(case), kind, inputs)) is not None:
+                yield model, BoundOptions()
+
+
+def between(model: ModelProto, kind: str, inputs: Sequence[str]) -> ModelProto | None:
+    """The model with such an op before its first input, and a product behind its first output."""
+    graph = model.graph
+    x, y = ([*values, ValueInfoProto()][0] for values in (graph.input, graph.output))
+    widths = [[dim.dim_value for dim in end.type.tensor_type.shape.dim][-1:] for end in (x, y)]
+    if not all(widths) or {end.type.tensor_type.elem_type for end in (x, y)} != {TensorProto.FLOAT}:
+        return None
+    for op in graph.node:
+        op.input[:] = ["before" if name == x.name else name for name in op.input]
+    graph.node.insert(0, helper.make_node(kind, [x.name, *inputs], ["before"], axis=-1))
+    graph.node.append(helper.make_node("MatMul", [y.name, "weight"], ["after"]))
+    weights = {name: np.linspace(0.5, 2, *widths[0]) for name in inputs}
+    for name, array in {**weights, "weight": np.linspace((-1, 2), 2, *widths[1])}.items():
+        graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    y.CopyFrom(helper.make_tensor_value_info("after", TensorProto.FLOAT, None))
+    return model
+
+
+SOURCES = {source.__name__: source for source in (exported, random_graphs, single_ops, ops_between)}
 
 
 def summed(problems: Iterable[Problem]) -> dict[str, list[float]]:
-    """By operator: values, those that fit, those they rest on, and sums of the ends and of the proved magnitudes."""
+    """By reason: values, those that fit, what they rest on, and sums of the ends and of the proved magnitudes."""
     rows: dict[str, list[float]] = {}
     for model, options in problems:
         try:
@@ -74,9 +100,10 @@ def summed(problems: Iterable[Problem]) -> dict[str, list[float]]:
             continue
         for bound in found.values():
             numbers = (math.asinh(n) if math.isfinite(n) else 0.0 for n in (bound.lo, bound.hi, bound.least))
-            row = (1, bound.absmax <= options.to.max, len(bound.rests_on) + bound.fills, *numbers)
-            kind = bound.because.partition(":")[0]
-            rows[kind] = [a + b for a, b in zip(rows.get(kind, [0] * len(row)), row, strict=True)]
+            rests = sum(at * value for at, value in enumerate(bound.rests_on, 1)) + bound.fills
+            row = (1, bound.absmax <= options.to.max, rests, *numbers)
+            why = bound.because
+            rows[why] = [a + b for a, b in zip(rows.get(why, [0] * len(row)), row, strict=True)]
     return dict(sorted(rows.items()))
 
 
