@@ -39,7 +39,7 @@ def lazily(source: object, folder: Path | None) -> tuple[ModelProto, dict[str, S
 
     shelf = _Shelf(folder)
     try:
-        proto = onnx_ir.to_proto(shelf.model(model))
+        proto = onnx_ir.serde.serialize_model(shelf.model(model))
     except onnx_ir.serde.SerdeError as error:
         cause: BaseException = error
         while cause.__cause__ is not None:

@@ -13,7 +13,8 @@ latency    all ways of a model in one process, in turns: times, paired ratios, e
 training   a step of the dense network of TensorFlow's guide of 2020, in each policy
 variants   CUDA graphs, NHWC, runs that are queued, and energy
 kernels    names of the kernels of each way
-emulation  what the provider computes in half against `amp_rewrite.emulate` on the CPU
+ops        single ops in half on the provider against `amp_rewrite.emulate` on the CPU
+emulation  the same for whole models
 fit        the largest batch within a gigabyte
 anchor     PyTorch itself, eager and compiled
 """
@@ -47,13 +48,14 @@ LIMITS = {
     "training": 120,
     "variants": 240,
     "kernels": 200,
+    "ops": 60,
     "emulation": 60,
     "fit": 200,
     "anchor": 200,
 }
 """Seconds after which a row is given up; rows are measured in the order of their kinds."""
 OF_MODELS = ("latency", "variants", "kernels", "anchor")
-UNTIMED = ("emulation",)
+UNTIMED = ("ops", "emulation")
 """Kinds whose rows say nothing of time."""
 DEPENDS = ("device", "driver", "cuda", "versions")
 """What else a row depends on, beside its job; as `about` names it."""
@@ -96,7 +98,7 @@ def models_in(folder: Path) -> dict[str, Job]:
 
 def _others(kind: str, tiny: bool) -> Iterator[Job]:
     """Yield the rows of a kind that needs no grown model."""
-    if kind == "ceilings":
+    if kind in ("ceilings", "ops"):
         yield {"name": kind}
     elif kind == "training":
         yield from ({"name": f"training {p}", "policy": p} for p in ("mixed_float16", "mixed_bfloat16"))

@@ -1,7 +1,8 @@
 """One row of the GPU measurement, in a process of its own: `gpu_rows JOB.json` writes the row beside the job.
 
-Kinds, beside those of `gpu_latency`, `gpu_kernels` and `gpu_anchor`: `emulation` (what the provider computes in half
-against its emulation on the CPU), `training` (a whole training step), `fit` (the largest batch within some memory).
+Kinds, beside those of `gpu_latency`, `gpu_kernels`, `gpu_ops` and `gpu_anchor`: `emulation` (what the provider computes
+in half against its emulation on the CPU), `training` (a whole training step), `fit` (the largest batch within some
+memory).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu import gpu_anchor, gpu_kernels, gpu_latency, gpu_models
+from benchmarks.gpu import gpu_anchor, gpu_kernels, gpu_latency, gpu_models, gpu_ops
 from benchmarks.gpu.gpu_turns import error
 
 Row = dict[str, Any]
@@ -125,6 +126,7 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any], Path], Row]] = {
     "training": training,
     "variants": lambda job, _: gpu_latency.variants(job),
     "kernels": lambda job, _: gpu_kernels.kernels(job),
+    "ops": lambda job, _: gpu_ops.ops(job),
     "emulation": emulation,
     "fit": fit,
     "anchor": lambda job, _: gpu_anchor.anchor(job),

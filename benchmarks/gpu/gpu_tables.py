@@ -32,7 +32,7 @@ def page(about: Mapping[str, Any], rows: Rows) -> list[str]:
     elif not about.get("card"):
         head += ["", "**NVIDIA's management library saw no GPU: no time here means anything.**"]
     parts = [_means(rows), _latencies(rows), _ceilings(rows), _variants(rows), _kernels(rows), _training(rows)]
-    parts += [_fitted(rows), _emulated(rows), _anchors(rows), _missing(rows)]
+    parts += [_fitted(rows), _ops(rows), _emulated(rows), _anchors(rows), _missing(rows)]
     return [*head, *(line for part in parts if part for line in ("", *part))]
 
 
@@ -172,6 +172,20 @@ def _fitted(rows: Rows) -> list[str]:
             table.append((job["model"], entry["name"], f"{found['limit'] / 1e6:.0f}", found["items"], ", ".join(rates)))
     head = ("model", "in", "memory, MB", "largest batch", "items/s by batch")
     return ["## The largest batch", "", *measure.markdown(head, table)] if table else []
+
+
+def _ops(rows: Rows) -> list[str]:
+    """Return the errors of single ops, those first that the emulation predicts least."""
+    found = [one for _, row in _done(rows, "ops") for one in row["ops"]]
+    ran = [one for one in found if "fault" not in one]
+    table = [
+        (one["case"], _error(one["on_device"]), _error(one["emulated"]), f"{one['equal']:.1%}")
+        for one in sorted(ran, key=lambda one: one["equal"])
+    ]
+    head = ("op and shapes", "error on device", "error emulated", "equal results")
+    text = "Float16 against float32 (RMS), of normal inputs; results that the emulation predicts to the bit are equal."
+    faults = [f"- {one['case']}: {one['fault']}" for one in found if "fault" in one]
+    return ["## Ops against their emulation", "", text, "", *measure.markdown(head, table), *faults] if table else []
 
 
 def _emulated(rows: Rows) -> list[str]:
