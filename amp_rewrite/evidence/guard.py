@@ -15,7 +15,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding, PolicyError, spelled
+from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.ir.dataflow import Flow, made_variable, reach, read_variable
@@ -59,7 +59,6 @@ def guard(
     view: View,
     paint: Paint,
     ranges: Ranges,
-    to: DType,
     *,
     headroom: float = HEADROOM,
     saturate: Collection[ValueId] = (),
@@ -74,13 +73,10 @@ def guard(
     of a cluster takes the cluster along; ops between pinned ones are pinned, too, if that spares Casts. O(nodes + uses)
     for each painting; mostly there are two.
 
-    Raise PolicyError for a headroom that is not above 1, and for ranges of another type.
+    Raise PolicyError for a headroom that is not above 1.
     """
     check_headroom(headroom)
-    if ranges.to != to.spelling:
-        raise PolicyError(
-            f"the ranges are for {ranges.to}, not for {to.spelling}; calibrate with {spelled('to', to.spelling)}"
-        )
+    to = DType.parse(ranges.to)
     faults = {
         v: fault
         for v, fault in _faults(view, ranges, to, headroom)

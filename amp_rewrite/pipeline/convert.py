@@ -195,11 +195,14 @@ def _measured(draft: Draft, data: Data) -> Ranges:
 
 
 def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
-    """Return ranges, or those in a file. EvidenceError for ranges of another model than the draft's."""
+    """Return ranges, or those in a file. EvidenceError for those of another model, PolicyError for another type."""
     from amp_rewrite.evidence.ranges import Ranges
 
     ranges = ranges if isinstance(ranges, Ranges) else Ranges.load(ranges)
     ranges.check(draft.source)
+    to = draft.request.to.spelling
+    if ranges.to != to:
+        raise PolicyError(f"the ranges are for {ranges.to}, not for {to}; calibrate with {spelled('to', to)}")
     return ranges
 
 
@@ -267,7 +270,7 @@ def _guarded(
         return guard_proved(draft.view, draft.paint, least, to, saturate) if least else Guarded()
     known = measured_bounds(draft.view, known, ranges, headroom)
     proved = frozenset(value for value, bound in known.items() if bound.klass is BoundClass.FITS)
-    pins = guard(draft.view, draft.paint, ranges, to, headroom=headroom, saturate=saturate, proved=proved)
+    pins = guard(draft.view, draft.paint, ranges, headroom=headroom, saturate=saturate, proved=proved)
     return replace(pins, bounds=counted(known.values()))
 
 

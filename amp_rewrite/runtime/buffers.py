@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -73,17 +73,17 @@ class BufferedRunner:
         cls,
         ort: Any,
         opened: tuple[Any, str],
-        inputs: Collection[str],
         buffer: DoubleBuffer,
         successors: Mapping[str, str],
         told: Sequence[str],
         spoiled: frozenset[str],
     ) -> BufferedRunner:
-        """Bind a model with these inputs. `opened`: onnxruntime's session, and its provider.
+        """Bind a model. `opened`: onnxruntime's session, and its provider.
 
         `successors`: the output that succeeds each tensor. `spoiled`: inputs that runs write into.
         """
         session, provider = opened
+        inputs = frozenset(port.name for port in session.get_inputs())
         shapes = {port.name: port.shape for port in session.get_outputs()}
         read = [name for name in buffer.sides[0] if name in inputs]
         shielded = {name: copied(ort, buffer.sides[0][name], *buffer.place) for name in read if name in spoiled}
@@ -100,7 +100,7 @@ class BufferedRunner:
                     here.bind_output(output, *room)  # the same memory in another shape
                 else:
                     here.bind_ortvalue_output(output, value)
-        fed = frozenset(inputs) - buffer.sides[0].keys()
+        fed = inputs - buffer.sides[0].keys()
         return cls(buffer, fed, tuple(told), provider, session, ort, (bound[0], bound[1]), {}, shielded)
 
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:

@@ -193,8 +193,7 @@ class Runner:
         ort = installed_onnxruntime()
         check_names("output", [*told, *successors.values()], tuple(port.name for port in self.outputs))
         with model_errors("run"):
-            opened, names = (self.inner, self.provider), [port.name for port in self.inputs]
-            return BufferedRunner.of(ort, opened, names, state, successors, told, self._written_to)
+            return BufferedRunner.of(ort, (self.inner, self.provider), state, successors, told, self._written_to)
 
     def _place(self, device: int = 0) -> tuple[str, int]:
         """Device of the model's inputs and outputs, from the opened provider."""

@@ -15,7 +15,7 @@ from onnx import NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.evidence.prediction.copies import with_copies
-from amp_rewrite.evidence.prediction.sites import Site
+from amp_rewrite.evidence.prediction.sites import Sites
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.builder import declared, new_node
@@ -79,16 +79,17 @@ class Adjoint:
 
 
 def adjoint(
-    view: View, sites: Sequence[Site], to: DType, outputs: Mapping[str, tuple[int, ...]], batch: Batch,
+    sites: Sites, to: DType, outputs: Mapping[str, tuple[int, ...]], batch: Batch,
     *, saturate: Collection[ValueId] = (), careful: frozenset[int] = frozenset(),
 ) -> Adjoint:  # fmt: skip
-    """Return the adjoint model of a float32 view for inputs of the shapes of a batch.
+    """Return the adjoint model of the float32 view of sites for inputs of the shapes of a batch.
 
     `outputs`: the shape of each floating output that counts. `saturate`: values that are clamped before they are
     rounded. `careful`: sites that are measured with care. GradientError before opset 12. O(nodes + uses).
     """
+    view = sites.view
     taken = set(view.names)
-    copied = with_copies(view, sites, to, saturate, taken)
+    copied = with_copies(view, sites.all, to, saturate, taken)
     names = copied.names
     seeded, loss, seeds = _with_loss(copied.model, view, outputs, batch, taken)
     wrt = tuple(dict.fromkeys(names))
@@ -107,7 +108,7 @@ def adjoint(
     refill(b.graph, "output", [declared(measure.result, DType.FLOAT, None)])
     runner = Runner.open(b.model(), SessionOptions(optimized=False, planned=False, spinning=False))
     reasons = {i: dark[name] for i, name in enumerate(names) if name in dark}
-    return Adjoint(runner, seeds, len(sites), reasons, blocked, careful)
+    return Adjoint(runner, seeds, len(sites.all), reasons, blocked, careful)
 
 
 def _with_loss(

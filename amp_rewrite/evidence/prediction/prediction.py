@@ -219,7 +219,7 @@ def predict(
             raise GradientError("the model has no floating output with elements; its error cannot be predicted")
         key = tuple((name, np.shape(value)) for name, value in sorted(batch.items()))
         shapes = {name: tuple(y.shape) for name, y in values.items()}
-        build = partial(adjoint, view, sites.all, asked.to, shapes, batch, saturate=asked.saturate)
+        build = partial(adjoint, sites, asked.to, shapes, batch, saturate=asked.saturate)
         if key not in opened:
             opened[key] = build(careful=careful)
             if search and len(opened[key].dark) == len(sites.all):
