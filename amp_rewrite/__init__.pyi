@@ -4,7 +4,7 @@ from amp_rewrite.decide.coloring.coloring import Coloring as Coloring
 from amp_rewrite.decide.coloring.coloring import Paint as Paint
 from amp_rewrite.decide.coloring.paint_state import PaintOptions as PaintOptions
 from amp_rewrite.decide.coloring.paint import paint as paint
-from amp_rewrite.decide.cast_plan import Plan as Plan
+from amp_rewrite.decide.plan import Plan as Plan
 from amp_rewrite.decide.cast_plan import plan as plan
 from amp_rewrite.deploy.bench.bench import bench as bench
 from amp_rewrite.deploy.bench.result import Benchmark as Benchmark

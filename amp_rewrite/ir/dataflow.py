@@ -15,8 +15,8 @@ from itertools import chain, islice
 from typing import TypeVar
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import ints_attribute
 from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, SCALINGS, Slots
-from amp_rewrite.ir.schema import ints_attribute
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 

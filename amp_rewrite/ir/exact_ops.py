@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from amp_rewrite.ir.attributes import text_attribute
 from amp_rewrite.ir.nodes import Op
 from amp_rewrite.ir.op_classes import EXACT, SCATTERS
-from amp_rewrite.ir.schema import text_attribute
 from amp_rewrite.ir.versions import FIRST_PAD_WITH_INPUTS
 
 

@@ -14,6 +14,7 @@ import onnx.helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.names import normal_domain as normal_domain
 from amp_rewrite.ir.op_classes import GENERATORS, RANDOM
 
@@ -278,23 +279,6 @@ PLAIN_CONSTANTS: Mapping[str, tuple[DType, str]] = {
 }
 
 
-def attribute(node: NodeProto, name: str) -> onnx.AttributeProto | None:
-    """Return a node's attribute by name; None if it is absent."""
-    return next((a for a in node.attribute[:] if a.name == name), None)  # iterating over a slice takes half as long
-
-
-def float_attribute(node: NodeProto, name: str, default: float) -> float:
-    """Return a node's float attribute."""
-    stated = attribute(node, name)
-    return default if stated is None else stated.f
-
-
-def int_attribute(node: NodeProto, name: str, default: int) -> int:
-    """Return a node's integer attribute."""
-    stated = attribute(node, name)
-    return default if stated is None else stated.i
-
-
 @cache
 def default_attributes(signature: Signature) -> Mapping[str, onnx.AttributeProto]:
     """Return the defaults of an operator's attributes, by name."""
@@ -303,27 +287,6 @@ def default_attributes(signature: Signature) -> Mapping[str, onnx.AttributeProto
         return {name: a.default_value for name, a in schema.attributes.items() if a.default_value.type}
     stated = _table("contrib_defaults").get(f"{signature.domain or 'ai.onnx'}::{signature.op_type}", {})
     return {name: onnx.helper.make_attribute(name, value) for name, value in stated.items()}
-
-
-def text_attribute(node: NodeProto, name: str, default: str = "") -> str:
-    """Return a node's text attribute."""
-    stated = attribute(node, name)
-    return default if stated is None else stated.s.decode("utf-8", "replace")
-
-
-def ints_attribute(node: NodeProto, name: str) -> tuple[int, ...]:
-    """Return a node's list of integers; an empty one if it is absent."""
-    stated = attribute(node, name)
-    return () if stated is None else tuple(stated.ints)
-
-
-def equation(node: NodeProto) -> tuple[Sequence[str], str]:
-    """Return the labels of each operand of an Einsum, and those of the result, stated or implied."""
-    operands, arrow, result = text_attribute(node, "equation").replace(" ", "").partition("->")
-    if not arrow:
-        labels = operands.replace(",", "").replace("...", "")
-        result = "..." * ("..." in operands) + "".join(sorted(x for x in set(labels) if labels.count(x) == 1))
-    return operands.split(","), result
 
 
 def stated_dtype(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:

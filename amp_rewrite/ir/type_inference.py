@@ -14,8 +14,9 @@ from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.nodes import Op, OpId, Scope, Use, Value, ValueId
-from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, int_attribute, parse_type, stated_dtype, unknown
+from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, parse_type, stated_dtype, unknown
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 
 Types = Sequence[ValueType | None]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Unpack
 from onnx import ModelProto
 
 from amp_rewrite.decide.bounds.bound import Bound, BoundClass, counted
-from amp_rewrite.decide.cast_plan import Plan, plan_casts
+from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.errors import Finding, PolicyError, spelled
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.files.model import Model, ModelSource

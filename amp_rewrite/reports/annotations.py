@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.cast_plan import Plan
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.files.protos import refill
 from amp_rewrite.ir.graphs import all_graphs, all_nodes
 from amp_rewrite.ir.view import Scope, View

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from amp_rewrite.decide.cast_plan import Plan
 from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import made_variable, read_variable
 from amp_rewrite.ir.op_classes import CASTS

@@ -15,8 +15,8 @@ from zlib import crc32
 from onnx import TypeProto, ValueInfoProto
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.cast_plan import Plan
 from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model

@@ -8,21 +8,15 @@ from dataclasses import replace
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
-from amp_rewrite.decide.cast_plan import Bake, Cast, Plan
+from amp_rewrite.decide.plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.builder import new_cast, new_node, restate
 from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import unused
-from amp_rewrite.ir.schema import (
-    DTYPE_ATTRIBUTES,
-    INNER_DTYPE_ATTRIBUTES,
-    TENSOR,
-    attribute,
-    normal_domain,
-    set_element_type,
-)
+from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, TENSOR, normal_domain, set_element_type
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CAST_BY_CODE, FIRST_CLIP_WITH_INPUTS
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Value, ValueId, View
 

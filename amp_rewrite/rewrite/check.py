@@ -11,7 +11,7 @@ import onnx.defs
 import onnx.shape_inference
 from onnx import ModelProto, TypeProto
 
-from amp_rewrite.decide.cast_plan import Bake, Cast, Plan
+from amp_rewrite.decide.plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, Finding, ModelError, one_line
 from amp_rewrite.files.model import Model

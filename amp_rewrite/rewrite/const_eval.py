@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection, Iterator
 
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import ints_attribute
 from amp_rewrite.ir.dataflow import behind, first_input_of
 from amp_rewrite.ir.op_classes import BROADCASTS, CARRIERS, ELEMENTLESS, MOVES, SAME_SHAPE, SCATTERS, UNREPEATABLE
-from amp_rewrite.ir.schema import ints_attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.equivalence import Arrays, runs_of
 

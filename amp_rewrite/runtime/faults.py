@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.attributes import int_attribute, ints_attribute
 from amp_rewrite.ir.dataflow import Flow, first_input_of, only_reader, origin
 from amp_rewrite.ir.op_classes import CASTS, COPIES, DEQUANTIZES, LAYERS, QUANTIZES, RELABELS
-from amp_rewrite.ir.schema import int_attribute, ints_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import shape_of
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.runtime.kernels import release_number

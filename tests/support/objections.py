@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from amp_rewrite.decide.cast_plan import Plan
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import Role, View
 

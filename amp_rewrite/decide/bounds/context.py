@@ -10,8 +10,8 @@ from amp_rewrite.decide.bounds.arithmetic import RoundingModel
 from amp_rewrite.decide.bounds.state import Sizes, State, unknown
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.dataflow import axes_of
-from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.view import Op, ValueId, View
 
 

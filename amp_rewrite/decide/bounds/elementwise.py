@@ -26,8 +26,8 @@ from amp_rewrite.decide.bounds.state import (
 )
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.dataflow import axes_of, casts_floats
-from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op
 
 _NARROW_INTEGERS = 16

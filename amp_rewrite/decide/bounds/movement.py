@@ -25,8 +25,8 @@ from amp_rewrite.decide.bounds.state import (
 )
 from amp_rewrite.decide.bounds.weights import BLOCK, EXTREME
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.op_classes import RELABELS, SCATTERS
-from amp_rewrite.ir.schema import attribute
 
 
 def _relabelled(context: OpContext) -> State:

@@ -16,9 +16,9 @@ import numpy as np
 from amp_rewrite.decide.bounds.arithmetic import RoundingModel
 from amp_rewrite.decide.bounds.state import Ball, Sizes, State, box, fit, lengths
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import casts_floats, number, trail
 from amp_rewrite.ir.op_classes import MOVES, PERIODIC, SUMS
-from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.view import Op, ValueId, View
 

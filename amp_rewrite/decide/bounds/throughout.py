@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.dataflow import first_input_of, origin
 from amp_rewrite.ir.op_classes import MOVES
-from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import ValueId, View
 
 _MOVED = MOVES - {"Tile"}

@@ -14,8 +14,8 @@ from amp_rewrite.decide.bounds.state import MOST, Ball, State, box
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.dataflow import casts_floats
-from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import ValueId, View
 
 PART = 1 << 16

@@ -17,7 +17,7 @@ from amp_rewrite.decide.bounds.state import MOST_OF_MAPS, State, box, lengths, r
 from amp_rewrite.decide.bounds.throughout import number_throughout
 from amp_rewrite.decide.bounds.weights import largest
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.attributes import attribute
 
 _PART = 1 << 19
 

@@ -12,9 +12,9 @@ from amp_rewrite.decide.bounds.elementwise import has_upper_end
 from amp_rewrite.decide.bounds.state import Axes, Sizes, State, box, lengths
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import axes_of, casts_floats, number
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
-from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _ROUNDINGS = 4

@@ -11,8 +11,9 @@ import onnx.defs
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import LOW_TYPES, DType
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZERS
-from amp_rewrite.ir.schema import KEPT_VARIABLES, Signature, attribute, signature, unknown
+from amp_rewrite.ir.schema import KEPT_VARIABLES, Signature, signature, unknown
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_LOW_SCALES, FIRST_STASHED
 from amp_rewrite.ir.view import Op, TypeVariable, View
 from amp_rewrite.runtime.kernels import Kernels

@@ -12,6 +12,7 @@ from amp_rewrite.decide.hazards.mask_fills import CARRIES, additive, carried, re
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import LARGE, described, float32_constant, leading_to, learned_ops, scaled_by
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import float_attribute
 from amp_rewrite.ir.dataflow import Flow, first_input_of, float32, float32_ops, makers, number, orders, origin
 from amp_rewrite.ir.op_classes import (
     AFFINE,
@@ -32,7 +33,6 @@ from amp_rewrite.ir.op_classes import (
     Slots,
 )
 from amp_rewrite.ir.patterns.mask_fills import MaskFill, mask_fills
-from amp_rewrite.ir.schema import float_attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _FACTOR_SLOTS: Slots = {

@@ -15,6 +15,7 @@ from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.decide.hazards.steps import described, first_inputs, operands_at, results_of
 from amp_rewrite.decide.placement.flops import summed_length
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import equation
 from amp_rewrite.ir.dataflow import Flow, first_input_of, float32, float32_ops, makers, origin, trail
 from amp_rewrite.ir.op_classes import (
     COPIES,
@@ -34,7 +35,6 @@ from amp_rewrite.ir.op_classes import (
 from amp_rewrite.ir.patterns.activations import snakes
 from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
 from amp_rewrite.ir.patterns.scores import FAR, FILL, counts_far, scored_rows
-from amp_rewrite.ir.schema import equation
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, fixed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 

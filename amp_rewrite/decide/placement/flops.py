@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Protocol
 
+from amp_rewrite.ir.attributes import equation, int_attribute, ints_attribute
 from amp_rewrite.ir.op_classes import PRODUCTS, RECURRENT
-from amp_rewrite.ir.schema import equation, int_attribute, ints_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, ValueId
 

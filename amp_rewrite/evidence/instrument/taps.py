@@ -19,11 +19,12 @@ from amp_rewrite.evidence.instrument.range_nodes import WIDTH, RangeNodes, chose
 from amp_rewrite.evidence.ranges import key
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.builder import NodeBuilder, declared, new_constant, new_node
 from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.op_classes import PERMUTES
-from amp_rewrite.ir.schema import TENSOR, ValueType, int_attribute
+from amp_rewrite.ir.schema import TENSOR, ValueType
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN, FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, ValueId, View
 

@@ -11,7 +11,7 @@ from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.fit import Fit
-from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.view import ValueId, View, once
 
 _STATES = {

@@ -15,10 +15,10 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import alone, multiples, number, trail
 from amp_rewrite.ir.op_classes import CASTS, MOVES, PRODUCTS, SCALINGS
 from amp_rewrite.ir.patterns.grids import LEAST, MOST, even
-from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, ValueId, View
 

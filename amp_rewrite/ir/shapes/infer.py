@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
+from amp_rewrite.ir.attributes import ints_attribute
 from amp_rewrite.ir.op_classes import BROADCASTS, REDUCTIONS, SAME_SHAPE
-from amp_rewrite.ir.schema import ints_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, AllDims, Dims, dims_of, shape_at
 from amp_rewrite.ir.shapes.reading import CONTENTS, Contents, InventedNames, Reading, held
 from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, names_in, over, plus, product, renamed, times

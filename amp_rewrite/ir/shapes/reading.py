@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from onnx.numpy_helper import to_array
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.op_classes import RELABELS
-from amp_rewrite.ir.schema import attribute, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, MOST_AXES, Dims
 from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, over, plus, product, times
 from amp_rewrite.ir.view import Op, ValueId, View

@@ -13,9 +13,9 @@ from onnx.numpy_helper import to_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.dataflow import number, only_reader
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PICKS, SMALL
-from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.shapes.symbolic import times
 from amp_rewrite.ir.view import Op, ValueId, View

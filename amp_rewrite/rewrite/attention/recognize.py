@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import alone, keeps_type, number, only_reader, orders
 from amp_rewrite.ir.op_classes import SCALINGS
-from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.masks import Hiding, added, hides, selected
 from amp_rewrite.rewrite.const_eval import permutation

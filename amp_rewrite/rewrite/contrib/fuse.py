@@ -15,12 +15,12 @@ from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import float_attribute, int_attribute, text_attribute
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.dataflow import alone, exposed, number, only_reader, orders, trail
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.activations import QUICK_GELU
 from amp_rewrite.ir.patterns.match import ENTRY, Search
-from amp_rewrite.ir.schema import float_attribute, int_attribute, text_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, shape_at
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import permutation

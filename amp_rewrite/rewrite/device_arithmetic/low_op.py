@@ -14,8 +14,9 @@ from onnx import NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.builder import NodeBuilder, declared
-from amp_rewrite.ir.schema import TENSOR, attribute
+from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, shape_of
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, View

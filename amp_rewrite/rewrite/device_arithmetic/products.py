@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from amp_rewrite.ir.schema import equation
+from amp_rewrite.ir.attributes import equation
 from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp
 
 _VECTOR = 4

@@ -20,13 +20,13 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.dataflow import Flow, number
 from amp_rewrite.ir.names import claimed, unused
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.patterns.mask_fills import mask_fills_among
 from amp_rewrite.ir.patterns.scores import FILL, ScoredRow, ScoreTerm, counts_far, scored_rows
-from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH

@@ -16,10 +16,10 @@ from onnx.numpy_helper import from_array, to_array
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.attributes import float_attribute, int_attribute, ints_attribute
 from amp_rewrite.ir.dataflow import alone
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.op_classes import LAYERS
-from amp_rewrite.ir.schema import float_attribute, int_attribute, ints_attribute
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run

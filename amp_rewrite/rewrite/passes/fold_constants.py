@@ -13,10 +13,10 @@ from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.dataflow import reach
 from amp_rewrite.ir.op_classes import CASTS, CORRECTLY_ROUNDED, MOVES
-from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.equivalence import run
 from amp_rewrite.rewrite.replacement import Context, Replacement

@@ -14,12 +14,12 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.decide.hazards.constants import OUTWEIGHS, outweighs
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.attributes import float_attribute
 from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.dataflow import first_input_of, only_reader
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.node_check import node_check
 from amp_rewrite.ir.op_classes import LAYERS, RELABELS
-from amp_rewrite.ir.schema import float_attribute
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement

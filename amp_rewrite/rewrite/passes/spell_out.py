@@ -10,9 +10,9 @@ from onnx import TensorProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.attributes import float_attribute, int_attribute
 from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.names import unused
-from amp_rewrite.ir.schema import float_attribute, int_attribute
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.equivalence import double, mismatch, run, runs_of, trial_shape
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import axes_of, number, only_reader
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
-from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.equivalence import gate_magnitude, node_mismatch, trial_shape

@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import attribute, int_attribute, text_attribute
 from amp_rewrite.ir.dataflow import number
-from amp_rewrite.ir.schema import attribute, default_attributes, int_attribute, text_attribute
+from amp_rewrite.ir.schema import default_attributes
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, ValueId, View
 

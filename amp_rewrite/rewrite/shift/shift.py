@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from amp_rewrite.files.fit import Fit
-from amp_rewrite.ir.schema import int_attribute
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.rewrite.replace import run_round

@@ -8,9 +8,9 @@ from collections.abc import Collection
 import numpy as np
 
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.nodes import Use, Value
 from amp_rewrite.ir.op_classes import COPIES, LAYERS, RECURRENT
-from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.train.objective.repeated_rows import row_of
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.dataflow import axes_of, casts_floats, origin, trail
 from amp_rewrite.ir.op_classes import MOVES
-from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, ValueId, View
 

@@ -20,9 +20,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.attributes import int_attribute, ints_attribute, text_attribute
 from amp_rewrite.ir.builder import NodeBuilder
 from amp_rewrite.ir.nodes import MAIN
-from amp_rewrite.ir.schema import int_attribute, ints_attribute, text_attribute
 from amp_rewrite.rewrite.autodiff.facts import Facts, known_dims
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 

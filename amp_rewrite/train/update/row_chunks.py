@@ -16,10 +16,10 @@ from onnx import NodeProto
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.attributes import ints_attribute
 from amp_rewrite.ir.builder import NodeBuilder, declared
 from amp_rewrite.ir.graphs import needed, renamed
 from amp_rewrite.ir.nodes import MAIN
-from amp_rewrite.ir.schema import ints_attribute
 from amp_rewrite.rewrite.autodiff.facts import Facts, known_dims
 from amp_rewrite.train.update.channel_blocks import CONVOLUTIONS
 

@@ -14,7 +14,7 @@ from functools import cache
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from amp_rewrite.decide.cast_plan import Plan
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View

@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 from onnx import ModelProto
 
-from amp_rewrite.decide.cast_plan import Plan
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View

@@ -13,7 +13,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from amp_rewrite.decide.cast_plan import Plan
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.pipeline.convert import convert

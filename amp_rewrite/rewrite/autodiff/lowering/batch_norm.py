@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.nodes import MAIN, Op
-from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.versions import FIRST_TRAINING_MODE
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder

@@ -17,9 +17,10 @@ from onnx import FunctionProto, TypeProto
 from amp_rewrite.errors import GradientError, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.nodes import Op
-from amp_rewrite.ir.schema import TENSOR, attribute, default_attributes
+from amp_rewrite.ir.schema import TENSOR, default_attributes
 from amp_rewrite.rewrite.autodiff.facts import Facts
 from amp_rewrite.rewrite.passes.inline import function_body, inlined
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import ascii_letters
 
-from amp_rewrite.ir.schema import equation
+from amp_rewrite.ir.attributes import equation
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Call, Family, row, sum_to
 

