@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 from typing import Any
 
 from amp_rewrite.errors import AmpRewriteError, ConfigError
@@ -29,8 +29,8 @@ class Kind(Enum):
 class Stated(Enum):
     """Conversions whose report and metadata state an option: all, or those with an unusual value."""
 
-    ALWAYS = 1
-    UNUSUAL = 2
+    ALWAYS = auto()
+    UNUSUAL = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,7 @@ def gate(
             write_file(summary, before + checked.text("markdown", fail_on), "the files were compared")
         if checked.delta is not None and checked.delta.differs and pages is not None:
             page = pages / f"{file.as_posix().strip('./').replace('/', '_')}.html"
-            pages.mkdir(parents=True, exist_ok=True)
+            pages.mkdir(exist_ok=True)
             write_file(page, checked.delta.page().to_html(), "the files were compared")
         if checked.failed or (checked.delta is not None and checked.delta.fails(fail_on)):
             worst = max(worst, FINDING)

@@ -67,12 +67,9 @@ class Pairing:
 def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[ValueId, ValueId]:
     """Return the pairs in the candidate's order: by matched ops, through Casts, then by name."""
     named = {v.name: v.id for v in reference.values if v.scope == MAIN and _pairable(reference, v.id)}
-    by_ops = {
-        mine: theirs
-        for j, i in ops.items()
-        for mine, theirs in zip(candidate.ops[j].outputs, reference.ops[i].outputs, strict=False)
-        if mine is not None and theirs is not None
-    }
+    by_ops: dict[ValueId | None, ValueId | None] = {}
+    for j, i in ops.items():
+        by_ops.update(zip(candidate.ops[j].outputs, reference.ops[i].outputs, strict=False))
     paired_by_op = set(by_ops.values())
     pairs: dict[ValueId, ValueId] = {}
     for value in candidate.values:

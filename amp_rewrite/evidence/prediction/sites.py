@@ -62,7 +62,9 @@ class Sites:
         constant = view.constant(value) is not None
         if constant and _holds(view, value, to):
             return
-        maker, is_exact = (None, False) if constant else maker_of(view, value, self.may)
+        maker, is_exact = maker_of(view, value, self.may)
+        if constant:
+            maker = None
         if maker is not None and not is_exact:  # an exact op gives low values of low ones
             yield Site(value, maker[0], maker, None)
         uses = (use for use in view.uses[value] if view.ops[use.op].scope == MAIN)

@@ -17,6 +17,7 @@ from amp_rewrite.evidence.instrument.range_nodes import WIDTH, merged, neutral, 
 from amp_rewrite.evidence.instrument.taps import Taps, tapped
 from amp_rewrite.evidence.ranges import Range, key
 from amp_rewrite.files.fit import Fit
+from amp_rewrite.ir.view import MAIN
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from support.cases import feeds
 from support.corpus import TEXT_MODELS, text_model
@@ -362,6 +363,15 @@ def test_taps_change_no_output(name: str) -> None:
     assert list(found) == list(plain)
     for output, given in plain.items():
         np.testing.assert_equal(found[output], given)
+
+
+def test_ops_with_bodies_stay_as_they_are_where_nothing_in_a_body_is_tapped() -> None:
+    for name in ("if_in_loop", "scan", "captures"):
+        view = View.of(Model.load(text_model(name)))
+        taps = [value for value in Taps.of(view).taps if view.values[value].scope == MAIN]
+        made = tapped(view, taps, DType.FLOAT16).model.proto.graph
+        owners = [op.node for op in view.ops if op.scope == MAIN and op.bodies]
+        assert owners and [node for node in made.node if node.output[:1] in [o.output[:1] for o in owners]] == owners
 
 
 def test_the_models_proto_stays_as_it_is() -> None:

@@ -16,10 +16,11 @@ import pytest
 import amp_rewrite
 from amp_rewrite.errors import FeedError, ModelError, PolicyError
 from amp_rewrite.evidence import conditions
+from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict, _worse
-from amp_rewrite.evidence.verify import _tensors, verify
+from amp_rewrite.evidence.verify import Side, _tensors, verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
@@ -124,6 +125,15 @@ def test_low_inputs_and_outputs_are_fed_and_compared_as_the_other_models_are(low
 def test_a_reference_that_is_half_runs_as_it_is_and_says_so() -> None:
     verdict = verify(SCALED_HALF, SCALED_HALF, X, rtol=0.0)
     assert (verdict.ok, verdict.reference.as_) == (True, f"float16 emulated on {CPU}")
+
+
+def test_outputs_are_kept_while_they_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_rewrite.evidence.verify.KEPT", 2 * X["x"].nbytes)
+    side = Side.of(RELU, "a", Conditions(), keeps=True)
+    found = [side.run(number, X) for number in range(3)]
+    assert [side.run(number, X) is first for number, first in enumerate(found)] == [True, True, False]
+    once = Side.of(RELU, "a", Conditions())
+    assert once.run(0, X) is not once.run(0, X)
 
 
 def test_every_batch_counts_and_the_worst_of_each_output_is_shown() -> None:

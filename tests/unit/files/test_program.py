@@ -17,12 +17,13 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from amp_rewrite import convert
+from amp_rewrite import DType, convert
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.program import _of_onnx_ir
+from amp_rewrite.files.program_tensors import ProgramTensor
 from amp_rewrite.files.tensors import is_stub
 from amp_rewrite.runtime.runner import Runner
 from support.paths import TESTS
@@ -220,6 +221,16 @@ def test_weights_that_change_before_they_are_written_are_refused(tmp_path):
     with pytest.raises(ModelError, match=r"tensor 'w' of the program has changed .*; convert it again"):
         converted.save(tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_change_of_any_element_of_a_small_weight_is_seen(at):
+    array = values(2, 2).copy()
+    tensor = ProgramTensor(ir.Tensor(array, name="w"), DType.FLOAT, array.size)
+    assert (tensor.values() == tensor.values()).all()
+    array.flat[at] += 1
+    with pytest.raises(ModelError, match="has changed"):
+        tensor.values()
 
 
 def test_external_tensors_of_several_folders_are_read_from_their_files(tmp_path):

@@ -83,6 +83,7 @@ def test_data_that_only_the_replaced_model_reads_are_outdated(tmp_path: Path) ->
     assert outdated(file, {str((tmp_path / own[2]).resolve())}, [file]) == [tmp_path / own[0], tmp_path / own[3]]
     (tmp_path / "link.onnx").symlink_to(file)
     assert outdated(tmp_path / "link.onnx", (), [file]) == outdated(tmp_path / "none.onnx", (), [file]) == []
+    (tmp_path / "link.onnx").unlink()
     (tmp_path / "again.bin").hardlink_to(file)
     assert outdated(file, (), [file]) == []
 

@@ -144,6 +144,18 @@ def test_pieces_are_what_protobuf_would_write():
     assert b"".join(found) == model.SerializeToString(deterministic=True)
 
 
+def test_nodes_without_tensors_and_bodies_are_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_into, pieces = list[str](), wire.pieces
+
+    def counted(message, replace):
+        looked_into.extend([message.op_type] if isinstance(message, onnx.NodeProto) else [])
+        return pieces(message, replace)
+
+    monkeypatch.setattr(wire, "pieces", counted)
+    counted(parser.parse_model(TEXT), lambda tensor: None)
+    assert looked_into == ["If", "Constant"]
+
+
 def test_fields_that_onnx_does_not_know_yet_are_written_again():
     inner = b"\xc0\x3e\x01"  # a varint in field 1000
     unknown = (

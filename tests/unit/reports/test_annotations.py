@@ -121,6 +121,13 @@ def test_annotations_of_a_large_model_are_written_without_its_weights(tmp_path: 
     assert any(stated(onnx.load(tmp_path / "a.onnx", load_external_data=False)))
 
 
+@pytest.mark.parametrize("words", [("--json",), ("--html", "page.html"), ("--expect", "io = float16")])
+def test_node_data_are_printed_alone(words: tuple[str, ...]) -> None:
+    file = ROOT / "examples/models/digits_mlp.onnx"
+    done = CliRunner().invoke(program, ["report", str(file), "--format", "model-explorer", *words])
+    assert done.exit_code == 2 and "prints node data alone" in done.stderr
+
+
 def test_the_command_prints_layers_of_what_it_wrote(tmp_path: Path) -> None:
     file = tmp_path / "low.onnx"
     run("convert", ROOT / "examples/models/digits_mlp.onnx", "-o", file, "--annotate", "-q")

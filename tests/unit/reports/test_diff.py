@@ -203,6 +203,15 @@ def test_unnamed_ops_are_recognized_by_a_neighbour_that_has_a_name() -> None:
     only(diff(a, b), added=4, removed=4)
 
 
+def test_ops_below_others_than_before_are_told_apart_by_their_names() -> None:
+    def sums(kind: str, *names: str) -> Report:
+        ends = (Row(f"{kind}_{at}", kind, "float32", named=False) for at in range(2))
+        moved = (Row(name, "Relu", "float32", reads=(at,)) for at, name in enumerate(names))
+        return report(*ends, *moved, Row("sum", "Add", "float32", reads=(2, 3), named=False))
+
+    assert set(match(sums("Exp", "p", "q"), sums("Tanh", "q", "p"))) == {(2, 3), (3, 2), (4, 4)}
+
+
 def test_matching_is_one_to_one_and_keeps_the_kind() -> None:
     rng = random.Random(7)
     for _ in range(60):

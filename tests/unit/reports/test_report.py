@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from amp_rewrite.errors import ConfigError, Finding, PatternError, ReportError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.reports import sources
 from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.evidence import REPAIRED, Evidence
 from amp_rewrite.reports.explain import explained
@@ -221,6 +224,17 @@ def test_a_row_s_key_ignores_names_and_types_but_not_attributes_and_weight_shape
 
     assert key("one") == key("other") == key("one", "float16")
     assert len({key("one"), key("one", attributes="<transB = 1>"), key("one", columns=5)}) == 3
+
+
+def test_a_pipe_is_read_until_it_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_CHARACTERS", 10)
+    pipe = tmp_path / "report.json"
+    os.mkfifo(pipe)
+    for given, read in ((3, 3), (10, 10), (30, 11)):
+        writer = threading.Thread(target=pipe.write_bytes, args=(b"x" * given,))
+        writer.start()
+        assert len(sources._content(pipe)) == read  # one more than may be read shows that it is too long
+        writer.join()
 
 
 def test_the_same_conversion_gives_the_same_report() -> None:

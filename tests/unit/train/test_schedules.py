@@ -260,6 +260,6 @@ def test_a_plateau_is_counted_from_the_start_again_in_each_fit() -> None:
             rates.append(plateau.rate(epoch, 0.1))
         assert rates == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.03, 0.03, 0.03], abs=1e-9)
     plateau.begin(trainer)
-    for epoch in range(3):  # without any improvement, from the first epoch on
+    for epoch in range(2):  # without any improvement, from the first epoch on
         plateau.epoch_end(trainer, epoch, {"loss": math.nan})
-    assert plateau.rate(3, 0.1) == 0.05
+    assert plateau.rate(2, 0.1) == 0.05

@@ -1,0 +1,73 @@
+"""The size of a model whose local functions are inlined: chains, circles and copies of copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+import pytest
+from onnx import helper
+
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files import function_expansion
+from amp_rewrite.files.function_expansion import check_expansion
+
+CIRCLE = "its local functions call each other in a circle, or more than 3 deep"
+
+
+def model(calls: Mapping[str, str], *, branch: bool = False) -> onnx.ModelProto:
+    """A model that calls the function a, perhaps in a branch; `calls` has what each calls, "R" for a Relu."""
+
+    def nodes(called: str) -> list[onnx.NodeProto]:
+        words = (("Relu", "") if name == "R" else (name, "own") for name in called)
+        return [helper.make_node(op, ["x"], ["y"], domain=domain) for op, domain in words]
+
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    functions = [helper.make_function("own", name, ["x"], ["y"], nodes(body), imports) for name, body in calls.items()]
+    main = nodes("a")
+    if branch:
+        body = helper.make_graph(main, "body", [], [])
+        main = [helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body)]
+    return helper.make_model(helper.make_graph(main, "g", [], []), functions=functions, opset_imports=imports)
+
+
+@pytest.mark.parametrize("branch", [False, True])
+@pytest.mark.parametrize(
+    ("calls", "refusal"),
+    [
+        ({}, ""),
+        ({"a": "R"}, ""),
+        ({"a": "bb", "b": "RR"}, ""),
+        ({"a": "b", "b": "c", "c": "R"}, ""),
+        ({"a": "b", "b": "c", "c": "d", "d": "R"}, CIRCLE),
+        ({"a": "a"}, CIRCLE),
+        ({"a": "b", "b": "Ra"}, CIRCLE),
+        ({"b": "b"}, ""),  # nothing calls it
+        ({"a": "bbbb", "b": "cccc", "c": "RRRR"}, "its local functions, inlined, are {} nodes, of {} in the file"),
+        ({"a": "bb", "b": "cc", "c": "RRR"}, ""),
+    ],
+)
+def test_functions_are_inlined_within_limits(
+    calls: Mapping[str, str], refusal: str, branch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(function_expansion, "_DEEPEST", 3)
+    monkeypatch.setattr(function_expansion, "_LARGEST", 30)
+    monkeypatch.setattr(function_expansion, "_GROWTH", 2)
+    proto = model(calls, branch=branch)
+    if not refusal:
+        check_expansion(proto, "m")
+        return
+    nodes = (1 + 2 * 85, 15) if branch else (85, 13)  # of the longest row
+    with pytest.raises(ModelError) as error:
+        check_expansion(proto, "m")
+    assert str(error.value).startswith(f"m: {refusal.format(*nodes)}")
+
+
+def test_large_nodes_count_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function_expansion, "_LARGEST", 10)
+    monkeypatch.setattr(function_expansion, "_GROWTH", 1)
+    proto = model({"a": "bbbbbbbbb", "b": "R"})
+    check_expansion(proto, "m")  # 1 + 9 + 9 nodes of 11, and 10
+    proto.functions[1].node[0].doc_string = "w" * 3000
+    with pytest.raises(ModelError, match="inlined, are 37 nodes, of 13 in the file"):
+        check_expansion(proto, "m")
