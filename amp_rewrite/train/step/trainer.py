@@ -19,15 +19,15 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
+from amp_rewrite.runtime.buffers import DoubleBuffer, Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.train.metrics.metric import Metric
 from amp_rewrite.train.metrics.metric_text import metrics_of
 from amp_rewrite.train.step import checkpoint
-from amp_rewrite.train.step.batch_check import batch_model, check_batch, read_by
+from amp_rewrite.train.step.batch_check import batch_model, check_batch
 from amp_rewrite.train.step.batch_check import batches as batches_of
-from amp_rewrite.train.step.batch_means import BatchMeans
+from amp_rewrite.train.step.evaluation import Evaluation
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, Scores, range_of
 from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, shown, slots_of
 from amp_rewrite.train.step.rows import Rows
@@ -299,40 +299,20 @@ class Trainer:
             FeedError: the data do not fit.
             TrainingError: a target is out of range.
         """
-        runner, loss, own = self._evaluator
-        rate = {self.step.learning_rate: np.array(0, np.float32)}
-        sums = BatchMeans(loss, own, self.step.targets)
-        asked = metrics_of(metrics, self._predictor.told if metrics else (), self.step.targets)
+        asked = metrics_of(metrics, self._evaluation.predictor.told if metrics else (), self.step.targets)
         rows_of = Rows.of(batches, self.step.batch, batch_size, False)
         data = batches if rows_of is None else lambda: rows_of.batches(0)
-        for number, batch in enumerate(self.feed(data)):
+        return self._evaluation.scores(self._now.side, self._checked(data), asked)
+
+    def _checked(self, batches: object) -> Iterator[Batch]:
+        """Yield batches whose targets are in range."""
+        for number, batch in enumerate(self.feed(batches)):
             check_batch(self._declared, self.step.targets, batch, number)
-            results = runner.run(self._now.side, read_by(runner, {**batch, **rate}))
-            sums.add(batch, results)
-            if asked:
-                found = self._predictor.run(self._now.side, read_by(self._predictor, batch))
-                for metric in asked:
-                    metric.take({**batch, **found})
-        mean, *means = sums.means().values()
-        named = dict(zip(self.step.metrics, means, strict=True))
-        return Scores(mean, {**named, **{metric.name: metric.result() for metric in asked}}, sums.rows)
+            yield batch
 
     @cached_property
-    def _predictor(self) -> BufferedRunner:
-        """The trained model, opened on the same state."""
-        model = self.step.prediction()
-        outputs = tuple(v.name for v in model.proto.graph.output)
-        return Runner.open(model, self._options).buffered(self._stepper.buffer, {}, outputs)
-
-    @cached_property
-    def _evaluator(self) -> tuple[BufferedRunner, str, tuple[str, ...]]:
-        """The evaluation model, opened on the same state, with the names of loss and metrics."""
-        model, loss, metrics = self.step.evaluation()
-        if model is self.step.model:
-            model = self._model
-        outputs = (loss, *metrics)
-        runner = Runner.open(model, replace(self._options, outputs_only=outputs))
-        return runner.buffered(self._stepper.buffer, {}, outputs), loss, metrics
+    def _evaluation(self) -> Evaluation:
+        return Evaluation(self.step, self._model, self._options, self._stepper.buffer)
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: parameters, slots, step count, loss scale, good steps; see `checkpoint.save`.
