@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, signature
+from inspect import Parameter, cleandoc, signature
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
@@ -80,8 +80,8 @@ def takes(*tables: Mapping[str, Option]) -> Callable[[F], F]:
         parameters = [*first, *keywords, *named[len(first) :]]
         function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
         if function.__doc__:  # absent under python -OO
-            lines = [f"    {name}: {row.doc}." for name, row in rows.items()]
-            function.__doc__ = "\n".join([function.__doc__.rstrip(), "\n    Options:\n", *lines, "    "])
+            lines = [f"{name}: {row.doc}." for name, row in rows.items()]
+            function.__doc__ = "\n".join([cleandoc(function.__doc__), "\nOptions:\n", *lines])
         return function
 
     return shown

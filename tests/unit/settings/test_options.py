@@ -47,7 +47,8 @@ def test_verify_and_repair_show_the_keywords_of_a_criterion(function: Callable[.
     assert {name: (shown[name].annotation, shown[name].default) for name in CRITERION} == {
         name: (text, None) for name, text in types.items()
     }
-    assert all(f"    {name}: {row.doc}.\n" in (function.__doc__ or "") for name, row in CRITERION.items())
+    lines = (inspect.getdoc(function) or "").splitlines()
+    assert all(f"{name}: {row.doc}." in lines for name, row in CRITERION.items())
 
 
 def test_each_option_may_stand_in_a_file_of_settings() -> None:
