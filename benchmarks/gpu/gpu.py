@@ -57,6 +57,8 @@ LIMITS = {
 OF_MODELS = ("latency", "variants", "kernels", "anchor")
 UNTIMED = ("ops", "emulation")
 """Kinds whose rows say nothing of time."""
+PLACES = ("scratch", "models", "file")
+"""Paths of the machine, which results leave out."""
 DEPENDS = ("device", "driver", "cuda", "versions")
 """What else a row depends on, beside its job; as `about` names it."""
 PACKAGES = ("amp-rewrite", "onnx", "onnxruntime-gpu", "onnxruntime", "numpy", "ml_dtypes", "torch", "transformers")
@@ -187,7 +189,7 @@ class Suite:
 
     def write(self, todo: Sequence[Job]) -> None:
         """gpu.json and gpu.md, of all that is there by now."""
-        rows = [{**job, "row": self.row(job)} for job in todo]
+        rows = [{**{k: v for k, v in job.items() if k not in PLACES}, "row": self.row(job)} for job in todo]
         told = {"machine": self.about, "rows": rows}
         (self.out / "gpu.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         lines = gpu_tables.page(self.about, rows)

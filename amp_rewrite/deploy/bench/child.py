@@ -92,7 +92,8 @@ def _weighed(job: BenchJob) -> JobResult:
     batch = _batch(job)
     has_provider(job.provider)  # loads the runtime's library, which does not belong to the model
     before = gpu.used() if gpu else resident()
-    _run(_opened(job), batch, 2)  # the second run shows whether memory is used again
+    runner = _opened(job)  # held until the end, because a session frees its arena on the GPU with itself
+    _run(runner, batch, 2)  # the second run shows whether memory is used again
     after = gpu.used() if gpu else resident(peak=True)
     return (
         JobResult(max(after - before, 0)) if after else JobResult(fault="this system does not tell how much is in use")

@@ -78,6 +78,30 @@ def test_a_model_weighs_what_is_in_use_beyond_what_was_before(tmp_path: Path, mo
     )
 
 
+class Holding:
+    """A session, which frees its memory on the GPU when it is gone."""
+
+    in_use = 100
+
+    def __init__(self, job: object) -> None:
+        Holding.in_use += 64
+
+    def __del__(self) -> None:
+        Holding.in_use -= 64
+
+    @classmethod
+    def used(cls) -> int:
+        return cls.in_use
+
+
+def test_memory_of_a_gpu_is_read_while_the_session_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "GpuMemory", lambda: Holding)
+    monkeypatch.setattr(child, "_opened", Holding)
+    monkeypatch.setattr(child, "_batch", lambda job: {})
+    monkeypatch.setattr(child, "_run", lambda runner, batch, times: None)
+    assert (child.outcome_of(child.BenchJob("m", "b", CUDA), tmp_path).memory, Holding.in_use) == (64, 100)
+
+
 def test_a_float32_model_that_comes_first_is_measured_with_tf32_too_on_cuda(tmp_path: Path) -> None:
     def named(*texts: str, provider: str) -> list[tuple[str, bool, int, tuple[str, ...]]]:
         models = [parsed(text) for text in texts]
