@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -18,25 +17,22 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.runtime.buffers import DoubleBuffer, Side
+from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.train.metrics.metric import Metric
 from amp_rewrite.train.metrics.metric_text import metrics_of
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.batch_check import batch_model, check_batch
 from amp_rewrite.train.step.batch_check import batches as batches_of
 from amp_rewrite.train.step.evaluation import Evaluation
+from amp_rewrite.train.step.execution import Execution, Steps
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, Scores, range_of
 from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, shown, slots_of
 from amp_rewrite.train.step.rows import Rows
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.update.blocks import BLOCK, in_blocks
-from amp_rewrite.train.update.channel_blocks import in_channel_blocks
 from amp_rewrite.train.update.optimizers.optimizer import AVERAGE
 from amp_rewrite.train.update.plain_numbers import whole_number
-from amp_rewrite.train.update.row_chunks import in_row_chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +47,6 @@ class _Position:
     micro_batch: int = 0
     skipped: int = 0
     nonfinite: int = 0
-
-
-class Steps(Protocol):
-    """Executor of steps: one model, or several that share the work. `buffer`: the state on the device."""
-
-    @property
-    def provider(self) -> str: ...
-
-    @property
-    def buffer(self) -> DoubleBuffer: ...
-
-    def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Read the state of one side and write the other; return loss, metrics and flags, valid until the next run."""
 
 
 class Trainer:
@@ -107,20 +90,9 @@ class Trainer:
         if not isinstance(step, TrainingStep):
             raise TrainingError(f"{type(step).__name__} is not a training step; pass training_step(model, loss=…)")
         self.step = step
-        providers = (CUDA, CPU) if providers is None else tuple(providers)
-        if providers[:2] == (CUDA, CPU) and not cuda_opens():
-            providers = providers[1:]
-        self.emulated = step.lowered and providers[0] == CPU if emulated is None else emulated
-        self._model = emulate(step.model, io="same") if self.emulated else step.model
-        if providers[0] == CPU:
-            block = BLOCK * (threads or os.cpu_count() or 1)
-            self._model = in_row_chunks(in_blocks(self._model, block), block)
-            self._model = in_channel_blocks(self._model)
+        execution = Execution.of(step, providers, emulated, threads, provider_options)
+        self.emulated, self._model, self._options = execution.emulated, execution.model, execution.options
         self._declared = batch_model(step.model, step.batch)
-        # a memory pool would hold the memory of a step twice; planned reuse would give colder memory, and more of it
-        self._options = SessionOptions(
-            providers=providers, threads=threads, pooled=False, planned=False, provider_options=provider_options
-        )
         self._stepper = self._open()
         self._checkpointed = step.state
         self.last_rate = 0.0
