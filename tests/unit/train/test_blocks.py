@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.settings.loss_scale import DynamicLossScale
-from amp_rewrite.train.step import trainer as trainer_module
+from amp_rewrite.train.step import execution
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.blocks import in_blocks
@@ -33,7 +33,7 @@ EACH = [
 
 def after(monkeypatch: pytest.MonkeyPatch, block: int, **options: Any) -> tuple[Trainer, Sequence[float]]:
     """Train with blocks of so many elements; a batch in the middle has no finite gradients."""
-    monkeypatch.setattr(trainer_module, "BLOCK", block)
+    monkeypatch.setattr(execution, "BLOCK", block)
     made = Trainer(step(**options), **PLACE)
     data = list(batches(6))
     data[3]["x"][0, 0] = np.inf
@@ -87,7 +87,7 @@ def test_chains_of_the_backward_pass_are_cut_by_rows_where_the_batch_is_unknown(
     (rows,) = scans(in_blocks(made.model, 16))
     losses, states = list[Any](), list[Any]()
     for block in (1 << 20, 16):
-        monkeypatch.setattr(trainer_module, "BLOCK", block)
+        monkeypatch.setattr(execution, "BLOCK", block)
         trainer = Trainer(made, **PLACE)
         losses.append(trainer.fit(list(batches(3))).losses)
         states.append(trainer.state)

@@ -9,7 +9,7 @@ from onnx import numpy_helper
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.train.step import trainer as trainer_module
+from amp_rewrite.train.step import execution
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update import channel_blocks
@@ -123,7 +123,7 @@ def test_steps_train_in_blocks_of_channels(monkeypatch: pytest.MonkeyPatch) -> N
     step = training_step(model, loss="mean_squared_error(y, t)", optimizer="sgd,lr=0.1", policy="float32")
     data = [{"x": random.standard_normal((4, n, 6, 6)).astype(np.float32), "t": np.ones((4, n), np.float32)}] * 5
     fast = Trainer(step, **PLACE)
-    monkeypatch.setattr(trainer_module, "in_channel_blocks", lambda model: model)
+    monkeypatch.setattr(execution, "in_channel_blocks", lambda model: model)
     plain = Trainer(step, **PLACE)
 
     assert blocked(fast._model) and not blocked(plain._model)

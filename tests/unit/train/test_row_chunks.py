@@ -11,7 +11,7 @@ from onnx import TensorProto, numpy_helper
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.train.step import trainer as trainer_module
+from amp_rewrite.train.step import execution
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.row_chunks import in_row_chunks
@@ -43,9 +43,9 @@ def test_chunks_of_rows_change_the_last_bits_alone(
     step = training_step(model, loss="mean_squared_error(y, t)", optimizer="sgd,lr=0.1", policy="float32")
     x = random.standard_normal((number, CHANNELS, *place)).astype(np.float32)
     data = [{"x": x, "t": random.standard_normal((number, CHANNELS)).astype(np.float32)}] * 4
-    monkeypatch.setattr(trainer_module, "BLOCK", 512)
+    monkeypatch.setattr(execution, "BLOCK", 512)
     chunks = Trainer(step, **PLACE)
-    monkeypatch.setattr(trainer_module, "in_row_chunks", lambda model, block: model)
+    monkeypatch.setattr(execution, "in_row_chunks", lambda model, block: model)
     whole = Trainer(step, **PLACE)
 
     kinds = [Counter(n.op_type for n in made._model.proto.graph.node) for made in (chunks, whole)]
