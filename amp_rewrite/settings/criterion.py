@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict, get_args
 
 from amp_rewrite.settings.option import DATA, Kind, Option
@@ -28,56 +29,32 @@ class CriterionKeywords(TypedDict, total=False):
     at_most: float | None
 
 
+_text = partial(Option, group=DATA)
+_number = partial(_text, kind=Kind.NUMBER, metavar="X")
 CRITERION = {
     option.name: option
     for option in (
-        Option(
+        _number(
             name="tolerance",
-            kind=Kind.NUMBER,
-            group=DATA,
-            metavar="X",
             help="Largest error, relative to each output's largest value.",
             doc="largest error, relative to the largest value of the output",
         ),
-        Option(
+        _number(
             name="rtol",
-            kind=Kind.NUMBER,
-            group=DATA,
-            metavar="X",
             help="Instead: |a - b| <= atol + rtol |a| in every element.",
             doc="tolerance relative to the reference's value",
         ),
-        Option(
-            name="atol",
-            kind=Kind.NUMBER,
-            group=DATA,
-            metavar="X",
-            help="See --rtol.",
-            doc="absolute tolerance, added to the relative one",
-        ),
-        Option(
+        _number(name="atol", help="See --rtol.", doc="absolute tolerance, added to the relative one"),
+        _text(
             name="metric",
-            group=DATA,
             metavar="|".join(get_args(MetricName)),
             help="Instead: a metric with a bound.",
             doc="the name of a metric, or a callable of reference and candidate, with one of the bounds",
         ),
-        Option(
-            name="at_least",
-            kind=Kind.NUMBER,
-            group=DATA,
-            metavar="X",
-            help="Lower bound, for metrics where higher is better.",
-            doc="lower bound of `metric`",
+        _number(
+            name="at_least", help="Lower bound, for metrics where higher is better.", doc="lower bound of `metric`"
         ),
-        Option(
-            name="at_most",
-            kind=Kind.NUMBER,
-            group=DATA,
-            metavar="X",
-            help="Upper bound, for metrics where lower is better.",
-            doc="upper bound of `metric`",
-        ),
+        _number(name="at_most", help="Upper bound, for metrics where lower is better.", doc="upper bound of `metric`"),
     )
 }
 """Each keyword of a criterion, by name."""

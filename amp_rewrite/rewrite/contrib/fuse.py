@@ -42,13 +42,13 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
     whole = [o for o in fuse_clusters(view, context, _LATEST) if isinstance(o, Replacement)]
     for outcome in fuse_attentions(view, context):
         yield _declaring(view, context, outcome)
-    site = SearchedModel.of(view, whole, context)
+    site = OpIndex.of(view, whole, context)
     for matcher in MATCHERS:
         for match in matcher(site):
             yield match if isinstance(match, Refusal) else _proved(site, match)
 
 
-def _proved(site: SearchedModel, match: UnprovenReplacement) -> Outcome:
+def _proved(site: OpIndex, match: Proposal) -> Outcome:
     fusion = match.replacement
     why = node_mismatch(site.view, fusion.ops, fusion.node, match.tried, match.magnitude, site.view.opsets)
     return _declaring(site.view, site.context, judged(fusion.kind, fusion.last, why or fusion))
@@ -65,8 +65,12 @@ def _declaring(view: View, context: Context, outcome: Outcome) -> Outcome:
     return replace(outcome, declared=tuple(results))
 
 
+Tried = Mapping[ValueId, tuple[int, ...]]
+"""Shapes of random numbers, by value."""
+
+
 @dataclass(frozen=True, slots=True)
-class UnprovenReplacement:
+class Proposal:
     """A replacement to prove, and the shapes with which ops and node are tried.
 
     `tried`: a shape for random numbers, for every value that the ops read and that is not a constant, and for weights
@@ -74,7 +78,7 @@ class UnprovenReplacement:
     """
 
     replacement: Replacement
-    tried: Mapping[ValueId, tuple[int, ...]]
+    tried: Tried
     elementwise: bool = False
 
     def magnitude(self, fed: Arrays, y: Array) -> Array:
@@ -93,7 +97,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchedModel:
+class OpIndex:
     """A model to search: `whole` are its operators by type, written out or not."""
 
     view: View
@@ -101,7 +105,7 @@ class SearchedModel:
     context: Context
 
     @classmethod
-    def of(cls, view: View, written_out: Sequence[Replacement], context: Context) -> SearchedModel:
+    def of(cls, view: View, written_out: Sequence[Replacement], context: Context) -> OpIndex:
         """Return the site of a view, in which some operators of the standard are written out op by op."""
         whole: dict[str, list[Operator]] = {kind: [] for kind in (*_SKIP_NORMS, "Gelu")}
         for op in view.ops:
@@ -158,7 +162,7 @@ _RANKS = (2, 3)  # tokens, or batch and tokens, by features: its kernels take no
 _EPSILON = 1e-5  # the default of both norms
 
 
-def skip_norms(site: SearchedModel) -> Iterator[UnprovenReplacement | Refusal]:
+def skip_norms(site: OpIndex) -> Iterator[Proposal | Refusal]:
     """Yield each normalized sum of two tensors of one shape. Other readers of the sum get it from the same node."""
     view = site.view
 
@@ -175,7 +179,7 @@ def skip_norms(site: SearchedModel) -> Iterator[UnprovenReplacement | Refusal]:
             yield Refusal(kind, norm.last.id, outcome) if isinstance(outcome, str) else outcome
 
 
-def _skip_norm(site: SearchedModel, norm: Operator, add: Op, copies: Sequence[Op]) -> UnprovenReplacement | str:
+def _skip_norm(site: OpIndex, norm: Operator, add: Op, copies: Sequence[Op]) -> Proposal | str:
     view, (total, gamma, beta) = site.view, (*norm.inputs, None)[:3]
     assert total is not None
     ops = (add.id, *(op.id for op in copies), *norm.ops)
@@ -206,10 +210,10 @@ def _skip_norm(site: SearchedModel, norm: Operator, add: Op, copies: Sequence[Op
     tried = dict.fromkeys(summands, (2,) * (len(shape) - 1) + (shape[-1],))
     tried.update({v: (shape[-1],) for v in (gamma, beta, bias) if v is not None and view.constant(v) is None})
     place = add.id if apart else None
-    return UnprovenReplacement(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), tried)
+    return Proposal(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), tried)
 
 
-def _odd_norm(site: SearchedModel, norm: Operator, shape: Dims) -> str | None:
+def _odd_norm(site: OpIndex, norm: Operator, shape: Dims) -> str | None:
     """Return what a norm has that its twin lacks."""
     if any(v is not None for v in norm.last.outputs[1:]):
         return "its mean or deviation is read"
@@ -222,7 +226,7 @@ def _odd_norm(site: SearchedModel, norm: Operator, shape: Dims) -> str | None:
     return None
 
 
-def _summands(site: SearchedModel, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | None:
+def _summands(site: OpIndex, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | None:
     """Return both operands, first the one that has the sum's shape; the other has it too, or lacks the batch alone."""
     for a, b in orders(add) if None not in shape else ():
         other = site.shape(b)
@@ -233,7 +237,7 @@ def _summands(site: SearchedModel, add: Op, shape: Dims) -> tuple[ValueId, Value
 
 
 def _with_bias(
-    site: SearchedModel, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
+    site: OpIndex, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
 ) -> tuple[tuple[OpId, ...], tuple[ValueId, ValueId], ValueId | None]:
     """Return the sum that makes an operand by adding a weight of one number per feature, and operands and bias then."""
     for slot, value in enumerate(summands):
@@ -251,7 +255,7 @@ def _with_bias(
 # -- activations -----------------------------------------------------------------------------------
 
 
-def gelus(site: SearchedModel) -> Iterator[UnprovenReplacement | Refusal]:
+def gelus(site: OpIndex) -> Iterator[Proposal | Refusal]:
     """Yield each Gelu after a bias, and each that is written out at an opset without Gelu."""
     for gelu in site.whole["Gelu"]:
         x = gelu.inputs[0]
@@ -272,21 +276,14 @@ _WIDTH = 61
 """Numbers in the last axis with which an activation is tried."""
 
 
-def _activation(
-    site: SearchedModel,
-    kind: str,
-    op_type: str,
-    ops: Sequence[OpId],
-    tried: Mapping[ValueId, tuple[int, ...]],
-    **stated: float,
-) -> UnprovenReplacement:
+def _activation(site: OpIndex, kind: str, op_type: str, ops: Sequence[OpId], tried: Tried, **stated: float) -> Proposal:
     """Return the match of ops that end in an activation of the values that are tried."""
     last = site.view.ops[max(ops)]
     node = fused_node(op_type, last, site.names(*tried), list(last.node.output), stated, DOMAIN)
-    return UnprovenReplacement(Replacement(kind, tuple(ops), last.id, node), tried, elementwise=True)
+    return Proposal(Replacement(kind, tuple(ops), last.id, node), tried, elementwise=True)
 
 
-def _biased(site: SearchedModel, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId, int] | None:
+def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId, int] | None:
     """Return the Add before an activation that alone reads it, its operand, and its bias with that one's size."""
     view = site.view
     add = view.producer(x, "Add")
@@ -301,7 +298,7 @@ def _biased(site: SearchedModel, gelu: Operator, x: ValueId) -> tuple[OpId, Valu
     return None
 
 
-def quick_gelus(site: SearchedModel) -> Iterator[UnprovenReplacement]:
+def quick_gelus(site: OpIndex) -> Iterator[Proposal]:
     """Yield each product of x and the logistic function of x, or of x times a number."""
     view = site.view
     for sigmoid in view.of_kinds(_QUICK_GELUS.after):
@@ -333,7 +330,7 @@ def _mild(scale: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _SwappedFactor:
+class _Swapped:
     """A factor of a product before a swap of its last axes and scales, the ops of those, and the scale."""
 
     value: ValueId
@@ -342,7 +339,7 @@ class _SwappedFactor:
     scale: float
 
 
-def products(site: SearchedModel) -> Iterator[UnprovenReplacement]:
+def products(site: OpIndex) -> Iterator[Proposal]:
     """Yield each MatMul whose factors are transposed or scaled, or whose result is scaled by one number."""
     for product in site.view.ops:
         if product.kind != "MatMul" or not site.floats((product.id,)):
@@ -357,10 +354,10 @@ def products(site: SearchedModel) -> Iterator[UnprovenReplacement]:
         reads = site.names(left.value, right.value)
         node = fused_node("FusedMatMul", last, reads, list(last.node.output), stated, DOMAIN)
         tried = {left.value: _tried(site, left, (3, 5)), right.value: _tried(site, right, (5, 4))}
-        yield UnprovenReplacement(Replacement("scaled_product", ops, last.id, node), tried)
+        yield Proposal(Replacement("scaled_product", ops, last.id, node), tried)
 
 
-def _side(site: SearchedModel, product: Op, value: ValueId | None) -> _SwappedFactor:
+def _side(site: OpIndex, product: Op, value: ValueId | None) -> _Swapped:
     """Follow a factor up past one swap of its last axes and scales that it alone reads. Weights are not followed."""
     assert value is not None
     view, reader, ops, swapped, scale = site.view, product, list[OpId](), False, 1.0
@@ -376,7 +373,7 @@ def _side(site: SearchedModel, product: Op, value: ValueId | None) -> _SwappedFa
             break
         ops.append(op.id)
         reader = op
-    return _SwappedFactor(value, tuple(ops), swapped, scale)
+    return _Swapped(value, tuple(ops), swapped, scale)
 
 
 def _swaps(op: Op) -> bool:
@@ -385,7 +382,7 @@ def _swaps(op: Op) -> bool:
     return len(perm) > 1 and perm == (*range(len(perm) - 2), len(perm) - 1, len(perm) - 2)
 
 
-def _scaled_after(site: SearchedModel, product: Op) -> tuple[Op, float]:
+def _scaled_after(site: OpIndex, product: Op) -> tuple[Op, float]:
     """Return the last op of a product and the one scale that follows it, or the product itself."""
     reader = only_reader(site.view, product.outputs[0])
     if reader is not None and site.floats((reader.id,)) and (scaled := site.scaled(reader)) is not None:
@@ -395,15 +392,10 @@ def _scaled_after(site: SearchedModel, product: Op) -> tuple[Op, float]:
     return product, 1.0
 
 
-def _tried(site: SearchedModel, side: _SwappedFactor, last: tuple[int, int]) -> tuple[int, ...]:
+def _tried(site: OpIndex, side: _Swapped, last: tuple[int, int]) -> tuple[int, ...]:
     batch = (2,) * (len(site.shape(side.value) or ()) - 2)
     return (*batch, *(last[::-1] if side.swapped else last))
 
 
-MATCHERS: tuple[Callable[[SearchedModel], Iterator[UnprovenReplacement | Refusal]], ...] = (
-    skip_norms,
-    gelus,
-    quick_gelus,
-    products,
-)
+MATCHERS: tuple[Callable[[OpIndex], Iterator[Proposal | Refusal]], ...] = (skip_norms, gelus, quick_gelus, products)
 """The matchers, in order: the first of two matches that share an op is taken."""
