@@ -10,9 +10,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import PolicyError, advice
+from amp_rewrite.reports.op_changes import CastChange, Change, Run, Sides
 from amp_rewrite.reports.render import annotation, count, cut, markdown_table, plain, table
 from amp_rewrite.reports.result import Result
-from amp_rewrite.reports.sides import CastChange, Change, Run, Sides
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure

@@ -10,10 +10,10 @@ from dataclasses import replace
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.match import crossed, matched, order, paired
+from amp_rewrite.reports.op_changes import CastChange, Change, Matches, PlacedCast, PlacedChange, Sides, runs_of
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
-from amp_rewrite.reports.sides import CastChange, Change, Matches, PlacedCast, PlacedChange, Sides, runs_of
 from amp_rewrite.reports.sources import ReportSource, report_and_view
 from amp_rewrite.settings.options import STATED
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.ir.op_classes import COMMUTATIVE
 from amp_rewrite.reports.alignment import common, increasing
+from amp_rewrite.reports.op_changes import Matches
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, Row
-from amp_rewrite.reports.sides import Matches
 
 # Steps of alignment, over all gaps; rows that would cost more stay unmatched.
 _ALIGNMENT = 2_000_000

@@ -16,7 +16,7 @@ from amp_rewrite.decide.bounds.matrices import multiplied
 from amp_rewrite.decide.bounds.quantized import dequantized, dequantized_parts
 from amp_rewrite.decide.bounds.reshape import transposed
 from amp_rewrite.decide.bounds.state import Ball, Sizes, State, box, join, lengths, reduced, unknown
-from amp_rewrite.decide.bounds.throughout import number_throughout
+from amp_rewrite.decide.bounds.uniform_constants import number_throughout
 from amp_rewrite.decide.bounds.weights import largest, matrix_of, parts
 from amp_rewrite.ir.op_classes import RECURRENT
 

@@ -14,7 +14,7 @@ from amp_rewrite.decide.bounds.context import OpContext, Table
 from amp_rewrite.decide.bounds.rotation import rotated, rotation
 from amp_rewrite.decide.bounds.state import MOST, MOST_OF_MAPS, Sizes, State, box, join, lengths, small, unknown
 from amp_rewrite.decide.bounds.weights import constant
-from amp_rewrite.decide.bounds.written import ends, written
+from amp_rewrite.decide.bounds.written_out import ends, written
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import ELEMENTLESS

@@ -14,7 +14,7 @@ from onnx import TensorProto
 from amp_rewrite.decide.bounds.arithmetic import gamma
 from amp_rewrite.decide.bounds.context import OpContext, Table
 from amp_rewrite.decide.bounds.state import MOST_OF_MAPS, State, box, lengths, reduced, unknown
-from amp_rewrite.decide.bounds.throughout import number_throughout
+from amp_rewrite.decide.bounds.uniform_constants import number_throughout
 from amp_rewrite.decide.bounds.weights import largest
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from amp_rewrite.decide.bounds.throughout import number_throughout
+from amp_rewrite.decide.bounds.uniform_constants import number_throughout
 from amp_rewrite.decide.hazards.rule import Held
 from amp_rewrite.decide.hazards.steps import described, learned_ops
 from amp_rewrite.decide.placement.flops import summed_terms

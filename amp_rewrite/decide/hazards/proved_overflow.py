@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.bounds.throughout import number_throughout
+from amp_rewrite.decide.bounds.uniform_constants import number_throughout
 from amp_rewrite.decide.hazards.rule import Held, rule
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import dependents, float32_ops

@@ -21,8 +21,8 @@ from amp_rewrite.reports.render import plain
 from amp_rewrite.reports.rows import DTYPES, FIRST_INPUT, FLOATING, NO_ROW, CastRow, PortRow, ReportData, Row
 
 if TYPE_CHECKING:
+    from amp_rewrite.reports.op_changes import Change
     from amp_rewrite.reports.page.facts import RowFacts
-    from amp_rewrite.reports.sides import Change
 
 _COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry", "inputs", "outputs", "variables")
 _FEW_PORTS = 8

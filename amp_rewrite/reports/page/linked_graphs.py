@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from amp_rewrite.ir.gc_paused import gc_paused
+from amp_rewrite.reports.op_changes import Sides
 from amp_rewrite.reports.page.graph import GraphDifference, Words, board, graph_data, rules_of
 from amp_rewrite.reports.page.markup import short
 from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.rows import ReportData
-from amp_rewrite.reports.sides import Sides
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View

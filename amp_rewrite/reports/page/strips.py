@@ -9,11 +9,11 @@ from itertools import accumulate, groupby
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.errors import count
+from amp_rewrite.reports.op_changes import Run
 from amp_rewrite.reports.page.axis import MOST_POINTS, Axis, percent
 from amp_rewrite.reports.page.chart import Line, rows, sample, table
 from amp_rewrite.reports.page.markup import element, hint, short
 from amp_rewrite.reports.page.page import Figure
-from amp_rewrite.reports.sides import Run
 
 _ROWS, _OPEN = 500, 50
 """Changed ops in the table, and up to how many it is unfolded."""

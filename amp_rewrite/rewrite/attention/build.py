@@ -17,7 +17,7 @@ from amp_rewrite.rewrite.replacement import Replacement, fused_node
 
 if TYPE_CHECKING:
     from amp_rewrite.rewrite.attention.layout import OperandSource
-    from amp_rewrite.rewrite.attention.legality import Fusible
+    from amp_rewrite.rewrite.attention.legality import FusibleAttention
 
 KIND = "attention"
 _QUERY_AXIS = 2
@@ -30,7 +30,7 @@ class WrittenAttention(Replacement):
     shown: str | None = None
 
 
-def write(site: Fusible) -> WrittenAttention:
+def write(site: FusibleAttention) -> WrittenAttention:
     """Return the nodes of a site. Those of its mask alone have the same names wherever that mask is read."""
     return _AttentionWriter(site).written()
 
@@ -46,7 +46,7 @@ def _with_freed(view: View, ops: Iterable[OpId], moves: Iterable[OpId]) -> tuple
 
 
 class _AttentionWriter(Surroundings):
-    def __init__(self, site: Fusible) -> None:
+    def __init__(self, site: FusibleAttention) -> None:
         super().__init__(site.view, site.form.last)
         self.view, self.site = site.view, site
         self.shown: str | None = None

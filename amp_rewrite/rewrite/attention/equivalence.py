@@ -17,7 +17,7 @@ from amp_rewrite.rewrite.equivalence import Arrays, double, mismatch, run, runs_
 if TYPE_CHECKING:
     from amp_rewrite.rewrite.attention.build import WrittenAttention
     from amp_rewrite.rewrite.attention.layout import OperandSource
-    from amp_rewrite.rewrite.attention.legality import Fusible
+    from amp_rewrite.rewrite.attention.legality import FusibleAttention
 
 SPREADS = (1.0, 1e-3, 4.0)
 QUERIES, KEYS = 3, 5
@@ -28,7 +28,7 @@ Trial = tuple[Arrays, Arrays, Array]
 """Feeds of the ops, feeds of the nodes, and the magnitude of the result, in float64."""
 
 
-def mismatch_of(site: Fusible, written: WrittenAttention) -> str | None:
+def mismatch_of(site: FusibleAttention, written: WrittenAttention) -> str | None:
     """Return how the written nodes differ from the ops; None if both agree."""
 
     def split(array: Array) -> Array:
@@ -67,7 +67,7 @@ Feeds = tuple[Sequence[Array], Arrays, tuple[Array, Array, Array]]
 
 
 def compared(
-    site: Fusible,
+    site: FusibleAttention,
     written: WrittenAttention,
     sizes: AttentionSizes,
     feeds: Callable[[Array, Array, Array], Feeds],
@@ -86,7 +86,7 @@ def compared(
     return mismatch(before, after, [t[2] for t in trials])
 
 
-def _magnitude(site: Fusible, queries: Array, keys: Array, values: Array) -> Array:
+def _magnitude(site: FusibleAttention, queries: Array, keys: Array, values: Array) -> Array:
     """Return the magnitude of a result: that of values and scores together.
 
     The scale is rounded once to float32: an error of UNIT in a score s is one of |s| UNIT in its weight, at most twice
@@ -97,7 +97,7 @@ def _magnitude(site: Fusible, queries: Array, keys: Array, values: Array) -> Arr
 
 
 def _trials(
-    site: Fusible,
+    site: FusibleAttention,
     written: WrittenAttention,
     sizes: AttentionSizes,
     feeds: Callable[[Array, Array, Array], Feeds],
@@ -134,13 +134,13 @@ def merged(x: Array) -> Array:
     return x.reshape(-1, *x.shape[2:])
 
 
-def _shapes(site: Fusible, scores: tuple[int, ...]) -> Arrays:
+def _shapes(site: FusibleAttention, scores: tuple[int, ...]) -> Arrays:
     """Return the shapes by which scores are split in batch and heads, and weights put together again."""
     ends = (site.form.parting, scores), (site.form.joining, (scores[0] * scores[1], *scores[2:]))
     return {op.node.input[1]: np.array(shape) for op, shape in ends if op is not None}
 
 
-def _masks(site: Fusible, rng: np.random.Generator, scores: tuple[int, ...]) -> tuple[dict[str, Array], Array]:
+def _masks(site: FusibleAttention, rng: np.random.Generator, scores: tuple[int, ...]) -> tuple[dict[str, Array], Array]:
     """Return feeds of mask and biases by the model's names, and where keys are shown."""
     view, form = site.view, site.form
     shown = np.ones(scores[-2:], bool)
@@ -166,7 +166,7 @@ def _masks(site: Fusible, rng: np.random.Generator, scores: tuple[int, ...]) -> 
     return fed, shown
 
 
-def _random_mask(site: Fusible, rng: np.random.Generator, scores: tuple[int, ...]) -> Array:
+def _random_mask(site: FusibleAttention, rng: np.random.Generator, scores: tuple[int, ...]) -> Array:
     """Return a random mask with the site's shape, including a row that shows nothing if the site may have one."""
     whole = (None, None, *site.lengths)[-len(site.mask) :]
     sizes = zip(site.mask, whole, scores[-len(site.mask) :], strict=True)

@@ -14,7 +14,7 @@ from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND, write
 from amp_rewrite.rewrite.attention.equivalence import mismatch_of
-from amp_rewrite.rewrite.attention.legality import Fusible, site_of
+from amp_rewrite.rewrite.attention.legality import FusibleAttention, site_of
 from amp_rewrite.rewrite.attention.recognize import Form, form_of
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, judged, too_old
 
@@ -35,7 +35,7 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
             yield judged(KIND, last, mismatch_of(site, written) or written)
 
 
-def sites(view: View, context: Context) -> Iterator[tuple[OpId, Fusible | str]]:
+def sites(view: View, context: Context) -> Iterator[tuple[OpId, FusibleAttention | str]]:
     """Yield each attention that is written out, at any opset, by its last op: its site, or why one operator cannot
     compute it. Equivalence is not proved yet."""
     for last, form in forms(view):

@@ -1,4 +1,4 @@
-"""The sites where one operator can compute an attention that is written out: its operands and its mask.
+"""Attentions that are written out and that one operator can compute: their operands and their masks.
 
 Structure and shapes decide here; `equivalence` proves that the operator computes the same.
 """
@@ -34,7 +34,7 @@ from amp_rewrite.rewrite.const_eval import TRACED_MOVES, numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Fusible:
+class FusibleAttention:
     """An attention that one operator can compute, as far as structure and shapes tell.
 
     `causal`: a query sees the keys up to its own, and that is all that its mask says. `hides`: it has a mask to read,
@@ -76,7 +76,7 @@ class Fusible:
         return self.form.last if self.end is None else self.end
 
 
-def site_of(view: View, form: Form, to: DType, dims: AllDims) -> Fusible | str:
+def site_of(view: View, form: Form, to: DType, dims: AllDims) -> FusibleAttention | str:
     """Return the site of a form, or why one operator cannot compute it."""
     heads = _heads(view, form, dims)
     if isinstance(heads, str):
@@ -91,7 +91,7 @@ def site_of(view: View, form: Form, to: DType, dims: AllDims) -> Fusible | str:
     if fault:
         return fault
     end = _parted(view, form, dims, (*q[:3], v[3])) if heads else None
-    return _masked(Fusible(view, form, queries, keys, values, (q[2], k[2]), heads=heads, end=end), dims, q, to)
+    return _masked(FusibleAttention(view, form, queries, keys, values, (q[2], k[2]), heads=heads, end=end), dims, q, to)
 
 
 def _heads(view: View, form: Form, dims: AllDims) -> int | str:
@@ -134,7 +134,7 @@ def _misfit(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
     return None
 
 
-def _masked(site: Fusible, dims: AllDims, queries: Dims, to: DType) -> Fusible | str:
+def _masked(site: FusibleAttention, dims: AllDims, queries: Dims, to: DType) -> FusibleAttention | str:
     """Return the site with what is known of its mask and its biases."""
     view, form, hiding, biases = site.view, site.form, site.form.hiding, site.form.biases
     shown = hiding.shown if hiding is not None else None
@@ -165,13 +165,13 @@ def _masked(site: Fusible, dims: AllDims, queries: Dims, to: DType) -> Fusible |
     return replace(site, mask=stated[0] if stated else (), narrow=not whole, split=apart)
 
 
-def _stated(site: Fusible, dims: AllDims, value: ValueId) -> Dims:
+def _stated(site: FusibleAttention, dims: AllDims, value: ValueId) -> Dims:
     """Return the dimensions of a mask or bias; () if they are not known."""
     held = numbers(site.view, value)
     return held.shape if held is not None else dims_at(site.view, dims, value)
 
 
-def _laid(site: Fusible, dims: AllDims, value: ValueId) -> Dims:
+def _laid(site: FusibleAttention, dims: AllDims, value: ValueId) -> Dims:
     """Return the dimensions of a mask or bias, batch and heads split where they are one axis of it."""
     stated = _stated(site, dims, value)
     merged = site.heads and (site.form.parting is None or value in site.form.merged)

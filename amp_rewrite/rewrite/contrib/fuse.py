@@ -66,7 +66,6 @@ def _declaring(view: View, context: Context, outcome: Outcome) -> Outcome:
 
 
 Tried = Mapping[ValueId, tuple[int, ...]]
-"""Shapes of random numbers, by value."""
 
 
 @dataclass(frozen=True, slots=True)

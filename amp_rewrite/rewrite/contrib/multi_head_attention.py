@@ -23,7 +23,7 @@ from amp_rewrite.rewrite.attention.build import WrittenAttention
 from amp_rewrite.rewrite.attention.equivalence import KEYS, QUERIES, AttentionSizes, Feeds, compared
 from amp_rewrite.rewrite.attention.fuse import sites
 from amp_rewrite.rewrite.attention.layout import RANK, dims_at
-from amp_rewrite.rewrite.attention.legality import Fusible
+from amp_rewrite.rewrite.attention.legality import FusibleAttention
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.reference import DOMAIN
@@ -60,7 +60,7 @@ def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
             yield judged(KIND, last, _written(site, context.dims(view)))
 
 
-def _written(site: Fusible, dims: AllDims) -> Replacement | str:
+def _written(site: FusibleAttention, dims: AllDims) -> Replacement | str:
     form = site.form
     if site.heads or form.turned:
         return "its products have three axes" if site.heads else "its result is transposed"
@@ -87,7 +87,7 @@ class _MultiHeadWriter(Surroundings):
     `bases`: what the nodes read of queries, keys and values, and how they lie there.
     """
 
-    def __init__(self, site: Fusible, dims: AllDims, heads: int, width: int, depth: int) -> None:
+    def __init__(self, site: FusibleAttention, dims: AllDims, heads: int, width: int, depth: int) -> None:
         super().__init__(site.view, site.form.last, typed=True)
         self.site, self.dims = site, dims
         self.heads, self.width, self.depth = heads, width, depth

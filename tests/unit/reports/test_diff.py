@@ -23,10 +23,10 @@ from amp_rewrite.reports.alignment import common
 from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.match import match
+from amp_rewrite.reports.op_changes import CastChange, Change, Run
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import CastRow, Header, PortRow, Row, Totals
-from amp_rewrite.reports.sides import CastChange, Change, Run
 from support.paths import TESTS
 
 GOLDEN = TESTS / "golden"

@@ -21,6 +21,7 @@ from amp_rewrite.deploy.bench.profile import OpChange, OpTime
 from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.reports.measurements import Difference, OpErrors, OutputRow, Step
+from amp_rewrite.reports.op_changes import Run, runs_of
 from amp_rewrite.reports.page.axis import MOST_POINTS
 from amp_rewrite.reports.page.chart_data import chart_figure
 from amp_rewrite.reports.page.markup import written
@@ -29,7 +30,6 @@ from amp_rewrite.reports.page.page import Figure, Page
 from amp_rewrite.reports.page.ranges import ranges_figure
 from amp_rewrite.reports.page.strips import _binned, _kind, changes_figure, strips_figure
 from amp_rewrite.reports.page.waterfall import Marked, waterfall
-from amp_rewrite.reports.sides import Run, runs_of
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 SIZE = st.floats(0.0, allow_infinity=False)

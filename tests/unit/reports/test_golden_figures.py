@@ -25,6 +25,7 @@ from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import Difference, OpErrors, OutputRow, Point, Step
 from amp_rewrite.reports.model_explorer import overlay
+from amp_rewrite.reports.op_changes import runs_of
 from amp_rewrite.reports.page.bounds import bounds_figure
 from amp_rewrite.reports.page.curve import curve_figure
 from amp_rewrite.reports.page.effects import Effect, effects_figure
@@ -37,7 +38,6 @@ from amp_rewrite.reports.page.strips import changes_figure, strips_figure
 from amp_rewrite.reports.page.text_figures import checks_figure
 from amp_rewrite.reports.page.waterfall import Marked, waterfall
 from amp_rewrite.reports.rows import NO_ROW, BoundRow, CastRow, Header, PortRow, Row, Totals
-from amp_rewrite.reports.sides import runs_of
 from amp_rewrite.reports.sources import report_and_view, report_in
 from support.corpus import TEXT_MODELS, exported, text_model
 from support.paths import TESTS

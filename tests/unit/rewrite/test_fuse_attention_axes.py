@@ -14,7 +14,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.attention.build import write
 from amp_rewrite.rewrite.attention.equivalence import mismatch_of
 from amp_rewrite.rewrite.attention.fuse import sites
-from amp_rewrite.rewrite.attention.legality import Fusible
+from amp_rewrite.rewrite.attention.legality import FusibleAttention
 from amp_rewrite.rewrite.replacement import Context
 from support.attention_models import GUARDED, HIDDEN, WEIGHTS, agree, attention, model_of
 from support.fusing import kinds, standard
@@ -159,7 +159,7 @@ def test_heads_split_in_another_way_would_be_found_out() -> None:
     body = TURNED + LAID_OUT + "m = Where (mask, c, fill)  " + BACK
     view = View.of(Model.load(flat(body, ", bool[2,1,3,5] mask")))
     ((_, site),) = sites(view, Context(DType.FLOAT16))
-    assert isinstance(site, Fusible) and site.heads == 2
+    assert isinstance(site, FusibleAttention) and site.heads == 2
     assert mismatch_of(site, write(site)) is None
     assert mismatch_of(site, write(replace(site, heads=4))) is not None
 

@@ -15,7 +15,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.attention.build import WrittenAttention, write
 from amp_rewrite.rewrite.attention.equivalence import mismatch_of
 from amp_rewrite.rewrite.attention.fuse import sites
-from amp_rewrite.rewrite.attention.legality import Fusible
+from amp_rewrite.rewrite.attention.legality import FusibleAttention
 from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Target
 from support.attention_models import BIASED, INVERTED, KEYS, MASK, OPERANDS, PLAIN, SCORES, WEIGHTS, model_of
@@ -142,10 +142,10 @@ def test_what_a_pattern_names_stays() -> None:
 # -- the proof can fail -------------------------------------------------------------------------------
 
 
-def site_of(model: ModelProto) -> Fusible:
+def site_of(model: ModelProto) -> FusibleAttention:
     view = View.of(Model.load(model))
     ((_, site),) = sites(view, Context(DType.FLOAT16))
-    assert isinstance(site, Fusible)
+    assert isinstance(site, FusibleAttention)
     return site
 
 
