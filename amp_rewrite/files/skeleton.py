@@ -55,7 +55,8 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
     return out
 
 
-_BODIED = frozenset(("If", "Loop", "Scan", "SequenceMap"))
+BODIED = frozenset(("If", "Loop", "Scan", "SequenceMap"))
+"""Ops with bodies."""
 
 
 def _stand_in(model: ModelProto) -> None:
@@ -63,7 +64,7 @@ def _stand_in(model: ModelProto) -> None:
     holders: list[GraphProto | FunctionProto] = [model.graph, *model.functions]
     while holders:
         for node in holders.pop().node:
-            if node.op_type in _BODIED:
+            if node.op_type in BODIED:
                 holders.extend(a.g for a in node.attribute if a.HasField("g"))
             elif node.op_type in _FATAL and node.domain.removeprefix("ai.onnx") == _FATAL[node.op_type][0]:
                 codes = _FATAL[node.op_type][1](node)

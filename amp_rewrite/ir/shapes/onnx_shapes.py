@@ -14,6 +14,7 @@ import onnx.shape_inference
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.files.protos import clone
+from amp_rewrite.files.skeleton import BODIED
 from amp_rewrite.files.tensors import MOST_ELEMENTS
 from amp_rewrite.ir.dataflow import number
 from amp_rewrite.ir.graphs import all_graphs, names_read
@@ -152,7 +153,6 @@ def _possible(dims: StatedDims) -> bool:
 
 MADE_UP = "unk__"
 """The prefix of names that inference invents: the size of such a name may have another name at the next run."""
-_OWNERS = ("If", "Loop", "Scan", "SequenceMap")
 _MOST = 64
 """Ops with bodies in one part."""
 
@@ -166,7 +166,7 @@ def infer_shapes(model: ModelProto, serialized: bytes | None = None, **options: 
     `serialized`: the bytes of the model, if the caller has them. Values of tensors are not propagated from one part to
     the next.
     """
-    if sum([node.op_type in _OWNERS for node in model.graph.node[:]]) <= _MOST:
+    if sum([node.op_type in BODIED for node in model.graph.node[:]]) <= _MOST:
         return onnx.shape_inference.infer_shapes(serialized or model, **options)
     result = clone(model)
     graph = result.graph
@@ -202,7 +202,7 @@ def _parts(nodes: Sequence[NodeProto]) -> Iterator[list[NodeProto]]:
     owners = 0
     for node in nodes:
         part.append(node)
-        owners += node.op_type in _OWNERS
+        owners += node.op_type in BODIED
         if owners == _MOST:
             yield part
             part, owners = [], 0

@@ -32,12 +32,12 @@ WAYS: dict[str, dict[str, str]] = {
     "tensorrt_low": {"target": "tensorrt", "io": "low"},
 }
 WORDS = ("reason", "source", "message")
-"""Fields that hold sentences: rewording one changes no decision."""
+"""Fields that hold sentences, which have a digest of their own: rewording one changes no decision."""
 MODELS = {p.stem: p for p in (*TESTS.glob("models/*.onnx"), *(TESTS.parent / "examples" / "models").glob("*.onnx"))}
 
 
 def digests(model: Path) -> dict[str, list[str]]:
-    """By way, the digests of the report without its words and of the model without its version."""
+    """By way, the digests of the report without its words, of the words, and of the model without its version."""
     found = {}
     for way, options in WAYS.items():
         try:
@@ -45,17 +45,17 @@ def digests(model: Path) -> dict[str, list[str]]:
         except AmpRewriteError as error:
             found[way] = [type(error).__name__]
         else:
-            found[way] = [digest(decisions(converted.report)), digest(unversioned(converted.model))]
+            found[way] = [digest(part) for part in (*parts(converted.report), unversioned(converted.model))]
     return found
 
 
-def decisions(report: Report) -> bytes:
+def parts(report: Report) -> tuple[bytes, bytes]:
+    """The report without its words and version, and the words."""
     document: dict[str, Any] = json.loads(report.to_json())
     document["model"].pop("tool")
-    for row in (*document["rows"], *document["casts"], *document["findings"]):
-        for word in WORDS:
-            row.pop(word, None)
-    return json.dumps(document, sort_keys=True).encode()
+    rows = (*document["rows"], *document["casts"], *document["findings"])
+    words = [row.pop(word, None) for row in rows for word in WORDS]
+    return json.dumps(document, sort_keys=True).encode(), json.dumps(words).encode()
 
 
 def unversioned(proto: ModelProto) -> bytes:

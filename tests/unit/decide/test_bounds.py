@@ -188,6 +188,18 @@ def test_a_mask_is_no_overflow_and_a_row_that_is_masked_entirely_is_said() -> No
     assert "rows masked entirely are unknown" in bound_of(parsed(text)).because
 
 
+@pytest.mark.parametrize("words", ["m = Mul (h, n)", "m = Mul (n, h)"])
+def test_masked_scores_times_a_positive_number_stay_masked(words: str) -> None:
+    text = f"""g (float[4,8] x, bool[4,8] c) => (float[4,8] y) <float f = {{-3.4e38}}, float h = {{0.5}}> {{
+        s = Tanh (x)
+        n = Where (c, s, f)
+        {words}
+        y = Softmax (m)
+    }}"""
+    scaled = bound_of(parsed(text), "m")
+    assert (scaled.fills, scaled.absmax) == (True, pytest.approx(0.5, rel=1e-2))
+
+
 def test_a_written_out_mask_keeps_its_scores() -> None:
     text = """g (float[4,8] x, bool[4,8] c) => (float[4,8] y) <float one = {1}, float f = {-3.4e38}> {
         b = Cast <to = 1> (c)

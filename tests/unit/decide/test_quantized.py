@@ -60,6 +60,11 @@ def test_constants_beside_dequantized_numbers_do_not_matter() -> None:
     assert pinned("a = DequantizeLinear (i, s, z)  r = Mul (a, w)  y = QuantizeLinear (r, s, z)").keys() == {"r"}
 
 
+def test_a_bias_is_added_to_integers() -> None:
+    text = "a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)  y = Gemm (a, b, w)"
+    assert pinned(text, "float[8,8] y").keys() == {"y"}
+
+
 def test_a_product_ends_a_region_and_other_ops_do_not() -> None:
     text = "a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)  p = MatMul (a, b)  y = Softmax (p)"
     assert pinned(text, "float[8,8] y") == {"p": None}

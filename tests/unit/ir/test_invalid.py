@@ -11,6 +11,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 
 from amp_rewrite import ModelError, View, convert
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.node_check import node_check
 from suites.hostile.test_hostile import INVALID, LIES
 
 UNMADE = "which nothing before it produces: the graph is cyclic, unsorted, or lacks an input"
@@ -123,8 +124,8 @@ def fed(code: int | None) -> ModelProto:
 
 
 def left_out() -> ModelProto:
-    model = changed("y = Add (x, x)")
-    model.graph.node[0].input[0] = ""
+    model = changed("a = Add (x, x) y = Add (a, x)")
+    model.graph.node[1].input[0] = ""
     return model
 
 
@@ -160,6 +161,12 @@ def test_what_onnx_would_let_through_or_die_of_is_refused(model: ModelProto, sai
     with pytest.raises(ModelError) as error:
         View.of(Model.load(model))
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(("op_type", "least"), [("QuickGelu", 1), ("BiasGelu", 2), ("SkipLayerNormalization", 3)])
+def test_an_operator_of_the_runtime_needs_its_inputs_too(op_type: str, least: int) -> None:
+    check = node_check("com.microsoft", op_type, 1)
+    assert (check.inputs[0], set(check.needed_inputs)) == (least, set(range(least)))
 
 
 def test_opsets_stated_twice_alike_are_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +229,48 @@ def test_the_same_is_found_twice() -> None:
     assert first.regions == second.regions
     assert first.trail == second.trail
     assert first.converted.report == second.converted.report
+
+
+def test_the_json_of_a_repair_has_its_outcome_and_its_parts() -> None:
+    found = repaired(needy(needs=(1,)))
+    document = json.loads(found.to_json())
+    assert {key: document[key] for key in ("schema", "solved", "minimal", "candidates", "budget", "trials")} == {
+        "schema": 1,
+        "solved": found.solved,
+        "minimal": found.minimal,
+        "candidates": found.candidates,
+        "budget": found.budget,
+        "trials": len(found.trail),
+    }
+    assert document["regions"] == [region.because for region in found.regions]
+    assert document.keys() - {"schema", "solved", "minimal", "candidates", "budget", "trials", "regions"} == {
+        "chosen",
+        "trail",
+        "ranges",
+        "verdict",
+        "report",
+    }
+
+
+def test_the_figures_of_a_repair_are_those_of_its_conversion_with_its_own_between() -> None:
+    found = repaired(needy(needs=(1,)))
+    of_conversion = [figure.name for figure in found.converted.figures()]
+    names = [figure.name for figure in found.figures()]
+    own = [name for name in names if name not in of_conversion]
+    assert sorted(names) == sorted([*of_conversion, *own])
+    first = [figure.name for figure in found.converted.figures() if figure.notebook]
+    assert names[: len(first)] == first and names[len(first)] == own[0]
+
+
+@pytest.mark.parametrize(
+    "said", [{"overwrite": True}, {"external_data": "w.bin"}, {"shard_size": 4096}, {"resume": True}]
+)
+def test_a_repaired_model_is_saved_as_its_model_is(said: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[dict[str, Any]] = []
+    monkeypatch.setattr(Model, "save", lambda self, path, **given: kept.append(given))
+    amp_rewrite.convert(needy()).save("m.onnx", **said)
+    usual = {"overwrite": False, "external_data": None, "shard_size": None, "resume": False}
+    assert kept == [usual | said]
 
 
 def test_functions_that_are_inlined_are_seen_too() -> None:

@@ -7,6 +7,8 @@ import pytest
 
 from amp_rewrite import convert
 from amp_rewrite.rewrite.equivalence import trial_shape
+from support.fuse_models import ERF, model_of
+from support.fusing import kinds, standard
 
 
 @pytest.mark.parametrize(
@@ -44,3 +46,8 @@ def test_a_group_norm_of_any_rank_is_written_out(rank: int) -> None:
         }}
     """)
     assert "InstanceNormalization" in [row.op for row in convert(model, to="float16").report.rows]
+
+
+def test_an_activation_of_unknown_rank_is_one_operator_if_its_constants_have_no_axes() -> None:
+    made, _ = standard(model_of("x = Reshape (r, s)  " + ERF, 20, inputs="float[N] r, int64[K] s"))
+    assert kinds(made) == ["Reshape", "Gelu"]

@@ -34,6 +34,7 @@ CASES = (
          opsets=(18, 20), torch=lambda t, x: x.split([3, 2])),
     Case("Tile", "y=Tile(x,r)", {"x": (2, 3)}, constants={"r": [2, 3]}, torch=lambda t, x: x.tile(2, 3)),
     Case("Tile by one", "y=Tile(x,r)", {"x": (2, 3)}, constants={"r": [1, 2]}),
+    Case("Tile of three axes", "y=Tile(x,r)", {"x": (2, 1, 3)}, constants={"r": [2, 3, 1]}),
     Case("Tile of a dim of 1", "y=Tile(x,r)", {"x": (1, 3)}, constants={"r": [3, 1]}),
     Case("Tile by a number that is fed", "y=Tile(x,r)", {"x": (2, 3), "r": (2,)}, types={"r": "int"},
          values={"r": [2, 3]}),

@@ -7,9 +7,13 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from amp_rewrite.errors import MachineError
+from amp_rewrite.runtime import installation
 from amp_rewrite.runtime.installation import InstallationFault, Package, faults, packages, uninstall
 from support.paths import ROOT
 
@@ -145,3 +149,73 @@ def test_a_broken_installation_names_itself_where_models_run_and_still_converts(
     assert fact in verified.stderr
     assert "install onnxruntime" in verified.stderr
     assert "Traceback" not in verified.stderr
+
+
+def spec(origin: str | None, *folders: str) -> SimpleNamespace:
+    return SimpleNamespace(origin=origin, submodule_search_locations=list(folders) or None)
+
+
+@pytest.mark.parametrize(
+    ("found_spec", "origin"),
+    [(None, None), (spec("a/b.py", "a"), "a/b.py"), (spec("b.py"), "b.py"), (spec(None, "a"), "a"), (spec(None), None)],
+)
+def test_the_module_is_its_file_or_else_its_folder(
+    found_spec: Any, origin: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installation, "find_spec", lambda name: found_spec)
+    assert installation.module_origin() == origin
+
+
+def test_a_module_that_a_program_made_has_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_spec(name: str) -> None:
+        raise ValueError(f"{name}.__spec__ is None")
+
+    monkeypatch.setattr(installation, "find_spec", find_spec)
+    assert installation.module_origin() is None
+
+
+@pytest.mark.parametrize(
+    ("packages", "origin", "cause", "words"),
+    [
+        ((), None, ModuleNotFoundError(name="onnxruntime"), "it is not installed; python -m pip install onn"),
+        ((), "o/__init__.py", ModuleNotFoundError(name="numpy"), "the module at o/__init__.py cannot be imported: Mod"),
+        ((), "o/__init__.py", OSError("no\nlibrary"), "cannot be imported: OSError: no library; python -m pip install"),
+        ((), "o", OSError(), "the folder o is left of a package of onnxruntime that was removed; python -c"),
+        (
+            (Package("onnxruntime", "1.31.1", init=None),),
+            "o/__init__.py",
+            OSError("broken"),
+            "onnxruntime 1.31.1 cannot be imported: OSError: broken; "
+            "python -m pip install --force-reinstall --no-deps onnxruntime==1.31.1",
+        ),
+    ],
+)
+def test_a_failed_import_says_what_is_missing_or_broken_and_the_command(
+    packages: Any, origin: str | None, cause: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installation, "packages", lambda: packages)
+    monkeypatch.setattr(installation, "module_origin", lambda: origin)
+    monkeypatch.setattr(installation, "find_spec", lambda name: spec("pip/__init__.py"))
+    monkeypatch.setattr(installation, "faults", lambda *_: ())
+
+    class Broken:
+        def __getattr__(self, name: str) -> None:
+            raise cause
+
+    monkeypatch.setitem(sys.modules, "onnxruntime", Broken())
+    for feature, start in (
+        ("verify", "verify runs models in onnxruntime, and "),
+        (None, "models run in onnxruntime, "),
+    ):
+        with pytest.raises(MachineError) as error:
+            installation.onnxruntime(feature)
+        assert str(error.value).startswith(start) and words in str(error.value)
+
+
+@pytest.mark.parametrize(("pip", "tool"), [(None, "uv pip"), (object(), "python -m pip")])
+def test_commands_use_the_tool_that_the_environment_has(pip: Any, tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "find_spec", lambda name: pip)
+    assert installation.install("onnxruntime>=1.23") == f"{tool} install 'onnxruntime>=1.23'"
+    assert installation.install("onnxruntime", again=True) == f"{tool} install --force-reinstall --no-deps onnxruntime"
+    yes = " -y" if pip else ""
+    assert installation.uninstall("a", "b") == f"{tool} uninstall{yes} a b"

@@ -26,6 +26,20 @@ def test_the_registry_holds_kernels_limits_and_the_schemas_in_use(monkeypatch: p
         }
     ]
     assert len(registry["schemas"]) == sum(not schema.deprecated for schema in state.get_all_operator_schema()) > 500
+    unique = next(row for row in registry["schemas"] if (row["op"], row["since"]) == ("Unique", 11))
+    (types,) = unique.pop("types").items()
+    assert types[0] == "T" and {"tensor(float)", "tensor(string)"} < set(types[1])
+    assert unique == {
+        "domain": "ai.onnx",
+        "op": "Unique",
+        "since": 11,
+        "inputs": [["X", "T", "Single"]],
+        "outputs": [
+            ["Y", "T", "Single"],
+            *([name, "tensor(int64)", "Optional"] for name in ("indices", "inverse_indices", "counts")),
+        ],
+        "attributes": ["axis", "sorted"],
+    }
     assert registry["opset"] >= 20 and registry["ir"] >= 9
 
 

@@ -30,7 +30,7 @@ def _einsum(v: Call, slot: int) -> str:
 def _spelled(v: Call) -> tuple[list[str], str]:
     """Labels of each operand and of the output, with letters for an ellipsis."""
     terms, out = equation(v.op.node)
-    hidden = [v.rank(i) - len(t.replace(_ELLIPSIS, "")) if _ELLIPSIS in t else 0 for i, t in enumerate(terms)]
+    hidden = [v.rank(i) - len(t.replace(_ELLIPSIS, "")) for i, t in enumerate(terms)]
     free = [letter for letter in ascii_letters if letter not in "".join(terms)][: max(hidden, default=0)]
     spelled = [t.replace(_ELLIPSIS, "".join(free[len(free) - n :])) for t, n in zip(terms, hidden, strict=True)]
     for term in spelled:
