@@ -28,8 +28,12 @@ from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.taps import tapped
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.model_explorer import overlay
-from suites.models.test_golden_digests import MODELS, digest, unversioned
+from amp_rewrite.rewrite.shift.shift import refusal
+from suites.models.test_golden_digests import MODELS, digest, parts, unversioned
+from support.one_op import Case as OperatorCase
+from support.one_op import cases, lowered
 from support.paths import TESTS
+from support.shifting import sandwiched, shifted_at_random
 from support.train.nets import mlp, parsed
 from support.train.vjp_case import Case
 
@@ -170,6 +174,50 @@ def gradients_of(case: Case, opset: int) -> bytes:
     return written(gradients(case.model(opset), "loss", case.parameters))
 
 
+def of_operators() -> Products:
+    """Emulations and a shift of each case of an operator, and of one case of each what conversions make."""
+    for case in cases():
+        yield case.name, partial(joined, EMULATIONS, case)
+    for op_type, case in {case.op_type: case for case in cases()}.items():
+        yield op_type, partial(joined, CONVERSIONS, case)
+
+
+def joined(makers: Sequence[Callable[[OperatorCase], bytes]], case: OperatorCase) -> bytes:
+    found = b""
+    for make in makers:
+        try:
+            found += make(case)
+        except AmpRewriteError as error:
+            found += type(error).__name__.encode()
+    return found
+
+
+def in_float16(case: OperatorCase) -> ModelProto:
+    low = lowered(case, DType.FLOAT16)
+    return low[0] if low is not None else case.model
+
+
+def decided(model: ModelProto, **options: Any) -> bytes:
+    converted = convert(model, **options)
+    return b"".join(parts(converted.report)) + unversioned(converted.model)
+
+
+def shifted(case: OperatorCase) -> bytes:
+    view = View.of(Model.load(sandwiched(case.model)))
+    return b"" if refusal(view) else written(shifted_at_random(view, 0).view.model)
+
+
+EMULATIONS: Sequence[Callable[[OperatorCase], bytes]] = (
+    lambda case: written(emulate(in_float16(case))),
+    lambda case: written(emulate(in_float16(case), accumulate="float16")),
+    shifted,
+)
+CONVERSIONS: Sequence[Callable[[OperatorCase], bytes]] = (
+    lambda case: decided(case.model, level="lower-all"),
+    lambda case: decided(in_float16(case), keep="op=*"),
+)
+
+
 def of_steps() -> Products:
     """Steps of small networks, by optimizer, loss and option."""
     for name, options in STEPS.items():
@@ -204,6 +252,7 @@ RULES = sorted(
 SOURCES: Mapping[str, Callable[[], Products]] = {
     **{name: partial(of_model, path) for name, path in sorted(MODELS.items())},
     **{name: partial(of_rules, name) for name in RULES},
+    "operators": of_operators,
     "steps": of_steps,
 }
 
