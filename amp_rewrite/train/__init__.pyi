@@ -45,9 +45,9 @@ from amp_rewrite.train.parallel.replicas import check_strategy as check_strategy
 from amp_rewrite.train.parallel.replicas import join_replicas as join_replicas
 from amp_rewrite.train.parallel.replicas import shard as shard
 from amp_rewrite.train.parallel.replicas import strategy_supports_loss_scaling as strategy_supports_loss_scaling
-from amp_rewrite.train.step.network import GradientTape as GradientTape
-from amp_rewrite.train.step.network import Losses as Losses
-from amp_rewrite.train.step.network import Network as Network
+from amp_rewrite.train.keras.network import GradientTape as GradientTape
+from amp_rewrite.train.keras.network import Losses as Losses
+from amp_rewrite.train.keras.network import Network as Network
 from amp_rewrite.train.step.step import TrainingStep as TrainingStep
 from amp_rewrite.train.step.step import training_step as training_step
 from amp_rewrite.train.step.step_file import load_step as load_step

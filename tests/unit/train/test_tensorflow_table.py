@@ -32,11 +32,11 @@ from amp_rewrite.train.keras.loss_scale_optimizer import (
     disable_mixed_precision_graph_rewrite,
     enable_mixed_precision_graph_rewrite,
 )
+from amp_rewrite.train.keras.network import GradientTape, Losses, Network
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.parallel.replicas import Alone, strategy_supports_loss_scaling
 from amp_rewrite.train.step.model_loss import ModelLoss
-from amp_rewrite.train.step.network import GradientTape, Losses, Network
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizers import SGD, Adam, Optimizer, RMSprop
