@@ -33,5 +33,6 @@ def locate(a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, html: 
     from amp_rewrite.evidence.locate import locate
 
     located = feeding.compared(locate, a, b, quiet=quiet, **given)
-    text = located.to_json(top=top) if as_json else located.text(top=top or 10)
+    shown = {} if top is None else {"top": top}
+    text = located.to_json(**shown) if as_json else located.text(**shown)
     present(located, text, html, as_json=as_json, quiet=quiet)

@@ -97,3 +97,6 @@ def test_locate_prints_predicted_shares(model: Path, tmp_path: Path) -> None:
     assert shares["measured"] / 2 < shares["error"] < 2 * shares["measured"]
     lowered = [row.name for row in amp_rewrite.convert(model).report.rows if row.dtype == "float16"]
     assert [row["op"] for row in shares["rows"]] == lowered != []
+    for words, most in ((("--top", "1"), 1), ((), 10)):
+        text = run("locate", model, low, "--data", batches, *words).stdout.partition("ops that add most\n")[2]
+        assert len(text.splitlines()) == 1 + min(most, len(lowered))  # below a heading

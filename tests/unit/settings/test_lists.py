@@ -394,7 +394,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         load_lists(DType.FLOAT16, [path])
 
 
-def nested(wrap: Callable[[Any], Any], depth: int = 12) -> dict[str, Any]:
+def nested(wrap: Callable[[Any], Any], depth: int) -> dict[str, Any]:
     part: Any = "Exp"
     for _ in range(depth):
         part = wrap(part)
@@ -409,8 +409,10 @@ def test_a_mapping_is_checked_like_a_file() -> None:
         ({"deny": ["Exp", "Exp"]}, "<mapping>: op 'Exp' is on 'deny'"),
         ({"dney": []}, "<mapping>: unknown key 'dney'"),
         ({"deny": [object()]}, "<mapping>: holds a object"),
-        (nested(lambda part: {"when": part}), "<mapping>: nested too deeply"),
-        (nested(lambda part: [part]), "<mapping>: nested too deeply"),
+        (nested(lambda part: {"when": part}, 7), "<mapping>: 'deny' holds a mapping"),
+        (nested(lambda part: {"when": part}, 8), "<mapping>: nested too deeply"),
+        (nested(lambda part: [part], 7), "<mapping>: a list is not an op"),
+        (nested(lambda part: [part], 8), "<mapping>: nested too deeply"),
     ):
         with pytest.raises(ListError) as caught:
             load_lists(DType.FLOAT16, [mapping])

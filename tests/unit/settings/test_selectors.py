@@ -239,6 +239,8 @@ def test_io_rules_give_types_to_float32_inputs_and_outputs_and_the_last_one_wins
         ("x=banana", "io 'x=banana': unknown element type 'banana'; use one of float16 (f16, fp16, half), "
          "bfloat16 (bf16), float32 (f32, float)"),
         ("lo", "io 'lo' is not a rule; did you mean 'low'?"),
+        ("=float16", "io '=float16' is not a rule; write keep, low or GLOB=TYPE, with in: or out: before it"),
+        ("in: =float16", "io 'in: =float16' is not a rule; write keep, low or GLOB=TYPE, with in: or out: before it"),
         ("past_*", "io 'past_*' is not a rule; write keep, low or GLOB=TYPE, with in: or out: before it"),
     ],
 )  # fmt: skip
