@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from amp_rewrite.ir.op_classes import COMMUTATIVE
 from amp_rewrite.reports.alignment import common, increasing
@@ -19,6 +20,8 @@ from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, Row
 
+_Interned = defaultdict[Hashable, int]
+"""Numbers of shapes; a new one gets the next."""
 # Steps of alignment, over all gaps; rows that would cost more stay unmatched.
 _ALIGNMENT = 2_000_000
 
@@ -34,7 +37,7 @@ def matched(a: RowGraph, b: RowGraph) -> tuple[tuple[int, int], ...]:
         return tuple(zip(a.live, b.live, strict=True))
     inputs, outputs = (paired(*ports) for ports in ((a.report.inputs, b.report.inputs), (a.outputs, b.outputs)))
     mine, theirs = _ReportSide(a, *_numbered(inputs, outputs, 0)), _ReportSide(b, *_numbered(inputs, outputs, 1))
-    interned: dict[Hashable, int] = {}
+    interned = _Interned(count(1).__next__)
     pairs = _Pairs(mine, theirs, a.live, b.live)
     for settled in (_constants, _name):
         pairs.by_names(settled, interned)
@@ -65,7 +68,7 @@ def crossed(a: RowGraph, b: RowGraph, matches: Matches) -> Iterator[tuple[int, i
     ]
     if not moved:
         return
-    interned: dict[Hashable, int] = {}
+    interned = _Interned(count(1).__next__)
     sides = [_ReportSide(graph, *_numbered(matches.inputs, matches.outputs, k)) for k, graph in enumerate((a, b))]
     (kinds, others), (exact, other_exact) = ([side.up(word, interned) for side in sides] for word in (_op, _types))
     for i, j, place, r, s in moved:
@@ -131,7 +134,7 @@ class _ReportSide:
     def rows(self) -> tuple[Row, ...]:
         return self.graph.report.rows
 
-    def up(self, word: Word, interned: dict[Hashable, int]) -> Sequence[int]:
+    def up(self, word: Word, interned: _Interned) -> Sequence[int]:
         """Return the shape of the graph above each row, where a word stands for each op.
 
         Equal numbers stand for equal shapes, across both sides: subgraphs are interned, not hashed.
@@ -143,10 +146,10 @@ class _ReportSide:
                 above = [up[read] if read >= 0 else self._entry(read) for read in reads[i]]
                 if rows[i].op in COMMUTATIVE:
                     above.sort()
-                up[i] = interned.setdefault(("up", word(rows[i]), *above), len(interned) + 1)
+                up[i] = interned["up", word(rows[i]), *above]
         return self._shapes["up", word]
 
-    def down(self, word: Word, interned: dict[Hashable, int]) -> Sequence[int]:
+    def down(self, word: Word, interned: _Interned) -> Sequence[int]:
         """Return the shape of the graph below each row, as `up` does."""
         if ("down", word) not in self._shapes:
             rows, readers_of, leaves = self.rows, self.graph.readers, self._leaves()
@@ -157,7 +160,7 @@ class _ReportSide:
                     below += leaves[i]
                 if len(below) > 1:
                     below.sort()
-                down[i] = interned.setdefault(("down", word(rows[i]), *below), len(interned) + 1)
+                down[i] = interned["down", word(rows[i]), *below]
         return self._shapes["down", word]
 
     def _leaves(self) -> Mapping[int, Sequence[tuple[int, int]]]:
@@ -238,7 +241,7 @@ class _Pairs:
             for i, j in zip(mine, theirs, strict=True):
                 self.join(i, j)
 
-    def by_names(self, word: Word, interned: dict[Hashable, int]) -> None:
+    def by_names(self, word: Word, interned: _Interned) -> None:
         """Join rows of one shape above that also have the same names above, where the names are the same on both sides.
 
         If a name above is new or gone, all may have shifted, and names prove nothing.
@@ -268,7 +271,7 @@ class _Pairs:
         for group, other in groups.values():
             self.join_all(group, other)
 
-    def by(self, evidence: _Evidence, word: Word, interned: dict[Hashable, int]) -> None:
+    def by(self, evidence: _Evidence, word: Word, interned: _Interned) -> None:
         """Join the unmatched rows that share this evidence, in order, where both sides have as many of them."""
         self._forget_matched()
         if not (self.left_a and self.left_b):
@@ -348,7 +351,7 @@ def _grouped(
     left: Iterable[int],
     evidence: _Evidence,
     word: Word,
-    interned: dict[Hashable, int],
+    interned: _Interned,
 ) -> dict[Hashable, list[int]]:
     """Return rows by the facts of some evidence; rows without the name that it needs are left out."""
     rows = side.rows
@@ -364,7 +367,7 @@ def _grouped(
 
 
 def _by_names(
-    side: _ReportSide, left: Iterable[int], word: Word, interned: dict[Hashable, int]
+    side: _ReportSide, left: Iterable[int], word: Word, interned: _Interned
 ) -> dict[int, dict[int, list[int]]]:
     """Return rows by the shape above them, then by that shape with names."""
     plain, named = side.up(_kind, interned), side.up(word, interned)
