@@ -61,8 +61,8 @@ def over(a: Dim, b: Dim) -> Dim:
     """Return a / b if it is an integer for all values of the names; else None."""
     if a is None or b is None or b == 0:
         return None
-    ((names, divisor), *more) = _terms(b).items() or [((), 0)]
-    if more or not divisor:
+    ((names, divisor), *more) = _terms(b).items()
+    if more:
         return None
     total = {}
     for whole, n in _terms(a).items():

@@ -27,6 +27,7 @@ from amp_rewrite.evidence.instrument.side_by_side import with_candidate, with_sh
 from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.taps import tapped
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.reports.model_explorer import overlay
 from amp_rewrite.rewrite.shift.shift import refusal
 from suites.models.test_golden_digests import MODELS, digest, parts, unversioned
@@ -207,10 +208,22 @@ def shifted(case: OperatorCase) -> bytes:
     return b"" if refusal(view) else written(shifted_at_random(view, 0).view.model)
 
 
+def dimensions(case: OperatorCase) -> bytes:
+    """The dimensions of results where those of inputs have names: equal ones the same."""
+    model = ModelProto.FromString(case.model.SerializeToString())
+    for value in model.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            dim.dim_param = f"d{dim.dim_value}"
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return repr(sorted(known_dims(View.of(Model.load(model))).items())).encode()
+
+
 EMULATIONS: Sequence[Callable[[OperatorCase], bytes]] = (
     lambda case: written(emulate(in_float16(case))),
     lambda case: written(emulate(in_float16(case), accumulate="float16")),
     shifted,
+    dimensions,
 )
 CONVERSIONS: Sequence[Callable[[OperatorCase], bytes]] = (
     lambda case: decided(case.model, level="lower-all"),

@@ -16,6 +16,7 @@ from onnx import TensorProto
 
 import amp_rewrite
 from amp_rewrite.errors import PolicyError
+from amp_rewrite.evidence.metric import criterion
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.pipeline.foresight import Foresight
 from amp_rewrite.pipeline.pareto import FLOAT32, LOW, _Curve
@@ -175,3 +176,17 @@ def test_a_half_model_has_the_curve_of_its_float32_twin() -> None:
     assert curve.points[number].measured_error > curve.points[-1].measured_error == 0.0
     twin = amp_rewrite.emulate(half, rounding=False, io="float32")
     assert amp_rewrite.verify(twin, made, fed, tolerance=1e-2, emulate=True)
+
+
+@pytest.mark.parametrize(
+    ("score", "predicted", "factor"),
+    [(1.5, 1.0, 1.5), (0.75, 1.0, 0.75), (100.0, 1.0, 32.0), (1.0, 1.0, 1.0), (None, 1.0, 1.0), (np.inf, 1.0, 1.0), (2.0, np.nan, 1.0)],
+)
+def test_a_measured_error_says_how_much_larger_errors_are_than_predicted(
+    score: float | None, predicted: float, factor: float
+) -> None:
+    prediction = SimpleNamespace(score=lambda energies, by: predicted * energies**0.5)
+    foresight: Any = SimpleNamespace(prediction=prediction)
+    choice: Any = SimpleNamespace(energies=1.0)
+    found = Foresight.factor(foresight, choice, score, criterion(tolerance=1e-2))
+    assert factor <= found <= 1.03 * factor
