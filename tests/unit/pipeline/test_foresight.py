@@ -180,7 +180,15 @@ def test_a_half_model_has_the_curve_of_its_float32_twin() -> None:
 
 @pytest.mark.parametrize(
     ("score", "predicted", "factor"),
-    [(1.5, 1.0, 1.5), (0.75, 1.0, 0.75), (100.0, 1.0, 32.0), (1.0, 1.0, 1.0), (None, 1.0, 1.0), (np.inf, 1.0, 1.0), (2.0, np.nan, 1.0)],
+    [
+        (1.5, 1.0, 1.5),
+        (0.75, 1.0, 0.75),
+        (100.0, 1.0, 32.0),
+        (1.0, 1.0, 1.0),
+        (None, 1.0, 1.0),
+        (np.inf, 1.0, 1.0),
+        (2.0, np.nan, 1.0),
+    ],
 )
 def test_a_measured_error_says_how_much_larger_errors_are_than_predicted(
     score: float | None, predicted: float, factor: float
