@@ -241,7 +241,7 @@ def test_rates_that_products_reach_replace_the_peaks_where_they_are_known() -> N
     assert (attained.low, attained.tf32) == (0.8 * sheet.low, 0.8 * 494.5e12)
     assert (attained.float32, attained.bandwidth) == (sheet.float32, sheet.bandwidth)
     assert attained.attained is attained
-    assert ROOFS["H200"].attained is ROOFS["H200"]
+    assert ROOFS["B200"].attained is ROOFS["B200"]
 
 
 def test_a_roof_is_reached_by_operations_or_by_bytes() -> None:
