@@ -25,7 +25,7 @@ from amp_rewrite.train.update.channel_blocks import CONVOLUTIONS
 
 _REGION = "amp.chunks"
 _BLOCKS = 4
-"""Blocks in a chunk of the largest value; rows of less than an eighth of a block are not worth a Scan."""
+"""Blocks in a chunk of the largest value; rows of less than a quarter of a block are not worth a Scan."""
 
 
 def in_row_chunks(model: Model, block: int) -> Model:
@@ -50,6 +50,24 @@ def in_row_chunks(model: Model, block: int) -> Model:
     proto = clone(model.proto)
     refill(proto.graph, "node", needed(b.nodes, [v.name for v in graph.output]))
     return replace(model, proto=proto)
+
+
+def worth(row: int, block: int) -> bool:
+    """True if a row of so many elements is not too small for a Scan over rows."""
+    return 4 * row >= block
+
+
+def rows_at_once(b: NodeBuilder, name: str, row: int, block: int) -> str:
+    """Append the largest number of rows of `row` elements that a block holds and that divides those of a value."""
+    number = b.op("Gather", b.op("Shape", name), b.ints([0]), axis=0)
+    sizes = b.ints(range(1, max(block // row, 1) + 1))
+    even = b.op("Equal", b.op("Mod", number, sizes), b.ints([0]))
+    return b.reduce("ReduceMax", b.op("Where", even, sizes, b.ints([1])), [0], keepdims=True)
+
+
+def in_chunks(b: NodeBuilder, name: str, size: str, row: Sequence[int]) -> str:
+    """Append a value as chunks of `size` rows."""
+    return b.reshape(name, b.op("Concat", b.ints([-1]), size, b.ints(row), axis=0))
 
 
 class _Step:
@@ -143,17 +161,10 @@ class _Sums:
         rows = {name: known_dims(self.step.dims(name)[1:]) for name in self.read}
         shape, dtype = known_dims(self.step.dims(result)), self.step.facts.view.dtype(self.step.facts.ids[MAIN][result])
         largest = max(math.prod(dims or ()) for dims in rows.values())
-        if not shape or dtype is None or not all(rows.values()) or 8 * largest < block:
+        if not shape or dtype is None or not all(rows.values()) or not worth(largest, block):
             return False
-        most = max(_BLOCKS * block // largest, 1)
-        number = b.op("Gather", b.op("Shape", next(iter(rows))), b.ints([0]), axis=0)
-        sizes = b.ints(range(1, most + 1))
-        even = b.op("Equal", b.op("Mod", number, sizes), b.ints([0]))
-        size = b.reduce("ReduceMax", b.op("Where", even, sizes, b.ints([1])), [0], keepdims=True)
-        chunks = [
-            b.reshape(name, b.op("Concat", b.ints([-1]), size, b.ints(dims or ()), axis=0))
-            for name, dims in rows.items()
-        ]
+        size = rows_at_once(b, next(iter(rows)), largest, _BLOCKS * block)
+        chunks = [in_chunks(b, name, size, dims or ()) for name, dims in rows.items()]
         local = {name: b.fresh(f"{name}/chunk") for name in (*rows, *self.nodes)}
         before, after = (b.fresh(f"{result}/{end}") for end in ("before", "after"))
         sums = [renamed(node, local) for node in self.nodes.values()]
