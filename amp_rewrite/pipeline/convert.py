@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Protocol, Unpack
 
 from onnx import ModelProto
 
@@ -49,6 +49,13 @@ if TYPE_CHECKING:
     from amp_rewrite.evidence.guard import Guarded
     from amp_rewrite.evidence.ranges import Ranges
     from amp_rewrite.reports.page.page import Figure
+
+
+class HasResult(Protocol):
+    """Holder of a converted model."""
+
+    @property
+    def result(self) -> Model: ...
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,7 +118,7 @@ class Converted(Result):
 
     @checked
     def save(
-        self,
+        self: HasResult,
         path: str | Path | Writable,
         *,
         overwrite: bool = False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx import ModelProto
@@ -14,14 +13,12 @@ from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.trial import worst_score
 from amp_rewrite.evidence.verdict import Verdict, plain_json
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.store import Writable
 from amp_rewrite.pipeline.convert import Converted
 from amp_rewrite.pipeline.regions import Region
 from amp_rewrite.reports.measurements import Step
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
-from amp_rewrite.settings.keywords import checked
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure
@@ -70,27 +67,7 @@ class Repaired(Result):
         """Report of the conversion."""
         return self.converted.report
 
-    @checked
-    def save(
-        self,
-        path: str | Path | Writable,
-        *,
-        overwrite: bool = False,
-        external_data: bool | str | None = None,
-        shard_size: str | int | None = None,
-        resume: bool = False,
-    ) -> None:
-        """Write the model, weights streamed, whole or not at all.
-
-        Args:
-            path: as `Model.save` takes it.
-            overwrite: replace an existing file.
-            external_data: weights in a file of their own; None: above 1.5 GB.
-            shard_size: as `Model.save` takes it.
-            resume: as `Model.save` takes it.
-        """
-        said = {"overwrite": overwrite, "external_data": external_data, "shard_size": shard_size, "resume": resume}
-        self.converted.save(path, **said)  # type: ignore[arg-type]
+    save = Converted.save
 
     @property
     def brief(self) -> str:

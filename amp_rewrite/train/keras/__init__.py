@@ -1,1 +1,1 @@
-"""The TensorFlow API: variables, optimizers with state, and the loss scale optimizer."""
+"""The TensorFlow API: variables, optimizers with state, networks with losses and tapes, the loss scale optimizer."""
