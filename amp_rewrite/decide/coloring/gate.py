@@ -145,7 +145,7 @@ class Gate:
         if op.signature.admits(variable.name, self.to):
             return None
         note = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable.name}"
-        for opset, schema in _versions(op, range(op.signature.since + 1, onnx.defs.onnx_opset_version() + 1)):
+        for opset, schema in _versions(op, range(op.signature.since, onnx.defs.onnx_opset_version() + 1)):
             if schema.admits(variable.name, self.to):
                 return GateRefusal(reasons.SCHEMA_GATE, f"{note}; opset {opset} does: raise the model's opset")
         return GateRefusal(reasons.SCHEMA_GATE, note)

@@ -238,6 +238,7 @@ def test_rates_of_a_gpu_fit_each_other() -> None:
 
 def test_rates_that_products_reach_replace_the_peaks_where_they_are_known() -> None:
     sheet, attained = ROOFS["H100"], ROOFS["H100"].attained
+    assert (sheet.float32, sheet.low, sheet.bandwidth) == (67e12, 989e12, 3.35e12)
     assert (attained.low, attained.tf32) == (0.8 * sheet.low, 0.8 * 494.5e12)
     assert (attained.float32, attained.bandwidth) == (sheet.float32, sheet.bandwidth)
     assert attained.attained is attained
