@@ -176,18 +176,21 @@ def gradients_of(case: Case, opset: int) -> bytes:
 
 
 def of_operators() -> Products:
-    """Emulations and a shift of each case of an operator, and of one case of each what conversions make."""
+    """Emulations and shifts of each case of an operator, and what conversions make of one case of each."""
     for case in cases():
         yield case.name, partial(joined, EMULATIONS, case)
     for op_type, case in {case.op_type: case for case in cases()}.items():
         yield op_type, partial(joined, CONVERSIONS, case)
+    contrib = import_module("unit.rewrite.shift.test_contrib_records")
+    for name, node in contrib.NODES.items():
+        yield name, partial(joined, (decided, shifted), contrib.built(node)[0])
 
 
-def joined(makers: Sequence[Callable[[OperatorCase], bytes]], case: OperatorCase) -> bytes:
+def joined(makers: Sequence[Callable[[Any], bytes]], source: OperatorCase | ModelProto) -> bytes:
     found = b""
     for make in makers:
         try:
-            found += make(case)
+            found += make(source)
         except AmpRewriteError as error:
             found += type(error).__name__.encode()
     return found
@@ -203,9 +206,9 @@ def decided(model: ModelProto, **options: Any) -> bytes:
     return b"".join(parts(converted.report)) + unversioned(converted.model)
 
 
-def shifted(case: OperatorCase) -> bytes:
-    view = View.of(Model.load(sandwiched(case.model)))
-    return b"" if refusal(view) else written(shifted_at_random(view, 0).view.model)
+def shifted(model: ModelProto) -> bytes:
+    view = View.of(Model.load(sandwiched(model)))
+    return b"" if refusal(view) else b"".join(written(shifted_at_random(view, seed).view.model) for seed in range(2))
 
 
 def dimensions(case: OperatorCase) -> bytes:
@@ -222,7 +225,7 @@ def dimensions(case: OperatorCase) -> bytes:
 EMULATIONS: Sequence[Callable[[OperatorCase], bytes]] = (
     lambda case: written(emulate(in_float16(case))),
     lambda case: written(emulate(in_float16(case), accumulate="float16")),
-    shifted,
+    lambda case: shifted(case.model),
     dimensions,
 )
 CONVERSIONS: Sequence[Callable[[OperatorCase], bytes]] = (
