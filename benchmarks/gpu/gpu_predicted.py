@@ -98,7 +98,7 @@ def table(rows: Sequence[Mapping[str, Any]], roof: Roof) -> list[str]:
     head = ("model", "way", "ms", *(f"vs {WAYS[base].name}" for base in BASELINES), "TFLOP", "low", "GB", "kernels")
     tf32 = "" if roof.tf32 is None else f", {roof.tf32 / 1e12:g} in TF32"
     lines = [
-        f"**Predicted, not measured** ([measured](gpu.md)). An {roof.gpu} as its data sheet has it ({roof.source}):",
+        f"**Predicted, not measured** ([measured](gpu.md)): an {roof.gpu} as its data sheet has it ({roof.source}):",
         f"{roof.low / 1e12:g} TFLOP/s in float16 and bfloat16{tf32}, {roof.float32 / 1e12:g} in float32, dense,",
         f"{roof.bandwidth / 1e12:g} TB/s; {1e6 * START:g} µs to start a kernel. Graphs are those of the files: what",
         "the runtime fuses when it opens them is not in these numbers. `starts`: the share of time that starts take.",

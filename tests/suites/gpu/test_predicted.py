@@ -121,7 +121,7 @@ def test_a_prediction_has_a_row_for_each_way_and_says_what_is_missing(skeletons:
     assert found["tf32"]["seconds"] <= found["float32"]["seconds"]
     said = ran("gpu_predicted", skeletons)
     assert f"amp-rewrite: commit {rows[0]['commit']}." in said
-    assert "**Predicted, not measured: no GPU was at hand.**" in said
+    assert "**Predicted, not measured**" in said
     assert f"- {SMALL}, AutoCast: not made: no interpreter for it was named; add --autocast PYTHON" in said
 
 
