@@ -56,7 +56,9 @@ def _means(rows: Rows) -> list[str]:
         if found
     ]
     head = ("way", *(f"vs {WAYS[base].name}" for base in BASELINES))
-    notes = ["Geometric means over the models that a way has, in brackets the least and their number: compare equal numbers."]
+    notes = [
+        "Geometric means over the models that a way has, in brackets the least and their number: compare equal numbers."
+    ]
     return ["## Speed-ups", "", *notes, "", *measure.markdown(head, table)] if table else []
 
 
