@@ -210,6 +210,17 @@ def test_a_proved_overflow_is_shifted_without_data() -> None:
         assert amp_rewrite.verify(model, converted, TOKENS, tolerance=1e-2, emulate=True).ok  # type: ignore[arg-type]
 
 
+def test_a_proved_overflow_of_a_half_model_is_shifted_in_its_upcast_twin() -> None:
+    model = halved(_embedded(STREAMED, 12288))
+    auto, none = (amp_rewrite.convert(model, shift=how) for how in ("auto", "none"))
+    assert [(row.value, row.exponent, row.evidence) for row in auto.report.shifts] == [
+        ("c", 3, "proof"),
+        ("z", 4, "proof"),
+    ]
+    assert (auto.report.totals.compute_lowered, none.report.totals.compute_lowered) == (2, 1)
+    assert not none.report.shifts and {row.rule for row in none.report.rows} == {None, "raised"}
+
+
 def test_without_a_proof_nothing_is_shifted_without_data() -> None:
     model = _embedded(STREAMED, 512)
     auto, none = (amp_rewrite.convert(model, shift=how) for how in ("auto", "none"))
