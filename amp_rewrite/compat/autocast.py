@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from amp_rewrite.cli import program, terminal
-from amp_rewrite.compat.foreign_arguments import op_patterns
+from amp_rewrite.compat.arguments import op_patterns
 from amp_rewrite.dtypes import DType
 from amp_rewrite.settings.selectors import one_of_many
 

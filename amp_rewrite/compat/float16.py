@@ -8,13 +8,7 @@ from os import PathLike
 
 from onnx import ModelProto
 
-from amp_rewrite.compat.foreign_arguments import (
-    matching_nothing,
-    node_pattern,
-    op_patterns,
-    refuses_unknown,
-    without_effect,
-)
+from amp_rewrite.compat.arguments import matching_nothing, node_pattern, op_patterns, refuses_unknown, without_effect
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.measured_models import low_types
 from amp_rewrite.files.model import Model, ModelSource

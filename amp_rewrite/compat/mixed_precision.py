@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
+from amp_rewrite.compat.arguments import refuses_unknown, without_effect
 from amp_rewrite.compat.float16 import io_rules
-from amp_rewrite.compat.foreign_arguments import refuses_unknown, without_effect
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.search import minimal_set
 from amp_rewrite.files.casting import Array

@@ -118,11 +118,7 @@ class Foresight:
 
         to, saturate = draft.request.to, draft.hazards.saturate
         wide = Widened.of(draft.view, base) if draft.view.low_types else None
-        asked = (
-            PredictedModel(draft.view, base.low, to, saturate)
-            if wide is None
-            else PredictedModel(wide.view, wide.low, to)
-        )
+        asked = PredictedModel(*((draft.view, base.low, to, saturate) if wide is None else (wide.view, wide.low, to)))
         try:
             if wide is not None:
                 board = switchable_model(wide.view, wide.low, to)

@@ -39,7 +39,7 @@ NUMBERS = {
     "reports.rows.ShiftRow.values": 1,
     "rewrite.attention.layout.OperandSource.groups": 1,
     "rewrite.attention.layout._Move.groups": 1,
-    "rewrite.autodiff.vjp.gradient_rule.GradientRule.outputs": 1,
+    "rewrite.autodiff.vjp.rule.GradientRule.outputs": 1,
     "rewrite.shift.laws.OpPort.slot": -1,
     "runtime.faults.RuntimeFault.told": True,
     "runtime.ports.Port.required": True,

@@ -199,7 +199,7 @@ def _dark(view: View, names: Sequence[str], loss: str, blocked: Mapping[str, str
 
 def _passes(domain: str, op_type: str, slot: int, inputs: int) -> bool:
     """True if the gradient rule of an op lets gradients through to an input; captured values count as such."""
-    from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Stop
+    from amp_rewrite.rewrite.autodiff.vjp.rule import Stop
     from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 
     row = VJPS.get((domain, op_type))

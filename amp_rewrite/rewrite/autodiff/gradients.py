@@ -14,8 +14,8 @@ from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.batch_norm import spelled_out
 from amp_rewrite.rewrite.autodiff.lowering.function_bodies import with_bodies
 from amp_rewrite.rewrite.autodiff.lowering.recurrent import recurrent, stepwise
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Call, GradientRule, Joint, Refuse, Stop, element_type
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, floating, nested, paths
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, GradientRule, Joint, Refuse, Stop, element_type
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.rewrite.passes.inline import inlined
 

@@ -11,9 +11,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Refuse, Stop
 from amp_rewrite.rewrite.autodiff.vjp.indexing import padding_index
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, paths
+from amp_rewrite.rewrite.autodiff.vjp.rule import Refuse, Stop
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.train.objective import fixed_values
 from amp_rewrite.train.objective.fixed_values import WEIGHTED

@@ -13,7 +13,7 @@ import pytest
 
 from amp_rewrite import View, gradients
 from amp_rewrite.files.model import Model
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import GradientRule, Joint, Refuse, Stop, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import GradientRule, Joint, Refuse, Stop, row
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.runtime.kernels import load_kernels
 from support.paths import ROOT

@@ -9,7 +9,7 @@ from amp_rewrite.ir.nodes import MAIN, Op
 from amp_rewrite.ir.versions import FIRST_TRAINING_MODE
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Forward
+from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
 
 
 def spelled_out(model: Model) -> Model:

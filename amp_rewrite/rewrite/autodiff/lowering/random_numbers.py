@@ -26,7 +26,7 @@ from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Forward
+from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
 from amp_rewrite.rewrite.passes.inline import inlined
 
 PRIME = 2**31 - 1

@@ -20,7 +20,7 @@ from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN, Op, OpId
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Forward
+from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
 from amp_rewrite.rewrite.autodiff.vjp.subgraph import append_scan
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Call, Family, Stop, row
 from amp_rewrite.rewrite.autodiff.vjp.indexing import Positions, scattered
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Stop, row
 from amp_rewrite.rewrite.autodiff.vjp.window import Pads, Window, explicit_pads, halves, unpadded, window
 
 _PURPOSE = "its gradient"

@@ -7,7 +7,7 @@ from string import ascii_letters
 
 from amp_rewrite.ir.attributes import equation
 from amp_rewrite.rewrite.autodiff.facts import Shape
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Call, Family, row, sum_to
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, row, sum_to
 
 _ELLIPSIS = "..."
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Call, Family, GradientRule, Stop, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, GradientRule, Stop, row
 
 
 def _same(v: Call, slot: int) -> str:

@@ -12,7 +12,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.rewrite.autodiff.facts import known_dims
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import END, Call, Family, Stop, positive, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import END, Call, Family, Stop, positive, row
 
 PADDING = "amp_rewrite.padding_idx"
 """Metadata of a Gather: the row of its data that gets no gradient from it, as of torch.nn.Embedding(padding_idx=…)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amp_rewrite.rewrite.autodiff.facts import Shape
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Call, Family, row, sum_to
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, row, sum_to
 
 
 def _swapped(v: Call, x: str, rank: int) -> str:

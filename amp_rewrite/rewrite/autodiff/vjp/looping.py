@@ -19,16 +19,8 @@ from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.nodes import ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import (
-    ALL_OUTPUTS,
-    Call,
-    Family,
-    GradientRule,
-    Joint,
-    Stop,
-    element_type,
-)
 from amp_rewrite.rewrite.autodiff.vjp.paths import paths
+from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, Call, Family, GradientRule, Joint, Stop, element_type
 from amp_rewrite.rewrite.autodiff.vjp.subgraph import (
     append_scan,
     arrivals,

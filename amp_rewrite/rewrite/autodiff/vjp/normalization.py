@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import END, Call, Family, Stop, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import END, Call, Family, Stop, row
 
 
 @dataclass(frozen=True, slots=True)

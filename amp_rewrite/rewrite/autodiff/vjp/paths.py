@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.ir.nodes import Op, OpId, ScopeId, ValueId
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Rows, Stop
+from amp_rewrite.rewrite.autodiff.vjp.rule import Rows, Stop
 
 STOP = "amp_rewrite.stop_gradient"
 """Metadata of a node that passes no gradient, as `detach` of PyTorch."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from amp_rewrite.rewrite.autodiff.facts import known_dims
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Call, Family, Stop, positive, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Stop, positive, row
 
 
 def _axes(v: Call) -> Sequence[int] | str | None:

@@ -10,7 +10,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Call, Family, Refuse, positive, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Refuse, positive, row
 
 Places = Callable[[Any, Any, Any, Any, Any], Any]
 """Input coordinates of outputs, from output indices, scale, input length, output length, and 1 for one output, else 0.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Call, Family, row
 from amp_rewrite.rewrite.autodiff.vjp.indexing import Positions, scattered
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, row
 
 
 @dataclass(frozen=True, slots=True)

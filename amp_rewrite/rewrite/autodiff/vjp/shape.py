@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from amp_rewrite.rewrite.autodiff.facts import known_dims
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import ALL_OUTPUTS, Call, Family, Stop, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, Call, Family, Stop, row
 
 _WHOLE = Stop("shapes, axes and counts are integers")
 

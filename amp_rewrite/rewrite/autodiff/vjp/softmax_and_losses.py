@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Call, Family, Refuse, Stop, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Refuse, Stop, row
 
 
 def _softmax_axis(v: Call) -> int:

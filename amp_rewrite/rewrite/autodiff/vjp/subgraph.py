@@ -15,8 +15,8 @@ from amp_rewrite.ir.graphs import needed
 from amp_rewrite.ir.nodes import ScopeId
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Call, element_type
 from amp_rewrite.rewrite.autodiff.vjp.paths import nested
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, element_type
 
 
 def refuse_random(v: Call, scope: ScopeId, where: str) -> None:

@@ -37,7 +37,7 @@ from amp_rewrite.rewrite.autodiff.vjp import (
     shape,
     softmax_and_losses,
 )
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Rows
+from amp_rewrite.rewrite.autodiff.vjp.rule import Rows
 
 VJPS: Rows = {
     ("", op_type): row

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from amp_rewrite.rewrite.autodiff.facts import Shape, known_dims
-from amp_rewrite.rewrite.autodiff.vjp.gradient_rule import Call
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call
 
 _MANY_CHANNELS, _MANY_TAPS = 8, 49
 """Limits within which products by tap are faster than one convolution, as measured (docs/how-to/training.md)."""

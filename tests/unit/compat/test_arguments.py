@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from amp_rewrite.compat.foreign_arguments import node_pattern, op_patterns, refuses_unknown, without_effect
+from amp_rewrite.compat.arguments import node_pattern, op_patterns, refuses_unknown, without_effect
 
 # Arguments of onnxconverter-common, onnxruntime's converters, onnxmltools and ModelOpt AutoCast.
 FOREIGN = {
