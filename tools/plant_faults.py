@@ -50,9 +50,9 @@ SIGNS: dict[type[ast.operator], tuple[str, str]] = {
     ast.Mult: ("*", "+"),
     ast.FloorDiv: ("//", "*"),
 }
-GUARDS = ("strict", "check", "deterministic", "maxsize", "indent", "repr")
-"""Arguments that guard against bugs elsewhere, lay JSON out or hide parts from a debugger: a correct program means the
-same with any value."""
+GUARDS = ("strict", "check", "deterministic", "maxsize", "indent", "repr", "ignore_cleanup_errors")
+"""Arguments that guard against bugs elsewhere, lay JSON out, hide parts from a debugger or forgive what a system leaves
+behind: a correct program means the same with any value."""
 SHARE = 0.8
 """Of the faults, to be found."""
 FIRST = 25

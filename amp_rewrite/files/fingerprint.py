@@ -13,7 +13,7 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files import tensors, wire
-from amp_rewrite.files.casting import cast
+from amp_rewrite.files.casting import cast, scaled
 from amp_rewrite.files.tensors import Sources, is_stub
 
 if TYPE_CHECKING:
@@ -97,19 +97,19 @@ def _all_after_casts(tensor: onnx.TensorProto, sources: Sources) -> Iterator[byt
 
 def _sampled_after_casts(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
     """Yield the tensor's bytes in its own type, or samples of them."""
-    place = tensors.source(tensor) if is_stub(tensor) else None
-    kind = DType.of(tensor.data_type)
-    if place is None or kind is None or place.dtype is kind:
+    if not tensors.is_pending(tensor):
         yield from _sampled(tensor, sources)
         return
+    place, kind = tensors.source(tensor), tensors.dtype(tensor)
     yield kind.name.encode()
     held, made = place.dtype.bits // 8, kind.bits // 8
     for at, length in _spread(tensors.nbytes(tensor)):
         first, last = at // made, -(-(at + length) // made)  # elements that hold these bytes
         piece = np.empty((last - first) * held, np.uint8)
         sources.fill(place, first * held, piece.data)
-        values = cast(piece.view(place.dtype.numpy), kind).tobytes()
-        yield values[at - first * made :][:length]
+        values = piece.view(place.dtype.numpy)
+        raw = cast(scaled(values, place.exponent) if place.exponent else values, kind).tobytes()
+        yield raw[at - first * made :][:length]
 
 
 def _bare(tensor: onnx.TensorProto) -> onnx.TensorProto:

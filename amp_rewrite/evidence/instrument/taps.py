@@ -201,10 +201,10 @@ class _TapBuilder:
     def _measured(self, graph: GraphProto, value: ValueId) -> _Rows:
         """Append the nodes that measure one value to a graph."""
         nodes, dtype, op = self.nodes(), self._measured_in(value), self.view.producer(value)
-        name, rectified = self.view.value_name(value), op is not None and op.kind == "Relu"
+        name = self.view.value_name(value)
         if self.view.dtype(value) is not dtype:
-            name, rectified = nodes.cast(name, dtype), False
-        row = self.range_nodes[dtype].row(nodes, name, rectified=rectified)
+            name = nodes.cast(name, dtype)
+        row = self.range_nodes[dtype].row(nodes, name, rectified=op is not None and op.kind == "Relu")
         graph.node.extend(nodes.nodes)
         return _Rows(row, (value,))
 

@@ -36,8 +36,9 @@ class LowVertices:
 def maker_of(view: View, value: ValueId, may: Container[Vertex]) -> tuple[Vertex | None, bool]:
     """Return the vertex that may produce a value in the low type, and True if it is then exact."""
     vertex = made_variable(view, value)
-    if vertex is None or vertex not in may:
+    if vertex not in may:
         return None, False
+    assert vertex is not None  # since `may` has vertices
     op = view.ops[vertex[0]]
     reads = [read_variable(op, i) == vertex for i, v in enumerate(op.inputs) if v is not None]
     return vertex, exact(op) and any(reads)

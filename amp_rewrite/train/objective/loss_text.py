@@ -69,10 +69,8 @@ def _summands(text: str, signs: str) -> Iterator[str]:
 
 def _is_term(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> bool:
     match = _TERM.fullmatch(text)
-    if match is None:
-        return False
-    call = _CALL.fullmatch(match["rest"])
-    return known(match["rest"]) or (call is not None and call[1] in losses)
+    call = match and _CALL.fullmatch(match["rest"])
+    return match is not None and (known(match["rest"]) or (call is not None and call[1] in losses))
 
 
 def _term(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> LossTerm:

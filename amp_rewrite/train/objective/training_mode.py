@@ -28,11 +28,12 @@ def in_training(model: Model, frozen: Callable[[str], bool]) -> Model:
     as it is. TrainingError for an opset whose operators have no training mode.
     """
     proto = clone(model.proto)
-    taken = set(View.of(model).names)
-    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+    view = View.of(model)
+    taken = set(view.names)
     for node in proto.graph.node:
         held = node.op_type == "BatchNormalization" and any(frozen(node.input[slot]) for slot in _STATISTICS.values())
         if node.domain in ("", "ai.onnx") and node.op_type in FIRST_TRAINING_MODE and not held:
+            opset = view.opsets[""]
             if opset < FIRST_TRAINING_MODE[node.op_type]:
                 raise TrainingError(
                     f"the model imports ai.onnx opset {opset}, where {node.op_type} has no training mode; raise it to"

@@ -10,9 +10,9 @@ import onnx.parser
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from amp_rewrite import convert
-from amp_rewrite.files.fingerprint import digest, fingerprint
-from amp_rewrite.files.model import Model
+from amp_rewrite import DType, convert
+from amp_rewrite.files.fingerprint import digest, fingerprint, full_digest
+from amp_rewrite.files.model import Model, baked, scaled
 from support.paths import TESTS
 
 LARGE = 1 << 15  # elements of a tensor that is sampled: 128 KiB
@@ -89,6 +89,19 @@ def test_a_converted_model_has_the_digest_that_its_file_will_have(name: str, tmp
 
     assert digest(result) == digest(Model.load(tmp_path / "out.onnx"))
     assert digest(result) != digest(Model.load(path))
+
+
+@pytest.mark.parametrize("kind", [DType.FLOAT, DType.FLOAT16])
+def test_a_scaled_weight_has_the_digest_that_its_file_will_have(kind: DType, tmp_path: Path) -> None:
+    onnx.save(net(), tmp_path / "m.onnx")
+    model = Model.load(tmp_path / "m.onnx")
+    large = model.proto.graph.initializer[1]
+    shifted = scaled(large, 3, name="large", model=model)
+    large.CopyFrom(baked(shifted, kind, model=model))
+    model.save(tmp_path / "out.onnx")
+    read = Model.load(tmp_path / "out.onnx")
+    assert digest(model) == digest(read) and full_digest(model) == full_digest(read)
+    assert digest(model) != digest(Model.load(tmp_path / "m.onnx"))
 
 
 def test_a_digest_tells_docs_metadata_and_large_weights_apart(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_rewrite.files.scratch import alone, replacing, scratch, sweep, sync, write_whole
+from amp_rewrite.files.scratch import _lock, alone, replacing, scratch, sweep, sync, write_whole
 
 OLD = time.time() - 3600
 
@@ -78,3 +78,10 @@ def test_a_folder_is_held_by_one_at_a_time(tmp_path: Path) -> None:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(other)
+
+
+def test_a_file_is_locked_for_one_at_a_time(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("wb") as one, (tmp_path / "a").open("wb") as two:
+        assert [_lock(file.fileno()) for file in (one, two, one)] == [True, False, True]
+        one.close()
+        assert _lock(two.fileno())

@@ -62,10 +62,14 @@ class Numbers(random.Random):
         return words[self.below(len(words))]
 
 
-def ranges(rng: Numbers, size: int) -> Figure:
-    ends = [sorted((rng.one(0.0), rng.one(0.0, 7e4))) for _ in range(size)]
+def ranges(rng: Numbers, size: int) -> Figure | Sequence[Figure]:
+    if size == 0:
+        ends = [(1.0, 2.0), (1e-13, 2.0), (1e-11, 2.0), (1.0, 1e13), (1.0, 1e11), (0.0, 0.0)]
+        alone = [{"v": Fit(9, 0, high, low)} for low, high in ends]
+        return [ranges_figure(fits, to, "data") for fits in ({}, *alone) for to in (DType.FLOAT16, DType.BFLOAT16)]
+    pairs = [sorted((rng.one(0.0), rng.one(0.0, 7e4))) for _ in range(size)]
     counts = [[rng.below(3) if rng.below(2) else 0 for _ in range(4)] for _ in range(size)]
-    fits = [Fit(20, n[0], high, low, *n[1:]) for (low, high), n in zip(ends, counts, strict=True)]
+    fits = [Fit(20, n[0], high, low, *n[1:]) for (low, high), n in zip(pairs, counts, strict=True)]
     values = {f"v{i}": fit for i, fit in enumerate(fits)}
     return ranges_figure(values, DType.FLOAT16 if size % 2 else DType.BFLOAT16, "2 batches")
 
