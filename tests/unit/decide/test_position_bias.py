@@ -114,6 +114,23 @@ def test_a_counted_bias_of_unknown_length_is_pinned_from_where_it_counts() -> No
     assert pinned(text, **numbers) == "f p b y"
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("e=Equal(p,none);m=Where(e,p,fill)", ""),
+        ("e=Equal(p,none);n=Not(e);m=Where(n,fill,p)", ""),
+        ("e=Equal(p,none);n=Not(e);u=Not(n);m=Where(u,p,fill)", ""),
+        ("e=Equal(p,none);n=Not(e);m=Where(n,p,fill)", "f p m b y"),
+        ("e=Equal(p,f);m=Where(e,p,fill)", "f p m b y"),
+        ("e=Less(p,none);m=Where(e,p,fill)", "f p m b y"),
+        ("e=Equal(f,none);m=Where(e,p,fill)", "f p m b y"),
+    ],
+)
+def test_positions_that_are_kept_where_they_equal_one_number_count_nothing(words: str, expected: str) -> None:
+    text = f"s=MatMul(q,k);r=Range(zero,length,one);f=Cast[to=float](r);p=Mul(f,slope);{words};b=Add(s,m);y=Softmax(b)"
+    assert pinned(text, zero=np.array(0), one=np.array(1), slope=0.25, none=0.0, fill=FILL) == expected
+
+
 def test_a_bias_that_a_layer_makes_of_positions_is_learned() -> None:
     text = "r=Range(zero,length,one);f=Cast[to=float](r);e=MatMul(f,w);b=Add(s,e);y=Softmax(b)"
     assert pinned(text, zero=np.array(0), one=np.array(1), w=np.ones((256, 256)), s=np.ones((4, 256))) == ""
