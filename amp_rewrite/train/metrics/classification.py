@@ -276,7 +276,7 @@ class Perplexity(ClassMetric, Means):
         here = np.take_along_axis(rows, classes[:, None].astype(np.int64), axis=1)[:, 0]
         logits = self.from_logits
         if logits is None:
-            logits = bool((rows < 0).any() or (rows > 1).any() or (np.abs(rows.sum(axis=1) - 1) > _CLOSE).any())
+            logits = bool((rows < 0).any() or (np.abs(rows.sum(axis=1) - 1) > _CLOSE).any())
         if logits:
             largest = rows.max(axis=1, initial=-np.inf)
             self.add(np.log(np.exp(rows - largest[:, None]).sum(axis=1)) + largest - here)

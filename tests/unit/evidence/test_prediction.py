@@ -19,6 +19,7 @@ from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.metric import MEASURES, MetricBound, criterion
 from amp_rewrite.evidence.prediction.prediction import PredictedErrors, PredictedModel, predict
 from amp_rewrite.evidence.prediction.probes import Outputs, worst_of
+from amp_rewrite.evidence.prediction.shares import _share
 from amp_rewrite.evidence.prediction.single_op_runs import LowOps, SingleOpRuns
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import OpId, View
@@ -230,3 +231,10 @@ def test_the_expected_worst_score_is_unknown_without_outputs_or_finite_errors() 
         True,
     ]
     assert worst_of(outputs, np.zeros(2), by) == 0 < worst_of(outputs, np.full(2, 1e-6), by) < 0.1
+
+
+@pytest.mark.parametrize(("whole", "share"), [(4.0, 0.25), (0.0, math.nan), (math.inf, math.nan), (math.nan, math.nan)])
+def test_a_share_needs_a_finite_error_of_the_whole(whole: float, share: float, rng: np.random.Generator) -> None:
+    view = view_of("y = Exp (x)", "(float[N,4] x) => (float[N,4] y)")
+    found, _ = predicted(view, rng.standard_normal((3, 4)))
+    assert _share(found, OpId(0), 1.0, whole).share == pytest.approx(share, nan_ok=True)

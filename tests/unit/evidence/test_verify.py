@@ -56,6 +56,7 @@ OVERFLOWING = {"x": np.float32([[1, 300, 1000], [1, 1, 1]])}
         ("r = RandomNormalLike <seed = 1.0> (x) y = Add (x, r)", ""),
         ("y = Bernoulli (x)", "'Bernoulli_0' (Bernoulli)"),
         ("ratio = Constant <value_float = 0.5> () y = Dropout (x, ratio, t)", "'Dropout_1' (Dropout)"),
+        ("ratio = Constant <value_float = 0.5> () f = Constant <value = bool {0}> () y = Dropout (x, ratio, f)", ""),
         ("y = Dropout (x)", ""),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -85,3 +86,18 @@ def test_a_file_is_locked_for_one_at_a_time(tmp_path: Path) -> None:
         assert [_lock(file.fileno()) for file in (one, two, one)] == [True, False, True]
         one.close()
         assert _lock(two.fileno())
+
+
+def test_who_comes_second_to_a_folder_waits(tmp_path: Path) -> None:
+    entered = threading.Event()
+
+    def enter() -> None:
+        with alone(tmp_path):
+            entered.set()
+
+    with alone(tmp_path):
+        second = threading.Thread(target=enter)
+        second.start()
+        assert not entered.wait(0.05)
+    second.join()
+    assert entered.is_set()

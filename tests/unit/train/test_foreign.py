@@ -177,6 +177,11 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> 
     assert str(error.value) == message
 
 
+@pytest.mark.parametrize("shape", ["[1]", "[1,1]"])
+def test_a_seed_has_one_element_in_any_shape(shape: str) -> None:
+    assert scaled(GRAPH.replace("float loss_grad)", f"float{shape} loss_grad)")).seed == "loss_grad"
+
+
 def test_a_graph_without_an_input_for_the_seed_needs_its_name() -> None:
     with pytest.raises(TrainingError) as error:
         scaled(GRAPH.replace("float loss_grad)", "float[2,1] loss_grad)"))

@@ -197,3 +197,22 @@ def test_indices_that_keep_the_axis_of_the_classes_are_rows() -> None:
         metric.reset()
         metric.update(targets[:, None], predictions)
         assert metric.result() == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "logits"),
+    [
+        ((0.25, 0.25, 0.5), False),
+        ((0.0, 0.0, 1.0000001), False),  # of a softmax in float32
+        ((-0.5, 0.5, 1.0), True),
+        ((0.25, 0.25, 0.25), True),
+        ((0.5, 0.5, 0.5), True),
+    ],
+)
+def test_rows_are_probabilities_if_they_are_not_negative_and_sum_to_1(row: tuple[float, ...], logits: bool) -> None:
+    found = []
+    for asked in (None, logits):
+        metric = Perplexity("p", from_logits=asked)
+        metric.update(np.array([1, 2]), np.array([row, (0.5, 0.25, 0.25)], np.float32))
+        found.append(metric.result())
+    assert found[0] == found[1]
