@@ -642,3 +642,30 @@ def test_outputs_of_known_shape_keep_their_address_where_a_graph_wants_it() -> N
         "the shape of output 'y' is unknown before the run, but a CUDA graph writes to fixed addresses;"
         " pass outputs={'y': tensor}"
     )
+
+
+@pytest.mark.parametrize(
+    ("providers", "failing", "opened"),
+    [
+        ([TENSORRT, CUDA, CPU], "", (TENSORRT, "")),
+        ([TENSORRT, CUDA, CPU], TENSORRT, (CUDA, f"no {TENSORRT}")),
+        ([TENSORRT], TENSORRT, None),
+        ([CUDA, CPU], CUDA, None),
+        ([CUDA, TENSORRT], CUDA, None),
+    ],
+)
+def test_other_providers_open_a_model_where_tensorrt_cannot(
+    providers: list[str], failing: str, opened: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first(_model: Model, opening: SessionOptions) -> str:
+        if opening.providers[0] == failing:
+            raise ModelError(f"no {failing}")
+        return str(opening.providers[0])
+
+    monkeypatch.setattr(Runner, "open", first)
+    asked = Model.load(mlp()), SessionOptions(providers=tuple(providers))
+    if opened is None:
+        with pytest.raises(ModelError, match=f"no {failing}"):
+            home._by_first(*asked)
+    else:
+        assert home._by_first(*asked) == opened
