@@ -21,6 +21,7 @@ from amp_rewrite.files.fit import Fit
 from amp_rewrite.ir.dataflow import Flow, made_variable, reach, read_variable
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
+from amp_rewrite.ir.shapes.onnx_shapes import combined_elements
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
 from amp_rewrite.reports.evidence import GUARDED, UNCHECKED, Evidence
 from amp_rewrite.reports.render import count
@@ -32,8 +33,6 @@ Elsewhere what is flushed is smaller than the rounding of the largest element, a
 
 Paint = Callable[[Sequence[Pin]], Coloring]
 
-_PROVABLE = (reasons.OVERFLOW, reasons.UNSEEN)
-"""Faults that a proof rules out: the value fits the type, on any data."""
 _ROOTS = (reasons.ALLOW_ROOT, reasons.LOWER, reasons.FORCE_ALL)
 
 
@@ -49,10 +48,20 @@ class Guarded:
 
 @dataclass(frozen=True, slots=True)
 class RangeFault:
-    """Reason why a value must not be low: the rule ("overflow", "underflow", "nonfinite", "unseen") and the number."""
+    """Reason why a value must not be low: the rule ("overflow", "underflow", "nonfinite", "unseen") and the number.
+
+    `inside`: the fault arises inside the op that makes the value. Readers may be low, and bounds of the value rule
+    nothing out.
+    """
 
     rule: str
     note: str
+    inside: bool = False
+
+    @property
+    def provable(self) -> bool:
+        """True if a proof that the value fits rules the fault out, on any data."""
+        return not self.inside and self.rule in (reasons.OVERFLOW, reasons.UNSEEN)
 
 
 def guard(
@@ -80,7 +89,7 @@ def guard(
     faults = {
         v: fault
         for v, fault in _faults(view, ranges, to, headroom)
-        if v not in saturate and not (v in proved and fault.rule in _PROVABLE)
+        if v not in saturate and not (v in proved and fault.provable)
     }
     pins, unfit = _pinned(view, paint, faults)
     batches = f"{count(ranges.batches, 'batch', 'batches')}, headroom {headroom:g}"
@@ -155,7 +164,7 @@ def overflowing(
 
 
 def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[tuple[ValueId, RangeFault]]:
-    """Yield the fault of every floating value that depends on data and does not fit."""
+    """Yield the faults of every floating value that depends on data: the last one counts."""
     seen, magnified, picks = seen_ranges(view, ranges), _magnified(view), Flow.of(view, _PICKS)
     for value in view.values:
         dtype = view.dtype(value.id)
@@ -163,6 +172,8 @@ def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[
             continue
         if value.id in seen:
             fault = _fault(seen[value.id], to, headroom, value.id in magnified)
+            if (inside := _sum_fault(view, value.id, seen[value.id].absmax * headroom, to)) is not None:
+                yield value.id, inside
         else:
             sources = list(picks.sources(value.id)) if _unmeasured(view, ranges, value.id) else []
             if sources and all(view.constant(source) is not None for source in sources):
@@ -231,6 +242,16 @@ def _fault(seen: Range, to: DType, headroom: float, magnified: bool) -> RangeFau
     return None
 
 
+def _sum_fault(view: View, value: ValueId, size: float, to: DType) -> RangeFault | None:
+    """Return the fault of a mean whose sum does not fit: kernels store it in the low type before they divide."""
+    op = view.producer(value, "ReduceMean")
+    terms = combined_elements(view, op) if op is not None else None
+    if terms is None or terms * size <= to.max:
+        return None
+    note = f"is a mean of {terms} terms, whose sum goes up to {terms * size:g} with headroom, beyond {to.max:g}"
+    return RangeFault(reasons.OVERFLOW, note, inside=True)
+
+
 def _magnified(view: View) -> Collection[ValueId]:
     """Return values whose small elements matter: a root, logarithm or quotient reads them, directly or after a move."""
     starts = {
@@ -270,7 +291,7 @@ def _unfit(
             pins.append(Pin(op.id, fault.rule, None, f"its result {name!r} {words}", raises=True))
         for use in view.uses[value]:
             reader = view.ops[use.op]
-            if reader.kind not in ELEMENTLESS and read_low(view, coloring, reader, use.slot):
+            if not fault.inside and reader.kind not in ELEMENTLESS and read_low(view, coloring, reader, use.slot):
                 unfit[value] = fault
                 because = op.id if op is not None and op.id != use.op else None
                 pins.append(Pin(use.op, fault.rule, because, f"its operand {name!r} {words}", raises=True))

@@ -25,10 +25,11 @@ from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, set_element_type, type_of_proto
-from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
 from amp_rewrite.rewrite.device_arithmetic.low_op import Recipe, WrittenOps
+from amp_rewrite.rewrite.device_arithmetic.table import CUDA, WEBGPU
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.choices import Target, TargetName
 
@@ -41,6 +42,8 @@ _LOW_CODES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _FLOAT32_IN_TWIN = frozenset({DType.FLOAT, DType.FLOAT16, DType.BFLOAT16})
 # Norms of onnxruntime that add first, and where they take a bias of the sum; statistics and norm are float32.
 _BIASES = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimplifiedLayerNormalization": 3}
+
+_RECIPES = {Target.ORT_CUDA: CUDA, Target.ONNX: CUDA, Target.WEBGPU: WEBGPU}
 
 
 def emulate(
@@ -63,10 +66,11 @@ def emulate(
     become Identity. With io="float32" no Cast to a low type is left but those of the next paragraph. It is the
     float32 reference of a model that is half already.
 
-    By default an op computes in float32 inside, and its result is rounded once, as CUDA's kernels do. With
-    accumulate="float16" float16 ops add up as the shaders of onnxruntime's WebGPU provider do: products, reductions,
-    norms, softmax and functions round after each step, in the order of that device. An op whose rank or kernel is
-    unknown stays float32 inside.
+    By default an op computes in float32 inside, and its result is rounded once, as most of CUDA's kernels do. Those
+    that round in between in float16 are written out: Conv with a bias, means, CumSum, InstanceNormalization, LSTM …
+    With accumulate="float16" float16 ops add up as the shaders of onnxruntime's WebGPU provider do: products,
+    reductions, norms, softmax and functions round after each step, in the order of that device. An op whose rank or
+    kernel is unknown stays float32 inside; with accumulate="float32" every op does.
 
     Ops that no float32 kernel can stand for (of unknown domains, BitCast, ops whose schema has no float32) keep
     their low type between Casts, with and without `rounding`. O(nodes + uses). Low weights that lie in a file stay
@@ -77,7 +81,7 @@ def emulate(
         io: inputs and outputs that keep their low type: "numpy" (float16 ones), "same" (all) or "float32" (none).
         rounding: False makes the widened twin.
         accumulate: the type in which float16 ops accumulate, "float32" or "float16"; None: that of the target.
-        target: the device, "webgpu" for one that accumulates in float16.
+        target: the device, "webgpu" for one that accumulates in float16; None: onnxruntime's CUDA provider.
         folder: where the external data of a ModelProto lies.
 
     Returns:
@@ -94,12 +98,12 @@ def emulate(
     """
     if io not in _KEPT_EDGES:
         raise PolicyError(f"unknown io {io!r} for an emulation; use one of {', '.join(_KEPT_EDGES)}")
-    sums = device_sums(accumulate, target) if rounding else {}
-    return _twin(Model.load(model, folder=folder), _KEPT_EDGES[io], rounding, sums=sums)
+    recipes = rounded_inside(accumulate, target) if rounding else {}
+    return _twin(Model.load(model, folder=folder), _KEPT_EDGES[io], rounding, recipes=recipes)
 
 
-def device_sums(accumulate: str | None, target: TargetName | Target | None) -> Mapping[str, Recipe]:
-    """Return the ops that accumulate in float16. PolicyError for unknown words, and for those that contradict."""
+def rounded_inside(accumulate: str | None, target: TargetName | Target | None) -> Mapping[str, Recipe]:
+    """Return the ops that a device rounds inside. PolicyError for unknown words, and for those that contradict."""
     device = None if target is None else Target.parse(target)
     if accumulate not in (None, "float32", "float16"):
         raise PolicyError(f"unknown value {accumulate!r} for accumulate; use float32 or float16")
@@ -107,11 +111,9 @@ def device_sums(accumulate: str | None, target: TargetName | Target | None) -> M
         raise PolicyError(
             f"{device.value} accumulates in float32, not in float16; use target 'webgpu', or leave it out"
         )
-    if accumulate == "float16" or (accumulate is None and device is Target.WEBGPU):
-        from amp_rewrite.rewrite.device_arithmetic.table import WEBGPU  # late: few emulations write sums out
-
-        return WEBGPU
-    return {}
+    if accumulate == "float32":
+        return {}
+    return WEBGPU if accumulate else _RECIPES.get(Target.ORT_CUDA if device is None else device.family, {})
 
 
 def widened(model: Model, edges: Collection[str] = ()) -> Model:
@@ -124,14 +126,14 @@ def _twin(
     kept: frozenset[DType],
     rounding: bool,
     edges: Collection[str] = (),
-    sums: Mapping[str, Recipe] | None = None,
+    recipes: Mapping[str, Recipe] | None = None,
 ) -> Model:
     check_imports(source.proto)
     # A local function may be called with low types here and with others there.
     view = View.of(inlined(source))
     proto = clone(view.model.proto)
     proto.ClearField("training_info")
-    _Twin(view, kept, rounding, edges, sums or {}).graph(proto.graph, view.scopes[MAIN])
+    _Twin(view, kept, rounding, edges, recipes or {}).graph(proto.graph, view.scopes[MAIN])
     import_standard(proto)
     return replace(view.model, proto=proto)
 
@@ -140,13 +142,15 @@ class _Twin:
     """One walk over a copy of the model. `names` is where the float32 twin of a value stands, if elsewhere."""
 
     def __init__(
-        self, view: View, kept: frozenset[DType], rounding: bool, edges: Collection[str], sums: Mapping[str, Recipe]
+        self, view: View, kept: frozenset[DType], rounding: bool, edges: Collection[str], recipes: Mapping[str, Recipe]
     ) -> None:
         self.view = view
-        self.written = WrittenOps(view, sums) if sums and DType.FLOAT16 in view.low_types else None
         self.rounding = rounding
         self.taken = set(view.names)
         self.opset = view.opsets.get("", FIRST_BFLOAT16_CAST)
+        if recipes is CUDA and self.opset < FIRST_UNBATCHED_SCAN:
+            recipes = {}
+        self.written = WrittenOps(view, recipes) if recipes and DType.FLOAT16 in view.low_types else None
         main = view.scopes[MAIN]
         self.fed = frozenset(v for v in main.inputs if self._low(v) and self._tensor(v))
         results = frozenset(v for v in main.outputs if self._low(v) and self._tensor(v))

@@ -10,11 +10,17 @@ from amp_rewrite.cli.files import beside
 from amp_rewrite.cli.parameters import choice, option
 
 _KEPT = "Inputs and outputs that keep their low type: those numpy knows, all, or none."
-_FOLLOWED = "Device to follow: webgpu accumulates in float16.  [default: float32 sums]"
+_FOLLOWED = "Device to follow: webgpu accumulates in float16.  [default: ort-cuda]"
+_DEVICES = ("ort-cuda", "onnx", "tensorrt", "openvino", "webgpu")
 _TWIN = (
     parameters.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
     choice("--io", ("numpy", "same", "float32"), _KEPT, default="numpy", show_default=True),
-    option("--target", "NAME", _FOLLOWED, type=parameters.WordChoice(["ort-cuda", "onnx", "tensorrt", "webgpu"])),
+    option(
+        "--target",
+        "NAME",
+        _FOLLOWED,
+        type=parameters.WordChoice(["ort-cuda", "onnx", "tensorrt", "openvino", "webgpu"]),
+    ),
     choice(
         "--accumulate", ("float32", "float16"), "Type in which float16 ops accumulate.  [default: that of the target]"
     ),

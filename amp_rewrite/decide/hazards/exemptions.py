@@ -13,7 +13,7 @@ from amp_rewrite.ir.op_classes import COPIES, LAYERS, MAGNIFIES, REDUCTIONS
 from amp_rewrite.ir.patterns.activations import CUBIC, snakes
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.patterns.match import Search
-from amp_rewrite.ir.shapes.onnx_shapes import elements, shape_of
+from amp_rewrite.ir.shapes.onnx_shapes import combined_elements
 from amp_rewrite.ir.view import Op, OpId, View
 
 _CUBE = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
@@ -97,11 +97,7 @@ def _means(view: View, groups: Sequence[Cluster], to: DType) -> Iterator[OpId]:
 
 def _combines(view: View, op: Op, most: int) -> bool:
     """True if each result of a reduction combines a known number of elements, `most` at most."""
-    value, axes = op.inputs[0], axes_of(view, op)
-    shape = shape_of(view, value) or ()
-    if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
-        return False
-    terms = elements([shape[axis] for axis in axes])
+    terms = combined_elements(view, op)
     return terms is not None and terms <= most
 
 

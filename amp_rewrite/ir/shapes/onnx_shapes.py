@@ -16,7 +16,7 @@ from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.skeleton import BODIED
 from amp_rewrite.files.tensors import MOST_ELEMENTS
-from amp_rewrite.ir.dataflow import number
+from amp_rewrite.ir.dataflow import axes_of, number
 from amp_rewrite.ir.graphs import all_graphs, names_read
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.shapes.symbolic import Dim
@@ -42,6 +42,14 @@ def elements(sizes: Sequence[int | None]) -> int | None:
     """Return the number of elements of a shape; None if one size is unknown."""
     known = [size for size in sizes if size is not None]
     return math.prod(known) if len(known) == len(sizes) else None
+
+
+def combined_elements(view: View, op: Op) -> int | None:
+    """Return how many elements each result of a reduction combines; None if axes or their lengths are unknown."""
+    axes, shape = axes_of(view, op), shape_of(view, op.inputs[0]) or ()
+    if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
+        return None
+    return elements([shape[axis] for axis in axes])
 
 
 def shape_of(view: View, value: ValueId | None, *, through_values: bool = False) -> Shape | None:

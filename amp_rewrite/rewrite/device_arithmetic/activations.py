@@ -50,19 +50,32 @@ def low_sigmoid(b: LowBuilder, x: str) -> str:
     return b.low("Div", one, b.low("Add", one, low_exp(b, b.op("Neg", x))))
 
 
-def low_softplus(b: LowBuilder, x: str) -> str:
+def rounded(op_type: str) -> Unary:
+    """Return a function whose result alone is rounded."""
+    return lambda b, x: b.low(op_type, x)
+
+
+def softplus(exp: Unary, log: Unary) -> Unary:
     """A logarithm of one plus an exponential, on the side where that does not overflow."""
-    one = b.number(1.0)
-    below = low_log(b, b.low("Add", one, low_exp(b, x)))
-    above = b.low("Add", x, low_log(b, b.low("Add", one, low_exp(b, b.op("Neg", x)))))
-    return b.op("Where", b.op("Greater", x, b.number(0.0)), above, below)
+
+    def build(b: LowBuilder, x: str) -> str:
+        one = b.number(1.0)
+        below = log(b, b.low("Add", one, exp(b, x)))
+        above = b.low("Add", x, log(b, b.low("Add", one, exp(b, b.op("Neg", x)))))
+        return b.op("Where", b.op("Greater", x, b.number(0.0)), above, below)
+
+    return build
 
 
-def low_hard_swish(b: LowBuilder, x: str) -> str:
-    """A line between 0 and 1, times x."""
-    one, zero = b.number(1.0), b.number(0.0)
-    line = b.low("Add", b.low("Mul", b.number(1 / 6), x), b.number(0.5))
-    return b.low("Mul", x, b.op("Max", zero, b.op("Min", one, line)))
+def hard_swish(op_type: str, factor: float) -> Unary:
+    """A line between 0 and 1, times x; its slope is a product or a quotient of x."""
+
+    def build(b: LowBuilder, x: str) -> str:
+        one, zero = b.number(1.0), b.number(0.0)
+        line = b.low("Add", b.low(op_type, x, b.number(factor)), b.number(0.5))
+        return b.low("Mul", x, b.op("Max", zero, b.op("Min", one, line)))
+
+    return build
 
 
 def unary(function: Unary) -> Recipe:
@@ -79,8 +92,12 @@ def gelu(b: LowBuilder, site: LowOp) -> list[str] | None:
     return [b.low("Mul", b.low("Mul", b.number(0.5), x), b.low("Add", b.number(1.0), scaled))]
 
 
-def elu(b: LowBuilder, site: LowOp) -> list[str]:
+def elu(exp: Unary) -> Recipe:
     """An exponential less one below zero."""
-    x, alpha = site.input(0), b.number(site.attribute("alpha", 1.0))
-    below = b.low("Mul", alpha, b.low("Sub", low_exp(b, x), b.number(1.0)))
-    return [b.op("Where", b.op("Less", x, b.number(0.0)), below, x)]
+
+    def build(b: LowBuilder, site: LowOp) -> list[str]:
+        x, alpha = site.input(0), b.number(site.attribute("alpha", 1.0))
+        below = b.low("Mul", alpha, b.low("Sub", exp(b, x), b.number(1.0)))
+        return [b.op("Where", b.op("Less", x, b.number(0.0)), below, x)]
+
+    return build

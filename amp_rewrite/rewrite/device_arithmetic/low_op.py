@@ -59,11 +59,20 @@ class LowBuilder(NodeBuilder):
         slices = [self.op("Gather", x, self.constant(np.array(i, np.int64)), axis=2) for i in range(count)]
         return reduce(partial(self.low, "Add"), slices)
 
-    def scan(self, states: Sequence[str], parts: Sequence[tuple[str, int]], step: Step, rank: int) -> list[str]:
+    def scan(
+        self,
+        states: Sequence[str],
+        parts: Sequence[tuple[str, int]],
+        step: Step,
+        rank: int,
+        *,
+        backward: bool = False,
+    ) -> list[str]:
         """Append a Scan over slices of `parts`, each a value and the axis along which it is cut.
 
         `step` gets a builder of the body, the states and the slices; it returns the next states, all of one rank, and
-        behind them values of that rank, of which the Scan stacks those of all steps along axis 0.
+        behind them values of that rank, of which the Scan stacks those of all steps along axis 0. `backward`: from the
+        last slice to the first, stacked in the order of the slices.
         """
         inner = LowBuilder(self._taken, opset=self.opset, region=f"{self._region}/step", dtype=self.low_type)
         names = [inner.fresh(f"{inner._region}/in") for _ in (*states, *parts)]
@@ -76,6 +85,9 @@ class LowBuilder(NodeBuilder):
         body = onnx.helper.make_graph(inner.nodes, "step", read, ends)
         inputs, axes = (*states, *(name for name, _ in parts)), [axis for _, axis in parts]
         stated: dict[str, Any] = {"body": body, "num_scan_inputs": len(parts), "scan_input_axes": axes}
+        if backward:
+            stated["scan_input_directions"] = [1] * len(parts)
+            stated["scan_output_directions"] = [1] * (len(results) - len(states))
         return list(self.ops("Scan", *inputs, results=len(results), **stated))
 
 
@@ -156,13 +168,14 @@ class WrittenOps:
         `node`: the op with the inputs of the twin. `taken`: names in use, to which those of the nodes are added.
         """
         view, recipe = self._view, self._recipes.get(op.kind)
-        if recipe is None or not op.outputs or op.outputs[0] is None:
+        result = next(iter(op.results), None)
+        if recipe is None or result is None:
             return None
-        kind = view.types[op.outputs[0]]
+        kind = view.types[result]
         if kind is None or kind.container != TENSOR or kind.dtype is not DType.FLOAT16:
             return None
         builder = LowBuilder(taken, opset=self._opset, region=op.name, dtype=DType.FLOAT16)
         shapes = tuple(shape_of(view, value) for value in op.inputs)
         values = tuple(view.array(value, _MOST_LISTED) for value in op.inputs)
-        results = recipe(builder, LowOp(op, node, shapes, values))
-        return None if results is None else (builder.nodes, results)
+        written = recipe(builder, LowOp(op, node, shapes, values))
+        return None if written is None else (builder.nodes, written)

@@ -31,12 +31,12 @@ def lane_sum(b: LowBuilder, row: TermRows, lanes: int, *, combine: str = "Add", 
     `whole`: the tree spans all lanes, even those without a term.
     """
     neutral = 1.0 if combine == "Mul" else 0.0
-    parts = b.shaped(_filled(b, row, lanes, neutral), [0, -1, lanes])
+    parts = b.shaped(filled(b, row, lanes, neutral), [0, -1, lanes])
     if row.length is not None and row.length <= lanes:
         total = b.shaped(parts, [0, lanes])
     else:
         start = b.zeros_like(b.op("Gather", parts, b.constant(np.array(0, np.int64)), axis=1), neutral)
-        total = b.scan([start], [(parts, 1)], _folding(combine), 2)[0]
+        total = b.scan([start], [(parts, 1)], folding(combine), 2)[0]
     left = lanes if whole or row.length is None else min(row.length, lanes)
     while left > 1:
         half, interval = left // 2, -(-left // 2)
@@ -46,11 +46,11 @@ def lane_sum(b: LowBuilder, row: TermRows, lanes: int, *, combine: str = "Add", 
     return b.picked(total, 0, 1, 1) if row.length is not None and row.length <= lanes and not whole else total
 
 
-def _folding(op_type: str) -> Step:
+def folding(op_type: str) -> Step:
     return lambda body, states, parts: [body.low(op_type, states[0], parts[0])]
 
 
-def _filled(b: LowBuilder, row: TermRows, lanes: int, fill: float) -> str:
+def filled(b: LowBuilder, row: TermRows, lanes: int, fill: float) -> str:
     """Return rows that are filled up to a multiple of the lanes."""
     if row.length is not None:
         missing = b.ints([-row.length % lanes]) if row.length % lanes else None
@@ -160,7 +160,7 @@ def softmax(b: LowBuilder, site: LowOp) -> list[str] | None:
     axes = list(range(axis, len(shape))) if flat else [axis]
     row = rows_of(b, site, site.input(0), axes)
     width = next((w for w in (4, 2) if row.length is None or row.length % w == 0), 1)
-    parts = b.shaped(_filled(b, row, LANES * width, -np.inf), [0, -1, LANES, width])
+    parts = b.shaped(filled(b, row, LANES * width, -np.inf), [0, -1, LANES, width])
     lane = b.reduce("ReduceMax", parts, [1, 3], keepdims=False)
     states = [b.zeros_like(lane, -65504.0), b.zeros_like(lane)]
     tops, sums = b.scan(states, [(parts, 1)], _gathered(width), 2)
@@ -215,7 +215,7 @@ def average_pool(b: LowBuilder, site: LowOp) -> list[str] | None:
     plain = site.plain(b)
     parts = b.shaped(taken_apart(b, site, channels, kernel), [0, channels, taps, -1])
     start = b.zeros_like(b.shaped(plain, [0, channels, -1]))
-    total = b.op("Reshape", b.scan([start], [(parts, 2)], _folding("Add"), 3)[0], b.op("Shape", plain))
+    total = b.op("Reshape", b.scan([start], [(parts, 2)], folding("Add"), 3)[0], b.op("Shape", plain))
     if site.attribute("count_include_pad", 0):
         return [b.low("Div", total, b.number(taps))]
     kept = site.attributes("ceil_mode", "count_include_pad")

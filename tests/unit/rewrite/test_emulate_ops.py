@@ -141,7 +141,7 @@ def trials(case: Case, low: DType) -> Iterator[Trial]:
     if made is None:
         return
     model, names = made
-    twin = emulate(model, io="float32").proto
+    twin = emulate(model, io="float32", accumulate="float32").proto
     fast, plain = session(twin), session(twin, "ORT_DISABLE_ALL")
     for kind, factor in FACTORS[low].items():
         feeds = fed(case, names, low, factor)

@@ -1,0 +1,126 @@
+"""Ops whose CUDA kernels in onnxruntime round to the low type between their steps: sums of rows, means, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.shapes.onnx_shapes import Shape
+from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp
+from amp_rewrite.rewrite.device_arithmetic.reductions import TermRows, filled, folding, reduced_axes
+
+_WARP, _THREADS, _BLOCKS, _LOADS = 32, 512, 512, 4
+"""Of a sum over leading axes: columns and threads of a block, blocks of a grid, rows that a thread loads, at most."""
+
+
+def conv(b: LowBuilder, site: LowOp) -> list[str] | None:
+    """Conv with a bias: the sum is rounded before the bias is added."""
+    weight = site.shape(1)
+    if not site.input(2) or weight is None:
+        return None
+    total = b.low("Conv", *site.inputs[:2], **site.attributes())
+    return [b.low("Add", total, b.shaped(site.input(2), [-1, *[1] * (len(weight) - 2)]))]
+
+
+def instance_norm(b: LowBuilder, site: LowOp) -> list[str] | None:
+    """InstanceNormalization of several samples: statistics in float32, then each step rounded.
+
+    That of one sample is a batch norm, in float32 inside.
+    """
+    shape = site.shape(0)
+    if shape is None or len(shape) < 3 or shape[0] in (None, 1):
+        return None
+    x, axes = site.input(0), list(range(2, len(shape)))
+    scale, bias = (b.shaped(site.input(slot), [-1, *[1] * len(axes)]) for slot in (1, 2))
+    mean = b.reduce("ReduceMean", x, axes, keepdims=True)
+    apart = b.op("Sub", x, mean)
+    variance = b.reduce("ReduceMean", b.op("Mul", apart, apart), axes, keepdims=True)
+    deviation = b.low("Sqrt", b.low("Add", variance, b.scalar(site.attribute("epsilon", 1e-5), DType.FLOAT)))
+    scaled = b.low("Mul", scale, b.low("Sub", x, b.rounded(mean)))
+    return [b.low("Add", b.low("Div", scaled, deviation), bias)]
+
+
+def log_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
+    """ReduceLogSum: the sum is rounded."""
+    axes = reduced_axes(b, site)
+    if not axes:
+        return None
+    total = b.rounded(b.reduce("ReduceSum", site.input(0), axes, keepdims=_kept(site)))
+    return [b.low("Log", total)]
+
+
+def log_sum_exp(b: LowBuilder, site: LowOp) -> list[str] | None:
+    """ReduceLogSumExp: the largest value is subtracted first and added last, each step rounded."""
+    axes, x = reduced_axes(b, site), site.input(0)
+    if not axes:
+        return None
+    powers = b.low("Exp", b.low("Sub", x, b.reduce("ReduceMax", x, axes, keepdims=True)))
+    total = b.rounded(b.reduce("ReduceSum", powers, axes, keepdims=_kept(site)))
+    return [b.low("Add", b.low("Log", total), b.reduce("ReduceMax", x, axes, keepdims=_kept(site)))]
+
+
+def _kept(site: LowOp) -> bool:
+    return bool(site.attribute("keepdims", 1))
+
+
+def matrix_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
+    """ReduceSum and ReduceMean over leading or trailing axes: a rounded sum, which a mean divides by a rounded count.
+
+    Over leading axes, blocks of rows add up in the low type. The device adds a block when it ends; here the last comes
+    first. Over other axes a library sums in float32.
+    """
+    shape, axes = site.shape(0), reduced_axes(b, site)
+    if shape is None or not axes:
+        return None
+    taken = [axis in axes for axis, size in enumerate(shape) if size != 1]
+    leads, trails = taken == sorted(taken, reverse=True), taken == sorted(taken)
+    if not any(taken) or not (leads or trails):
+        return None
+    blocks, height = _grid(shape, axes) if leads else (1, 1)
+    mean = site.op.op_type == "ReduceMean"
+    if blocks == 1 and not mean:
+        return None
+    plain = b.reduce("ReduceSum", site.input(0), axes, keepdims=_kept(site))
+    total = b.rounded(plain) if blocks == 1 else _by_blocks(b, site, axes, (blocks, height))
+    if blocks > 1:
+        total = b.op("Reshape", total, b.op("Shape", plain))
+    return [b.low("Div", total, _count(b, site, axes)) if mean else total]
+
+
+def _grid(shape: Shape, axes: Sequence[int]) -> tuple[int, int]:
+    """Return how many blocks of rows a sum over leading axes has, and how many rows are neighbors in a block."""
+    rows, columns = ([size for axis, size in enumerate(shape) if (axis in axes) is led] for led in (True, False))
+    if None in rows or None in columns:
+        return 1, 1
+    m, n = (prod(size for size in sizes if size is not None) for sizes in (rows, columns))
+    width = _power_above(min(n, _WARP))
+    height = _power_above(min(_THREADS // width, m // _LOADS))
+    across = max(1, min(n // width, _BLOCKS))
+    return max(1, min(_BLOCKS // across, m // height // _LOADS)), height
+
+
+def _power_above(number: int) -> int:
+    """Return the smallest power of two that is no smaller."""
+    return 1 << (max(1, number) - 1).bit_length()
+
+
+def _by_blocks(b: LowBuilder, site: LowOp, axes: Sequence[int], grid: tuple[int, int]) -> str:
+    """Return a sum over leading axes: rows go to blocks in turn, blocks add up in float32, and then in the low type."""
+    rows = prod(size for axis in axes if (size := (site.shape(0) or ())[axis]) is not None)
+    blocks, height = grid
+    turned = b.op("Transpose", b.shaped(site.input(0), [rows, -1]), perm=[1, 0])
+    parts = b.shaped(filled(b, TermRows(turned, rows), blocks * height, 0.0), [0, -1, blocks, height])
+    sums = b.rounded(b.reduce("ReduceSum", parts, [1, 3], keepdims=False))
+    backward = b.op("Gather", sums, b.ints(range(blocks)[::-1]), axis=1)
+    start = b.zeros_like(b.op("Gather", sums, b.ints([0]), axis=1))
+    return b.scan([start], [(b.unsqueeze(backward, [1]), 2)], folding("Add"), 2)[0]
+
+
+def _count(b: LowBuilder, site: LowOp, axes: Sequence[int]) -> str:
+    """Return the number of terms in the low type, which may round it, or make it infinite."""
+    sizes = [(site.shape(0) or ())[axis] for axis in axes]
+    if None not in sizes:
+        return b.number(prod(size for size in sizes if size is not None))
+    found = b.op("Gather", b.op("Shape", site.input(0)), b.ints(axes), axis=0)
+    return b.rounded(b.op("Cast", b.reduce("ReduceProd", found, [0], keepdims=False), to=DType.FLOAT.code))

@@ -1,0 +1,189 @@
+"""LSTM, GRU and RNN of cuDNN in the low type: products add up 16 terms at a time, and each step of a cell rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import NamedTuple
+
+import numpy as np
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp
+from amp_rewrite.rewrite.device_arithmetic.reductions import TermRows, filled
+
+_TERMS = 16
+"""Terms that a tensor core adds up before it rounds."""
+_LENGTHS, _STATES, _PEEPHOLES = 4, 5, 7
+_PLAIN: Mapping[str, object] = {
+    "clip": 0.0,
+    "input_forget": 0,
+    "layout": 0,
+    "activation_alpha": [],
+    "activation_beta": [],
+}
+"""Attributes that the arithmetic does not cover, with the value that changes nothing."""
+
+
+class _Gate(NamedTuple):
+    """Of one gate: products with the input and with the state, and their biases."""
+
+    outer: str
+    inner: str
+    outer_bias: str
+    inner_bias: str
+
+
+Formula = Callable[[LowBuilder, Sequence[_Gate], Sequence[str]], list[str]]
+"""The next states of a cell, its output first."""
+
+
+class _Cell(NamedTuple):
+    gates: int
+    states: int
+    activations: tuple[bytes, ...]
+    formula: Formula
+
+
+def _total(b: LowBuilder, *terms: str) -> str:
+    """Add up those of the terms that are there, one by one."""
+    return reduce(partial(b.low, "Add"), filter(None, terms))
+
+
+def _sum(b: LowBuilder, gate: _Gate) -> str:
+    return _total(b, *gate)
+
+
+def _sigmoid(b: LowBuilder, x: str) -> str:
+    one = b.number(1.0)
+    return b.low("Div", one, b.low("Add", one, b.low("Exp", b.op("Neg", x))))
+
+
+def _tanh(b: LowBuilder, x: str) -> str:
+    """Twice a sigmoid of 2x, less one: positive results have 10 bits behind the point."""
+    two = b.number(2.0)
+    return b.low("Sub", b.op("Mul", two, _sigmoid(b, b.low("Mul", two, x))), b.number(1.0))
+
+
+def _fused(b: LowBuilder, x: str, y: str, z: str) -> str:
+    """x · y + z, rounded once."""
+    return b.low("Add", b.op("Mul", x, y), z)
+
+
+def _lstm(b: LowBuilder, gates: Sequence[_Gate], states: Sequence[str]) -> list[str]:
+    """Gates in the order i, o, f, c."""
+    i, o, f = (_sigmoid(b, _sum(b, gate)) for gate in gates[:3])
+    cell = _fused(b, f, states[1], b.low("Mul", i, _tanh(b, _sum(b, gates[3]))))
+    return [b.low("Mul", o, _tanh(b, cell)), cell]
+
+
+def _gru(b: LowBuilder, gates: Sequence[_Gate], states: Sequence[str]) -> list[str]:
+    """Gates in the order z, r, h; the reset applies after the product."""
+    z, r = (_sigmoid(b, _sum(b, gate)) for gate in gates[:2])
+    hidden = gates[2]
+    inner, outer = _total(b, hidden.inner, hidden.inner_bias), _total(b, hidden.outer, hidden.outer_bias)
+    new = _tanh(b, _fused(b, r, inner, outer))
+    return [_fused(b, b.low("Sub", b.number(1.0), z), new, b.low("Mul", z, states[0]))]
+
+
+def _rnn(b: LowBuilder, gates: Sequence[_Gate], states: Sequence[str]) -> list[str]:
+    return [_tanh(b, _sum(b, gates[0]))]
+
+
+_CELLS = {
+    "LSTM": _Cell(4, 2, (b"sigmoid", b"tanh", b"tanh"), _lstm),
+    "GRU": _Cell(3, 1, (b"sigmoid", b"tanh"), _gru),
+    "RNN": _Cell(1, 1, (b"tanh",), _rnn),
+}
+
+
+def layer(b: LowBuilder, site: LowOp) -> list[str] | None:
+    """LSTM, GRU that resets after the product, and RNN, with default activations and without lengths."""
+    weights, recurrence, cell = site.static(1), site.static(2), _CELLS[site.op.op_type]
+    unread = any(site.input(slot) for slot in (_LENGTHS, _PEEPHOLES))
+    altered = any(_PLAIN.get(name, value) != value for name, value in site.attributes().items())
+    before = site.op.op_type == "GRU" and not site.attribute("linear_before_reset", 0)
+    if weights is None or recurrence is None or unread or altered or before:
+        return None
+    usual = [*cell.activations] * weights[0]
+    if [word.lower() for word in site.attribute("activations", usual)] != usual:
+        return None
+    ways = [_Direction(site, i, weights[2], recurrence[2]).results(b) for i in range(weights[0])]
+    sequences, *states = zip(*ways, strict=True)
+    return [_joined(b, sequences, 1), *(_joined(b, ends, 0) for ends in states)]
+
+
+def _joined(b: LowBuilder, parts: Sequence[str], axis: int) -> str:
+    """Return the results of all directions along a new axis."""
+    return b.op("Concat", *(b.unsqueeze(part, [axis]) for part in parts), axis=axis)
+
+
+@dataclass(frozen=True, slots=True)
+class _Direction:
+    """One direction of a layer, with the sizes of its input and its state."""
+
+    site: LowOp
+    index: int
+    width: int
+    hidden: int
+
+    def results(self, b: LowBuilder) -> list[str]:
+        """Append the Scan over the steps; return the outputs of all steps, then the last states."""
+        cell, x = _CELLS[self.site.op.op_type], self.site.input(0)
+        size = cell.gates * self.hidden
+        rows = TermRows(b.shaped(x, [-1, self.width]), self.width)
+        product = _product(b, rows, self._blocks(b, 1), size)
+        steps = b.op("Concat", b.picked(b.op("Shape", x), 0, 2, 0), b.ints([size]), axis=0)
+        outer, recurrence = b.op("Reshape", product, steps), self._blocks(b, 2)
+        biases = [self._bias(b, i) for i in range(2 * cell.gates)]
+
+        def step(body: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
+            inner = _product(body, TermRows(states[0], self.hidden), recurrence, size)
+            gates = [
+                _Gate(self._cut(body, parts[0], i, 1), self._cut(body, inner, i, 1), biases[i], biases[i + cell.gates])
+                for i in range(cell.gates)
+            ]
+            following = cell.formula(body, gates, states)
+            return [*following, following[0]]
+
+        direction = self.site.attribute("direction", b"forward")
+        backward = direction == b"reverse" or self.index == 1
+        begin = [self._begin(b, _STATES + i) for i in range(cell.states)]
+        *last, sequence = b.scan(begin, [(outer, 0)], step, 2, backward=backward)
+        return [sequence, *last]
+
+    def _of(self, b: LowBuilder, slot: int) -> str:
+        """Return what an input holds for this direction."""
+        return b.op("Gather", self.site.input(slot), b.constant(np.array(self.index, np.int64)), axis=0)
+
+    def _blocks(self, b: LowBuilder, slot: int) -> str:
+        """Return weights as [blocks, terms of a block, gates · hidden]."""
+        weight, (_, size, length) = self._of(b, slot), self.site.static(slot) or (0, 0, 0)
+        terms = b.op("Transpose", filled(b, TermRows(weight, length), _TERMS, 0.0), perm=[1, 0])
+        return b.shaped(terms, [-1, _TERMS, size])
+
+    def _bias(self, b: LowBuilder, part: int) -> str:
+        return self._cut(b, self._of(b, 3), part, 0) if self.site.input(3) else ""
+
+    def _cut(self, b: LowBuilder, x: str, part: int, axis: int) -> str:
+        return b.picked(x, part * self.hidden, self.hidden, axis)
+
+    def _begin(self, b: LowBuilder, slot: int) -> str:
+        """Return an initial state; zeros if the input is absent."""
+        if self.site.input(slot):
+            return self._of(b, slot)
+        batch = b.picked(b.op("Shape", self.site.input(0)), 1, 1, 0)
+        return b.full(b.op("Concat", batch, b.ints([self.hidden]), axis=0), 0.0, DType.FLOAT)
+
+
+def _product(b: LowBuilder, rows: TermRows, blocks: str, size: int) -> str:
+    """Return rows times weights: each block of terms adds up in float32, and the blocks in the low type, in order."""
+    parts = b.shaped(filled(b, rows, _TERMS, 0.0), [0, -1, _TERMS])
+    count = b.picked(b.op("Shape", rows.name), 0, 1, 0)
+    start = b.full(b.op("Concat", count, b.ints([size]), axis=0), 0.0, DType.FLOAT)
+    return b.scan([start], [(parts, 1), (blocks, 0)], _block_added, 2)[0]
+
+
+def _block_added(b: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
+    return [b.low("Add", states[0], b.op("MatMul", *parts))]

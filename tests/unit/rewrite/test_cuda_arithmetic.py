@@ -1,0 +1,280 @@
+"""Float16 ops that CUDA kernels round inside: the emulation against what an H200 gave (tests/golden/cuda_*)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import TensorProto, helper
+
+from amp_rewrite import emulate
+from amp_rewrite.files.model import Model
+from amp_rewrite.runtime.runner import Runner
+from benchmarks.gpu.gpu_ops import RECURRENT
+from suites.webgpu.op_cases import CASES, OpCase
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+MEASURED: Mapping[str, float] = json.loads((GOLDEN / "cuda_ops.json").read_text(encoding="utf-8"))["rms"]
+BLOCKS = "ReduceSum 500×18"
+"""The device adds up blocks of rows as they end: each run has an error of its own."""
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+
+
+def run(model: onnx.ModelProto | Model, feeds: Arrays) -> Mapping[str, Array]:
+    found = Runner.open(model if isinstance(model, Model) else Model.load(model)).run(feeds)
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+def emulated(model: onnx.ModelProto, feeds: Arrays, **how: Any) -> Mapping[str, Array]:
+    return run(emulate(model, io="float32", **how), widened(feeds))
+
+
+def widened(feeds: Arrays) -> Arrays:
+    return {name: array.astype(np.float32) if array.dtype == np.float16 else array for name, array in feeds.items()}
+
+
+def half(values: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return np.asarray(values, np.float64).astype(np.float16).astype(np.float64)
+
+
+def plain(model: onnx.ModelProto) -> bool:
+    """True if no op of the model is written out."""
+    twins = [emulate(model, accumulate=how).to_proto().SerializeToString() for how in (None, "float32")]
+    return twins[0] == twins[1]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in (*CASES, *RECURRENT) if case.name in MEASURED], ids=lambda case: case.name
+)
+def test_an_op_errs_as_it_did_on_the_device(case: OpCase) -> None:
+    feeds = case.feeds()
+    right, found = (
+        next(iter(r.values())) for r in (run(case.widened(), widened(feeds)), emulated(case.model(), feeds))
+    )
+    error = float(np.sqrt(np.mean((found.astype(np.float64) - right) ** 2)))
+    if case.name == BLOCKS:
+        assert MEASURED[case.name] <= error <= 1.5 * MEASURED[case.name]
+    else:
+        assert error == pytest.approx(MEASURED[case.name], rel=1e-3)
+
+
+def test_every_measured_op_is_a_case() -> None:
+    assert MEASURED.keys() <= {case.name for case in (*CASES, *RECURRENT)}
+    assert len(MEASURED) == 60
+
+
+# -- recurrent ops -----------------------------------------------------------------------------------
+
+
+def cell(op_type: str, steps: int = 2, slots: Sequence[str] = "xwrb", **attributes: Any) -> onnx.ModelProto:
+    """A layer of 24 units over 32 features whose inputs are `slots`: input, weights, bias, lengths, states."""
+    ways = 2 if attributes.get("direction") == "bidirectional" else 1
+    gates, hidden = {"LSTM": 4, "GRU": 3, "RNN": 1}[op_type], 24
+    shapes = {"x": (steps, 4, 32), "w": (ways, gates * hidden, 32), "r": (ways, gates * hidden, hidden)}
+    shapes |= {"b": (ways, 2 * gates * hidden), "l": (4,), "h": (ways, 4, hidden), "c": (ways, 4, hidden)}
+    if op_type == "GRU":
+        attributes = {"linear_before_reset": 1, **attributes}
+    results = ["Y", "Y_h", *(["Y_c"] if op_type == "LSTM" else [])]
+    node = helper.make_node(op_type, [s if s != "-" else "" for s in slots], results, hidden_size=hidden, **attributes)
+    types = {name: TensorProto.INT32 if name == "l" else TensorProto.FLOAT16 for name in shapes}
+    inputs = [helper.make_tensor_value_info(s, types[s], shapes[s]) for s in slots if s != "-"]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, None) for name in results]
+    graph = helper.make_graph([node], "layer", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def fed(model: onnx.ModelProto, seed: int = 0) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    shapes = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in model.graph.input}
+    return {name: (rng.standard_normal(shape) / 4).astype(np.float16) for name, shape in shapes.items()}
+
+
+CELLS = ("LSTM", "GRU", "RNN")
+
+
+@pytest.mark.parametrize("op_type", CELLS)
+def test_a_recurrent_op_gives_the_bits_of_the_device(op_type: str) -> None:
+    with np.load(GOLDEN / "cuda_recurrent.npz") as stored:
+        arrays = {name.partition("/")[2]: stored[name] for name in stored.files if name.startswith(op_type)}
+    found = emulated(cell(op_type), {name: arrays[name] for name in "xwrb"})
+    assert set(found) == arrays.keys() - set("xwrb")
+    for name, values in found.items():
+        assert np.array_equal(values, arrays[name].astype(np.float32))
+
+
+@pytest.mark.parametrize("op_type", CELLS)
+def test_a_reversed_layer_reads_from_the_end(op_type: str) -> None:
+    forth = cell(op_type, steps=5)
+    feeds = fed(forth)
+    back = emulated(cell(op_type, steps=5, direction="reverse"), {**feeds, "x": feeds["x"][::-1]})
+    found = emulated(forth, feeds)
+    assert np.array_equal(back["Y"][::-1], found["Y"])
+    assert np.array_equal(back["Y_h"], found["Y_h"])
+
+
+@pytest.mark.parametrize("op_type", CELLS)
+def test_two_directions_are_those_of_two_layers(op_type: str) -> None:
+    both = cell(op_type, steps=3, direction="bidirectional")
+    feeds = fed(both)
+    halves = [{n: a if n == "x" else a[i : i + 1] for n, a in feeds.items()} for i in range(2)]
+    alone = [
+        emulated(cell(op_type, steps=3, direction=w), h) for w, h in zip(("forward", "reverse"), halves, strict=True)
+    ]
+    for name, values in emulated(both, feeds).items():
+        assert np.array_equal(values, np.concatenate([one[name] for one in alone], axis=1 if name == "Y" else 0))
+
+
+@pytest.mark.parametrize("op_type", CELLS)
+def test_a_layer_goes_on_from_given_states(op_type: str) -> None:
+    slots = "xwrb-hc" if op_type == "LSTM" else "xwrb-h"
+    whole = cell(op_type, steps=4)
+    feeds = fed(whole)
+    expected, first = emulated(whole, feeds), emulated(cell(op_type), {**feeds, "x": feeds["x"][:2]})
+    states = {"h": first["Y_h"].astype(np.float16)}
+    states |= {"c": first["Y_c"].astype(np.float16)} if op_type == "LSTM" else {}
+    second = emulated(cell(op_type, slots=slots), {**feeds, **states, "x": feeds["x"][2:]})
+    assert np.array_equal(second["Y"], expected["Y"][2:])
+    assert np.array_equal(second["Y_h"], expected["Y_h"])
+
+
+@pytest.mark.parametrize("op_type", CELLS)
+def test_a_layer_without_a_bias_has_zeros(op_type: str) -> None:
+    with_bias = cell(op_type)
+    feeds = fed(with_bias)
+    expected = emulated(with_bias, {**feeds, "b": np.zeros_like(feeds["b"])})
+    found = emulated(cell(op_type, slots="xwr"), {name: feeds[name] for name in "xwr"})
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("op_type", CELLS)
+def test_a_layer_whose_steps_and_batch_are_free_is_written_out(op_type: str) -> None:
+    known = cell(op_type)
+    feeds, free = fed(known), cell(op_type)
+    for axis in range(2):
+        free.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = f"d{axis}"
+    assert not plain(free)
+    assert np.array_equal(emulated(free, feeds)["Y"], emulated(known, feeds)["Y"])
+
+
+@pytest.mark.parametrize("op_type", CELLS)
+def test_activations_that_are_stated_are_those_of_the_op(op_type: str) -> None:
+    words = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "tanh"], "RNN": ["Tanh"]}[op_type]
+    assert not plain(cell(op_type, activations=words * 2, direction="bidirectional"))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        cell("GRU", linear_before_reset=0),
+        cell("LSTM", slots="xwrbl"),
+        cell("LSTM", clip=1.0),
+        cell("RNN", activations=["Relu"]),
+    ],
+    ids=["reset before the product", "lengths", "clip", "activations"],
+)
+def test_layers_of_other_kinds_stay_float32_inside(model: onnx.ModelProto) -> None:
+    assert plain(model)
+
+
+# -- reductions --------------------------------------------------------------------------------------
+
+
+def by_blocks(x: Array, blocks: int, height: int) -> Array:
+    """The sum over rows: those of a block add up exactly, and the blocks in float16, the last one first."""
+    owner = np.arange(len(x)) // height % blocks
+    total = np.zeros(x.shape[1])
+    for block in range(blocks)[::-1]:
+        total = half(total + half(x[owner == block].astype(np.float64).sum(0)))
+    return total
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "blocks", "height"),
+    [((500, 18), [0], 7, 16), ((2, 250, 3, 6), [0, 1], 7, 16), ((4096, 1), [0], 2, 512), ((1, 600, 40), [1], 9, 16)],
+)
+def test_a_sum_over_leading_axes_adds_up_blocks_of_rows(
+    shape: tuple[int, ...], axes: list[int], blocks: int, height: int
+) -> None:
+    case = OpCase("ReduceSum", (shape,), ints=[axes], attributes={"keepdims": 0})
+    feeds = case.feeds()
+    rows = int(np.prod([shape[axis] for axis in axes]))
+    expected = by_blocks(feeds["x0"].reshape(rows, -1), blocks, height)
+    found = emulated(case.model(), feeds)["y"]
+    assert np.array_equal(found.ravel(), expected)
+    mean = OpCase("ReduceMean", (shape,), ints=[axes])
+    divided = emulated(mean.model(), mean.feeds())["y"]
+    assert divided.ndim == len(shape)
+    assert np.array_equal(divided.ravel(), half(expected / rows))
+
+
+def test_a_mean_over_all_axes_divides_the_rounded_sum() -> None:
+    case = OpCase("ReduceMean", ((3, 8, 9),), attributes={"keepdims": 0}, shift=1.0)
+    feeds = case.feeds(seed=3)
+    total = half(feeds["x0"].astype(np.float64).sum())
+    assert emulated(case.model(), feeds)["y"] == half(total / 216)
+
+
+def test_the_sum_behind_a_long_mean_overflows() -> None:
+    feeds = {"x0": np.full((1, 4096), 20, np.float16)}
+    case = OpCase("ReduceMean", ((1, 4096),), ints=[[1]])
+    assert np.isinf(emulated(case.model(), feeds)["y"]).all()
+    assert (emulated(case.model(), feeds, accumulate="float32")["y"] == 20).all()
+
+
+def test_a_mean_of_a_free_length_gives_what_the_known_length_gives() -> None:
+    case = OpCase("ReduceMean", ((3, 200),), ints=[[1]], shift=1.0)
+    free = case.model()
+    for dim in free.graph.input[0].type.tensor_type.shape.dim:
+        dim.dim_param = f"d{dim.dim_value}"
+    assert np.array_equal(emulated(free, case.feeds())["y"], emulated(case.model(), case.feeds())["y"])
+
+
+# -- what stays --------------------------------------------------------------------------------------
+
+
+def reduced(op_type: str, shape: tuple[int, ...], axes: Sequence[int]) -> onnx.ModelProto:
+    return OpCase(op_type, (shape,), ints=[axes]).model()
+
+
+def of_text(text: str, opset: int = 17) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {text}')
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        reduced("ReduceMean", (4, 5, 6), [1]),
+        reduced("ReduceMean", (4, 5, 6), [0, 2]),
+        reduced("ReduceMean", (4, 1, 6), [1]),
+        reduced("ReduceSum", (20, 700), [1]),
+        reduced("ReduceSum", (20, 18), [0]),
+        OpCase("InstanceNormalization", ((1, 6, 5, 5), (6,), (6,))).model(),
+        OpCase("Conv", ((1, 3, 8, 8), (4, 3, 3, 3))).model(),
+        of_text("g (float16 x) => (float16 y) { y = CumSum (x, a) }".replace("float16 x", "float16[n] x, int64 a")),
+        of_text("g (bfloat16[4,64] x) => (bfloat16[4,1] y) { y = ReduceMean <axes = [1]> (x) }"),
+        of_text("g (float16[4,64] x) => (float16[4,1] y) { y = ReduceMean <axes = [1]> (x) }", opset=8),
+        of_text("g (float16[4,64] x, float16[64,8] w) => (float16[4,8] z) { y = MatMul (x, w) z = Softmax (y) }"),
+    ],
+    ids=lambda model: model.graph.node[0].op_type,
+)
+def test_other_ops_stay_float32_inside(model: onnx.ModelProto) -> None:
+    assert plain(model)
+
+
+@pytest.mark.parametrize(
+    ("target", "written"), [("ort-cuda", True), ("onnx", True), ("cuda:1.24", True), ("tensorrt", False)]
+)
+def test_a_target_has_the_arithmetic_of_its_kernels(target: str, written: bool) -> None:
+    model = OpCase("Elu", ((3, 4),)).model()
+    how = {} if written else {"accumulate": "float32"}
+    assert emulate(model, target=target).to_proto() == emulate(model, **how).to_proto()
+    assert not plain(model)
