@@ -17,8 +17,17 @@ PLAIN = "t = Tanh (a)  s = Softmax (t)"
 CONTRIB = "t = com.microsoft.QuickGelu (a)  s = Softmax (t)"
 BODY = """s = If (flag) <then_branch = e () => (float[8,8] p) { t = Tanh (a)  u = MatMul (t, x)  p = Tanh (u) },
     else_branch = o () => (float[8,8] q) { v = MatMul (a, a)  w = MatMul (v, v)  q = Relu (w) }>"""
+LOOP = """n = Constant <value_int = 2> ()
+    s = Loop (n, flag, a) <body = b (int64 i, bool c, float[8,8] h) => (bool d, float[8,8] o) {
+        d = Identity (c)  t = Tanh (h)  u = MatMul (t, x)  o = Tanh (u) }>"""
 OLD = "c = LessOrEqual (a, a)  t = Where (c, a, a)  s = Relu (t)"
-TEXTS = {"onnx": PLAIN, "onnx, of bodies": BODY, "our schemas": CONTRIB, "our schemas, of an old opset": OLD}
+TEXTS = {
+    "onnx": PLAIN,
+    "onnx, of bodies": BODY,
+    "onnx, of one body": LOOP,
+    "our schemas": CONTRIB,
+    "our schemas, of an old opset": OLD,
+}
 
 
 def converted(body: str) -> Converted:
