@@ -222,9 +222,21 @@ def dimensions(case: OperatorCase) -> bytes:
     return repr(sorted(known_dims(View.of(Model.load(model))).items())).encode()
 
 
+def of_unknown_rank(model: ModelProto) -> ModelProto:
+    """The model with a Reshape by a shape that is fed before its first input."""
+    made = ModelProto.FromString(model.SerializeToString())
+    for value in made.graph.input[:1]:
+        for op in made.graph.node:
+            op.input[:] = ["reshaped" if name == value.name else name for name in op.input]
+        made.graph.node.insert(0, helper.make_node("Reshape", [value.name, "new shape"], ["reshaped"]))
+        made.graph.input.append(helper.make_tensor_value_info("new shape", TensorProto.INT64, ["rank"]))
+    return made
+
+
 EMULATIONS: Sequence[Callable[[OperatorCase], bytes]] = (
     lambda case: written(emulate(in_float16(case))),
     lambda case: written(emulate(in_float16(case), accumulate="float16")),
+    lambda case: written(emulate(of_unknown_rank(in_float16(case)), accumulate="float16")),
     lambda case: shifted(case.model),
     dimensions,
 )
