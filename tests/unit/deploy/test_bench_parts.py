@@ -45,7 +45,7 @@ def test_a_device_is_the_gpu_of_the_provider_or_the_processor(
     monkeypatch.setattr(device, "_CPUS", tmp_path / "cpuinfo")
     monkeypatch.setattr(device, "hardware", lambda: machine)
     monkeypatch.setattr(device, "offered_device", lambda _: offered)
-    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: {0, 1, 5}, raising=False)
+    monkeypatch.setattr(device.os, "sched_getaffinity", {0: {0, 1, 5}}.__getitem__, raising=False)
     assert device.device_name(provider) == name
 
 
