@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,14 +18,14 @@ def owners_of(state: Sequence[StateVariable], world: int) -> dict[str, int]:
 
     Parameters stay whole. The one with the largest slots is dealt first, each to the replica that has the least so far.
     """
-    sizes = {v.name.removeprefix("parameter/"): 0 for v in state if v.name.startswith("parameter/")}
+    names = [v.name.removeprefix("parameter/") for v in state if v.name.startswith("parameter/")]
+    sizes, kept, owners = Counter[str](), Counter[int](), dict[str, int]()
     for variable in state:
         parameter, slot = slot_of(variable.name)
         if slot:
             sizes[parameter] += variable.initial.nbytes
-    kept, owners = [0] * world, {}
-    for name in sorted(sizes, key=lambda name: -sizes[name]):
-        owners[name] = kept.index(min(kept))
+    for name in sorted(names, key=lambda name: -sizes[name]):
+        owners[name] = min(range(world), key=lambda replica: kept[replica])
         kept[owners[name]] += sizes[name]
     return owners
 
@@ -36,7 +37,7 @@ def handed_round(replicas: Replicas, own: Mapping[str, Array], like: Mapping[str
     Replicas add them up; the others give -0, which changes no number in a sum, not even -0.
     """
     ends = np.cumsum([array.size for array in like.values()])
-    bucket = np.full(ends[-1] if len(ends) else 0, -0.0, np.float32)
+    bucket = np.full(sum(array.size for array in like.values()), -0.0, np.float32)
     for (name, array), end in zip(like.items(), ends, strict=True):
         if name in own:
             bucket[end - array.size : end] = own[name].ravel()

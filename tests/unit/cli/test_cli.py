@@ -614,6 +614,16 @@ def test_diff_compares_a_model_with_its_conversion(model: str) -> None:
     json.loads(done.stdout)
 
 
+def test_diff_is_a_summary_on_a_terminal_unless_it_is_asked_for_more(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(model, "-q").exit_code == 0
+    for on_terminal in (True, False):
+        monkeypatch.setattr(sys.modules["click.testing"]._NamedTextIOWrapper, "isatty", lambda _, on=on_terminal: on)
+        shown = [run("diff", model, "net.float16.onnx", *more, "--color", "never").stdout for more in ([], ["-v"])]
+        assert ["name each op with --verbose" in text for text in shown] == [on_terminal, False]
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_report_may_come_from_a_pipe(model: str) -> None:
     text = run("report", model, "--json").stdout
