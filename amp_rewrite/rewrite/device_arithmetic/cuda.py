@@ -26,10 +26,10 @@ def conv(b: LowBuilder, site: LowOp) -> list[str] | None:
 def instance_norm(b: LowBuilder, site: LowOp) -> list[str] | None:
     """InstanceNormalization of several samples: statistics in float32, then each step rounded.
 
-    That of one sample is a batch norm, in float32 inside.
+    That of one sample is a batch norm, in float32 inside. A run tells how many samples there are, if no shape does.
     """
     shape = site.shape(0)
-    if shape is None or len(shape) < 3 or shape[0] in (None, 1):
+    if shape is None or len(shape) < 3 or shape[0] == 1:
         return None
     x, axes = site.input(0), list(range(2, len(shape)))
     scale, bias = (b.shaped(site.input(slot), [-1, *[1] * len(axes)]) for slot in (1, 2))
@@ -38,7 +38,11 @@ def instance_norm(b: LowBuilder, site: LowOp) -> list[str] | None:
     variance = b.reduce("ReduceMean", b.op("Mul", apart, apart), axes, keepdims=True)
     deviation = b.low("Sqrt", b.low("Add", variance, b.scalar(site.attribute("epsilon", 1e-5), DType.FLOAT)))
     scaled = b.low("Mul", scale, b.low("Sub", x, b.rounded(mean)))
-    return [b.low("Add", b.low("Div", scaled, deviation), bias)]
+    result = b.low("Add", b.low("Div", scaled, deviation), bias)
+    if shape[0] is None:
+        alone = b.op("Equal", b.picked(b.op("Shape", x), 0, 1, 0), b.ints([1]))
+        result = b.op("Where", alone, b.rounded(site.plain(b)), result)
+    return [result]
 
 
 def log_sum(b: LowBuilder, site: LowOp) -> list[str] | None:

@@ -238,6 +238,16 @@ def test_a_mean_of_a_free_length_gives_what_the_known_length_gives() -> None:
     assert np.array_equal(emulated(free, case.feeds())["y"], emulated(case.model(), case.feeds())["y"])
 
 
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_run_tells_how_an_instance_norm_rounds_whose_batch_is_free(samples: int) -> None:
+    case = OpCase("InstanceNormalization", ((samples, 6, 15, 15), (6,), (6,)), shift=1.0)
+    free, feeds = case.model(), case.feeds()
+    free.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    found, once = emulated(free, feeds)["y"], emulated(free, feeds, accumulate="float32")["y"]
+    assert np.array_equal(found, emulated(case.model(), feeds)["y"])
+    assert np.array_equal(found, once) == (samples == 1)
+
+
 # -- what stays --------------------------------------------------------------------------------------
 
 
