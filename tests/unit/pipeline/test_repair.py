@@ -153,6 +153,14 @@ def test_a_set_that_fails_in_the_real_model_gives_way_to_all_of_them(monkeypatch
     assert (found.solved, len(found.regions)) == (True, found.candidates)
 
 
+def test_a_real_model_that_is_always_denied_is_pinned_throughout_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a verdict without a score nothing is learned, so that one search is all."""
+    asked: list[Any] = []
+    monkeypatch.setattr(MODULE, "verdict_of", lambda *given: asked.append(given) or denied)
+    found = repaired(needy(needs=(1, 5)))
+    assert (found.solved, len(found.regions), len(asked)) == (False, found.candidates, 4)
+
+
 def test_what_cannot_be_pinned_cannot_be_repaired() -> None:
     found = repaired(needy(), lower=["*"])
 
