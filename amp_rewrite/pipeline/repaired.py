@@ -97,9 +97,9 @@ class Repaired(Result):
     @property
     def chosen(self) -> Step | None:
         """The conversion that was made, in the form of a trial but as it really runs; None without a tolerance."""
-        verdict = self.verdict
-        if verdict is None:
-            return None
+        return None if self.verdict is None else self._made(self.verdict)
+
+    def _made(self, verdict: Verdict) -> Step:
         score = worst_score(verdict, verdict.criterion)
         return Step(len(self.regions), verdict.ok, verdict.because, self.converted.coloring.float32_ops, score)
 
@@ -116,12 +116,13 @@ class Repaired(Result):
 
     def _searched(self) -> Sequence[Figure]:
         """Return the figures of the search and of its verdict; none without a tolerance."""
-        if self.verdict is None or self.chosen is None:
+        verdict = self.verdict
+        if verdict is None:
             return ()
         from amp_rewrite.reports.page.outputs import trials_figure  # late: few runs draw
 
-        trials = trials_figure(self.trail, self.chosen, self.verdict.allowed, solved=self.solved)
-        return (trials, *self.verdict.figures())
+        trials = trials_figure(self.trail, self._made(verdict), verdict.allowed, solved=self.solved)
+        return (trials, *verdict.figures())
 
     @property
     def trials(self) -> int:
