@@ -203,6 +203,8 @@ def test_a_proved_overflow_is_shifted_without_data() -> None:
     row = next(row for row in auto.report.shifts if row.exponent)
     assert (row.evidence, row.value, row.exponent) == ("proof", "c", 3)
     assert row.headroom < 1 and row.headroom_after == 8 * row.headroom > 2
+    regions = [(row.value, row.values, row.kept, row.ends) for row in auto.report.shifts]
+    assert regions == [("c", 3, (), ()), ("z", 1, (), ("y",))]
     assert any(row.rule == "proved_overflow" for row in none.report.rows)
     draft = Draft.of(model, Request.of())
     assert bits(shift_draft(draft, None, 2.0).draft.view.model.to_proto(), TOKENS) == bits(model, TOKENS)
