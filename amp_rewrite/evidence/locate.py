@@ -260,7 +260,7 @@ def _of_outputs(bench: Bench, accumulated: Mapping[ValueId, ErrorStats]) -> floa
     """Return the root of the mean squared error of the outputs that are paired; NaN without one."""
     outputs = set(bench.reference.scopes[MAIN].outputs)
     errors = [stats.error(bench.low.tiny) for v, stats in accumulated.items() if bench.measured[v] in outputs]
-    return math.sqrt(sum(error**2 for error in errors) / len(errors)) if errors else math.nan
+    return math.sqrt(math.fsum(error**2 for error in errors) / len(errors)) if errors else math.nan
 
 
 def _spots(

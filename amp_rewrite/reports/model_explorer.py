@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from math import fsum
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.reasons import Strength
@@ -163,7 +164,7 @@ def _merged(values: Sequence[Result]) -> Result:
     if len(values) == 1:
         return values[0]
     if all(isinstance(value["value"], float) for value in values):
-        return {"value": sum(float(str(value["value"])) for value in values)}
+        return {"value": fsum(float(str(value["value"])) for value in values)}
     texts = sorted({part for value in values for part in str(value["value"]).split(", ")})
     color = values[0].get("bgColor") if len(texts) == 1 else _SEVERAL
     return {"value": ", ".join(texts), "bgColor": color}

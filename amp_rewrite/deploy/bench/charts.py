@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 
 from amp_rewrite.deploy.bench.entry import BenchEntry, Changed
 from amp_rewrite.deploy.bench.profile import OpTime
@@ -84,7 +85,7 @@ def ops_chart(changed: Changed, number: int) -> Moves:
     order = sorted(ops, key=lambda op: -op.seconds)
     slower = [op for op in order if op.seconds > 0][:_CHANGED]
     faster = [op for op in reversed(order) if op.seconds < 0][:_CHANGED]
-    total = sum(op.seconds for op in ops)
+    total = fsum(op.seconds for op in ops)
     lead = (
         f"Time of ops in {model} against the baseline: {count(sum(op.seconds > 0 for op in ops), 'op')} slower,"
         f" {sum(op.seconds < 0 for op in ops)} faster, {1e6 * total:+.1f} µs in all. Those that changed most are drawn,"

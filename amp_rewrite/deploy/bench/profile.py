@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -110,5 +111,5 @@ def by_type(changed: Sequence[OpChange]) -> tuple[TypeChange, ...]:
         for side, op in enumerate((change.before, change.after)):
             if op is not None:
                 sides[op.op][side].append(op.seconds)
-    sums = [TypeChange(op, (len(a), len(b)), (sum(a), sum(b))) for op, (a, b) in sides.items()]
+    sums = [TypeChange(op, (len(a), len(b)), (fsum(a), fsum(b))) for op, (a, b) in sides.items()]
     return tuple(sorted(sums, key=lambda change: change.seconds[0] - change.seconds[1]))
