@@ -114,7 +114,7 @@ def _computed(view: View) -> dict[OpId, OpId]:
         op_id: end for op_id, end in path.items() if op_id not in births.values() and view.ops[op_id].kind not in COPIES
     }
     reached = flow.forth({v: None for op_id in path for v in view.ops[op_id].results}, whole.__contains__)
-    return {**path, **{op.id: op.id for op in ends if not reached.keys().isdisjoint(op.inputs)}}
+    return {**path, **{op.id: op.id for op in ends if not reached.keys().isdisjoint(op.operands)}}
 
 
 def _gives_whole(view: View, op: Op) -> bool:

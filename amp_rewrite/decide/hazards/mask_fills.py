@@ -97,7 +97,7 @@ def carried(flow: Flow, extreme: Mapping[ValueId, MaskFill]) -> dict[ValueId, Va
 
     def unclamped(value: ValueId) -> bool:
         op = view.producer(value, *CLAMPS)
-        clamped = op is not None and not sources.keys().isdisjoint(op.inputs)
+        clamped = op is not None and not sources.keys().isdisjoint(op.operands)
         return view.dtype(value) is DType.FLOAT and not clamped
 
     return flow.forth(sources, unclamped)
