@@ -19,7 +19,7 @@ from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.metric import MEASURES, MetricBound, criterion
 from amp_rewrite.evidence.prediction.prediction import PredictedErrors, PredictedModel, predict
 from amp_rewrite.evidence.prediction.probes import Outputs, worst_of
-from amp_rewrite.evidence.prediction.shares import _share
+from amp_rewrite.evidence.prediction.shares import Share, Shares, _share
 from amp_rewrite.evidence.prediction.single_op_runs import LowOps, SingleOpRuns
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import OpId, View
@@ -238,3 +238,21 @@ def test_a_share_needs_a_finite_error_of_the_whole(whole: float, share: float, r
     view = view_of("y = Exp (x)", "(float[N,4] x) => (float[N,4] y)")
     found, _ = predicted(view, rng.standard_normal((3, 4)))
     assert _share(found, OpId(0), 1.0, whole).share == pytest.approx(share, nan_ok=True)
+
+
+def test_shares_are_a_table_of_the_largest() -> None:
+    rows = (
+        Share("a", "Exp", 0.1, 0.2, 0.25, "gradient"),
+        Share("b", "Det", 0.3, math.nan, 0.7516, "measured", "no rule"),
+        Share("c", "Add", math.nan, math.nan, math.nan, "unknown", "no rule"),
+        Share("d", "Mul", 0.001, 0.002, 0.0001, "gradient"),
+    )
+    found = Shares(rows, 0.5, math.nan, ("y",), 4, ("a note",))
+    assert list(found.lines(3)) == [
+        "predicted error of the outputs 0.5, measured -",
+        "  op  type  share  error  worst case",
+        "  c   Add       -      -           -  unknown",
+        "  b   Det    75 %    0.3           -  measured",
+        "  a   Exp    25 %    0.1         0.2",
+        "note: a note",
+    ]

@@ -211,6 +211,7 @@ def test_the_report_of_a_lowered_step_has_both_tables() -> None:
     assert report is not None and report.conversion is not None
     assert report.rows == tuple(report.conversion.rows)
     assert "trained: 4 of 212 numbers" in report.text() and "→ float16" in report.text()
+    assert report.to_dict()["conversion"] == report.conversion.to_dict()
     assert report.to_dict()["parameters"][0] == {"name": "w1", "role": "trained", "shape": [8, 16], "why": ""}
 
 
