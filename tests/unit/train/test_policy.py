@@ -99,8 +99,11 @@ def test_a_name_that_is_no_string_is_a_type_error_with_a_hint() -> None:
 
 
 def test_a_loss_scale_where_it_does_not_help_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match="^policy 'mixed_bfloat16' has a loss scale, but computes in bfloat16: "):
+    with pytest.warns(
+        UserWarning, match="^policy 'mixed_bfloat16' has a loss scale, but computes in bfloat16: "
+    ) as said:
         assert Policy("mixed_bfloat16", loss_scale=2).loss_scale == 2.0
+    assert said[0].filename == __file__  # of the caller
 
 
 @pytest.mark.parametrize("scale", ["static", 0.5, float("inf"), True])
