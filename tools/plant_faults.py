@@ -50,7 +50,7 @@ SIGNS: dict[type[ast.operator], tuple[str, str]] = {
     ast.Mult: ("*", "+"),
     ast.FloorDiv: ("//", "*"),
 }
-GUARDS = ("strict", "check", "deterministic", "maxsize", "indent", "repr", "ignore_cleanup_errors")
+GUARDS = ("strict", "check", "deterministic", "maxsize", "indent", "repr", "allow_nan", "ignore_cleanup_errors")
 """Arguments that guard against bugs elsewhere, lay JSON out, hide parts from a debugger or forgive what a system leaves
 behind: a correct program means the same with any value."""
 SHARE = 0.8
