@@ -316,7 +316,7 @@ def main() -> None:
 
 PACKAGES = ("onnx", "onnxruntime-gpu", "numpy", "torch")
 _ON_CPU = (
-    "CPU provider of onnxruntime; nothing here was measured on a GPU. Times are processor times on one thread (the load"
+    "CPU provider of onnxruntime. Times are processor times on one thread (the load"
     " of the machine is stated). In float16 and bfloat16 a step here is emulated: float32 kernels, and each result"
     ' rounded. torch.autocast("cpu") runs products and convolutions by low kernels, and casts weights in every step.'
 )
