@@ -192,7 +192,7 @@ def _converted(model: ModelProto, mode: Mode, ranges: Ranges | None = None) -> C
 
 def _verdict(footing: _Footing, result: Converted, mode: Mode) -> tuple[str, str | None]:
     """What the outputs of all samples are right by, and None; or what is wrong with them by the first measure."""
-    twin = emulate(result.result, io="same").to_proto()
+    twin = emulate(result.result, io="same", accumulate="float32").to_proto()
     kinds = {node.op_type for node in _nodes(footing.model.graph)}
     relative = bound(mode.to, len(list(_lowered(result))))
     gots = [runtime.run(twin, run.feeds) for run in footing.runs]
