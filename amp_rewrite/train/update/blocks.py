@@ -31,6 +31,7 @@ BLOCK = 1 << 15
 _LEAST = 4  # ops: fewer are not worth a Scan
 _REGION = "amp.blocks"
 _OTHERS = {"And", "Erf", "Identity", "Not", "Or", "Relu"}
+Dim = int | str | None
 _ELEMENTWISE = (ARITHMETIC.keys() | SELECTIONS.keys() | COMPARISONS | CASTS | _OTHERS) - {"Mean"}
 
 
@@ -195,8 +196,7 @@ class _Step:
 
     def _axes(self, node: NodeProto) -> Sequence[int]:
         """Return the axes of a reduction that are stated; none for others."""
-        array = self.facts.view.array(self.facts.ids[MAIN].get(node.input[1])) if len(node.input) > 1 else None
-        return ints_attribute(node, "axes") if array is None else [int(n) for n in array.reshape(-1)]
+        return self.facts.ints(node, 1) or ints_attribute(node, "axes")
 
 
 def _with_equal_dims(nodes: Iterable[NodeProto], shapes: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -224,9 +224,6 @@ def _with_equal_dims(nodes: Iterable[NodeProto], shapes: Mapping[str, Shape]) ->
             if isinstance(dim, str) and other is not None and (last := _last(same, dim)) != _last(same, other):
                 same[str(last)] = _last(same, other)
     return {name: dims(name) for name in shapes}
-
-
-Dim = int | str | None
 
 
 def _last(same: Mapping[str, int | str], dim: int | str) -> int | str:

@@ -82,12 +82,6 @@ class _Step:
         shape = self.facts.shapes.get(self.facts.ids[MAIN][name], ())
         return tuple(dim if isinstance(dim, int) else None for dim in shape)
 
-    def ints(self, node: NodeProto, slot: int) -> Sequence[int]:
-        """Return the integers that a node reads as a constant; none if it reads another value there, or nothing."""
-        value = self.facts.ids[MAIN].get(node.input[slot]) if slot < len(node.input) else None
-        array = self.facts.view.array(value)
-        return [] if array is None else [int(n) for n in array.reshape(-1)]
-
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
@@ -128,18 +122,18 @@ class _Sums:
 
     def _padded(self, node: NodeProto) -> _Rows | None:
         """Along other axes."""
-        rows, pads = self.rows(node.input[0]), self.step.ints(node, 1)
+        rows, pads = self.rows(node.input[0]), self.step.facts.ints(node, 1)
         inside = rows in (None, _SUM) or not pads or len(node.input) > 3 or any(pads[rows.axis :: len(pads) // 2])
         return None if inside else rows
 
     def _sliced(self, node: NodeProto) -> _Rows | None:
         """Along other axes."""
-        rows, axes = self.rows(node.input[0]), self.step.ints(node, 3)
+        rows, axes = self.rows(node.input[0]), self.step.facts.ints(node, 3)
         return None if rows is None or min(axes, default=-1) < 0 or rows.axis in axes else rows
 
     def _reshaped(self, node: NodeProto) -> _Rows | None:
         """To the axes in front of the rows, −1, and known dims: −1 takes in the rows and positions of each."""
-        rows, dims, shape = self.rows(node.input[0]), self.step.ints(node, 1), self.step.dims(node.input[0])
+        rows, dims, shape = self.rows(node.input[0]), self.step.facts.ints(node, 1), self.step.dims(node.input[0])
         if rows is None or dims[: rows.axis + 1] != [*shape[: rows.axis], -1] or rows.axis >= len(shape):
             return None
         size = rows.each * math.prod(known_dims(shape[rows.axis + 1 :]) or (0,))
