@@ -34,8 +34,8 @@ def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
     path = target.parent / f".amp-rewrite.{secrets.token_hex(8)}.tmp"
     old = _status(target)
     mode = stat.S_IMODE(old.st_mode) & 0o777 if old is not None else None
+    undo.callback(path.unlink, missing_ok=True)  # first, as an interrupt may come as soon as the file is there
     file = open(path, "xb", buffering=_BUFFER, opener=lambda name, flags: os.open(name, flags, mode or 0o666))  # noqa: SIM115
-    undo.callback(path.unlink, missing_ok=True)
     undo.callback(_close, file)
     _lock(file.fileno())
     if old is not None and mode is not None and hasattr(os, "fchmod"):

@@ -59,10 +59,10 @@ class Processes:
     def submit(self, function: Callable[[J], R], job: J) -> Future[R]:
         """Pass a job on. Processes that this starts never see the Ctrl-C that a terminal sends to all."""
         if not hasattr(signal, "pthread_sigmask"):  # Windows
-            return self.pool.submit(function, job)
+            return self.pool.submit(_done, function, job)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            return self.pool.submit(function, job)
+            return self.pool.submit(_done, function, job)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -70,23 +70,43 @@ class Processes:
         """End the processes; the next job starts others. `at_once`: in the middle of jobs, which then undo theirs."""
         if self._pool is None:
             return
-        if at_once:
-            for process in multiprocessing.active_children():
-                if process.pid not in self._others:
-                    process.terminate()
+        started = [process for process in multiprocessing.active_children() if process.pid not in self._others]
+        while at_once and (alive := [process for process in started if process.is_alive()]):
+            for process in alive:
+                process.terminate()  # again until it ends: a signal just before a process waits for a lock is not seen
+            connection.wait([process.sentinel for process in alive], timeout=0.1)
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = None
 
 
+_at_work = threading.Event()  # set in a process of `Processes` in the middle of a job
+
+
 def _worker_signals() -> None:
-    """Let Ctrl-C, which a terminal sends to all processes, be the affair of the first; SIGTERM raises SystemExit."""
+    """Let Ctrl-C, which a terminal sends to all processes, be the affair of the first; SIGTERM ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _stop(*_: object) -> None:
-    raise SystemExit(1)
+    """End this process: a job undoes what it did, and a wait for the next one leaves no half-read message behind."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one signal is enough, and undoing must not be interrupted
+    if _at_work.is_set():
+        raise SystemExit(1)
+    os._exit(1)
+
+
+def _done(function: Callable[[J], R], job: J) -> R:
+    try:
+        _at_work.set()
+        try:
+            return function(job)
+        finally:
+            _at_work.clear()
+    finally:
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:  # stopped, wherever in the job that was
+            os._exit(1)  # the pool would take the next job, or wait for a lock that another process held
 
 
 def _end_with_parent() -> None:
@@ -125,7 +145,7 @@ def through(
                 suspects = list(flying.values())
                 flying.clear()
                 if own:
-                    own.close()
+                    own.close(at_once=True)
                 for job in suspects:
                     yield _alone(job, function) if own else Lost(job, "the executor lost its processes")
                 if not own:
@@ -167,11 +187,12 @@ def _alone(job: J, function: Callable[[J], R]) -> R | Lost[J]:
 
 def _end(flying: Iterable[Future[Any]], own: Processes | None, *, at_once: bool = False) -> None:
     """Cancel what has not begun."""
+    if own:
+        own.close(at_once=at_once)  # cancels, too: a pool whose processes end must not find futures cancelled elsewhere
+        return
     for future in flying:
         future.cancel()
-    if own:
-        own.close(at_once=at_once)
-    elif not at_once:
+    if not at_once:
         with suppress(KeyboardInterrupt):
             wait([future for future in flying if not future.cancelled()])
 

@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,22 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         file.write(b"third")
         raise KeyboardInterrupt
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("words", b"second")]
+
+
+def test_an_interrupt_right_after_the_file_was_created_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = os.open
+
+    def interrupted(*args: Any) -> int:
+        os.close(created(*args))
+        assert len(list(tmp_path.iterdir())) == 1
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), ExitStack() as undo:
+        monkeypatch.setattr(os, "open", interrupted)
+        scratch(tmp_path / "words", undo)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EIO])

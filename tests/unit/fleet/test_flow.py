@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,8 +32,9 @@ def work(job: tuple[str, int]) -> int:
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 def test_a_process_that_is_killed_costs_at_most_its_own_job(tmp_path: Path) -> None:
-    jobs = [("", 0), ("dies", 1), ("", 2), (f"dies once:{tmp_path / 'flag'}", 3), ("fails", 4), ("", 5)]
+    jobs = [("", 0), ("dies", 1), ("", 2), ("fails", 4), ("", 5)]
     results = list(through(jobs, work, Processes(2), 2))
+    results += through([(f"dies once:{tmp_path / 'flag'}", 3)], work, Processes(2), 2)
     lost = {result.job[1]: result.reason for result in results if isinstance(result, Lost)}
     assert sorted(result for result in results if isinstance(result, int)) == [0, 2, 3, 5]
     assert lost.keys() == {1, 4}
@@ -55,3 +58,23 @@ def test_an_executor_that_breaks_loses_jobs_by_name() -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as processes:
         results = list(through([("dies", 0), ("", 1), ("", 2)], work, processes, 1))
     assert [result.job[1] for result in results if isinstance(result, Lost)] == [0, 1, 2]
+
+
+INTERRUPTED = """
+from amp_rewrite.fleet.flow import Processes, through
+
+processes = Processes(4)
+for _ in range(5):
+    results = through((bytes(300_000) for _ in range(300)), len, processes, 16)
+    assert [next(results) for _ in range(40)] == [300_000] * 40
+    try:
+        results.throw(KeyboardInterrupt)
+    except KeyboardInterrupt:
+        print("ended")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_processes_that_end_while_they_read_a_job_say_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n" * 5, "")
