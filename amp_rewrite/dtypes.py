@@ -66,11 +66,7 @@ class DType(Enum):
     __hash__ = object.__hash__  # members are singletons; Enum hashes the name, in Python
 
     def nbytes(self, elements: int) -> int:
-        """Return the bytes of packed elements (sub-byte types are packed, ONNX IR 10 and later).
-
-        Args:
-            elements: their number.
-        """
+        """Return the bytes of packed elements (sub-byte types are packed, ONNX IR 10 and later)."""
         return (elements * self.bits + 7) // 8
 
     @property
@@ -116,11 +112,7 @@ class DType(Enum):
 
     @classmethod
     def of(cls, code: int) -> DType | None:
-        """Return the type of a code; None for UNDEFINED and unknown codes.
-
-        Args:
-            code: a `TensorProto.DataType` code.
-        """
+        """Return the type of a code; None for UNDEFINED and unknown codes."""
         return _BY_CODE.get(code)
 
     @classmethod

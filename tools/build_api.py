@@ -28,6 +28,8 @@ Every public name of `amp_rewrite.train` that [`amp_rewrite`](api.md) does not h
 `tools/build_api.py` writes this page. [Training](../how-to/training.md) shows how the names work together.""",
 }
 HEADING = re.compile(r"(Args|Options|Attributes|Returns|Yields|Raises|Example):")
+ARGS = re.compile(r"^Args:\n((?: {4}.*\n?)+)", re.MULTILINE)
+ARGUMENT = re.compile(r" {4}(\*{0,2}\w+): .*\n(?: {5}.*\n)*")
 WIDE = 100
 
 
@@ -66,11 +68,37 @@ def _index_line(name: str, value: Any) -> str:
 
 def section(name: str, value: Any) -> list[str]:
     """Return the parts about a function or class; members of a class are a list."""
-    parts = [f"### {name}", f"```py\n{signature(name, value)}\n```", *body(inspect.getdoc(value) or "")]
+    parts = [f"### {name}", f"```py\n{signature(name, value)}\n```", *body(documented(value))]
     if isinstance(value, type):
         lines = [line for key, member in vars(value).items() if (line := _member(value, key, member))]
         parts += ["**Members**", "\n".join(lines)] if lines else []
     return parts
+
+
+def documented(value: Any) -> str:
+    """Return a docstring; that of a class with the arguments that its bases document, or the name of a public base."""
+    text = inspect.getdoc(value) or ""
+    for base in value.__mro__[1:] if isinstance(value, type) else ():
+        stated = ARGS.search(inspect.cleandoc(base.__dict__.get("__doc__") or ""))
+        own = ARGS.search(text)
+        known = {match[1] for match in ARGUMENT.finditer(f"{own[1]}\n" if own else "")}
+        entries = {match[1]: match[0] for match in ARGUMENT.finditer(f"{stated[1]}\n" if stated else "")}
+        missing = [entries[name] for name in inspect.signature(value).parameters if name in entries.keys() - known]
+        if missing and base.__name__ in (*amp_rewrite.__all__, *amp_rewrite.train.__all__):
+            lead = "Arguments" if own is None else "Further arguments"
+            return _added(text, f"{lead} are those of `{base.__name__}`.\n")
+        if missing and own is not None:
+            text = text[: own.end()].rstrip("\n") + "\n" + "".join(missing) + text[own.end() :]
+        elif missing:
+            text = _added(text, "Args:\n" + "".join(missing))
+    return text
+
+
+def _added(text: str, part: str) -> str:
+    """Return a docstring with another part behind its prose, before its first section."""
+    first = re.search(f"^{HEADING.pattern}$", text, re.MULTILINE)
+    at = first.start() if first else len(text)
+    return f"{text[:at].rstrip()}\n\n{part}\n{text[at:]}"
 
 
 def _member(owner: type, name: str, member: Any) -> str:

@@ -108,11 +108,7 @@ class Bounds(Result):
         )
 
     def chain(self, row: BoundRow) -> tuple[BoundRow, ...]:
-        """Return a row and those that its proof rests on, up to the op that bounds its result whatever it reads.
-
-        Args:
-            row: one of the rows.
-        """
+        """Return a row and those that its proof rests on, up to the op that bounds its result whatever it reads."""
         known = {other.value: other for other in self.rows}
         steps: dict[str, BoundRow] = {}
         at: BoundRow | None = row
@@ -122,11 +118,7 @@ class Bounds(Result):
         return tuple(steps.values())
 
     def text(self, *names: str, verbose: bool = False) -> str:
-        """Return a summary, and the chain of each name; ends with a newline.
-
-        Args:
-            verbose: add every row.
-            *names: what `find` takes.
+        """Return a summary, if `verbose` every row, and the chain of each name as `find` takes it. Ends with a newline.
 
         Raises:
             PatternError: nothing has one of the names.

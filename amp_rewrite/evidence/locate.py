@@ -95,20 +95,12 @@ class Located(Result):
         return errors, effects_figure(self.shares.rows, self.shares.error, self.shares.measured, self.shares.notes)
 
     def top(self, number: int) -> tuple[OpErrors, ...]:
-        """Return the ops with the largest local error, in topological order among equals.
-
-        Args:
-            number: how many.
-        """
+        """Return the ops with the largest local error, in topological order among equals."""
         adding = [row for row in self.rows if row.own]
         return tuple(sorted(adding, key=lambda row: -(row.own or 0.0))[:number])
 
     def text(self, *, top: int = 10) -> str:
-        """Return a text of the first jump and of the ops with the largest local error; it ends with a newline.
-
-        Args:
-            top: the number of ops.
-        """
+        """Return a text of the first jump and of the `top` ops with the largest local error; it ends with a newline."""
         facts = (
             ("reference", self.reference),
             ("candidate", f"{self.candidate}: {self.low}{'' if self.low == DType.FLOAT.spelling else ' emulated'}"),
@@ -131,11 +123,7 @@ class Located(Result):
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) + "\n"
 
     def to_json(self, *, top: int | None = None) -> str:
-        """Return JSON, one op per line; infinity is "inf".
-
-        Args:
-            top: the number of ops with the largest local error; None: all, in topological order.
-        """
+        """Return JSON, one op per line: the `top` ops by local error, by default all. Infinity is "inf"."""
         head = {
             "schema": SCHEMA,
             "reference": self.reference,

@@ -99,19 +99,11 @@ class Ranges(Result):
         return (ranges_figure(self.values, DType.parse(self.to), data),)
 
     def of(self, view: View, value: ValueId) -> Range | None:
-        """Return the range of a value, or None if it was not tapped.
-
-        Args:
-            view: the model's index.
-            value: one of its values.
-        """
+        """Return the range of a value, or None if it was not tapped."""
         return self.values.get(key(view, value))
 
     def check(self, model: Model) -> None:
         """Raise an error, naming the difference, if these are not the ranges of this model.
-
-        Args:
-            model: the model to convert.
 
         Raises:
             EvidenceError: graph or weights differ.
@@ -126,9 +118,6 @@ class Ranges(Result):
 
     def merge(self, other: Ranges) -> Ranges:
         """Return the ranges over the batches of both.
-
-        Args:
-            other: ranges of the same model and type.
 
         Raises:
             EvidenceError: they are those of another model or type.
@@ -165,10 +154,6 @@ class Ranges(Result):
     def from_json(cls, text: str | bytes, source: str) -> Ranges:
         """Return the ranges in what `to_json` wrote.
 
-        Args:
-            text: the JSON.
-            source: its name in errors.
-
         Raises:
             EvidenceError: the text is invalid; names the field.
         """
@@ -185,10 +170,6 @@ class Ranges(Result):
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the file, completely or not at all.
 
-        Args:
-            path: the file to write.
-            overwrite: replace an existing file.
-
         Raises:
             EvidenceError: the file cannot be written, or exists.
         """
@@ -202,9 +183,6 @@ class Ranges(Result):
     @classmethod
     def load(cls, path: str | Path) -> Ranges:
         """Return the ranges in a file.
-
-        Args:
-            path: a file that `save` wrote.
 
         Raises:
             EvidenceError: the file is invalid; names the fault in one line.
@@ -223,11 +201,7 @@ class Ranges(Result):
         return cls.from_json(content, str(file))
 
     def text(self, *, top: int | None = None) -> str:
-        """Return a summary and a table of rows: values with infinity or NaN first, then by absmax.
-
-        Args:
-            top: the number of rows; None: all.
-        """
+        """Return a summary and a table of `top` rows or all: values with infinity or NaN first, then by absmax."""
         to = DType.parse(self.to)
         seen = sorted(((k, r) for k, r in self.values.items() if r.count), key=_size_of_row, reverse=True)
         unseen = [(name,) for name, range_ in self.values.items() if not range_.count]

@@ -203,11 +203,7 @@ class Verdict(Result):
         return (*failures, *empty)
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return a text: how both ran, a table of the worst batch per output, the verdict.
-
-        Args:
-            verbose: all batches.
-        """
+        """Return a text: how both ran, a table of the worst batch per output (`verbose`: of all), the verdict."""
         facts = (
             *((role, _told(role, ran)) for role, ran in (("reference", self.reference), ("candidate", self.candidate))),
             ("data", str(self.fed)),

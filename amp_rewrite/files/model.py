@@ -114,31 +114,17 @@ class Model:
         return f"<Model {str(self.path or self.proto.graph.name)!r}: {len(self.proto.graph.node)} nodes>"
 
     def array(self, tensor: TensorProto) -> Array:
-        """Return all values of a tensor, read and cast for a stub. Do not modify the result.
-
-        Args:
-            tensor: one of the model.
-        """
+        """Return all values of a tensor, read and cast for a stub. Do not modify the result."""
         with Sources() as sources:
             return tensors.array(tensor, sources)
 
     def chunks(self, tensor: TensorProto, elements: int = tensors.CHUNK) -> Iterator[Array]:
-        """Yield the tensor's values as flat arrays, in their type in the file.
-
-        Args:
-            tensor: one of the model.
-            elements: the largest size of an array.
-        """
+        """Yield the tensor's values as flat arrays of at most `elements` elements, in their type in the file."""
         with Sources() as sources:
             yield from tensors.chunks(tensor, elements, sources)
 
     def fit(self, tensor: TensorProto, to: DType, memory: Array | None = None) -> Fit:
         """Return the effects of rounding the tensor to the floating type `to`, streamed. O(values).
-
-        Args:
-            tensor: one of the model.
-            to: a floating type.
-            memory: reusable memory from `tensors.fresh_memory`.
 
         Raises:
             ModelError: the tensor is not floating.

@@ -99,9 +99,6 @@ class Outcome(Result):
     def from_json(cls, line: str) -> Outcome:
         """Return the outcome in a line that `to_json` wrote.
 
-        Args:
-            line: the JSON.
-
         Raises:
             ValueError: the line is not such JSON.
         """

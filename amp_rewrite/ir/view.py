@@ -65,9 +65,6 @@ class View(Index):
     def of(cls, model: Model) -> View:
         """Return the index of a model. Its `model` has the nodes in topological order.
 
-        Args:
-            model: the model.
-
         Raises:
             ModelError: the graph cannot run; names the node.
         """
@@ -91,29 +88,17 @@ class View(Index):
         return f"<View of {self.model!r}: {len(self.ops)} ops, {len(self.values)} values>"
 
     def dtype(self, value: ValueId | None) -> DType | None:
-        """Return the element type of a value in any container; None if unknown, and for an omitted input.
-
-        Args:
-            value: id of the value.
-        """
+        """Return the element type of a value in any container; None if unknown, and for an omitted input."""
         value_type = self.types[value] if value is not None else None
         return value_type.dtype if value_type else None
 
     def tensor_dtype(self, value: ValueId) -> DType | None:
-        """Return the element type of a tensor; None for values in other containers, and if unknown.
-
-        Args:
-            value: id of the value.
-        """
+        """Return the element type of a tensor; None for values in other containers, and if unknown."""
         value_type = self.types[value]
         return value_type.dtype if value_type and value_type.container == TENSOR else None
 
     def holds_floats(self, value: ValueId) -> bool:
-        """True for a tensor of a floating type.
-
-        Args:
-            value: id of the value.
-        """
+        """True for a tensor of a floating type."""
         dtype = self.tensor_dtype(value)
         return dtype is not None and dtype.floating
 
@@ -129,28 +114,15 @@ class View(Index):
         return tuple(dtype for dtype in dtypes if dtype is not None and dtype.low)
 
     def value_name(self, value: ValueId) -> str:
-        """Return the name of a value.
-
-        Args:
-            value: id of the value.
-        """
+        """Return the name of a value."""
         return self.values[value].name
 
     def readers(self, value: ValueId) -> Iterator[Op]:
-        """Yield the ops that read a value, once per use.
-
-        Args:
-            value: id of the value.
-        """
+        """Yield the ops that read a value, once per use."""
         return (self.ops[use.op] for use in self.uses[value])
 
     def producer(self, value: ValueId | None, *kinds: str) -> Op | None:
-        """Return the op that produces a value; None for inputs and initializers.
-
-        Args:
-            value: id of the value.
-            *kinds: op types; for another one None.
-        """
+        """Return the op that produces a value; None for inputs and initializers, and for an op of other kinds."""
         made_by = self.values[value].producer if value is not None else None
         if made_by is None:
             return None
@@ -158,11 +130,7 @@ class View(Index):
         return op if not kinds or op.kind in kinds else None
 
     def of_kinds(self, kinds: Container[str]) -> Sequence[Op]:
-        """Return the ops of some kinds, in order. O(ops of these kinds).
-
-        Args:
-            kinds: the kinds.
-        """
+        """Return the ops of some kinds, in order. O(ops of these kinds)."""
         chosen = [ops for kind, ops in self.by_kind.items() if kind in kinds]
         return sorted([op for ops in chosen for op in ops], key=attrgetter("id")) if len(chosen) != 1 else chosen[0]
 
@@ -175,11 +143,7 @@ class View(Index):
         return own
 
     def constant(self, value: ValueId | None) -> TensorProto | None:
-        """Return the tensor of a constant value: an initializer without override, or the output of a Constant.
-
-        Args:
-            value: id of the value.
-        """
+        """Return the tensor of a constant value: an initializer without override, or the output of a Constant."""
         if value is None or self.values[value].overridable:
             return None
         return self.values[value].tensor
@@ -191,23 +155,13 @@ class View(Index):
         return dict(held)
 
     def array(self, value: ValueId | None, most: int | None = None) -> Array | None:
-        """Return the elements of a constant value; None for other values, and for more elements than asked for.
-
-        Args:
-            value: id of the value.
-            most: the largest number of elements that are read.
-        """
+        """Return the elements of a constant value; None for other values, and for more elements than asked for."""
         tensor = self.constant(value)
         large = tensor is not None and most is not None and math.prod(tensor.dims) > most
         return None if tensor is None or large else self.model.array(tensor)
 
     def fit(self, value: ValueId, to: DType) -> Fit:
-        """Return how a constant's values fit into a low type, read once; Fit() for a value that is not constant.
-
-        Args:
-            value: id of the value.
-            to: the low type.
-        """
+        """Return how a constant's values fit into a low type, read once; Fit() for a value that is not constant."""
         if (value, to) not in self._fits:
             tensor = self.constant(value)
             self._fits[value, to] = self.model.fit(tensor, to, self._memory) if tensor is not None else Fit()

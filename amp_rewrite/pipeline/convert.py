@@ -82,11 +82,7 @@ class Converted(Result):
         return self.report.brief
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return the text of the report.
-
-        Args:
-            verbose: add every row.
-        """
+        """Return the text of the report, with `verbose` every row."""
         return self.report.text(verbose=verbose)
 
     def to_json(self) -> str:
@@ -126,14 +122,7 @@ class Converted(Result):
         shard_size: str | int | None = None,
         resume: bool = False,
     ) -> None:
-        """Write the model, weights streamed, whole or not at all.
-
-        Args:
-            path: the file to write.
-            overwrite: replace an existing file.
-            external_data: as `Model.save` takes it.
-            shard_size: as `Model.save` takes it.
-            resume: as `Model.save` takes it.
+        """Write the model, weights streamed, whole or not at all. Arguments are those of `Model.save`.
 
         Raises:
             ModelError: the file cannot be written, or exists.

@@ -86,10 +86,7 @@ class Pareto(Result):
         return map(asdict, self.points)
 
     def converted(self, number: int) -> Converted:
-        """Return the conversion of a point.
-
-        Args:
-            number: its position in `points`.
+        """Return the conversion of a point, by its position in `points`.
 
         Raises:
             PolicyError: no such point exists, or it is float32.

@@ -84,9 +84,6 @@ class Report(Result, ReportData):
     def find(self, op: str) -> tuple[Row, ...]:
         """Return the rows of an op by its name or path, of all ops of a type, or of those that a pattern matches.
 
-        Args:
-            op: a name, an op type or a pattern.
-
         Raises:
             PatternError: nothing matches; with names to use instead.
         """
@@ -137,10 +134,6 @@ class Report(Result, ReportData):
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Report:
         """Return the report of a `to_json` text.
-
-        Args:
-            text: the JSON.
-            source: its name in errors.
 
         Raises:
             ReportError: the text is invalid; names `source` and the field.

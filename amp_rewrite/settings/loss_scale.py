@@ -119,11 +119,7 @@ class LossScale(ABC):
 
     @abstractmethod
     def update(self, grads: object) -> tuple[Any, bool]:
-        """Adapt to the unscaled gradients of a step. Return (None, True if they may be applied).
-
-        Args:
-            grads: any nest of arrays.
-        """
+        """Adapt to the unscaled gradients of a step, any nest of arrays. Return (None, True if they may be applied)."""
 
     @abstractmethod
     def get_config(self) -> dict[str, Any]:
@@ -131,11 +127,7 @@ class LossScale(ABC):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the scale of a `get_config` result.
-
-        Args:
-            config: the result.
-        """
+        """Return the scale of a `get_config` result."""
         return cls(**config)
 
     def __eq__(self, other: object) -> bool:
@@ -171,11 +163,7 @@ class FixedLossScale(LossScale):
         return np.array(self.loss_scale_value, np.float32)
 
     def update(self, grads: object) -> tuple[None, bool]:
-        """Return (None, True); the scale does not change.
-
-        Args:
-            grads: any nest of arrays.
-        """
+        """Return (None, True); the scale does not change."""
         return None, True
 
     def get_config(self) -> dict[str, Any]:
@@ -269,21 +257,13 @@ class DynamicLossScale(LossScale):
 
         A nest without gradients counts as finite. On several workers pass the reduced gradients, so that all
         workers decide alike.
-
-        Args:
-            grads: any nest of arrays.
         """
         finite = all_finite(grads)
         self.state = self.after(self.state, finite)
         return None, finite
 
     def after(self, state: ScaleState, finite: bool) -> ScaleState:
-        """Return the state that follows a step.
-
-        Args:
-            state: the state before.
-            finite: True after finite gradients.
-        """
+        """Return the state that follows a step."""
         with np.errstate(over="ignore"):
             scale, good_steps = scale_after(self, NUMBERS, state.scale, np.int64(state.good_steps), np.bool_(finite))
         return ScaleState(scale, int(good_steps))

@@ -56,14 +56,7 @@ class OpLists:
         object.__setattr__(self, "fingerprint", digest.hexdigest())
 
     def classify(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> Entry:
-        """Return the entry that decides for a node, UNLISTED without one.
-
-        Args:
-            domain: of the op.
-            op_type: of the op.
-            attributes: plain values by name.
-            operands: number of its inputs.
-        """
+        """Return the entry that decides for a node, UNLISTED without one."""
         domain = normal_domain(domain)
         for entry in self.entries_of(domain, op_type):
             if entry.condition is None or entry.condition.holds(domain, op_type, attributes, operands):
@@ -71,39 +64,21 @@ class OpLists:
         return self.otherwise(domain, op_type)
 
     def entries_of(self, domain: str, op_type: str) -> tuple[Entry, ...]:
-        """Return the entries of an op in order of precedence.
-
-        Args:
-            domain: of the op.
-            op_type: of the op.
-        """
+        """Return the entries of an op in order of precedence."""
         return self.entries.get((normal_domain(domain), op_type), ())
 
     def otherwise(self, domain: str, op_type: str) -> Entry:
-        """Return the entry of a node that passes no condition of its op, or of an op on no list.
-
-        Args:
-            domain: of the op.
-            op_type: of the op.
-        """
+        """Return the entry of a node that passes no condition of its op, or of an op on no list."""
         because = "none of its conditions holds" if self.entries_of(domain, op_type) else "stands on no list"
         return Entry(domain, op_type, Color.UNLISTED, because, self.name)
 
     def ops(self, color: Color) -> tuple[str, ...]:
-        """Return the sorted names on one list; a conditional one reads "Resize (mode=nearest)".
-
-        Args:
-            color: the list.
-        """
+        """Return the sorted names on one list; a conditional one reads "Resize (mode=nearest)"."""
         names = (e.name if e.condition is None else f"{e.name} ({e.condition})" for e in self if e.color is color)
         return tuple(sorted(names))
 
     def at_level(self, level: Level) -> OpLists:
-        """Return the lists as a level sees them; those that change only the painting leave them as they are.
-
-        Args:
-            level: the level.
-        """
+        """Return the lists as a level sees them; those that change only the painting leave them as they are."""
         if level not in _LEVEL_CHANGES:
             return self
         colors, now = _LEVEL_CHANGES[level]

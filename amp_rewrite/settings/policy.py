@@ -138,9 +138,6 @@ class Policy:
     def from_config(cls, config: dict[str, Any]) -> Policy:
         """Return the policy of a `get_config` result.
 
-        Args:
-            config: the result.
-
         Raises:
             PolicyError: a key is unknown.
         """
@@ -151,11 +148,7 @@ class Policy:
 
     @classmethod
     def of(cls, policy: str | Policy | None) -> Policy:
-        """Return a policy, from a policy or its name.
-
-        Args:
-            policy: a policy or a name; None is float32.
-        """
+        """Return a policy, from a policy or its name; None is float32."""
         return policy if isinstance(policy, Policy) else cls("float32" if policy is None else policy)
 
 

@@ -54,11 +54,7 @@ class Coloring:
         return f"<Coloring: {len(self.low)} of {len(self.paints)} type variables in {self.to.spelling}>"
 
     def of(self, op: OpId) -> Paint | None:
-        """Return the paint of a lowered variable of an op, else that of its first; None for an undecided op.
-
-        Args:
-            op: id of the op.
-        """
+        """Return the paint of a lowered variable of an op, else that of its first; None for an undecided op."""
         names = self._by_op.get(op, ())
         if not names:
             return self.upcast_refused.get(op)
@@ -68,22 +64,12 @@ class Coloring:
         return next((p for p in paints if p.dtype is self.to), paints[0])
 
     def dtype(self, op: OpId, variable: str | None) -> DType | None:
-        """Return the type that a variable of an op gets; None if it keeps its type.
-
-        Args:
-            op: id of the op.
-            variable: name of its type variable.
-        """
+        """Return the type that a variable of an op gets; None if it keeps its type."""
         paint = self.paints.get((op, variable)) if variable is not None else None
         return paint.dtype if paint is not None else None
 
     def lowered(self, op: OpId, variable: str | None) -> bool:
-        """True if a variable of an op becomes the low type.
-
-        Args:
-            op: id of the op.
-            variable: name of its type variable.
-        """
+        """True if a variable of an op becomes the low type."""
         return self.dtype(op, variable) is self.to
 
     @property

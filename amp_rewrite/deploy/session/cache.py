@@ -63,9 +63,6 @@ class Cache:
     def usual(cls, environ: Mapping[str, str]) -> Cache:
         """Return the user's cache: `amp-rewrite` in XDG_CACHE_HOME, by default ~/.cache.
 
-        Args:
-            environ: the environment.
-
         Raises:
             ConfigError: the user has no home folder, such as an unnamed user in a container.
         """
@@ -89,9 +86,6 @@ class Cache:
         """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed.
 
         O(bytes) for the first load of an entry, which verifies its seal; O(nodes) for later ones.
-
-        Args:
-            key: digest of a conversion.
         """
         entry = self._root / key
         if not private(self._home):
@@ -113,11 +107,6 @@ class Cache:
 
     def store(self, key: str, model: Model, report: str) -> None:
         """Store a model and its report; existing entries stay.
-
-        Args:
-            key: digest of the conversion.
-            model: the result.
-            report: its report as JSON.
 
         Raises:
             ModelError: the entry cannot be written.

@@ -59,9 +59,6 @@ class OnnxRuntimeCheckpoint:
     def of(cls, trainer: Trainer) -> OnnxRuntimeCheckpoint:
         """Return the state of a trainer of AdamW, Adam or SGD.
 
-        Args:
-            trainer: the trainer.
-
         Raises:
             TrainingError: the optimizer has slots that onnxruntime's optimizers lack.
         """
@@ -77,9 +74,6 @@ class OnnxRuntimeCheckpoint:
     @classmethod
     def read(cls, path: str | Path) -> OnnxRuntimeCheckpoint:
         """Return the checkpoint that a file holds.
-
-        Args:
-            path: the file that onnxruntime-training wrote.
 
         Raises:
             TrainingError: the file is not such a checkpoint, is damaged, or keeps tensors in another file.
@@ -98,19 +92,12 @@ class OnnxRuntimeCheckpoint:
             raise TrainingError(f"{path} is damaged; write the checkpoint again") from cause
 
     def write(self, path: str | Path) -> None:
-        """Write the checkpoint as one file; a checkpoint at `path` is replaced.
-
-        Args:
-            path: the file.
-        """
+        """Write the checkpoint as one file; a checkpoint at `path` is replaced."""
         with replacing(Path(path)) as file:
             file.write(_written(self))
 
     def load_into(self, trainer: Trainer) -> None:
         """Continue from these parameters, moments and steps; what the checkpoint lacks stays.
-
-        Args:
-            trainer: the trainer of a step with parameters of these names.
 
         Raises:
             TrainingError: a parameter is not trained by the step, or has another shape.

@@ -93,31 +93,19 @@ class LossScaleOptimizer(StatefulOptimizer):
         return getattr(self.inner, name)
 
     def get_scaled_loss(self, loss: Any) -> Any:
-        """Return the loss times the scale, in the loss's own type; for a callable, a callable.
-
-        Args:
-            loss: the loss, or a function that computes it.
-        """
+        """Return the loss times the scale, in the loss's own type; for a callable, a callable."""
         return Scaled(loss, self.loss_scale) if callable(loss) else _times(loss, self.loss_scale)
 
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
         """Return the gradients divided by the scale, each in its own type; None stays None, sparse stays sparse.
 
         The division is in float32, since float16 cannot hold a scale above 65504.
-
-        Args:
-            grads: gradients of the scaled loss.
         """
         scale = self.loss_scale()
         return [_unscaled(gradient, scale) for gradient in grads]
 
     def get_gradients(self, loss: Callable[[], Any], params: Variables) -> list[Gradient]:
-        """Return the gradients of a `Differentiable` loss, computed from the scaled loss.
-
-        Args:
-            loss: the loss.
-            params: variables, one or several.
-        """
+        """Return the gradients of a `Differentiable` loss, computed from the scaled loss."""
         return self.get_unscaled_gradients(self.inner.get_gradients(self.get_scaled_loss(loss), params))
 
     def apply_gradients(
@@ -126,13 +114,7 @@ class LossScaleOptimizer(StatefulOptimizer):
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> None:
-        """Adapt the loss scale to unscaled gradients, then apply them if it says so; else nothing else changes.
-
-        Args:
-            grads_and_vars: pairs of a gradient and its variable.
-            name: as in `StatefulOptimizer.apply_gradients`.
-            experimental_aggregate_gradients: as in `StatefulOptimizer.apply_gradients`.
-        """
+        """Adapt the loss scale to unscaled gradients, then apply them if it says so; else nothing else changes."""
         pairs = pairs_of(grads_and_vars)
         group_of = self.inner.rule.group_of
         _, should_apply = self.loss_scale.update([g for g, variable in pairs if not group_of(variable.name).frozen])
@@ -149,11 +131,7 @@ class LossScaleOptimizer(StatefulOptimizer):
         return saved
 
     def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
-        """Restore a checkpoint; a dynamic scale that it lacks starts from its initial state.
-
-        Args:
-            saved: the result of `checkpoint`, or a file of `Trainer.save`.
-        """
+        """Restore a checkpoint or a file of `Trainer.save`; a dynamic scale that it lacks starts anew."""
         saved = saved_state(saved)
         scale = self.loss_scale
         state = _scale_state(saved, scale) if isinstance(scale, DynamicLossScale) else None

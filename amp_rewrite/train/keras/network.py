@@ -28,15 +28,7 @@ class Network:
 
     The loss, its gradients and the metrics come from one forward pass. All losses of a network share its variables.
 
-    Args:
-        model: as `training_step` takes it.
-        parameters: as `training_step` takes them.
-        freeze: as `training_step` takes it.
-        policy: as `ModelLoss.of` takes it.
-        training_mode: as `training_step` takes it.
-        seed: as `training_step` takes it.
-        folder: where the external data of a ModelProto lies.
-        **painting: lists, level, target, safety, keep, lower and gray_follows_allow of `convert`.
+    Arguments are those of `training_step`, but for `policy`, which is by default that of `ModelLoss.of`.
 
     Example:
         >>> import numpy as np
@@ -75,11 +67,7 @@ class Network:
         self.outputs = tuple(v.name for v in graph.output)
 
     def loss(self, text: str) -> ModelLoss:
-        """Return a loss of the network, with its variables.
-
-        Args:
-            text: as `training_step` takes it.
-        """
+        """Return a loss of the network, by a text as `training_step` takes it, with its variables."""
         if text not in self._losses:
             source = self._given if hasattr(self._given, "exported_program") else self._model
             made = ModelLoss.of(source, text, **self._options)
@@ -122,11 +110,7 @@ class Network:
         return Predictions(self, dict(inputs))
 
     def predict(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs of the model by name.
-
-        Args:
-            inputs: arrays by name.
-        """
+        """Return the outputs of the model by name."""
         loss = next(iter(self._losses.values()), None)
         if loss is None:
             (batch,) = Feed.of([inputs], self._model, allow_nonfinite=True)
@@ -139,21 +123,11 @@ class Network:
         return self._first().export()
 
     def save(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
-        """Write a checkpoint; see `ModelLoss.save`.
-
-        Args:
-            path: the file, a .npz.
-            optimizer: the optimizer.
-        """
+        """Write a checkpoint; see `ModelLoss.save`."""
         self._first().save(path, optimizer)
 
     def load(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
-        """Continue from a checkpoint; see `ModelLoss.load`.
-
-        Args:
-            path: the file.
-            optimizer: the optimizer.
-        """
+        """Continue from a checkpoint; see `ModelLoss.load`."""
         self._first().load(path, optimizer)
 
 
@@ -272,10 +246,6 @@ class GradientTape:
     def gradient(self, target: object, sources: Sequence[Variable]) -> list[Gradient]: ...
     def gradient(self, target: object, sources: Variable | Sequence[Variable]) -> Gradient | list[Gradient]:
         """Return the gradients of a loss, or of a scaled loss: one for one variable, a list for several.
-
-        Args:
-            target: the loss.
-            sources: variables, one or several.
 
         Raises:
             TrainingError: the target is not a loss of a model.

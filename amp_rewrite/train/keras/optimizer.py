@@ -72,12 +72,7 @@ class StatefulOptimizer:
         return self._state.iterations
 
     def follow(self, training: Followed, iterations: int) -> None:
-        """Show the state of a training, which is now after so many steps; slots are read when they are asked for.
-
-        Args:
-            training: the training.
-            iterations: its steps.
-        """
+        """Show the state of a training, which is now after so many steps; slots are read when they are asked for."""
         state = self._state
         state.followed, state.stale, state.iterations = training, True, iterations
 
@@ -89,12 +84,7 @@ class StatefulOptimizer:
         return state.slots
 
     def set_state(self, iterations: int, slots: dict[str, dict[str, Array]]) -> None:
-        """Set step count and slots, also of a training that is followed.
-
-        Args:
-            iterations: the step count.
-            slots: arrays by variable and slot.
-        """
+        """Set step count and slots, also of a training that is followed."""
         self._state.slots, self._state.stale = slots, False
         self._count(iterations)
 
@@ -125,10 +115,6 @@ class StatefulOptimizer:
 
     def get_gradients(self, loss: Callable[[], Any], params: Variables) -> list[Gradient]:
         """Return the gradients of a `Differentiable` loss.
-
-        Args:
-            loss: the loss.
-            params: variables, one or several.
 
         Raises:
             TrainingError: the loss is another callable.
@@ -162,12 +148,7 @@ class StatefulOptimizer:
         self.apply_gradients(self.compute_gradients(loss, var_list, grad_loss), name)
 
     def get_updates(self, loss: Callable[[], Any], params: Variables) -> list[Callable[[], None]]:
-        """Return a list with the update of one step, as a function without arguments that makes it.
-
-        Args:
-            loss: a `Differentiable` loss.
-            params: variables, one or several.
-        """
+        """Return a list with the update of one step down a `Differentiable` loss, as a function without arguments."""
         return [lambda: self.minimize(loss, params)]
 
     def apply_gradients(
@@ -238,11 +219,6 @@ class StatefulOptimizer:
     def set_slot(self, var: Variable, slot_name: str, value: object) -> None:
         """Set a slot that the variable has.
 
-        Args:
-            var: the variable.
-            slot_name: name of the slot.
-            value: the next value, of the variable's shape.
-
         Raises:
             TrainingError: the slot is unknown, or the value does not fit.
         """
@@ -251,10 +227,6 @@ class StatefulOptimizer:
 
     def get_slot(self, var: Variable, slot_name: str) -> Array:
         """Return a copy of a slot.
-
-        Args:
-            var: the variable.
-            slot_name: name of the slot.
 
         Raises:
             TrainingError: the slot is unknown, or no step was made yet.
@@ -281,9 +253,6 @@ class StatefulOptimizer:
 
     def set_weights(self, weights: Sequence[Array]) -> None:
         """Set the result of `get_weights`.
-
-        Args:
-            weights: the step count and all slots.
 
         Raises:
             TrainingError: the number of arrays is another.
@@ -330,12 +299,7 @@ class StatefulOptimizer:
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> StatefulOptimizer:
-        """Return the optimizer of a `get_config` result.
-
-        Args:
-            config: the result.
-            custom_objects: classes of your own by name.
-        """
+        """Return the optimizer of a `get_config` result."""
         made = optimizers.deserialize(config, custom_objects)
         return made if isinstance(made, StatefulOptimizer) else cls(made)
 

@@ -50,9 +50,6 @@ class Variable:
     def assign(self, value: object) -> None:
         """Set the value.
 
-        Args:
-            value: the next value.
-
         Raises:
             TrainingError: the shape is another.
         """
@@ -62,19 +59,11 @@ class Variable:
         self._value = array
 
     def assign_add(self, delta: object) -> None:
-        """Add to the value.
-
-        Args:
-            delta: the change, of the variable's shape.
-        """
+        """Add to the value."""
         self.assign(self._value + np.asarray(delta, np.float32))
 
     def assign_sub(self, delta: object) -> None:
-        """Subtract from the value.
-
-        Args:
-            delta: the change, of the variable's shape.
-        """
+        """Subtract from the value."""
         self.assign(self._value - np.asarray(delta, np.float32))
 
     def __repr__(self) -> str:

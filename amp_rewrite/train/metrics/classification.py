@@ -21,14 +21,11 @@ class ClassMetric(Metric):
     """Base of metrics of classes.
 
     Targets are class indices, where predictions have an axis of classes; or a yes or no for each prediction; or, with
-    `one_hot`, a number for each class of a row, of which the largest tells the class.
+    `one_hot`, a number for each class of a row.
 
     Args:
-        prediction: an output of the model.
-        target: as above.
-        name: as in `Metric`.
         axis: of the classes.
-        one_hot: as above; None: as the loss takes the target.
+        one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
         ignore_index: a class that does not count; None: that of the loss.
     """
 
@@ -41,19 +38,11 @@ class ClassMetric(Metric):
         super().__post_init__()
 
     def follow(self, goal: TargetInput | None) -> None:
-        """Read targets as the loss reads them.
-
-        Args:
-            goal: the target of the loss; None if the loss has another.
-        """
+        """Read targets as the loss reads them; None: the loss has another target."""
         self._goal = goal
 
     def rows(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
         """Return the classes that count, and for each a row with the predictions of all classes, or of yes alone.
-
-        Args:
-            targets: the targets.
-            predictions: the predictions.
 
         Raises:
             TrainingError: the shapes do not fit, or targets could be read in two ways.
@@ -92,12 +81,7 @@ class ClassMetric(Metric):
         return told
 
     def chosen(self, targets: Array, predictions: Array, threshold: float) -> tuple[Array, Array]:
-        """Return the classes that count, and the predicted ones.
-
-        Args:
-            targets: the targets.
-            predictions: the predictions.
-            threshold: from which on a prediction of yes alone is 1.
+        """Return the classes that count, and the predicted ones: a prediction of yes alone is 1 from the threshold on.
 
         Raises:
             TrainingError: the shapes do not fit, or a yes or no is not 1 or 0.
@@ -122,12 +106,6 @@ class Accuracy(ClassMetric, Means):
     """Share of rows whose class is predicted.
 
     Args:
-        prediction: an output of the model.
-        target: class indices, 0 and 1 for each prediction, or a number for each class.
-        name: as in `Metric`.
-        axis: of the classes.
-        one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
-        ignore_index: a class that does not count; None: that of the loss.
         threshold: from which on a prediction of two classes is 1; use 0 for logits.
     """
 
@@ -144,12 +122,6 @@ class TopKAccuracy(ClassMetric, Means):
     """Share of rows whose class is among the `k` largest predictions; equal ones count as in scikit-learn.
 
     Args:
-        prediction: an output of the model.
-        target: class indices, 0 and 1 for each prediction, or a number for each class.
-        name: as in `Metric`.
-        axis: of the classes.
-        one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
-        ignore_index: a class that does not count; None: that of the loss.
         k: number of predictions that count.
     """
 
@@ -170,12 +142,6 @@ class F1Score(ClassMetric):
     of class 1 alone.
 
     Args:
-        prediction: an output of the model.
-        target: class indices, 0 and 1 for each prediction, or a number for each class.
-        name: as in `Metric`.
-        axis: of the classes.
-        one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
-        ignore_index: a class that does not count; None: that of the loss.
         average: as above.
         threshold: as in `Accuracy`.
 
@@ -224,14 +190,6 @@ class AUC(ClassMetric):
 
     Predictions are scores of the class 1, or have an axis of classes. More than two classes give the mean of one
     against the rest.
-
-    Args:
-        prediction: an output of the model.
-        target: class indices, 0 and 1 for each prediction, or a number for each class.
-        name: as in `Metric`.
-        axis: of the classes.
-        one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
-        ignore_index: a class that does not count; None: that of the loss.
     """
 
     NAME = "auc"
@@ -254,15 +212,9 @@ class AUC(ClassMetric):
 
 @dataclass(eq=False, kw_only=True)
 class Perplexity(ClassMetric, Means):
-    """The exponential of the mean cross entropy of all tokens.
+    """The exponential of the mean cross entropy of all tokens; predictions are logits, or probabilities, of each.
 
     Args:
-        prediction: logits of each token, or probabilities.
-        target: class indices, 0 and 1 for each prediction, or a number for each class.
-        name: as in `Metric`.
-        axis: of the classes.
-        one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
-        ignore_index: a class that does not count; None: that of the loss.
         from_logits: False for probabilities; None: they are, where all rows lie in [0, 1] and add up to 1.
     """
 

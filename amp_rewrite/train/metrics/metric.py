@@ -39,12 +39,7 @@ class Metric:
         """Forget all rows."""
 
     def update(self, targets: Array, predictions: Array) -> None:
-        """Add the rows of a batch.
-
-        Args:
-            targets: the targets.
-            predictions: the predictions.
-        """
+        """Add the rows of a batch."""
         raise NotImplementedError
 
     def result(self) -> float:
@@ -52,10 +47,7 @@ class Metric:
         raise NotImplementedError
 
     def take(self, values: Mapping[str, Array]) -> None:
-        """Add the rows of a batch.
-
-        Args:
-            values: arrays of the batch and outputs of the model, by name.
+        """Add the rows of a batch, from its arrays and the outputs of the model by name.
 
         Raises:
             TrainingError: the prediction or the target is not among them.
@@ -87,8 +79,6 @@ class FunctionMetric(Metric):
 
     Args:
         function: called as function(targets, predictions) with the rows of all batches, joined.
-        prediction: an output of the model.
-        target: an array of the batch.
         name: by default the function's.
 
     Example:
@@ -126,8 +116,6 @@ class OnnxMetric(Means):
 
     Args:
         model: as `convert` takes it.
-        prediction: an output of the trained model.
-        target: an array of the batch.
         name: by default that of the output.
 
     Raises:

@@ -10,7 +10,7 @@ from amp_rewrite.train.metrics.metric import Means
 
 
 class MeanAbsoluteError(Means):
-    """Mean of the absolute differences of all elements. Arguments are those of `Metric`."""
+    """Mean of the absolute differences of all elements."""
 
     NAME = "mean_absolute_error"
 
@@ -19,7 +19,7 @@ class MeanAbsoluteError(Means):
 
 
 class MeanSquaredError(Means):
-    """Mean of the squared differences of all elements. Arguments are those of `Metric`."""
+    """Mean of the squared differences of all elements."""
 
     NAME = "mean_squared_error"
 

@@ -31,10 +31,7 @@ class Replicas(Protocol):
         """Number of processes."""
 
     def total(self, bucket: Array) -> Array:
-        """Return the sum of the float32 vectors of all replicas, with the same bits on each.
-
-        Args:
-            bucket: this replica's vector; it may be overwritten.
+        """Return the sum of the float32 vectors of all replicas, the same bits on each; `bucket` may be overwritten.
 
         Raises:
             TrainingError: a replica does not answer.

@@ -94,22 +94,14 @@ class DataParallelTrainer(Trainer):
         return saved
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint on replica 0; return on all replicas after that.
-
-        Args:
-            path: the file, a .npz.
-        """
+        """Write a checkpoint on replica 0; return on all replicas after that."""
         saved = self._saved(keep=self.replicas.rank == 0)
         if self.replicas.rank == 0:
             checkpoint.save(path, saved, self.step.fingerprint)
         self._check_same()
 
     def load(self, path: str | Path) -> None:
-        """Continue from a checkpoint, on all replicas.
-
-        Args:
-            path: a file that `save` wrote.
-        """
+        """Continue from a checkpoint, on all replicas."""
         super().load(path)
         self._number()
         self._check_same()

@@ -39,11 +39,7 @@ class Callback:
     """
 
     def begin(self, trainer: Trained) -> None:
-        """Prepare for a call of `fit`.
-
-        Args:
-            trainer: the trainer.
-        """
+        """Prepare for a call of `fit`."""
 
     def rate(self, epoch: int, rate: float) -> float:
         """Return the learning rate of the next step, by default the one that it would have.
@@ -55,20 +51,10 @@ class Callback:
         return rate
 
     def epoch_end(self, trainer: Trained, epoch: int, log: Log) -> bool | None:
-        """Look at an epoch. Return True to stop.
-
-        Args:
-            trainer: the trainer.
-            epoch: its number, from 0.
-            log: its numbers.
-        """
+        """Look at the numbers of an epoch, counted from 0. Return True to stop."""
 
     def end(self, trainer: Trained) -> None:
-        """Finish a call of `fit`.
-
-        Args:
-            trainer: the trainer.
-        """
+        """Finish a call of `fit`."""
 
 
 _FALLING = ("loss", "error", "perplexity", "entropy", "divergence", "huber", "contrastive", "cosine", "mae", "mse")
@@ -77,7 +63,13 @@ _RISING = ("acc", "auc", "f1", "top_k", "precision", "recall", "score", "similar
 
 
 class _Monitor(Callback):
-    """Base of callbacks that compare a number with its best value so far; subclasses have these fields."""
+    """Base of callbacks that compare a number with its best value so far; subclasses have these fields.
+
+    Args:
+        monitor: a number of an epoch.
+        mode: "min", "max", or "auto": min for losses and errors, max for accuracy, AUC, F1 and the like.
+        min_delta: least change that counts.
+    """
 
     monitor: str
     mode: str
@@ -113,11 +105,8 @@ class EarlyStopping(_Monitor):
     """Stop when a number has not improved for `patience` epochs in a row, as in Keras; for 0 after the first.
 
     Args:
-        monitor: a number of an epoch.
         patience: epochs without improvement after which `fit` stops.
         restore_best: end with the state of the best epoch.
-        mode: "min", "max", or "auto": min for losses and errors, max for accuracy, AUC, F1 and the like.
-        min_delta: least change that counts.
     """
 
     monitor: str = "val_loss"
@@ -149,9 +138,6 @@ class BestCheckpoint(_Monitor):
 
     Args:
         path: the file, a .npz; {epoch} in it stands for the number of the epoch.
-        monitor: a number of an epoch.
-        mode: as in `EarlyStopping`.
-        min_delta: as in `EarlyStopping`.
     """
 
     path: str | Path
@@ -194,13 +180,10 @@ class ReduceLROnPlateau(_Monitor):
     a checkpoint does not hold it.
 
     Args:
-        monitor: a number of an epoch.
         factor: above 0 and below 1.
         patience: epochs without improvement after which the next one reduces the rate.
         cooldown: epochs after a reduction that are not counted.
         min_lr: least rate.
-        mode: as in `EarlyStopping`.
-        min_delta: as in `EarlyStopping`.
 
     Raises:
         TrainingError: the factor is out of range.

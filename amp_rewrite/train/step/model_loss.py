@@ -77,19 +77,8 @@ class ModelLoss(Multiplied):
     ) -> ModelLoss:
         """Return the loss of a model. It runs on CUDA if available, else on the CPU, where a low policy is emulated.
 
-        Args:
-            model: as `training_step` takes it.
-            loss: as `training_step` takes it.
-            parameters: as `training_step` takes them.
-            freeze: as `training_step` takes it.
-            policy: by default mixed_float16 while the rewrite is enabled, else that of `set_policy`, else float32.
-            training_mode: as `training_step` takes it.
-            seed: as `training_step` takes it.
-            folder: where the external data of a ModelProto lies.
-            **painting: lists, level, target, safety, keep, lower and gray_follows_allow of `convert`.
-
-        Raises:
-            AmpRewriteError: as `training_step` raises it.
+        Arguments and errors are those of `training_step`; the policy is by default mixed_float16 while the rewrite is
+        enabled, else that of `set_policy`, else float32.
         """
         require("ModelLoss")
         chosen = policy_of(process.policy_of_sessions() if policy is None else policy)
@@ -107,11 +96,7 @@ class ModelLoss(Multiplied):
         return self._graph.report
 
     def on(self, batch: Mapping[str, Array]) -> ModelLoss:
-        """Return the loss of this batch, with the same variables.
-
-        Args:
-            batch: arrays by input name.
-        """
+        """Return the loss of this batch, with the same variables."""
         return replace(self, _batch=dict(batch), results={})
 
     def __call__(self) -> Array:
@@ -127,10 +112,6 @@ class ModelLoss(Multiplied):
         """Return the float32 gradients of `seed` times the loss; None for variables of another loss.
 
         One forward pass gives the gradients and the `results`.
-
-        Args:
-            variables: those to differentiate by.
-            seed: gradient of the result with respect to the loss.
         """
         graph, own = self._graph, [v for v in variables if any(v is mine for mine in self.variables)]
         if not own:
@@ -173,12 +154,7 @@ class ModelLoss(Multiplied):
     # -- checkpoints -----------------------------------------------------------------------------------
 
     def save(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
-        """Write a checkpoint of the model and its optimizer, in the format of `Trainer.save`, which reads it too.
-
-        Args:
-            path: the file, a .npz.
-            optimizer: the optimizer that trains the variables.
-        """
+        """Write a checkpoint of the model and its optimizer, in the format of `Trainer.save`, which reads it too."""
         checkpoint.save(path, self._checkpoint(optimizer), self._graph.fingerprint)
 
     def load(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:

@@ -121,11 +121,7 @@ class TrainingStep:
         return {s.input: s.initial.copy() for s in self.state}
 
     def next_state(self, results: Mapping[str, Any]) -> dict[str, Array]:
-        """Return the state by input name for the next step.
-
-        Args:
-            results: the outputs of a step.
-        """
+        """Return the state by input name for the next step."""
         return {s.input: results[s.output] for s in self.state}
 
     def evaluation(self) -> tuple[Model, str, tuple[str, ...]]:
@@ -162,9 +158,6 @@ class TrainingStep:
 
     def trained(self, state: Mapping[str, Array]) -> Model:
         """Return the trained model with the parameters and running statistics of a state, adapters merged.
-
-        Args:
-            state: arrays by input name.
 
         Raises:
             TrainingError: the step was read from a file without its model.

@@ -221,21 +221,13 @@ class Trainer:
         return slots_of(self._saved())
 
     def set_optimizer_state(self, iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> None:
-        """Continue from another step count and other slots; what `slots` lacks stays.
-
-        Args:
-            iterations: the step count.
-            slots: arrays by parameter and slot.
-        """
+        """Continue from another step count and other slots; what `slots` lacks stays."""
         values = by_path(iterations, slots)
         self._stepper.buffer.put(self._now.side, {v.input: values[v.name] for v in self.step.state if v.name in values})
         self._now = replace(self._now, steps=iterations)
 
     def rate(self, learning_rate: Rate | None = None) -> Array:
         """Return the learning rate of the next step, a float32 scalar.
-
-        Args:
-            learning_rate: as `fit` takes it.
 
         Raises:
             TrainingError: it is not a finite number ≥ 0.
@@ -250,11 +242,7 @@ class Trainer:
         return np.array(value, np.float32)
 
     def feed(self, batches: object) -> Feed:
-        """Return data as batches of the step.
-
-        Args:
-            batches: as `Feed.of` takes them.
-        """
+        """Return data as batches of the step."""
         return batches_of(batches, self._declared, self.step.targets)
 
     def evaluate(
@@ -287,11 +275,7 @@ class Trainer:
         return Evaluation(self.step, self._model, self._options, self._stepper.buffer)
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint: parameters, slots, step count, loss scale, good steps; see `checkpoint.save`.
-
-        Args:
-            path: the file, a .npz.
-        """
+        """Write a checkpoint: parameters, slots, step count, loss scale, good steps; see `checkpoint.save`."""
         checkpoint.save(path, self._saved(), self.step.fingerprint)
 
     def _saved(self) -> dict[str, Array]:
@@ -301,11 +285,7 @@ class Trainer:
         return {v.name: views[v.input] for v in self.step.state} | {n: np.array(c, np.int64) for n, c in counts.items()}
 
     def load(self, path: str | Path) -> None:
-        """Continue from a checkpoint, saved with or without a loss scale; see `checkpoint.load` for the errors.
-
-        Args:
-            path: a file that `save` wrote.
-        """
+        """Continue from a checkpoint, saved with or without a loss scale; see `checkpoint.load` for the errors."""
         step, side = self.step, self._now.side
         saved = checkpoint.load(path, self._checkpointed, step.fingerprint, micro_batches=step.micro_batches)
         other: Side = 1 if side == 0 else 0
@@ -315,11 +295,7 @@ class Trainer:
         self._show()
 
     def set_state(self, state: Mapping[str, Array]) -> None:
-        """Continue from a state.
-
-        Args:
-            state: arrays by input name, as `state` gives them.
-        """
+        """Continue from a state."""
         other: Side = 1 if self._now.side == 0 else 0
         self._stepper.buffer.put(other, {v.input: state[v.input] for v in self.step.state})
         steps = next(int(state[v.input]) for v in self.step.state if v.name == "step")
@@ -360,9 +336,6 @@ class Trainer:
     def set_weights(self, weights: Mapping[str, Array]) -> None:
         """Set parameters and running statistics; slots and counts stay.
 
-        Args:
-            weights: arrays by name; those that are left out stay.
-
         Raises:
             TrainingError: a name is unknown, or a shape is another.
         """
@@ -377,10 +350,6 @@ class Trainer:
 
     def predict(self, batches: object, *, batch_size: int | None = None) -> dict[str, Array]:
         """Return the outputs of the model for all rows by name, joined along the first axis, in float32.
-
-        Args:
-            batches: as `fit` takes them, without targets.
-            batch_size: as `fit` takes it.
 
         Raises:
             FeedError: the data do not fit.

@@ -52,11 +52,7 @@ class Schedule:
                 )
 
     def __call__(self, step: int) -> float:
-        """Return the learning rate of the next step.
-
-        Args:
-            step: the number of steps made, from 0.
-        """
+        """Return the learning rate of the next step, after so many steps."""
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
@@ -66,10 +62,6 @@ class Schedule:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Schedule:
         """Return the schedule of a `get_config` result.
-
-        Args:
-            config: settings by name.
-            custom_objects: schedule classes of your own by name.
 
         Raises:
             TrainingError: a setting is unknown or missing.

@@ -25,6 +25,8 @@ from support.paths import ROOT
 SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 HEADING = re.compile(r"(\w+):")
 ENTRY = re.compile(r" {4}(\*{0,2}\w+): .")
+ENTRY_OF_ARGS = re.compile(r"^ {4}(\*{0,2}\w+): ", re.MULTILINE)
+REFERENCE = re.compile(r"Arguments (?:and errors )?are those of `(\w+)`")
 ERRORS = frozenset(name for name in vars(errors) if name.endswith("Error"))
 
 
@@ -91,21 +93,31 @@ def parameters(function: FunctionType) -> list[str]:
     return own[1:] if own[:1] in (["self"], ["cls"]) else own
 
 
-def facts(name: str) -> list[list[str]]:
-    """Return the names that the docstring must list, in any of these versions."""
+def arguments(name: str) -> tuple[list[str], set[str]]:
+    """Return the arguments in order, and those that a docstring may leave out: of methods, and what a base lists."""
     value = PUBLIC[name]
     if isinstance(value, FunctionType):
-        return [parameters(value)]
+        own = parameters(value)
+        return own, set(own if name in METHODS else ())
     if not isinstance(value, type) or issubclass(value, Exception):
-        return [[]]
+        return [], set()
     if "__dataclass_fields__" in vars(value):  # not where a subclass has an __init__ of its own
         fields = [field.name for field in dataclasses.fields(value) if not field.name.startswith("_")]
-        return [fields, [field for field in fields if field in inspect.get_annotations(value)]]
+        return fields, listed_by_bases(value) | (set(fields) - inspect.get_annotations(value).keys())
     if hasattr(value, "_fields"):
-        return [list(value._fields)]
+        return list(value._fields), set()
     made = vars(value).get("__init__")
     plain = isinstance(made, FunctionType) and not getattr(value, "_is_protocol", False)
-    return [parameters(made) if plain and made.__code__.co_filename == inspect.getfile(value) else []]
+    own = parameters(made) if plain and made.__code__.co_filename == inspect.getfile(value) else []
+    return own, listed_by_bases(value)
+
+
+def listed_by_bases(value: type) -> set[str]:
+    """Return the arguments that the bases of a class list, and those of the function that its docstring refers to."""
+    texts = [inspect.cleandoc(vars(base).get("__doc__") or "") for base in value.__mro__[1:]]
+    told = REFERENCE.search(inspect.getdoc(value) or "")
+    inherited = [name for text in texts for name in ENTRY_OF_ARGS.findall(text)]
+    return {*inherited, *(parameters(PUBLIC[told[1]]) if told else ())}
 
 
 @pytest.fixture
@@ -150,10 +162,12 @@ def test_a_public_method_says_what_it_returns(name: str) -> None:
 def test_a_docstring_lists_the_arguments_and_errors_that_there_are(name: str) -> None:
     assert docs(name).partition("\n")[0].endswith((".", "`", ")"))
     found = sections(name)
-    known = [heading for heading in found if heading in SECTIONS]
-    assert known == sorted(known, key=SECTIONS.index)
+    headings = [heading for heading in found if heading in SECTIONS]
+    assert headings == sorted(headings, key=SECTIONS.index)
     listed = named(found.get("Args", []) + found.get("Attributes", []))
-    assert listed in facts(name)
+    known, optional = arguments(name)
+    assert listed == [argument for argument in known if argument in listed]
+    assert set(known) - set(listed) <= optional
     raised = named(found.get("Raises", []))
     assert all(error in ERRORS or hasattr(builtins, error) for error in raised)
     assert set(re.findall(r"\b[A-Z]\w+Error\b", docs(name))) & ERRORS <= {name, *raised}

@@ -19,7 +19,6 @@ class Adam(Optimizer):
     of epsilon.
 
     Args:
-        learning_rate: a number, or a `Schedule`.
         beta_1: decay of the first moment.
         beta_2: decay of the second moment.
         epsilon: added to the root.

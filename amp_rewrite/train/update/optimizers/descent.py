@@ -16,7 +16,6 @@ class SGD(Optimizer):
     """Gradient descent, with Keras's momentum: velocity = momentum * velocity - rate * gradient.
 
     Args:
-        learning_rate: a number, or a `Schedule`.
         momentum: factor of the velocity; 0 for none.
         nesterov: change by momentum * velocity - rate * gradient (Sutskever et al., 2013).
 
@@ -47,7 +46,6 @@ class RMSprop(Optimizer):
     """Tieleman and Hinton's RMSprop; epsilon is added to the root, as in Keras without momentum and in PyTorch.
 
     Args:
-        learning_rate: a number, or a `Schedule`.
         rho: decay of the mean square.
         momentum: factor of the velocity; 0 for none.
         epsilon: added to the root.
@@ -75,7 +73,6 @@ class Adagrad(Optimizer):
     """Duchi, Hazan and Singer's Adagrad; epsilon is added to the root.
 
     Args:
-        learning_rate: a number, or a `Schedule`.
         initial_accumulator_value: first value of the sum of squares.
         epsilon: added to the root.
     """
@@ -100,7 +97,6 @@ class Lion(Optimizer):
     decay as many times larger. Defaults are the paper's.
 
     Args:
-        learning_rate: a number, or a `Schedule`.
         beta_1: share of the momentum in the direction of a step.
         beta_2: decay of the momentum.
 

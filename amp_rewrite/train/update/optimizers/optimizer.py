@@ -108,20 +108,11 @@ class Optimizer:
             raise TrainingError(f"{name} of {type(self).__name__} must be {range_} and finite, not {value!r}")
 
     def group_of(self, name: str) -> ParameterGroup:
-        """Return the first group that matches a parameter; without one, a group that changes nothing.
-
-        Args:
-            name: of the parameter.
-        """
+        """Return the first group that matches a parameter; without one, a group that changes nothing."""
         return next((group for group in self.groups if group.matches(name)), _EVERY)
 
     def for_parameter(self, name: str, shape: Sequence[int]) -> Optimizer:
-        """Return the optimizer with the weight decay of one parameter.
-
-        Args:
-            name: of the parameter.
-            shape: of the parameter.
-        """
+        """Return the optimizer with the weight decay of one parameter."""
         decay = self.group_of(name).weight_decay
         if decay is None:
             spared = not self.decay_biases_and_norms and is_bias_or_norm(name, shape)
@@ -129,20 +120,11 @@ class Optimizer:
         return self if decay == self.weight_decay else replace(self, weight_decay=decay)
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate of the next step.
-
-        Args:
-            step: the number of steps made, from 0.
-        """
+        """Return the learning rate after so many steps."""
         return rate_after(self.learning_rate, step)
 
     def rate_of(self, name: str, rate: Any) -> Any:
-        """Return the learning rate of one parameter.
-
-        Args:
-            name: of the parameter.
-            rate: the learning rate, an operand of an arithmetic.
-        """
+        """Return the learning rate of one parameter."""
         factor = self.group_of(name).rate
         return rate if factor == 1 else rate * number(factor)
 
@@ -155,20 +137,11 @@ class Optimizer:
         return (*self.slots(), *(() if self.ema_momentum is None else (AVERAGE,)))
 
     def slot_shape(self, slot: str, shape: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the shape of a slot, by default that of its variable; None if such a variable lacks the slot.
-
-        Args:
-            slot: its name.
-            shape: of the variable.
-        """
+        """Return the shape of a slot, by default that of its variable; None if such a variable lacks the slot."""
         return tuple(shape)
 
     def slot_type(self, slot: str) -> DType:
-        """Return the type in which a slot is stored.
-
-        Args:
-            slot: its name.
-        """
+        """Return the type in which a slot is stored."""
         return _TYPES[self.momentum_dtype] if slot in _MOMENTA else DType.FLOAT
 
     def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
@@ -185,16 +158,7 @@ class Optimizer:
         raise NotImplementedError
 
     def updated(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        """Apply weight decay, then `rule`; the gradient is already clipped. Return as `rule` does.
-
-        Args:
-            by: the arithmetic, of arrays or of a graph.
-            variable: the variable.
-            gradient: its gradient.
-            slots: its slots by name.
-            rate: the learning rate.
-            step: the number of this step, counted from 1.
-        """
+        """Apply weight decay, then `rule`, to a clipped gradient. Return as `rule` does, whose arguments these are."""
         if self.weight_decay and self.DECOUPLED:
             variable = variable - (rate * number(self.weight_decay)) * variable
         elif self.weight_decay:
@@ -202,16 +166,7 @@ class Optimizer:
         return self.rule(by, variable, gradient, slots, rate, step)
 
     def stepped(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        """Make a step by `updated`, then move the average. Return as `rule` does.
-
-        Args:
-            by: the arithmetic, of arrays or of a graph.
-            variable: the variable.
-            gradient: its gradient.
-            slots: its slots by name, in float32.
-            rate: the learning rate.
-            step: the number of this step, counted from 1.
-        """
+        """Make a step by `updated`, then move the average. Return as `rule` does, whose arguments these are."""
         own = {slot: value for slot, value in slots.items() if slot != AVERAGE}
         new, after = self.updated(by, variable, gradient, own, rate, step)
         if self.ema_momentum is None:
@@ -220,12 +175,7 @@ class Optimizer:
         return new, {**after, AVERAGE: kept + by.at_first(step, number(1), number(1 - self.ema_momentum)) * new}
 
     def clipped(self, by: Arithmetic, gradients: list[Any]) -> list[Any]:
-        """Return the gradients of all variables after clipping.
-
-        Args:
-            by: the arithmetic, of arrays or of a graph.
-            gradients: one per variable.
-        """
+        """Return the gradients of all variables after clipping."""
         if self.clipvalue is not None:
             return [by.clamp(g, number(self.clipvalue)) for g in gradients]
         if self.clipnorm is not None:
@@ -253,11 +203,7 @@ class Optimizer:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
-        """Return the optimizer of a `get_config` result, also of one of Keras.
-
-        Args:
-            config: hyperparameters by name.
-        """
+        """Return the optimizer of a `get_config` result, also of one of Keras."""
         own = {part.name for part in fields(cls)}
         named = {_RATE if name == "lr" else name: value for name, value in config.items() if name != "name"}
         kept = {name: value for name, value in named.items() if name in own or value not in _OFF_IN_KERAS.get(name, ())}

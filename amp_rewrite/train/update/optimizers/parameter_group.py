@@ -55,11 +55,7 @@ class ParameterGroup:
                 )
 
     def matches(self, name: str) -> bool:
-        """Return True if the group's pattern is the name, or matches it.
-
-        Args:
-            name: of a parameter.
-        """
+        """Return True if the group's pattern is the name, or matches it."""
         return name == self.pattern or fnmatch.fnmatchcase(name, self.pattern)
 
     @property
@@ -73,9 +69,6 @@ class ParameterGroup:
     @classmethod
     def parsed(cls, text: str) -> ParameterGroup:
         """Return the group of a text: a pattern, then "rate=NUMBER", "weight_decay=NUMBER" or "frozen".
-
-        Args:
-            text: such as "head.* rate=10".
 
         Raises:
             TrainingError: a setting is unknown or not a number.
