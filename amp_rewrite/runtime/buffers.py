@@ -85,14 +85,15 @@ class BufferedRunner:
         session, provider = opened
         inputs = frozenset(port.name for port in session.get_inputs())
         shapes = {port.name: port.shape for port in session.get_outputs()}
-        read = [name for name in buffer.sides[0] if name in inputs]
-        shielded = {name: copied(ort, buffer.sides[0][name], *buffer.place) for name in read if name in spoiled}
+        state, _ = buffer.sides
+        read = [name for name in state if name in inputs]
+        shielded = {name: copied(ort, state[name], *buffer.place) for name in read if name in spoiled}
         bound = tuple(session.io_binding() for _ in "01")
         for here, now, after in zip(bound, buffer.sides, reversed(buffer.sides), strict=True):
             for name in read:
                 here.bind_ortvalue_input(name, shielded.get(name, now[name]))
             for name in told:  # first, so that they are the first results
-                here.bind_output(name, "cpu", 0)
+                here.bind_output(name)
             for name, output in successors.items():
                 value, shape = after[name], shapes[output]
                 if all(isinstance(dim, int) for dim in shape) and list(shape) != list(value.shape()):
@@ -100,7 +101,7 @@ class BufferedRunner:
                     here.bind_output(output, *room)  # the same memory in another shape
                 else:
                     here.bind_ortvalue_output(output, value)
-        fed = inputs - buffer.sides[0].keys()
+        fed = inputs - state.keys()
         return cls(buffer, fed, tuple(told), provider, session, ort, (bound[0], bound[1]), {}, shielded)
 
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -112,7 +113,7 @@ class BufferedRunner:
             for name, array in feeds.items():
                 self._feed(name, array)
             for name in self.told:  # again: a result of the last run would be taken for memory of that shape
-                bound.bind_output(name, "cpu", 0)
+                bound.bind_output(name)
             bound.synchronize_inputs()
             self._session.run_with_iobinding(bound)
             bound.synchronize_outputs()

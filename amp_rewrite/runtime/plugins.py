@@ -15,6 +15,7 @@ from importlib import metadata
 from typing import Any
 
 from amp_rewrite.errors import PolicyError, one_line
+from amp_rewrite.runtime.faults import CPU
 
 _PREFIX = "onnxruntime-ep-"
 
@@ -72,7 +73,7 @@ def devices(ort: Any, provider: str) -> Sequence[Any]:
     """Return the devices that a registered library offers for a provider; none for providers of onnxruntime itself."""
     if not hasattr(ort, "get_ep_devices"):
         return ()
-    return [device for device in ort.get_ep_devices() if device.ep_name == provider]
+    return [device for device in ort.get_ep_devices() if device.ep_name == provider != CPU]
 
 
 def device_of(offered: Sequence[Any], options: dict[str, str]) -> Any:

@@ -257,7 +257,7 @@ def has_provider(name: str) -> bool:
 def offered_device(provider: str) -> str:
     """Return the device of a plugin's provider in words; "" for other providers."""
     ort = installed_onnxruntime()
-    return next((described(device) for device in devices(ort, provider) if provider != CPU), "")
+    return next((described(device) for device in devices(ort, provider)), "")
 
 
 def cuda_release() -> int | None:
@@ -277,7 +277,7 @@ def _check_providers(providers: Sequence[str]) -> None:
         if provider not in known and not devices(ort, provider):
             why = "".join(f" ({refusal})" for refusal in refusals(ort, provider))
             raise PolicyError(f"this onnxruntime has no provider {provider!r}{why}; use one of {', '.join(known)}")
-        if devices(ort, provider) and provider != CPU and (number or set(providers[1:]) - {CPU}):
+        if devices(ort, provider) and (number or set(providers[1:]) - {CPU}):
             raise PolicyError(f"{provider} is a plugin, which runs alone before {CPU}; name no other provider with it")
 
 
@@ -307,7 +307,7 @@ def _opened(
         for p in options.providers
     }
     first = options.providers[0]
-    offered = () if first == CPU else devices(ort, first)
+    offered = devices(ort, first)
     plugged = device_of(offered, by_provider[first]) if offered else None
     ort.set_default_logger_severity(QUIET)  # a provider that does not open says so outside of any session
     try:

@@ -44,7 +44,7 @@ GELU_ERF = _gated(op("Erf", MadeOf(("Div", "Mul")), name=ANCHOR))
 GELU_TANH = _gated(op("Tanh", MadeOf(("Add", "Mul", "Pow")), name=ANCHOR))
 CUBIC = op("Add", X, op("Mul", op("Pow", X, AnyValue("exponent"), name=ANCHOR), AnyValue("factor")))
 QUICK_GELU = op(
-    "Mul", X, op("Sigmoid", either(X, op("Mul|Div", X, AnyValue(test=constant, read=True), name="scaled")), name=ANCHOR)
+    "Mul", X, op("Sigmoid", either(X, op("Mul|Div", X, AnyValue(test=constant), name="scaled")), name=ANCHOR)
 )
 
 

@@ -18,7 +18,7 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner, Result
 
-from amp_rewrite.cli import program
+from amp_rewrite.cli import group, program
 from unit.cli.test_cli import TEXT, files, run
 
 AMP = [sys.executable, "-m", "amp_rewrite"]
@@ -41,6 +41,35 @@ def piped(*words: str, source: str | None = NET) -> Result:
     done = CliRunner().invoke(program, words, input=content)
     assert [name for name in files("temporary") if name.startswith("amp-rewrite")] == []
     return done
+
+
+@pytest.mark.parametrize("closed", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_closed_standard_streams_are_opened_on_the_null_device(
+    closed: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a table of the numbers that are free: what is opened gets the least one."""
+    free, opened = list(closed), {}
+
+    def fstat(number: int) -> None:
+        if number in free:
+            raise OSError
+
+    def open_(name: str, flags: int) -> None:
+        opened[free.pop(0)] = (name, flags)
+
+    names = {1: "stdout", 2: "stderr"}
+    with monkeypatch.context() as patch:
+        for number in closed:
+            patch.setattr(sys, names.get(number, "stdin"), None)
+        patch.setattr(os, "fstat", fstat)
+        patch.setattr(os, "open", open_)
+        group._hold_streams()
+        for number in names.keys() & closed:
+            with getattr(sys, names[number]) as stream:
+                assert stream.fileno() == number
+    os.fstat(1), os.fstat(2)  # the numbers stay open, as those of the process
+    flags = {0: os.O_RDONLY, 1: os.O_RDONLY, 2: os.O_WRONLY}
+    assert opened == {number: (os.devnull, flags[number]) for number in closed}
 
 
 # -- a second file ------------------------------------------------------------------------------------------

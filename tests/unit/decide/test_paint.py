@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.coloring import paint as paint_module
+from amp_rewrite.decide.coloring.paint import finish, paint
 from amp_rewrite.decide.coloring.paint_state import PaintOptions
 from amp_rewrite.decide.hazards.find import find_hazards
 from amp_rewrite.dtypes import DType
@@ -48,3 +49,11 @@ def test_deprecated_keywords_paint_as_the_objects_do(view: View) -> None:
 def test_an_unknown_keyword_of_the_painter_is_a_type_error(view: View) -> None:
     with pytest.warns(DeprecationWarning), pytest.raises(TypeError, match="levle"):
         paint(view, LISTS, DType.FLOAT16, levle=Level.DEFAULT)
+
+
+def test_the_last_rules_run_once_even_if_a_placement_has_run_them(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    monkeypatch.setattr(paint_module, "FINISH", (lambda _: runs.append(1),))
+    for place in (None, finish):
+        paint(view, LISTS, DType.FLOAT16, place=place)
+    assert len(runs) == 2

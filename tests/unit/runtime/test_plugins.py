@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,6 +20,8 @@ from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime import plugins as plugins_module
+from amp_rewrite.runtime import runner as runner_module
+from amp_rewrite.runtime.faults import CPU
 from amp_rewrite.runtime.plugins import Plugin, described, device_of, plugins, refusals, registered
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
@@ -39,9 +42,12 @@ class Runtime:
             raise ValueError(self.objection)
         self.libraries[name] = library
 
+    def get_available_providers(self) -> list[str]:
+        return ["CUDAExecutionProvider", CPU]
+
     def get_ep_devices(self) -> list[Any]:
         hardware = SimpleNamespace(type="OrtHardwareDeviceType.GPU", vendor="ACME", metadata={"Description": "One"})
-        own = [SimpleNamespace(ep_name="CPUExecutionProvider", device=hardware)]
+        own = [SimpleNamespace(ep_name=CPU, device=hardware)]
         return own + [SimpleNamespace(ep_name=PROVIDER, device=hardware)] * (self.offered if self.libraries else 0)
 
 
@@ -111,6 +117,30 @@ def test_an_unknown_provider_is_refused_with_the_reason_of_its_plugin(
     model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 13]> g (float[1] x) => (float[1] y) {y=Neg(x)}')
     with pytest.raises(PolicyError, match=rf"has no provider '{PROVIDER}' \({NAME} 0\.4\.0: .*libstub\.so"):
         Runner.open(Model(model), SessionOptions(providers=(PROVIDER,)))
+
+
+@pytest.mark.parametrize(
+    ("providers", "alone"),
+    [
+        (PROVIDER, True),
+        (f"{PROVIDER} CPU", True),
+        ("CPU", True),
+        ("CUDA CPU", True),
+        (f"CPU {PROVIDER}", False),
+        (f"{PROVIDER} CUDA", False),
+        (f"CUDA {PROVIDER}", False),
+    ],
+)
+def test_a_plugin_is_named_alone_or_before_the_cpu(
+    providers: str, alone: bool, package: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = Runtime()
+    runtime.libraries[NAME] = "there"
+    monkeypatch.setattr(runner_module, "installed_onnxruntime", lambda: runtime)
+    named = [name if name == PROVIDER else f"{name}ExecutionProvider" for name in providers.split()]
+    with nullcontext() if alone else pytest.raises(PolicyError, match="runs alone before CPUExecutionProvider"):
+        runner_module._check_providers(named)
+    assert runner_module.offered_device(CPU) == "" and runner_module.offered_device(PROVIDER) == "ACME GPU One"
 
 
 def test_doctor_lists_plugins_with_their_devices() -> None:

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.train.interchange import onnxruntime_checkpoint
 from amp_rewrite.train.interchange.onnxruntime_checkpoint import OnnxRuntimeCheckpoint
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
@@ -77,6 +78,32 @@ def test_frozen_parameters_and_properties_come_back(tmp_path: Path) -> None:
     assert {n: (a.dtype, a.tolist()) for n, a in read.frozen.items()} == {
         n: (a.dtype, a.tolist()) for n, a in made.frozen.items()
     }
+
+
+class Tables(dict[int, Any]):
+    """A table of a flatbuffer by the positions of its fields, as the format has them."""
+
+    def children(self, at: int) -> list[Any]:
+        return list(self.get(at, []))
+
+    def child(self, at: int) -> Any:
+        return self.get(at)
+
+    def number(self, at: int, _kind: str) -> Any:
+        return self.get(at, 0)
+
+    def text(self, at: int) -> str:
+        return str(self[at])
+
+
+def test_a_checkpoint_of_several_groups_has_the_most_steps_and_the_first_rate() -> None:
+    groups = [Tables({6: steps, 8: rate}) for steps, rate in ((3, 0.5), (7, 0.25), (0, 0.125))]
+    bag = Tables({4: [Tables({4: "epoch", 6: 2})], 6: [Tables({4: "best", 6: 0.5})], 8: [Tables({4: "name", 6: "a"})]})
+    read = onnxruntime_checkpoint._checkpoint(Tables({8: groups, 10: bag}))  # type: ignore[arg-type]
+    assert (read.steps, read.learning_rate) == (7, 0.5)
+    assert read.properties == {"epoch": 2, "best": 0.5, "name": "a"}
+    read = onnxruntime_checkpoint._checkpoint(Tables())  # type: ignore[arg-type]
+    assert (read.steps, read.learning_rate, read.properties, read.parameters) == (0, 0.0, {}, {})
 
 
 def test_what_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
