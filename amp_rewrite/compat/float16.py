@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 
 from onnx import ModelProto
@@ -12,6 +12,7 @@ from amp_rewrite.compat.arguments import matching_nothing, node_pattern, op_patt
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.measured_models import low_types
 from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.pipeline.convert import convert
 
 DEFAULT_OP_BLOCK_LIST: list[str] = []
@@ -82,8 +83,8 @@ def convert_float_to_float16(
             f"the model holds {', '.join(held)} already, and check_fp16_ready=True refuses such a model; leave it out"
             " to convert the part that is float32"
         )
-    nodes = {node_pattern(name): f"node {name!r} of node_block_list" for name in _listed(node_block_list) if name}
-    ops = [pattern for op_type in _listed(op_block_list) for pattern in op_patterns(op_type)]
+    nodes = {node_pattern(name): f"node {name!r} of node_block_list" for name in as_names(node_block_list) if name}
+    ops = [pattern for op_type in as_names(op_block_list) for pattern in op_patterns(op_type)]
     io, kept = io_rules(keep_io_types)
     with matching_nothing({**nodes, **kept}):
         converted = convert(model, io=io, keep=[*nodes, *ops])
@@ -124,10 +125,5 @@ def io_rules(keep_io_types: bool | Sequence[str]) -> tuple[list[str], dict[str, 
     """Return the `io` rules of `keep_io_types`, and names by rule for the rules that may match nothing."""
     if isinstance(keep_io_types, bool):
         return ["keep" if keep_io_types else "low"], {}
-    kept = {f"{glob.escape(name)}=float32": f"{name!r} of keep_io_types" for name in _listed(keep_io_types)}
+    kept = {f"{glob.escape(name)}=float32": f"{name!r} of keep_io_types" for name in as_names(keep_io_types)}
     return ["low", *kept], kept
-
-
-def _listed(names: Iterable[str] | None) -> list[str]:
-    """Return names in order; one name alone is not a list of letters."""
-    return [names] if isinstance(names, str) else list(names or ())

@@ -12,13 +12,14 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.conditions import Conditions, check_as_is, open_on, session_on
 from amp_rewrite.evidence.data.feed import Batch, Feed
-from amp_rewrite.evidence.data.sources import Data
+from amp_rewrite.evidence.data.sources import Data, nbytes
 from amp_rewrite.evidence.instrument.lazy_weights import opening
 from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, compare, criterion
 from amp_rewrite.evidence.sensitivity import Sensitivity
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.installation import require
@@ -87,7 +88,7 @@ def verify(
         True
     """
     by = criterion(**near)
-    chosen = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    chosen = as_names(outputs)
     require("verify")
     conditions = Conditions(allow_nonfinite, names, emulate, provider, progress=progress)
     if not depth:
@@ -195,7 +196,7 @@ class Side:
         if number in self.kept:
             return self.kept[number]
         found = self.runner.run(_fed(self, batch))
-        if sum(map(_size, (*self.kept.values(), found))) <= KEPT:
+        if sum(map(nbytes, (*self.kept.values(), found))) <= KEPT:
             self.kept[number] = found
         return found
 
@@ -206,10 +207,6 @@ class Side:
     @property
     def outputs(self) -> list[str]:
         return [port.name for port in self.runner.outputs]
-
-
-def _size(outputs: Mapping[str, Given]) -> int:
-    return sum(int(np.asarray(value).nbytes) for value in outputs.values() if not isinstance(value, list))
 
 
 def _compared(reference: Side, candidate: Side, chosen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -16,6 +16,7 @@ from amp_rewrite.fleet.naming import SAME
 from amp_rewrite.fleet.outcome import Outcome
 from amp_rewrite.fleet.tree import FileGlobs
 from amp_rewrite.fleet.urls import local
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.options import KEYWORDS
@@ -101,7 +102,7 @@ def convert_many(
     asked = BatchSettings(
         out=Path(local(out)),
         name=name,
-        choice=FileGlobs(_texts(include), _texts(exclude)),
+        choice=FileGlobs(as_names(include), as_names(exclude)),
         saving=SaveOptions(overwrite, external_data, shard_size),
         resume=resume,
         guidance=guidance,
@@ -110,7 +111,3 @@ def convert_many(
     named = [sources] if isinstance(sources, (str, os.PathLike)) else sources
     batch = Batch.of(named, asked, options)
     return batch.run(executor, jobs or (cores() if executor is not None else 1), progress)
-
-
-def _texts(words: str | Sequence[str]) -> tuple[str, ...]:
-    return (words,) if isinstance(words, str) else tuple(words)

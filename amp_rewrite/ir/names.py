@@ -10,6 +10,11 @@ def normal_domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
+def as_names(names: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Return names in order; a single name is one, and not its letters."""
+    return (names,) if isinstance(names, str) else tuple(names or ())
+
+
 def unused(name: str, taken: Container[str]) -> str:
     """Return the name with the fewest "_" behind it that is not taken."""
     while name in taken:

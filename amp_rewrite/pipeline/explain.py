@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from amp_rewrite.errors import PolicyError
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.pipeline.repaired import Repaired
 from amp_rewrite.reports.explain import Explanation, explained, makers, shifts
@@ -45,5 +46,5 @@ def explain(model: ReportSource, *names: str | Sequence[str], **options: Unpack[
         raise PolicyError(f"{', '.join(options)}: the conversion is done; leave the options out, or explain the model")
     known = makers(model.view) if isinstance(model, Converted) else {}
     moved = shifts(model.view) if isinstance(model, Converted) and model.report.shifts else {}
-    flat = [name for each in names for name in ((each,) if isinstance(each, str) else each)]
+    flat = [name for each in names for name in as_names(each)]
     return explained(report_in(model), flat, known, moved)

@@ -43,7 +43,7 @@ def few_low(view: View, coloring: Coloring) -> Iterator[Finding]:
     costs = CostModel(view, ROOFS["A100"], coloring.to)  # for sizes alone, the same on all GPUs
     flops = {op: round(costs.flops(view.ops[op])) for op in paints}
     if not any(flops.values()):  # operators whose operations are not known
-        flops = Counter(paints.keys())
+        flops = dict.fromkeys(paints, 1)
     whole, by_rule = sum(flops.values()), Counter[str]()
     for op, rule in kept.items():
         by_rule[rule] += flops[op]

@@ -21,6 +21,7 @@ from amp_rewrite.evidence.instrument.switchable import SwitchableModel, switchab
 from amp_rewrite.evidence.metric import MEASURES, MetricBound, scaled
 from amp_rewrite.evidence.verdict import SCHEMA, json_of
 from amp_rewrite.files.model import ModelSource
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.view import MAIN
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
@@ -212,9 +213,8 @@ def _in_float32(draft: Draft) -> Draft:
         low = ((view.value_name(v), dtype) for v in values if (dtype := view.tensor_dtype(v)) in view.low_types)
         rules += [f"{side}:{glob.escape(name)}={dtype.spelling}" for name, dtype in low if dtype is not None]
     twin = emulate(draft.source, rounding=False, io="float32")
-    own = draft.request.io
-    given = (own,) if isinstance(own, str) else own or ()
-    return replace(Draft.of(twin, Request({**vars(draft.request), "io": (*rules, *given)})), widened=True)
+    asked = Request({**vars(draft.request), "io": (*rules, *as_names(draft.request.io))})
+    return replace(Draft.of(twin, asked), widened=True)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PatternError, PolicyError, advice, spelled
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.view import MAIN, ValueId, View
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import advice_on, matches_nothing
@@ -41,8 +42,7 @@ class IoRule:
 
 def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
     """Return the rules "keep", "low" or "GLOB=TYPE", with or without "in:" or "out:"; PatternError for other text."""
-    texts = [] if rules is None else [rules] if isinstance(rules, str) else rules
-    return tuple(_io_rule(text.strip()) for text in texts)
+    return tuple(_io_rule(text.strip()) for text in as_names(rules))
 
 
 def rules_of(request: Request) -> tuple[IoRule, ...]:

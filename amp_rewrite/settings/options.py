@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.settings.choices import (
     AUTO,
     PROPAGATE,
@@ -49,10 +50,6 @@ def _op_lists(overlays: Sequence[ListSource], values: Values) -> OpLists:
     from amp_rewrite.settings.op_lists import environment_edits, load_lists  # late: help and settings need no lists
 
     return load_lists(values["to"], overlays, environment_edits(os.environ))
-
-
-def _texts(value: str | Sequence[str], _values: Values) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _runnable(fuse: Fuse, values: Values) -> Fuse:
@@ -152,7 +149,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Ops that stay float32, as in op=Softmax.",
         doc="patterns of ops that stay float32, or are raised to it, such as `op=Softmax`",
         default=(),
-        combine=_texts,
+        combine=lambda value, _: as_names(value),
     ),
     Option(
         name="lower",
@@ -161,7 +158,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Ops to lower, whatever the lists say.",
         doc="patterns of ops to lower, whatever the lists say",
         default=(),
-        combine=_texts,
+        combine=lambda value, _: as_names(value),
     ),
     Option(
         name="io",

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from amp_rewrite.decide.bounds.context import OpContext, Step, Table
-from amp_rewrite.decide.bounds.state import Ball, State, box, unknown
+from amp_rewrite.decide.bounds.state import ZERO_OR_ONE, Ball, State, box, unknown
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import PERIODIC
 
@@ -166,10 +166,6 @@ def _dropped(context: OpContext) -> State:
     return x if training is not None and not training.any() else unknown("a Dropout in training")
 
 
-def _logical(context: OpContext) -> State:
-    return replace(box(0.0, 1.0, "0 or 1"), whole=True)
-
-
 def _thresholded(context: OpContext) -> State:
     """Bound a ThresholdedRelu: 0, or a number beyond α."""
     x, alpha = context.at(0), context.number("alpha", 1.0)
@@ -197,8 +193,8 @@ def _hard_sigmoid(context: OpContext) -> State:
 
 
 TABLE: Table = {
-    **dict.fromkeys(("And", "Or", "Xor", "Not", "IsNaN", "IsInf", "Equal", "Less", "Greater"), _logical),
-    **dict.fromkeys(("LessOrEqual", "GreaterOrEqual"), _logical),
+    **dict.fromkeys(("And", "Or", "Xor", "Not", "IsNaN", "IsInf", "Equal", "Less", "Greater"), lambda _: ZERO_OR_ONE),
+    **dict.fromkeys(("LessOrEqual", "GreaterOrEqual"), lambda _: ZERO_OR_ONE),
     **dict.fromkeys(PERIODIC, _within(-1, 1)),
     **dict.fromkeys(("Gelu", "com.microsoft::Gelu"), _bell(GELU_LEAST, gelu)),
     "Swish": _swish(1.0),

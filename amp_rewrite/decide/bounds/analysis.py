@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from amp_rewrite.decide.bounds.bound import Bound, BoundClass, BoundOptions, classified
 from amp_rewrite.decide.bounds.walk import Walk
@@ -16,7 +16,8 @@ def bounds(view: View, options: BoundOptions) -> Mapping[ValueId, Bound]:
     """Return the bound of each floating value that an op computes or the model takes; constants have none."""
     above = Walk.of(view, options.to, options.inputs, exponent=options.exponent)
     least = (magnitudes_of_ones(view) or sure_magnitudes(view)) if options.below else {}
-    return {value: _bound(view, value, above, least.get(value, 0.0), options) for value in _values(view)}
+    values = (v.id for v in view.values if view.constant(v.id) is None and view.holds_floats(v.id))
+    return {value: _bound(view, value, above, least.get(value, 0.0), options) for value in values}
 
 
 def magnitudes_of_ones(view: View) -> dict[ValueId, float]:
@@ -36,12 +37,6 @@ def sure_magnitudes(view: View) -> dict[ValueId, float]:
 
 def _ones(view: View) -> dict[str, tuple[float, float]]:
     return {view.value_name(v): (1.0, 1.0) for v in view.scopes[MAIN].inputs if view.holds_floats(v)}
-
-
-def _values(view: View) -> Iterator[ValueId]:
-    for value in view.values:
-        if view.constant(value.id) is None and view.holds_floats(value.id):
-            yield value.id
 
 
 def _bound(view: View, value: ValueId, walk: Walk, least: float, options: BoundOptions) -> Bound:

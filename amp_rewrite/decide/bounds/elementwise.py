@@ -121,7 +121,7 @@ def _product_ball(context: OpContext, a: State, b: State) -> Ball | None:
         factor = reduced(most, ball.axes, np.max)
         blocks = None if about.blocks is None else about.blocks * float(np.max(most))
         balls.append(Ball(about.axes, about.sizes, about.radius * factor, blocks=blocks))
-    return min(balls, key=_reach, default=None)
+    return min(balls, key=lambda ball: float(np.max(ball.zeroed().radius)), default=None)
 
 
 def _scaled(ball: Ball, y: State) -> Ball:
@@ -137,10 +137,6 @@ def _scaled(ball: Ball, y: State) -> Ball:
     more = ball.norm(ball.center * (y.hi - y.lo) / 2 / (np.ones(()) if scale is None else scale))
     blocks = None if blocks is None else blocks + np.max(more)
     return Ball(ball.axes, ball.sizes, radius + more, ball.center * ((y.lo + y.hi) / 2), scale, blocks)
-
-
-def _reach(ball: Ball) -> float:
-    return float(np.max(ball.zeroed().radius))
 
 
 def divided(context: OpContext, a: State, b: State) -> State:
@@ -334,10 +330,6 @@ def integers(dtype: DType | None) -> State | None:
     return replace(box(float(low), float(high), f"the range of {dtype.spelling}"), whole=True)
 
 
-def _same(context: OpContext) -> State:
-    return context.masked(0)
-
-
 def _biased(least: float, function: Function) -> Step:
     def step(context: OpContext) -> State:
         x = context.at(0)
@@ -354,7 +346,7 @@ TABLE: Table = {
     "CastLike": _cast,
     "Clip": _clipped,
     "Div": _quotient,
-    "Identity": _same,
+    "Identity": lambda context: context.masked(0),
     "Max": _extreme(np.maximum),
     "Mean": _averaged,
     "Min": _extreme(np.minimum),

@@ -19,7 +19,7 @@ def multiplied(a: State, b: State, before: Sizes, after: Sizes) -> State:
     if a.total < math.inf and a.along == -1:
         return _mixed(a.total, b, terms)
     if b.total < math.inf and b.along == -2 and a.lo.ndim:
-        mixed = _mixed(b.total, _turned(a), terms)
+        mixed = _mixed(b.total, box(_swapped(a.lo), _swapped(a.hi)), terms)
         return box(_swapped(mixed.lo), _swapped(mixed.hi), mixed.why)
     cauchy = norm(a, -1, before) * norm(b, -2, after)
     x = (reduced(a.lo, (-1,), np.min), reduced(a.hi, (-1,), np.max))
@@ -69,7 +69,3 @@ def _mixed(total: float, b: State, terms: int | None) -> State:
 
 def _swapped(array: Array) -> Array:
     return np.swapaxes(array, -1, -2) if array.ndim > 1 else array.reshape(array.shape + (1,) * (array.ndim == 1))
-
-
-def _turned(a: State) -> State:
-    return box(_swapped(a.lo), _swapped(a.hi))

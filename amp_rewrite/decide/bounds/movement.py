@@ -13,6 +13,7 @@ from amp_rewrite.decide.bounds.context import OpContext, Table
 from amp_rewrite.decide.bounds.reshape import reshaped, transposed, without_axis
 from amp_rewrite.decide.bounds.state import (
     MOST,
+    ZERO_OR_ONE,
     Ball,
     Sizes,
     State,
@@ -22,6 +23,7 @@ from amp_rewrite.decide.bounds.state import (
     lengths,
     reduced,
     unknown,
+    varies,
 )
 from amp_rewrite.decide.bounds.weights import BLOCK, EXTREME
 from amp_rewrite.files.casting import Array
@@ -66,12 +68,9 @@ def _padded(context: OpContext) -> State:
     if mode is not None and mode.s not in (b"constant", b""):
         return context.masked(0).hull()
     stated = attribute(context.op.node, "value")
-    value = context.masked(2) if context.has(2) else _point(stated.f if stated is not None else 0.0)
+    number = stated.f if stated is not None else 0.0
+    value = context.masked(2) if context.has(2) else box(number, number)
     return join(context.masked(0).hull(), value.hull(), "numbers moved, and the padding")
-
-
-def _point(value: float) -> State:
-    return box(value, value)
 
 
 # -- parts -------------------------------------------------------------------------------------------
@@ -81,7 +80,7 @@ def _part(x: State, dims: Sizes, axis: int, start: int, stop: int) -> State:
     """Return the state of places from `start` to `stop` along an axis, counted from the end."""
 
     def cut(array: Array | None) -> Array | None:
-        if array is None or -axis > array.ndim or array.shape[axis] == 1:
+        if array is None or not varies(array, axis):
             return array
         index = [slice(None)] * array.ndim
         index[axis] = slice(start, stop)
@@ -107,16 +106,12 @@ def _blurred(x: State, axis: int) -> State:
     """Return a state that holds for any places along an axis."""
     lo, hi = reduced(x.lo, (axis,), np.min), reduced(x.hi, (axis,), np.max)
     ball = x.ball
-    if ball is not None and (axis in ball.axes or any(_differs(a, axis) for a in (ball.center, ball.scale))):
+    if ball is not None and (axis in ball.axes or any(varies(a, axis) for a in (ball.center, ball.scale))):
         ball = None
     elif ball is not None:
         ball = replace(ball, radius=reduced(ball.radius, (axis,), np.max))
     total = x.total if x.along != axis else math.inf
     return replace(x, lo=lo, hi=hi, ball=ball, total=total)
-
-
-def _differs(array: Array | None, axis: int) -> bool:
-    return array is not None and -axis <= array.ndim and array.shape[axis] != 1
 
 
 def _sliced(context: OpContext) -> State:
@@ -240,10 +235,6 @@ def _filled(context: OpContext) -> State:
     return replace(box(value, value, f"{value:g} throughout"), whole=value == int(value))
 
 
-def _ones(context: OpContext) -> State:
-    return replace(box(0.0, 1.0, "0 or 1"), whole=True)
-
-
 def _chosen(context: OpContext) -> State:
     values = context.masked(2).hull()
     return replace(values, why="one of two numbers")
@@ -282,7 +273,7 @@ TABLE: Table = {
     **dict.fromkeys(("SequenceConstruct", "SequenceInsert"), _one_of_several),
     **dict.fromkeys(SCATTERS, _scattered),
     **dict.fromkeys(("Trilu", "MaxUnpool", "CenterCropPad"), _with_zeros),
-    **dict.fromkeys(("EyeLike", "Bernoulli", "Hardmax"), _ones),
+    **dict.fromkeys(("EyeLike", "Bernoulli", "Hardmax"), lambda _: ZERO_OR_ONE),
     "Concat": _concatenated,
     "ConstantOfShape": _filled,
     "Expand": _expanded,

@@ -15,7 +15,19 @@ import numpy as np
 from amp_rewrite.decide.bounds.arithmetic import gamma
 from amp_rewrite.decide.bounds.context import OpContext, Table
 from amp_rewrite.decide.bounds.elementwise import added
-from amp_rewrite.decide.bounds.state import Axes, Ball, Sizes, State, box, floored, lengths, norm, reduced, unknown
+from amp_rewrite.decide.bounds.state import (
+    Axes,
+    Ball,
+    Sizes,
+    State,
+    box,
+    by_channel,
+    floored,
+    lengths,
+    norm,
+    reduced,
+    unknown,
+)
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 
@@ -66,11 +78,7 @@ def scaled(state: State, gain: State, bias: State | None, slack: float) -> State
 
 def _along(state: State, count: int) -> State:
     """Return the state of a gain per channel, for a value with that many axes behind the channels."""
-    return replace(state, lo=_spread(state.lo, count), hi=_spread(state.hi, count))
-
-
-def _spread(array: Array, count: int) -> Array:
-    return array.reshape(array.shape + (1,) * count) if array.size > 1 else array.reshape(())
+    return replace(state, lo=by_channel(state.lo, count), hi=by_channel(state.hi, count))
 
 
 def _layer(context: OpContext) -> Sequence[State]:
@@ -163,12 +171,12 @@ def _batch(context: OpContext) -> Sequence[State]:
         low, high = np.minimum.reduce(ends), np.maximum.reduce(ends)
         shift = [m * f for m in (mean.lo, mean.hi) for f in (low, high)]
         lo, hi = bias.lo - np.maximum.reduce(shift), bias.hi - np.minimum.reduce(shift)
-        factors = [_spread(f, rank - 2) for f in (low, high)]
+        factors = [by_channel(f, rank - 2) for f in (low, high)]
         terms = [f * e for f in factors for e in (x.lo, x.hi)]
         least, most = np.minimum.reduce(terms), np.maximum.reduce(terms)
-        size = np.maximum(-least, most) + 2 * _spread(np.maximum.reduce([np.abs(s) for s in shift]), rank - 2)
+        size = np.maximum(-least, most) + 2 * by_channel(np.maximum.reduce([np.abs(s) for s in shift]), rank - 2)
     slack = 4 * context.arithmetic.unit * size
-    return [box(least + _spread(lo, rank - 2) - slack, most + _spread(hi, rank - 2) + slack, "|x|·f + |b|")]
+    return [box(least + by_channel(lo, rank - 2) - slack, most + by_channel(hi, rank - 2) + slack, "|x|·f + |b|")]
 
 
 def _local(context: OpContext) -> State:

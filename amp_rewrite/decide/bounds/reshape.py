@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from amp_rewrite.decide.bounds.state import MOST, Ball, State, reduced
+from amp_rewrite.decide.bounds.state import MOST, Ball, State, reduced, varies
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.shapes.symbolic import Dim
 
@@ -217,7 +217,7 @@ def without_axis(state: State, axis: int, added: int) -> State:
     if ball is not None and axis in ball.axes:
         ball = None
     if ball is not None:
-        plain = ball if _uniform(ball, axis) else ball.zeroed()
+        plain = ball.zeroed() if any(varies(a, axis) for a in (ball.center, ball.scale)) else ball
         radius = moved(plain.radius, np.max)
         assert radius is not None
         axes = tuple(a if a > axis else a - added + 1 for a in ball.axes)
@@ -226,11 +226,6 @@ def without_axis(state: State, axis: int, added: int) -> State:
     if total < math.inf:
         along, total = (0, math.inf) if along == axis else (along if along > axis else along - added + 1, total)
     return replace(state, lo=lo, hi=hi, ball=ball, along=along, total=total)
-
-
-def _uniform(ball: Ball, axis: int) -> bool:
-    """True if center and scale do not differ along an axis."""
-    return all(a is None or -axis > a.ndim or a.shape[axis] == 1 for a in (ball.center, ball.scale))
 
 
 def _equal(a: Array | None, b: Array | None) -> bool:

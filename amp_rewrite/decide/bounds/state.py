@@ -119,10 +119,23 @@ def unknown(why: str) -> State:
     return box(-math.inf, math.inf, why)
 
 
+ZERO_OR_ONE = replace(box(0.0, 1.0, "0 or 1"), whole=True)
+
+
 def reduced(array: Array, axes: Sequence[int], by: object) -> Array:
     """Reduce an array along axes counted from the end, and keep them; axes that it lacks have one bound already."""
     present = tuple(axis for axis in axes if -axis <= array.ndim)
     return by(array, axis=present, keepdims=True) if present else array  # type: ignore[operator]
+
+
+def varies(array: Array | None, axis: int) -> bool:
+    """True if an array has several numbers along an axis counted from the end."""
+    return array is not None and -axis <= array.ndim and array.shape[axis] > 1
+
+
+def by_channel(array: Array, count: int) -> Array:
+    """Return numbers per channel for a value with so many axes behind the channels."""
+    return array.reshape(array.shape + (1,) * count) if array.size > 1 else array.reshape(())
 
 
 def square_sum(array: Array, axes: Axes, sizes: Sequence[int]) -> Array:
@@ -131,7 +144,7 @@ def square_sum(array: Array, axes: Axes, sizes: Sequence[int]) -> Array:
         total = reduced(np.square(array), axes, np.sum)
     times = 1
     for axis, size in zip(axes, sizes, strict=True):
-        if -axis > array.ndim or array.shape[axis] == 1:
+        if not varies(array, axis):
             times *= size
     return total * times
 

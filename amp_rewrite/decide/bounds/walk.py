@@ -16,6 +16,7 @@ from amp_rewrite.decide.bounds.state import MOST, MOST_OF_MAPS, Sizes, State, bo
 from amp_rewrite.decide.bounds.weights import constant
 from amp_rewrite.decide.bounds.written_out import ends, written
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import ELEMENTLESS
 from amp_rewrite.ir.patterns.clusters import Cluster
@@ -193,7 +194,7 @@ class Walk:
             return [join(a, b, "one of two branches") for a, b in zip(*given, strict=False)]
         if op.kind in ("Loop", "Scan") and len(given) == 1:
             at, first = (1, 2) if op.kind == "Loop" else (0, 0)
-            count = len(bodies[0].inputs) - (2 if op.kind == "Loop" else _scanned(op))
+            count = len(bodies[0].inputs) - (2 if op.kind == "Loop" else int_attribute(op.node, "num_scan_inputs", 0))
             results: list[State] = []
             for slot, end in enumerate(given[0][at:]):
                 start = op.inputs[first + slot] if slot < count and first + slot < len(op.inputs) else None
@@ -203,7 +204,3 @@ class Walk:
                 results.append(own)
             return results
         return [unknown(f"a body of {op.kind}")] * len(op.outputs)
-
-
-def _scanned(op: Op) -> int:
-    return next((int(a.i) for a in op.node.attribute if a.name == "num_scan_inputs"), 0)

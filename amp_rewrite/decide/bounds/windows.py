@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from amp_rewrite.decide.bounds.arithmetic import gamma
 from amp_rewrite.decide.bounds.context import OpContext, Table
-from amp_rewrite.decide.bounds.state import MOST_OF_MAPS, State, box, lengths, reduced, unknown
+from amp_rewrite.decide.bounds.state import MOST_OF_MAPS, State, box, by_channel, lengths, reduced, unknown, varies
 from amp_rewrite.decide.bounds.uniform_constants import number_throughout
 from amp_rewrite.decide.bounds.weights import largest
 from amp_rewrite.files.casting import Array
@@ -97,14 +97,9 @@ def _maps(context: OpContext, state: State, rank: int) -> tuple[Array, Array, tu
     return lo, hi, result
 
 
-def _differs(state: State, rank: int) -> bool:
-    """True if bounds differ from place to place, or from channel to channel."""
-    return any(a.ndim and any(n > 1 for n in a.shape[-rank - 1 :]) for a in (state.lo, state.hi))
-
-
-def _varies(state: State, rank: int) -> bool:
-    """True if bounds differ from place to place."""
-    return any(a.ndim and any(n > 1 for n in a.shape[-rank:]) for a in (state.lo, state.hi))
+def _varies(state: State, count: int) -> bool:
+    """True if bounds differ along one of the last axes."""
+    return any(varies(end, axis) for end in (state.lo, state.hi) for axis in range(-count, 0))
 
 
 # -- convolutions ------------------------------------------------------------------------------------
@@ -120,7 +115,7 @@ def _convolved(context: OpContext) -> State:
     rank = len(shape) - 2
     number = number_throughout(context.view, context.op.inputs[1])
     bias = context.at(2) if context.has(2) else box(0.0, 0.0)
-    bias = replace(bias, lo=_channels(bias.lo, rank), hi=_channels(bias.hi, rank))
+    bias = replace(bias, lo=by_channel(bias.lo, rank), hi=by_channel(bias.hi, rank))
     window = _SlidingWindow.of(context, shape[2:], lengths(context.result(), tuple(range(-rank, 0))))
     if number is not None:
         total = _uniform(context, x, shape, number, window)
@@ -137,16 +132,12 @@ def _convolved(context: OpContext) -> State:
     return box(total.lo + bias.lo, total.hi + bias.hi, total.why)
 
 
-def _channels(array: Array, rank: int) -> Array:
-    return array.reshape(array.shape + (1,) * rank) if array.size > 1 else array.reshape(())
-
-
 def _uniform(context: OpContext, x: State, shape: Sequence[int], number: float, window: _SlidingWindow | None) -> State:
     """Bound a convolution whose weights are one number: it sums the patch."""
     rank, groups = len(shape) - 2, max(context.integer("group", 1), 1)
     taps, channels = math.prod(shape[2:]), shape[1]
     maps = None
-    if context.spatial and window is not None and x.known and (window.padded or _differs(x, rank)):
+    if context.spatial and window is not None and x.known and (window.padded or _varies(x, rank + 1)):
         maps = _maps(context, x, rank)
     if maps is not None and window is not None:
         lo, hi = (_over_channels(end, shape, groups) for end in maps[:2])
@@ -236,7 +227,7 @@ def _filtered(
     low = np.maximum(centers - widths, -reach) - error
     high = np.minimum(centers + widths, reach) + error
     tight = np.max(reach) < np.max(np.abs(centers) + widths)
-    return box(_channels(low, rank), _channels(high, rank), "‖patch‖·‖w‖ (Cauchy–Schwarz)" if tight else "Σ|w||x|")
+    return box(by_channel(low, rank), by_channel(high, rank), "‖patch‖·‖w‖ (Cauchy–Schwarz)" if tight else "Σ|w||x|")
 
 
 def _by_channel(end: Array, rank: int, channels: int, by: Callable[..., Array]) -> Array | None:

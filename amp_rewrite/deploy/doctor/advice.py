@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 import onnx.defs
 from onnx import TensorShapeProto, ValueInfoProto
@@ -18,9 +17,10 @@ from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.op_classes import PICKS, VIEWS
 from amp_rewrite.ir.schema import signature, unknown
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, shape_of
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, elements, shape_of
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.runtime.roofline import Roof
@@ -93,8 +93,7 @@ def _matmul(op: Op, weight: Shape) -> Dimensions:
 
 
 def _gemm(op: Op, weight: Shape) -> Dimensions:
-    flipped = any(a.name == "transB" and a.i for a in op.node.attribute)
-    return _matmul(op, tuple(reversed(weight)) if flipped else weight)
+    return _matmul(op, tuple(reversed(weight)) if int_attribute(op.node, "transB", 0) else weight)
 
 
 def _conv(op: Op, weight: Shape) -> Dimensions:
@@ -107,11 +106,6 @@ def _transposed(op: Op, weight: Shape) -> Dimensions:
 
 
 _DIMENSIONS = {"MatMul": _matmul, "Gemm": _gemm, "Conv": _conv, "ConvTranspose": _transposed}
-
-
-def _count(shape: Shape | None) -> int:
-    """Return the number of elements; 0 if unknown."""
-    return 0 if shape is None or None in shape else prod(d or 0 for d in shape)
 
 
 def misaligned(view: View, low: DType) -> dict[tuple[str, str, int], list[str]]:
@@ -177,7 +171,7 @@ def bound(view: View, roof: Roof, low: DType) -> TimeBound | None:
             continue
         ops += 1
         ports = [v for v in (*op.inputs[op.kind in PICKS :], *op.outputs) if v is not None]
-        moved = {value: _count(shape_of(view, value)) for value in ports}
+        moved = {value: elements(shape_of(view, value)) or 0 for value in ports}
         if not all(moved.values()):
             continue
         counted += 1

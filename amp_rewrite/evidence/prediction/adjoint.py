@@ -26,7 +26,7 @@ from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.ir.view import MAIN, ValueId, View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import Blocked, backward, differentiable
-from amp_rewrite.rewrite.autodiff.vjp.paths import STOP, captures
+from amp_rewrite.rewrite.autodiff.vjp.paths import STOP, captures, floating
 from amp_rewrite.rewrite.opset import moved_to
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
@@ -185,7 +185,7 @@ def _dark(view: View, names: Sequence[str], loss: str, blocked: Mapping[str, str
             reaches.add(value)
             if because is not None:
                 reason.setdefault(value, because)
-            if flows and _passes(op.domain, op.op_type, slot, len(op.inputs)) and _floats(view, value):
+            if flows and _passes(op.domain, op.op_type, slot, len(op.inputs)) and floating(view, value):
                 smooth.add(value)
     dark = {}
     for name in names:
@@ -204,11 +204,6 @@ def _passes(domain: str, op_type: str, slot: int, inputs: int) -> bool:
 
     row = VJPS.get((domain, op_type))
     return row is None or slot >= inputs or not isinstance(row.entry(slot), Stop)
-
-
-def _floats(view: View, value: ValueId) -> bool:
-    dtype = view.dtype(value)
-    return dtype is None or dtype.floating
 
 
 _UNMOVED = ELEMENTLESS | {"IsNaN"}

@@ -48,7 +48,7 @@ class Shares:
 
     def top(self, number: int) -> tuple[Share, ...]:
         """Return the ops of the largest effect: those that make infinity first, then unknown ones."""
-        return tuple(sorted(self.rows, key=_order)[:number])
+        return tuple(sorted(self.rows, key=lambda row: -math.inf if math.isnan(row.error) else -row.error)[:number])
 
     def to_dict(self, top: int | None = None) -> dict[str, object]:
         """Return the shares for JSON, in topological order, or the largest of them."""
@@ -125,10 +125,6 @@ def _notes(reference: View, outputs: Sequence[str], rows: Sequence[Share], lost:
             yield f"the effect of {count(len(found), 'op')} {words}: {found[0].op!r}, because {found[0].because}"
     if any(row.error == math.inf for row in rows):
         yield "ops with inf turn finite values into infinity; the error of the outputs is then not predicted"
-
-
-def _order(row: Share) -> float:
-    return -math.inf if math.isnan(row.error) else -row.error
 
 
 _HEAD = ("op", "type", "share", "error", "worst case", "")

@@ -38,10 +38,10 @@ MOST_AXES: int = getattr(np, "MAXDIMS", 64)
 """Axes of an array: numpy has 64, and had 32 before version 2."""
 
 
-def elements(sizes: Sequence[int | None]) -> int | None:
-    """Return the number of elements of a shape; None if one size is unknown."""
-    known = [size for size in sizes if size is not None]
-    return math.prod(known) if len(known) == len(sizes) else None
+def elements(sizes: Sequence[int | None] | None) -> int | None:
+    """Return the number of elements of a shape; None if its rank or a size is unknown."""
+    known = [size for size in sizes or () if size is not None]
+    return math.prod(known) if sizes is not None and len(known) == len(sizes) else None
 
 
 def combined_elements(view: View, op: Op) -> int | None:

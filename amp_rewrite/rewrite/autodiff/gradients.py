@@ -7,6 +7,7 @@ from pathlib import Path
 
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.nodes import MAIN, Op, Role, ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import View
@@ -50,7 +51,7 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
         >>> [output.name for output in model.proto.graph.output]
         ['s', 'x_grad']
     """
-    wrt = (wrt,) if isinstance(wrt, str) else wrt
+    wrt = as_names(wrt)
     source = Model.load(model, folder=folder)
     _check_parameters(source, loss, wrt)
     ready = differentiable(source, loss, wrt)

@@ -15,7 +15,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
-from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.names import as_names, claimed
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.autodiff.builder import Builder
@@ -84,7 +84,7 @@ def scale_gradients(
     rule = scales.get(loss_scale)
     if rule is None:
         raise TrainingError("loss_scale is None, so there is nothing to do; use 'dynamic', a number or a LossScale")
-    grads = (grads,) if isinstance(grads, str) else tuple(dict.fromkeys(grads))
+    grads = tuple(dict.fromkeys(as_names(grads)))
     view = View.of(source)
     start = _seed(view, loss, grads, seed)
     scaled, scale, inner = _scaled(view, start, rule, grads)

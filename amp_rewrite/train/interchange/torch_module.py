@@ -18,7 +18,7 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError, one_line
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.names import as_names, claimed
 from amp_rewrite.rewrite.autodiff.vjp.indexing import PADDING
 from amp_rewrite.train.interchange.binding import bind
 from amp_rewrite.train.interchange.torch_forms import mark_stops, rows_dropped, stopping, training, written_out
@@ -235,7 +235,7 @@ def _output_names(
             raise TrainingError(f"the module fails on the example: {one_line(cause)}; correct the example") from cause
     if outputs is None:
         return own
-    names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    names = as_names(outputs)
     if len(names) != len(own):
         raise TrainingError(f"{len(names)} names for {len(own)} outputs of the module; give one name for each")
     return names

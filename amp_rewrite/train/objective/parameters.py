@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError, advice
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.vjp.indexing import padding_index
@@ -48,7 +49,7 @@ class ParameterGlobs:
 
     def freezes(self, name: str) -> bool:
         """True if `freeze` names this initializer."""
-        return any(_matches([name], glob) for glob in _globs(self.freeze))
+        return any(_matches([name], glob) for glob in as_names(self.freeze))
 
 
 def trained(view: View, loss: str, choice: ParameterGlobs) -> Selection:
@@ -95,17 +96,13 @@ def trained(view: View, loss: str, choice: ParameterGlobs) -> Selection:
 
 def _matched(names: Mapping[str, Value], globs: str | Sequence[str]) -> list[str]:
     selected: dict[str, None] = {}
-    for glob in _globs(globs):
+    for glob in as_names(globs):
         matched = _matches(names, glob)
         if not matched:
             hint = advice(glob, names, f"it has {_some(list(names))}")
             raise TrainingError(f"parameter {glob!r} is not an initializer of the model; {hint}")
         selected.update(dict.fromkeys(matched))
     return list(selected)
-
-
-def _globs(globs: str | Sequence[str]) -> Sequence[str]:
-    return (globs,) if isinstance(globs, str) else globs
 
 
 def _matches(names: Iterable[str], glob: str) -> list[str]:
@@ -117,7 +114,7 @@ def _insisted(
 ) -> dict[str, bool]:
     """Return the names that the globs match; True if they are trained in spite of a reason not to."""
     asked: dict[str, bool] = {}
-    for glob in _globs(globs):
+    for glob in as_names(globs):
         matched = _matches(names, glob)
         alone = all(reasons.get(name) is not None for name in matched)
         for name in matched:

@@ -13,6 +13,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state
 from amp_rewrite.settings import loss_scale as scales
@@ -238,7 +239,7 @@ def training_step(
     if adapters:
         source, factors = with_adapters(source, adapters, seed)
         own = replace(own, declared={**own.declared, **dict.fromkeys(factors, "")}) if own.declared else own
-        parameters = (*map(glob.escape, factors), *([parameters] if isinstance(parameters, str) else parameters or ()))
+        parameters = (*map(glob.escape, factors), *as_names(parameters))
     choice = ParameterGlobs(parameters, freeze, own)
     held = (lambda name: choice.freezes(name) or rule.group_of(name).frozen) if training_mode else None
     ready = Prepared.of(source, loss, held, lambda view, name: _unfrozen(view, name, choice, rule))
