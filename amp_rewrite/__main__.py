@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command line of this process, and exit."""
     try:
-        from amp_rewrite.cli import main as run  # takes a while: somebody may change their mind
+        from amp_rewrite.cli import main as run  # takes a while, in which a user may interrupt
     except KeyboardInterrupt:
         sys.exit(130)  # as shells report death by SIGINT
     run()

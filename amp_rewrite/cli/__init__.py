@@ -1,6 +1,6 @@
 """The command line: parse, one library call, print, exit.
 
-stdout is for what was asked for, stderr for talk. Exit codes: 0 ok; 1 a finding or a difference; 2 usage,
+stdout holds results, stderr remarks. Exit codes: 0 ok; 1 a finding or a difference; 2 usage,
 configuration or I/O; 130 interrupted.
 """
 

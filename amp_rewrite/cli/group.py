@@ -118,7 +118,7 @@ class Program(Group):
         sys.exit(code)
 
     def _complete(self, request: str, extra: dict[str, Any]) -> NoReturn:
-        """Answer a shell that asks for completions, and exit; a failure inside completes nothing."""
+        """Answer a shell that asks for completions, and exit; after an error inside there are no completions."""
         register()
         try:
             sys.exit(shell_complete(self, extra, NAME, COMPLETE, request))

@@ -81,7 +81,7 @@ def present(
 
 
 def write_page(shown: Shown | None, file: Path | None, *, quiet: bool, fate: str = "nothing was changed") -> None:
-    """Write a page to a file and say so; do nothing without a file. `fate`: words for the state of other outputs."""
+    """Write a page to a file and say so, if there is one. `fate`: words for the state of other outputs."""
     if file is not None and shown is not None:
         write_file(file, shown.to_html(), fate)
         terminal.talk(f"wrote {file}", quiet=quiet)

@@ -37,7 +37,7 @@ _CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "findings": (r"(?<=^  )\S.*?(?= {2}|$)", {"fg": "yellow"}),
     "expected": (r"(?<=^  )failed(?= {2})", {"fg": "red", "bold": True}),
 }
-"""Styles of the first cell in tables below a heading, which holds a word of ours."""
+"""Styles of the first cell in tables below a heading, where it is a word of this package."""
 
 
 def choose(when: str) -> None:
@@ -55,7 +55,7 @@ def colored(stream: TextIO) -> bool:
 
 
 def columns(stream: TextIO) -> int | None:
-    """Return the width of a terminal; None for other streams, and for a terminal that does not tell."""
+    """Return the width of a terminal; None for other streams, and for a terminal of unknown width."""
     if not stream.isatty():
         return None
     stated = os.environ.get("COLUMNS", "")
@@ -95,7 +95,7 @@ def talk(text: str, *, quiet: bool) -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Let a stream write to nowhere: its reader is gone or its disk full, also for the interpreter's last flush."""
+    """Discard all that is written to a stream whose reader is gone or whose disk is full, also at the last flush."""
     with suppress(io.UnsupportedOperation), Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
@@ -176,7 +176,7 @@ def _write(text: str, stream: TextIO) -> None:
 
 
 _VERBATIM = ("{", "[", "|", "::", "next: ")
-"""Starts of JSON, Markdown, annotations and commands, which people copy: lines that stay whole."""
+"""Starts of lines of JSON, Markdown, annotations and commands. People copy these lines, so they are not wrapped."""
 
 
 def _fitted(line: str, width: int) -> list[str]:

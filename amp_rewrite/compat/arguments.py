@@ -70,7 +70,7 @@ def op_patterns(op_type: str) -> tuple[str, str]:
 
 @contextmanager
 def matching_nothing(names: Mapping[str, str]) -> Iterator[None]:
-    """Let patterns match nothing while the body runs, then warn of those in `names`, which says what they stand for."""
+    """Accept patterns without a match while the body runs, then warn of those in `names`, each by its words."""
     with one_of_many() as unmatched:
         yield
     for pattern, what in names.items():

@@ -46,7 +46,7 @@ def calibrate(
 ) -> Ranges:
     """Return the range of every floating value of a model over data; docs/how-to/calibration.md says how to use it.
 
-    onnxruntime measures everything on the CPU without optimizations: each op computes what stands in the model. Low
+    onnxruntime measures everything on the CPU without optimizations: each op computes as the model states. Low
     values are measured in the model's widened twin, so that their true ranges are seen.
 
     Args:

@@ -203,7 +203,7 @@ def located(
     *,
     predict: bool = False,
 ) -> Located:
-    """Return what `locate` does for arguments that are folded into objects."""
+    """Return the result of `locate` for arguments that are folded into objects."""
     first, second = conditions.names or (name_of(a, "the reference"), name_of(b, "the candidate"))
     reference, candidate = (inlined(Model.load(model)) for model in (a, b))
     if low_types(candidate):

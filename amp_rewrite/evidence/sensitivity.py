@@ -28,7 +28,7 @@ class Sensitivity:
         self._by = by
         self._first: tuple[Mapping[str, object], Sequence[Given]] | None = None
         self._compared = 0
-        self._differs = not math.isfinite(by.limit)  # what accepts every number tells nothing apart
+        self._differs = not math.isfinite(by.limit)  # a criterion that accepts every number never sees a difference
 
     def add(self, batch: Batch, outputs: Sequence[Given]) -> None:
         """Take a batch and what the reference gives for it."""

@@ -71,7 +71,7 @@ def full_digest(model: Model) -> str:
 
 
 Values = Callable[[onnx.TensorProto, Sources], Iterator[bytes | memoryview]]
-"""What a digest takes of the values of a tensor."""
+"""The values of a tensor as bytes for a digest."""
 
 
 def _digest(model: Model, values: Values) -> str:

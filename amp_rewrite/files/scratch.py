@@ -1,7 +1,7 @@
 """Scratch files beside a target: created, locked while their process lives, and removed after it was killed.
 
 The process that writes a scratch file locks it, so an old file without a lock belongs to a dead process. Where files
-cannot be locked (Windows, some network file systems), nothing is removed and nothing waits.
+cannot be locked (Windows, some network file systems), no file is removed and no process waits.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Everything is first written to temporary files in the target folder. Then data files get names with the hash of their
 content, the model file is renamed, and the data files of the replaced model are removed. So at any moment a complete
-old or a complete new model exists; where data files have names of the caller's that are taken, at most one of the two.
+old or a complete new model exists; if the caller names data files and a name is taken, at most one of the two exists.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SaveOptions:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Where a model is written, and how.
+    """The path of a model that is written, and the layout of its weights.
 
     `read`: the file that it came from. `external`: large tensors go beside it, into files called `name`, `name_1` …, or
     without a name after the model and their content. `shard`: as `Layout` takes it. `resume`: keep finished data files
@@ -84,7 +84,7 @@ class Saving:
 def save_together(models: Sequence[tuple[Saving, ModelProto]], progress: Progress | None) -> None:
     """Write models into one folder; a weight that several of them read is written once, into data files of all.
 
-    How data files are called, and where one ends, the first model says. ModelError if one of them cannot be written;
+    The first model decides the names and the sizes of data files. ModelError if one of them cannot be written;
     then none is.
     """
     paths = [saving.path for saving, _ in models]
@@ -273,7 +273,7 @@ class _Output:
     def _begin(self) -> None:
         if hasattr(os, "posix_fadvise"):
             self.file.flush()
-            with suppress(OSError):  # an advice
+            with suppress(OSError):  # advice to the system
                 # Linux starts writing pages to be dropped, and drops only pages already on disk: none yet
                 os.posix_fadvise(self.file.fileno(), self.begun, self.end - self.begun, os.POSIX_FADV_DONTNEED)
         self.begun = self.end

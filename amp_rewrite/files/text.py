@@ -16,10 +16,10 @@ from amp_rewrite.errors import ModelError, one_line
 from amp_rewrite.files.regular_files import open_regular
 
 _DEEPEST = 200  # protobuf nests a third as many graphs
-# What C++ exceptions of onnx's parser become: numbers that are none, or too large; ValueError: not UTF-8, too.
+# Python's forms of C++ exceptions in onnx's parser: malformed or too large numbers; ValueError also for invalid UTF-8.
 _STANDARD_ERRORS = (RuntimeError, ValueError, IndexError, ArithmeticError)
 
-# Text in quotes and comments, in which brackets count for nothing; the arrow of a graph, which closes nothing.
+# Quoted text and comments, whose brackets do not count; the arrow of a graph, whose ">" is not a bracket; and brackets.
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|#[^\n]*|=>|[(\[{<>}\])]', re.DOTALL)
 
 
@@ -30,7 +30,7 @@ def format_of(path: Path) -> str | None:
 
 
 def text_model(path: Path, format_: str) -> ModelProto:
-    """Return the model in a text file of a format of onnx: "onnxtxt", "textproto" or "json". ModelError if none is."""
+    """Return the model in a text file of onnx: "onnxtxt", "textproto" or "json". ModelError if it holds no model."""
     try:
         if format_ == "onnxtxt":
             with open_regular(path) as file:

@@ -1,4 +1,4 @@
-"""A batch: what is to be converted and copied, checked as a whole before anything is written, and then run."""
+"""A batch: models to convert and files to copy, checked as a whole before anything is written, and then run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Batch:
 
     @classmethod
     def of(cls, sources: Iterable[str | os.PathLike[str]], asked: BatchSettings, options: Mapping[str, Any]) -> Batch:
-        """Return the batch of some sources. Nothing is written; errors that hold for the whole are raised now."""
+        """Return the batch of some sources without writing a file; errors of the batch as a whole are raised now."""
         options = {**options, **{name: _absolute(options[name]) for name in ("lists", "target") if name in options}}
         request = Request.of(**options)
         rule = NamingRule.of(asked.name, request.to)
@@ -196,7 +196,7 @@ def _same(a: Path, b: Path) -> bool:
 
 
 def _targets(listing: Listing, rule: NamingRule, out: Path) -> dict[Path, Item]:
-    """Return the sources by target. In a folder converted into itself, results of an earlier run are no sources.
+    """Return the sources by target. In a folder converted into itself, results of an earlier run are not sources.
 
     PolicyError if two models would get one name.
     """
@@ -217,7 +217,7 @@ def _targets(listing: Listing, rule: NamingRule, out: Path) -> dict[Path, Item]:
 def _check_targets(
     targets: Mapping[Path, Item], copies: Sequence[tuple[Path, Path]], listing: Listing, asked: BatchSettings
 ) -> None:
-    """Raise an error if a target is a source, is the copy of another file, or is there and must stay."""
+    """Raise an error if a target is a source, is the copy of another file, or exists and must not be replaced."""
     read = {real(item.path) for item in (*listing.models, *listing.others)}
     read |= {file for files in listing.data.values() for file in files}
     rule = f"name another folder, or name results otherwise, as in {spelled('name', '{stem}_fp16.onnx')}"

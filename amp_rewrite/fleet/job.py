@@ -1,4 +1,4 @@
-"""A job: one model, or several that share external data, read, converted and written by whoever runs it.
+"""A job: one model, or several that share external data, read, converted and written by one worker.
 
 Jobs and outcomes are plain data, so that any executor can carry them to another process or machine: a job names files,
 and the weights go from file to file where it runs.
@@ -208,7 +208,7 @@ class _Work:
         self.pending = self.job.write
 
     def _done(self, known: Outcome) -> bool:
-        """True if an outcome of an earlier run is that of this model, and its target still what it was."""
+        """True if an outcome of an earlier run is that of this model and its target is unchanged."""
         if known.rc != OK or (known.digest, known.options) != (self.outcome.digest, self.outcome.options):
             return False
         return bool(known.made) and self.task.target.is_file() and digest(Model.load(self.task.target)) == known.made

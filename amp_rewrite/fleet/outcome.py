@@ -13,7 +13,7 @@ from amp_rewrite.reports.render import count, size
 from amp_rewrite.reports.result import Result
 
 OK, MISSED, FAILED = 0, 1, 2
-"""Values of `Outcome.rc`, as exit codes: written; not written, for the tolerance is not met; failed."""
+"""Values of `Outcome.rc`, as exit codes: written; not written, since the tolerance is not met; failed."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -33,7 +33,7 @@ class Outcome(Result):
         seconds: wall time.
         error: the reason of a failure, in one line.
         finished: True if the written model was there already, from an earlier run.
-        unmatched: each pattern that matches nothing in this model, with the error that it would be for this one alone.
+        unmatched: each pattern without a match in this model, with the error that a conversion of it alone would raise.
         trace: the lines of Python where an error is a bug in this package.
 
     Example:
@@ -60,7 +60,7 @@ class Outcome(Result):
 
     @property
     def brief(self) -> str:
-        """Source, and what became of it."""
+        """Source and outcome."""
         return f"{self.source}: {self.fate}"
 
     @property
@@ -88,7 +88,7 @@ class Outcome(Result):
         return (asdict(finding) for finding in self.findings)
 
     def to_json(self) -> str:
-        """Return one line of JSON, without fields that say nothing."""
+        """Return one line of JSON, without empty fields."""
         encoded = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("findings", "trace")}
         encoded["findings"] = [asdict(finding) for finding in self.findings]
         encoded["seconds"] = round(self.seconds, 3)

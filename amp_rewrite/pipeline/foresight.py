@@ -108,7 +108,7 @@ class Foresight:
         *,
         islands: bool = False,
     ) -> Foresight | None:
-        """Return the foresight for batches with the reference's outputs; None if nothing can be predicted.
+        """Return the foresight for batches with the reference's outputs; None if no error can be predicted.
 
         `base`: the coloring with `pins`. `twin`: runs the ops alone that no gradient tells of; of a half model it is
         made here. `islands`: give up low ops for time, too.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 POINTS = 8
 """Default number of points that are verified."""
 _EXPONENTS = np.arange(-8.0, 14.0)
-"""Powers of 4 of the prices that are asked for."""
+"""Exponents of the prices, which are powers of 4."""
 LOW, FLOAT32, BETWEEN = "converted", "float32", "between"
 """Kinds of points: what `convert` gives, float32, and all others."""
 

@@ -70,7 +70,7 @@ def regions_of(
 
 
 def painted(draft: Draft, pins: Sequence[Pin], held: Iterable[Region]) -> Coloring:
-    """Return the coloring with regions pinned beside other pins; what only moves their low results follows them."""
+    """Return the coloring with regions pinned beside other pins; ops that only move their low results follow them."""
     own = tuple(pin for region in held for pin in region.pins)
     moved = carried(draft.view, own) if draft.view.low_types else ()
     return draft.paint((*pins, *own, *moved))

@@ -75,7 +75,7 @@ def shifted_by_proof(draft: Draft, headroom: float) -> ShiftOutcome:
 
 
 def shifted_residuals(draft: Draft, headroom: float) -> ShiftOutcome:
-    """Return the draft with its residual streams shifted by the exponent that is asked for, without any data."""
+    """Return the draft with its residual streams shifted by the requested exponent, without any data."""
     if refusal(draft.view):
         return unshifted_draft(draft)
     want = _want(draft, headroom)
@@ -91,7 +91,7 @@ def _want(draft: Draft, headroom: float) -> Want:
 
 
 def _refused(draft: Draft, beyond: Mapping[ValueId, Fit]) -> Draft:
-    """Return the draft with a note, if values overflow but nothing of the model may be shifted."""
+    """Return the draft, with a note if values overflow and no part of the model may be shifted."""
     why = refusal(draft.view) if beyond else None
     if why is None:
         return draft
@@ -100,7 +100,7 @@ def _refused(draft: Draft, beyond: Mapping[ValueId, Fit]) -> Draft:
 
 
 def _tried(draft: Draft, wide: Draft, shift: Shift, seen: Mapping[ValueId, Fit], evidence: str) -> ShiftOutcome:
-    """Return what became of a shift, with its rows and findings."""
+    """Return the outcome of a shift, with its rows and findings."""
     refused = tuple(refused_findings(wide.view, shift.plan))
     rows = tuple(refused_rows(wide.view, shift.plan, evidence))
     plain = replace(draft, notes=(*draft.notes, *refused), shifts=rows)
@@ -131,7 +131,7 @@ def _ranges(before: View, shift: Shift, ranges: Ranges, seen: Mapping[ValueId, R
 
 
 def _scaled(known: Range, exponent: int) -> Range:
-    """Return the range of a value times 2⁻ᵉ. What becomes subnormal is estimated: sizes spread evenly near zero."""
+    """Return the range of a value times 2⁻ᵉ. Subnormal numbers are estimated: sizes are spread evenly near zero."""
     absmax, absmin = (math.ldexp(size, -exponent) for size in (known.absmax, known.absmin))
     to = DType.FLOAT16
     return replace(

@@ -43,7 +43,7 @@ class Evidence:
 
     @property
     def enough(self) -> bool:
-        """True if real data has shown what it can."""
+        """True if the conversion was checked on real data as far as it can be."""
         return self.level in (VERIFIED, REPAIRED, FAILED) and not self.random
 
 

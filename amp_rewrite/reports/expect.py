@@ -126,7 +126,7 @@ class Expectation:
         return self._counted(sum(row.dtype == self.subject for row in floats), len(floats), "float op")
 
     def _counted(self, part: int, whole: int, noun: str) -> CheckedExpectation:
-        """Compare a number or its share of the whole; of nothing there is not any share."""
+        """Compare a number or its share of the whole; an empty whole has no share."""
         if not self.share:
             fact = count(part, noun) if part == whole else f"{part} of {count(whole, noun)}"
             return CheckedExpectation(self.text, _COMPARE[self.sign](part, self.number or 0), fact)

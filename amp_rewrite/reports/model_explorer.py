@@ -63,7 +63,7 @@ _TEXT_LAYER = {
     "hideInAggregatedStatsTable": True,
     "hideInChildrenStatsTable": True,
 }
-"""Show how often each value occurs on a folded group of nodes, and no sums, which texts do not have."""
+"""Show how often each value occurs in a folded group of nodes; texts have no sum to show instead."""
 _TAG = "amp_rewrite.place"
 
 Result = dict[str, object]
@@ -131,7 +131,7 @@ def overlay_of_report(report: Report, layer: str = "type", *, errors: LocatedErr
 def _values(
     report: Report, layer: str, rules: Sequence[str | None] | None, errors: LocatedErrors | None
 ) -> Sequence[Result | None]:
-    """Return the value of each row in a layer; None where the layer says nothing about it."""
+    """Return the value of each row in a layer; None for a row without one."""
     if layer == "rule":
         if rules is None:
             advice = "convert it with --annotate, or give the report of its conversion with --reasons"

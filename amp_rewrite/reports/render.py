@@ -26,7 +26,7 @@ def plain(text: str) -> str:
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Characters that are printable, but that nobody sees: fillers, joiners and selectors of variants."""
+"""Printable characters without ink: fillers, joiners and selectors of variants."""
 
 
 def _seen(character: str) -> bool:

@@ -101,7 +101,7 @@ def inventory_view(model: Model) -> View:
     return View.of(inlined(model))
 
 
-@lru_cache(maxsize=64)  # asked for each row, where mostly the same list file is meant
+@lru_cache(maxsize=64)  # called for each row, mostly with the same list file
 def _last_part(path: str) -> str:
     """Return the file's own name, whichever system the path is from."""
     return PureWindowsPath(PurePosixPath(path).name).name

@@ -1,6 +1,6 @@
 """Roundings on the way of a value: the types to which casts narrow it between its producer and a reader.
 
-A cast to a type that holds all values of the one before rounds nothing and does not count, so that float16 → float32 →
+A cast to a type that holds all values of the one before does not round and does not count, so that float16 → float32 →
 float16 is not a rounding, and float32 → float16 → float32 is one to float16. Casts to integers round, too.
 """
 

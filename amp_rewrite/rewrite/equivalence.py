@@ -153,7 +153,7 @@ def _run_by_reference(
         evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports), new_ops=_formulas())
         with np.errstate(all="ignore"):
             return [evaluate(evaluator, feed, result, opsets, most) for feed in feeds]
-    except Exception as cause:  # noqa: BLE001 numpy, onnx and its reference raise anything on what does not go together
+    except Exception as cause:  # noqa: BLE001 numpy, onnx and its reference raise all kinds of errors on operands that do not fit
         return f"onnx's reference cannot run it: {one_line(cause)[:120]}"
 
 

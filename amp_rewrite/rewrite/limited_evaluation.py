@@ -99,7 +99,7 @@ def _kernel(op: Any, weight: Shape = ()) -> int:
 # -- movement: to load onnx's reference for it would take longer than to look at most models -------------
 
 
-# What numpy raises for shapes and axes that do not go together, and a table for what it does not hold.
+# Errors of numpy for shapes and axes that do not fit, and of a table without an entry.
 _FAULTS = (ValueError, TypeError, IndexError, KeyError)
 
 
@@ -162,4 +162,4 @@ _ROWS: Mapping[str, Callable[..., Array]] = {
     "Transpose": lambda attributes, x: x.transpose(attributes.get("perm")),
     "Unsqueeze": lambda attributes, x, *axes: np.expand_dims(x, _axes(attributes, *axes)),
 }
-"""Each of its attributes and of what it reads."""
+"""By op: the function of its attributes and its inputs."""

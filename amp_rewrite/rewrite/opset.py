@@ -2,7 +2,7 @@
 
 From opset 13 on, operators change by new types, new attributes and new optional inputs, whose defaults mean what was
 before; the few that change otherwise are rewritten here, or hold the model where it is. Nodes, names, weights and
-whatever else a model carries stay as they are: nothing goes through another representation.
+whatever else a model carries stay as they are: no part goes through another representation.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ _WITH_SIZES = 2
 
 
 def _drop_defaults(node: NodeProto, old: OpSchema, new: OpSchema) -> str | None:
-    """Take out attributes that the new schema lacks and that say what it does anyway; return which one says more."""
+    """Remove attributes that the new schema lacks, if they state its own behaviour; return one that states another."""
     value_of = onnx.helper.get_attribute_value
     for a in [a for a in node.attribute if a.name not in new.attributes]:
         default = old.attributes[a.name].default_value if a.name in old.attributes else None

@@ -29,7 +29,7 @@ class Limits:
     without: Mapping[DType, frozenset[str]] = field(default_factory=dict)
 
     def refusal(self, op_type: str, dtype: DType) -> str | None:
-        """Return why an ai.onnx operator has no kernel in a low type; None if nothing is known against it."""
+        """Return why an ai.onnx operator has no kernel in a low type; None if no limit of it is known."""
         if op_type in self.absent:
             return f"{self.runtime} has no {op_type}"
         if op_type in self.without.get(dtype, ()):

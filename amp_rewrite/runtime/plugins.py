@@ -1,7 +1,7 @@
 """Providers of onnxruntime in libraries of their own: the packages that bring them, and the devices that they offer.
 
 A package is called `onnxruntime-ep-…`, and its module has `get_library_path()` and `get_ep_names()`. Its library is
-registered when a provider is asked for that onnxruntime does not know, and never unregistered. Functions take the
+registered when a provider is requested that onnxruntime does not know, and never unregistered. Functions take the
 module of onnxruntime.
 """
 

@@ -83,7 +83,7 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runner:
-    """A model that is open. `provider`: the one that really opened, whatever was asked for; `inner`: onnxruntime's own
+    """A model that is open. `provider`: the one that opened, whichever was requested; `inner`: onnxruntime's own
     session."""
 
     inputs: tuple[Port, ...]

@@ -82,7 +82,7 @@ class _Choice(Enum):
 
 
 class Level(_Choice):
-    """How far the conversion goes; the first four are TensorFlow's."""
+    """Extent of the conversion; the first four levels are TensorFlow's."""
 
     DEFAULT = "default"
     TENSOR_CORES_ONLY = "tensor-cores-only"

@@ -23,7 +23,7 @@ class Color(Enum):
     DENY = "deny"
     UNLISTED = "unlisted"
 
-    __hash__ = object.__hash__  # members are single; Enum's own hashes the name, in Python
+    __hash__ = object.__hash__  # members are singletons; Enum hashes the name, in Python
 
 
 @dataclass(frozen=True, slots=True)

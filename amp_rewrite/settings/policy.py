@@ -119,7 +119,7 @@ class Policy:
 
     @property
     def lowers(self) -> DType | None:
-        """Low type of a conversion under this policy; None if it lowers nothing."""
+        """Low type of a conversion under this policy; None if it lowers no op."""
         return self.compute if self.compute is not None and self.compute.low else None
 
     should_cast_variables = mixed  # Keras's word

@@ -73,7 +73,7 @@ _UNMATCHED: ContextVar[dict[str, str] | None] = ContextVar("unmatched", default=
 
 @contextmanager
 def one_of_many() -> Iterator[dict[str, str]]:
-    """Let patterns match nothing while the body runs; yield a map from each such pattern to the error it would be.
+    """Accept patterns without a match while the body runs; yield a map from each such pattern to the error it would be.
 
     A pattern for a repository of models has to match in one of them, not in each.
     """
@@ -86,7 +86,7 @@ def one_of_many() -> Iterator[dict[str, str]]:
 
 
 def matches_nothing(pattern: str, message: str) -> None:
-    """Note that a pattern matches nothing in one of many models; raise PatternError where there is only one."""
+    """Note a pattern without a match in one of many models; raise PatternError for a single model."""
     unmatched = _UNMATCHED.get()
     if unmatched is None:
         raise PatternError(message)

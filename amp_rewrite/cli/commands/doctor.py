@@ -17,7 +17,7 @@ from amp_rewrite.settings.policy import low_type
 if TYPE_CHECKING:
     from amp_rewrite.deploy.doctor.check import Checkup
 
-_DIGITS = 19  # of the largest dimension that there is
+_DIGITS = 19  # digits of the largest int64
 _ASKED = (
     click.argument("model", type=parameters.MODEL, required=False),
     option("--to", "float16|bfloat16|POLICY", "The low type.", default="float16", show_default=True),

@@ -27,10 +27,10 @@ def magnitudes_of_ones(view: View) -> dict[ValueId, float]:
 
 
 def sure_magnitudes(view: View) -> dict[ValueId, float]:
-    """Return such magnitudes as far as they follow without reading all weights; none where no weight is `notable`.
+    """Return such magnitudes, as far as they follow without reading all weights; none if no weight is `notable`.
 
     Numbers that grow from layer to layer are not followed through convolutions with padding, nor past the first norm;
-    large numbers in embeddings, gains and biases are. Of a model without float inputs they are reached on every input.
+    large numbers in embeddings, gains and biases are. A model without float inputs reaches them on every input.
     """
     return Walk.of(view, DType.FLOAT, _ones(view), frugal=True).least if notable(view) else {}
 

@@ -14,7 +14,7 @@ from amp_rewrite.ir.view import ValueId
 
 
 class BoundClass(Enum):
-    """What is known about a value and the range of a low type."""
+    """Classes of values by proof: a value fits a low type, overflows it, or neither is known."""
 
     FITS = "proved to fit"
     MEASURED = "measured to fit"
@@ -73,7 +73,7 @@ def counted(bounds: Iterable[Bound]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class BoundOptions:
-    """What bounds depend on.
+    """Settings of a proof of bounds.
 
     Attributes:
         to: the low type that values should fit, and whose roundings the bounds include.

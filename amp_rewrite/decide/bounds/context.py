@@ -1,4 +1,4 @@
-"""What a step of the proof reads: an op, the states of its operands, and shapes."""
+"""The context of a step of the proof: an op, the states of its operands, and shapes."""
 
 from __future__ import annotations
 

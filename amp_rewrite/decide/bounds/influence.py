@@ -1,6 +1,6 @@
-"""Influence of large constants: how far they can drive each value, told from the graph alone.
+"""Influence of large constants on the size of each value, estimated from the graph alone.
 
-A quick test before a proof: where it finds nothing beyond the low type, no proof that starts from constants can.
+A quick test before a proof: if no estimate exceeds the low type, no proof that starts from constants does.
 """
 
 from __future__ import annotations

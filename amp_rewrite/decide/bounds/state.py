@@ -1,4 +1,4 @@
-"""What is known about the elements of a value: a box, a ball, a sum, and marks.
+"""Facts about the elements of a value: a box, a ball, a sum, and marks.
 
 Arrays line up with the value from its last axis, as in numpy's broadcasting; along an axis of length 1 one bound holds
 for all elements. Axes are counted from the end.

@@ -85,7 +85,7 @@ def _floating(tensor: TensorProto) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What is known of the rows of a constant: the least and largest number of each column, and the longest row."""
+    """The rows of a constant in three facts: least and largest number of each column, and the longest row."""
 
     lo: Array
     hi: Array

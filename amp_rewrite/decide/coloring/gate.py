@@ -188,7 +188,7 @@ class Gate:
     def upcastable(self, view: View, op: Op) -> tuple[str, ...] | GateRefusal:
         """Return the low variables of an op that become float32 if it is upcast: as many as may change together.
 
-        An op that the target has no kernel for as it is loses nothing, so kernels do not hold it back.
+        An op without a kernel in its present types cannot lose one, so kernels do not restrict it.
         """
         assert op.signature is not None
         variables = view.variables[op.id]

@@ -126,7 +126,7 @@ def _seen_low(state: PaintState, value: ValueId, readers: frozenset[OpId]) -> bo
 
 
 def affine_may_fall(state: PaintState, v: int) -> bool:
-    """True if nothing but its cluster keeps a scale or bias in float32."""
+    """True if only its cluster keeps a scale or bias in float32."""
     vertex = state.vertices.all[v]
     frozen = state.frozen.get(vertex.op)
     return vertex.refusal is None and (frozen is None or frozen.rule == reasons.CLUSTER)

@@ -221,7 +221,7 @@ def _move_along(state: PaintState, op: Op) -> None:
 
 
 def _moves(view: View, op: Op) -> bool:
-    """True if an op moves or selects elements of its first input, a low tensor, and does nothing else."""
+    """True if an op only moves or selects elements of its first input, a low tensor."""
     copies = COPIES.get(op.kind) == (0,) and op.kind not in CASTS
     return copies and low_type(view, op.id) is not None and not _low_sequences(view, op)
 

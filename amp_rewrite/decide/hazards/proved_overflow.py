@@ -1,4 +1,4 @@
-"""Values that are bound to leave the range: products over an axis, and what placeholder weights make of ones."""
+"""Values that must leave the range: products over an axis, and the results of placeholder weights for ones."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def quantized(view: View, to: DType) -> Iterator[Held]:
     """Hold the ops that runtimes run on integers, and the copies between them and their quantizers. O(nodes + uses).
 
     What it protects: Ops that read their activations from DequantizeLinear and hand their results to QuantizeLinear;
-        products and convolutions of dequantized activations and weights, whoever reads them.
+        products and convolutions of dequantized activations and weights, whichever ops read them.
     Why: onnxruntime and TensorRT replace such a group by one integer kernel. With a Cast between DequantizeLinear and
         the op they do not recognize it, and run all of it in floats.
     Example: A convolution of a model that `onnxruntime.quantization.quantize_static` wrote.

@@ -16,7 +16,7 @@ LOW, HIGH = -1, -2
 class Conversion(NamedTuple):
     """One value: the end that makes it, the ends that read it, and the cost of a Cast of it, in either direction.
 
-    `casts`: how many it adds to the model; 0 if the model has one there that does nothing (float32 to float32).
+    `casts`: Casts that it adds to the model; 0 if the model already has a Cast there, from float32 to float32.
     """
 
     home: int

@@ -30,7 +30,7 @@ from amp_rewrite.runtime.roofline import Roof
 ALIGNED = 8
 
 LARGEST = (1 << 63) - 1
-"""What a dimension can be: an int64 in ONNX."""
+"""The largest dimension: ONNX stores int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _free(*values: ValueInfoProto) -> list[Dimension]:
 
 
 def aligned_dimensions(view: View, op: Op) -> Dimensions:
-    """Return the dimensions to align for tensor cores, of an op that is equivalent to a matrix product."""
+    """Return the dimensions to align for tensor cores, of an op that computes a matrix product."""
     dimensions = _DIMENSIONS.get(op.kind)
     weight = shape_of(view, op.inputs[1]) if dimensions and len(op.inputs) > 1 else None
     return dimensions(op, weight) if dimensions and weight is not None else ()

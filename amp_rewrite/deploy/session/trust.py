@@ -18,7 +18,7 @@ _KEY, _BYTES = "key", 32
 
 
 def private(folder: Path) -> bool:
-    """True if a folder belongs to this user, who alone may write in it; on Windows, if it is a folder."""
+    """True if a folder belongs to this user and only this user may write in it; on Windows, if it is a folder."""
     try:
         return _private(folder.lstat()) and folder.is_dir()
     except OSError:
@@ -36,7 +36,7 @@ class Seal:
     folder: Path
 
     def of(self, *texts: str) -> str:
-        """Return 64 hexadecimal digits that nobody without the key can compute (HMAC, RFC 2104, with SHA-256).
+        """Return 64 hexadecimal digits that cannot be computed without the key (HMAC, RFC 2104, with SHA-256).
 
         OSError if the key cannot be made; ModelError if the folder is not private.
         """

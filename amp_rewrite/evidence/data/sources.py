@@ -80,7 +80,7 @@ def _length(data: Iterable[object]) -> int | None:
 
 
 class _Indexed(Iterable[object]):
-    """Batches of an object that has a length and gives each by its number."""
+    """Batches of an object with `__len__` and `__getitem__`."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -194,9 +194,9 @@ def _of_folder(folder: Path, ports: tuple[Port, ...], limit: int) -> list[_Reade
 
 
 def shards_of(path: Path) -> list[Path]:
-    """Return the parts of data that are data themselves, in their order: the .npz files of a folder, or its folders.
+    """Return the shards of a folder of data, in order: its .npz files, or its folders.
 
-    FeedError for a folder that cannot be read. Of other data, return the path itself.
+    Other data is one shard, its path. FeedError for a folder that cannot be read.
     """
     if not path.is_dir():
         return [path]

@@ -56,7 +56,7 @@ class Adjoint:
     """The model of `sites`, open for inputs of one shape.
 
     `seeds`: the names of the seed of each output. `dark`: sites without a usable gradient, with the reason; their
-    numbers mean nothing. `blocked`: ops that no gradient passes, by name. `careful`: sites where infinities are told
+    numbers are meaningless. `blocked`: ops that no gradient passes, by name. `careful`: sites where infinities are told
     from errors, which takes five times the passes over a value.
     """
 
@@ -144,7 +144,9 @@ def _with_loss(
     loss = numbered("objective", taken)
     nodes.append(new_node("Sum", terms, loss, loss))
     graph.node.extend(nodes)
-    for node in (n for n in graph.node if n.metadata_props):  # what stops gradients in training hides no error
+    for node in (
+        n for n in graph.node if n.metadata_props
+    ):  # an op that stops gradients in training still passes errors on
         refill(node, "metadata_props", [entry for entry in node.metadata_props if entry.key != STOP])
     refill(graph, "input", fixed)
     graph.ClearField("value_info")
@@ -162,7 +164,7 @@ def _scattering(model: Model) -> Model:
 
 
 def _dark(view: View, names: Sequence[str], loss: str, blocked: Mapping[str, str]) -> dict[str, str]:
-    """Return the values whose effect on the loss no gradient tells, with the reason.
+    """Return the values whose effect on the loss gradients do not show, with the reason.
 
     They reach the loss through a blocked op, or only through steps and integers, whose derivative is 0.
     """

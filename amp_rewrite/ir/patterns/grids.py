@@ -11,9 +11,9 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.view import ValueId, View
 
 LEAST = 16
-"""Different positions in a grid, at least: any type tells fewer apart well enough."""
+"""Least number of different positions in a grid: every type distinguishes fewer."""
 MOST = 1 << 22
-"""Elements of a grid, at most: a larger constant is a weight, and is not read."""
+"""Largest number of elements of a grid: a larger constant is a weight, and is not read."""
 _LOOK = 64
 """Leading elements of a constant that are checked first: most weights fail there."""
 
@@ -33,7 +33,7 @@ def is_grid(view: View, value: ValueId) -> bool:
 def even(values: Array, *, least: int) -> bool:
     """True if at least so many different values fill half or more of a row with equal steps."""
     known = np.sort(values.astype(np.float64))
-    changes = np.append(True, known[1:] != known[:-1])  # np.unique takes 20 ms to import what it does not need
+    changes = np.append(True, known[1:] != known[:-1])  # np.unique takes 20 ms to import modules that it does not use
     known = known[changes[: known.size]]
     if known.size < max(least, 2) or not np.isfinite(known).all():
         return bool(known.size == least)

@@ -50,7 +50,7 @@ class Page:
         return {figure.name: figure.data for figure in self.figures}
 
     def within(self, json_text: str) -> str:
-        """Return the JSON of a result with everything that is drawn as one more member, "figures"."""
+        """Return the JSON of a result with the data of its figures as one more member, "figures"."""
         figures = json.dumps(self.data(), allow_nan=False)
         return f'{json_text.rstrip().removesuffix("}").rstrip()},\n  "figures": {figures}\n}}\n'
 

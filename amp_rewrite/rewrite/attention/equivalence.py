@@ -1,6 +1,6 @@
 """Proof that one Attention gives what the ops that it replaces give: both are run on small random operands.
 
-Rows whose mask hides every key are among them wherever the mask may have one.
+They include rows whose mask hides every key, wherever the mask may have one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention as exporters write it out: a product of queries and keys, what is done to its scores, a softmax, a product.
+"""Attention as exporters write it out: a product of queries and keys, ops on its scores, a softmax, a product.
 
 Only structure is read here. `legality` decides whether the operator of the standard computes the same.
 """
@@ -70,7 +70,7 @@ def form_of(view: View, softmax: Op) -> Form | str | None:
 
 
 def _weighted(view: View, softmax: Op) -> Form | None:
-    """Return what follows the softmax: its product with values, and ops between that copy, move or make 0 of NaN."""
+    """Return the ops after the softmax: its product with values, and ops between that copy, move or make 0 of NaN."""
     weights, between = _uncopied(view, softmax.outputs[0])
     if weights is None:
         return None
@@ -202,7 +202,7 @@ class _Reading:
         return self._hide(hiding) if hiding is not None else f"{op.name} replaces scores by what is not a mask"
 
     def _add(self, value: ValueId | None) -> str | None:
-        """Take what is added to scores: a mask, a bias, or the sum of both."""
+        """Take the summand of scores: a mask, a bias, or the sum of both."""
         view, form = self.view, self.form
         hiding, op = added(view, value), view.producer(value)
         if hiding is not None:

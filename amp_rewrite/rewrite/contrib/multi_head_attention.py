@@ -124,7 +124,7 @@ class _MultiHeadWriter(Surroundings):
         drawn = AttentionSizes((self.heads, self.heads), KEYS if self.site.causal else QUERIES, self.width, self.depth)
         return compared(self.site, written, drawn, feeds, _LAYOUTS["packed" if packed else "heads"])
 
-    # -- what it gives -----------------------------------------------------------------------------
+    # -- its result -------------------------------------------------------------------------------
 
     def _moves(self) -> tuple[Op, ...]:
         """Return the Transpose and the Reshape that lay the result out as tokens by features, if they do."""
@@ -156,7 +156,7 @@ class _MultiHeadWriter(Surroundings):
     def _zero(self, stem: str) -> str:
         return self.constant(f"{stem}_zero", np.zeros((), np.float32))
 
-    # -- what it reads -----------------------------------------------------------------------------
+    # -- its operands -----------------------------------------------------------------------------
 
     def _operands(self, result: str, seeing: str | None) -> list[str]:
         form, keys = self.site.form, self.site.keys
@@ -242,7 +242,7 @@ class _MultiHeadWriter(Surroundings):
 
 
 def _splits(before: Dims, after: Dims) -> bool:
-    """True if a Reshape from one to the other splits the last of three axes in two, and does nothing else."""
+    """True if a Reshape from one to the other only splits the last of three axes in two."""
     if len(before) != RANK - 1 or len(after) != RANK or None in before or before[:2] != after[:2]:
         return False
     first, second = after[2:]

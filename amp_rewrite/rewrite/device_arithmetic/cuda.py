@@ -105,7 +105,7 @@ def _grid(shape: Shape, axes: Sequence[int]) -> tuple[int, int]:
 
 
 def _power_above(number: int) -> int:
-    """Return the smallest power of two that is no smaller."""
+    """Return the smallest power of two that is at least as large."""
     return 1 << (max(1, number) - 1).bit_length()
 
 

@@ -2,7 +2,7 @@
 
 First its calls, its opset and its masks; then ops that compute one thing together become one node, where there is one.
 A fused node is one decision about precision, no Cast splits it, and runtimes fuse it further: a sum and its
-normalization, a bias and its activation. All of it happens in float32, and each fusion is proved on the spot.
+normalization, a bias and its activation. All of it happens in float32, and each fusion is proved when it is made.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Canonical:
 
 
 def canonicalize(source: View, request: Request, *, widen: bool = False) -> Canonical:
-    """Bring a view into standard form, as far as that is asked for and no selector names the ops.
+    """Bring a view into standard form, as far as the options ask for it and no selector names the ops.
 
     `widen`: float32 in place of the low type, too.
     """

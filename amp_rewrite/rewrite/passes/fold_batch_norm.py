@@ -29,7 +29,7 @@ from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judge
 KIND = "batch_normalization"
 _TRIED = 15
 """The opset in which both are run, at least: for that of opset 9 onnx's reference computes statistics, as in training.
-Nothing that is folded changed from then to opset 15 but in the types that it takes."""
+From then to opset 15 the folded operators changed only in the types that they take."""
 _CARRIERS = LAYERS - {"MatMul"}  # it takes no bias
 
 

@@ -22,7 +22,7 @@ from amp_rewrite.rewrite.equivalence import run
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
 LARGEST = 1 << 12
-"""Elements of what is folded, and of what it is computed from."""
+"""Largest number of elements of a folded result, and of its operands."""
 
 EXACT = MOVES | CASTS | CORRECTLY_ROUNDED | {"Concat", "ConstantOfShape", "Gather", "Shape", "Slice", "Where"}
 _TYPES = frozenset((DType.FLOAT, DType.INT32, DType.INT64, DType.BOOL))

@@ -21,9 +21,9 @@ GROUP_NORM = "group_normalization"
 
 
 def spell_out_casts(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each CastLike by the Cast that it amounts to, which does not read the model tensor.
+    """Replace each CastLike by the equivalent Cast, which does not read the model tensor.
 
-    No runtime of note has a kernel for CastLike: it runs as this very Cast.
+    The usual runtimes have no kernel for CastLike: they run this Cast.
     """
     for op in view.of_kinds(("CastLike",)):
         like = op.inputs[1]

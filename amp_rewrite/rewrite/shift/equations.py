@@ -112,7 +112,7 @@ def _computed(view: View, op: Op, law: Law) -> list[tuple[int, ValueId]] | None:
 
 
 def _relation(classes: Mapping[ValueId, ClassId], terms: Sequence[tuple[int, ValueId]]) -> Relation | None:
-    """Return the relation of a law of three terms or of unequal factors; None if it says nothing about its result."""
+    """Return the relation of a law of three terms or of unequal factors; None if it does not constrain its result."""
     if any(value not in classes for _, value in terms):
         return None
     total: Counter[ClassId] = Counter()

@@ -60,7 +60,7 @@ class ShiftPlan:
 
 
 def needed_exponent(absmax: float, want: Want) -> int:
-    """Return the smallest exponent with which a value of this size has the headroom that is asked for."""
+    """Return the smallest exponent with which a value of this size has the requested headroom."""
     exponent = max(0, math.ceil(math.log2(absmax * want.headroom / want.to.max)))
     while absmax * want.headroom > math.ldexp(want.to.max, exponent):
         exponent += 1
@@ -154,7 +154,7 @@ def _raise(equations: Equations, solved: Counter[ClassId], root: ClassId, expone
 
 
 def residual_plan(equations: Equations, want: Want) -> ShiftPlan:
-    """Return the plan that shifts the residual streams of a model by the exponent asked for."""
+    """Return the plan that shifts the residual streams of a model by the requested exponent."""
     members = equations.members()
     wanted = dict.fromkeys(residual_classes(equations), want.exponent or 0)
     solved = solve_classes(equations, wanted)

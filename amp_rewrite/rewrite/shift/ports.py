@@ -13,7 +13,7 @@ Allowed = Callable[[OpPort, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class PortProblem:
-    """What one op starts from.
+    """The exponents at the ports of one op before laws are solved.
 
     `given`: exponents of its computed inputs; `wanted`: those of its results. `knobs`: constants and attributes, which
     take any exponent that is `allowed`. `order`: the computed inputs, those first that a Mul should stand before.

@@ -1,6 +1,6 @@
 """Rounding errors before and after a shift: whether float16 still has the digits.
 
-Powers of two change no digit of a normal number. What a shift costs are the numbers that become subnormal or zero.
+Powers of two change no digit of a normal number. A shift costs digits only of numbers that become subnormal or zero.
 """
 
 from __future__ import annotations

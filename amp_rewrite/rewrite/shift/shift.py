@@ -31,7 +31,7 @@ class Shift:
 
 
 def shift_view(view: View, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], want: Want) -> Shift:
-    """Return the view with values beyond the low type shifted into it; the view itself if nothing is.
+    """Return the view with values beyond the low type shifted into it; the view itself without such values.
 
     `overflowing`: the values that the low type could not hold; `fits`: how all known values round to it.
     """
@@ -54,7 +54,7 @@ def shifted_by(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit
 
 
 def refusal(view: View) -> str | None:
-    """Return why nothing of a model may be shifted; None if something may."""
+    """Return why no part of a model may be shifted; None if one may."""
     proto = view.model.proto
     if proto.training_info:
         return "the model carries its training"

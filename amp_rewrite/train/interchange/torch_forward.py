@@ -1,4 +1,4 @@
-"""What an export loses of the `forward` of a PyTorch module: dropout, changed buffers, gradients of its own.
+"""Parts of a PyTorch module's `forward` that its export loses: dropout, changed buffers, gradients of its own.
 
 It is found by running the module. The forms in `torch_forms.py` keep some of it; the report tells the rest, or it is an
 error.
@@ -46,7 +46,7 @@ Call = Callable[[dict[str, Any]], list[Any]]
 
 @dataclass(frozen=True)
 class ForwardFindings:
-    """What was found: names of modules whose dropout an export can keep, and sentences for the report."""
+    """Names of modules whose dropout an export can keep, and sentences for the report."""
 
     kept: tuple[str, ...]
     notes: tuple[Note, ...]

@@ -30,7 +30,7 @@ class Followed(Protocol):
 
 @dataclass(slots=True, eq=False)
 class OptimizerState:
-    """What changes of an optimizer; a `LossScaleOptimizer` shares it with the optimizer inside.
+    """The mutable part of an optimizer; a `LossScaleOptimizer` shares it with the optimizer inside.
 
     `variables`: by name, to tell two of one name apart. `added`: names of slots of `add_slot`. `followed`: a training
     that has newer slots if `stale`.

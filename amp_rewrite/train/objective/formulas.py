@@ -63,7 +63,7 @@ def _spread(p: Prediction, logs: str, labels: str, weights: str | None, ignored:
 
 
 def _share(p: Prediction, labels: str, weights: str | None, ignored: int | None) -> str:
-    """How much each row counts in the mean: the weight of its class, and 0 if it is ignored."""
+    """Return the weight of each row in the mean: that of its class, and 0 if it is ignored."""
     b, kept = p.b, p.kept(labels, ignored)
     if weights is None:
         return kept

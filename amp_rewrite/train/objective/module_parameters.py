@@ -30,7 +30,7 @@ NO_GRAD = "a parameter with requires_grad=False"
 
 @dataclass(frozen=True)
 class ModuleParameters:
-    """What is known about the module behind a model.
+    """The parameters of the module behind a model, as far as they are known.
 
     `declared`: its tensors among the initializers, each with the reason why it is not trained, "" for a parameter.
     `merged`: parameters that are now another initializer, with its name. `folded`: parameters that are in no

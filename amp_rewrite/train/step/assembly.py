@@ -116,7 +116,7 @@ def outputs_of(aim: losses.Objective) -> list[ValueInfoProto]:
 def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str]) -> Model:
     """Return the model with exactly these outputs in this order: new ones, then existing ones by name.
 
-    Nodes that compute nothing for them are dropped, such as a Softmax whose logits the loss reads.
+    Nodes that no output depends on are dropped, such as a Softmax whose logits the loss reads.
     """
     proto = clone(model.proto)
     existing = {v.name: v for v in proto.graph.output}
@@ -153,7 +153,7 @@ def with_values(model: Model, values: Mapping[str, Array]) -> Model:
 def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Report | None]:
     """Lower the graph under the policy and return it with the report; appended losses and the update stay float32.
 
-    PolicyError for lowering options under a policy that lowers nothing, and for nodes that must stay float32.
+    PolicyError for lowering options under a policy that lowers no op, and for nodes that must stay float32.
     """
     unknown = next((name for name in painting if name not in PAINTING), None)
     if unknown is not None:

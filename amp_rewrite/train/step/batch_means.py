@@ -23,7 +23,7 @@ class BatchMeans:
         self._weights = self._sums.copy()
 
     def add(self, batch: Batch, results: Mapping[str, Array]) -> None:
-        """Add the results of a batch. One in which nothing counts has no means, and changes nothing."""
+        """Add the results of a batch. A batch without rows that count is ignored."""
         rows = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
         self.rows += rows
         weight = counted = float(rows)
@@ -36,7 +36,7 @@ class BatchMeans:
                 self._weights[name] += here
 
     def means(self) -> dict[str, float]:
-        """Return the means by name; NaN where nothing counted."""
+        """Return the means by name; NaN without rows that count."""
         return {
             name: value / weight if (weight := self._weights[name]) else float("nan")
             for name, value in self._sums.items()

@@ -29,7 +29,7 @@ class Evaluation:
     buffer: DoubleBuffer
 
     def scores(self, side: Side, batches: Iterable[Batch], metrics: Sequence[Metric]) -> Scores:
-        """Return loss, the step's own metrics and those asked for over batches, with the state of one side."""
+        """Return loss, the step's own metrics and the requested ones over batches, with the state of one side."""
         runner, loss, own = self._evaluator
         rate = {self.step.learning_rate: np.array(0, np.float32)}
         sums = BatchMeans(loss, own, self.step.targets)

@@ -1,4 +1,4 @@
-"""Execution: the model of a step as a provider runs it, and what runs it."""
+"""Execution: the model of a step as a provider runs it, and its executor."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class ModelLoss(Multiplied):
 
     @property
     def report(self) -> TrainingReport:
-        """What is trained and why, how the loss reads the model, and the type of each op."""
+        """The parameters with their roles, the values that the loss reads, and the type of each op."""
         return self._graph.report
 
     def on(self, batch: Mapping[str, Array]) -> ModelLoss:

@@ -13,7 +13,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.train.update.plain_numbers import whole_number
 
 BATCH_SIZE = 32
-"""Rows of a batch where none are asked for, as in Keras."""
+"""Default number of rows of a batch, as in Keras."""
 
 
 @dataclass(frozen=True, eq=False)

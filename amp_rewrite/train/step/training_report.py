@@ -27,7 +27,7 @@ def model_name(model: Model) -> str:
 
 @dataclass(frozen=True, repr=False)
 class TrainingReport(Result):
-    """What a training step does with a model.
+    """The report of a training step: its parameters, its loss, and its conversion.
 
     Attributes:
         model: the model's name.

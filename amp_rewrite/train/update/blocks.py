@@ -46,7 +46,7 @@ def in_blocks(model: Model, block: int) -> Model:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How a tensor of a shape is cut: flat, into `number` equal parts, or if that is None into some rows each.
+    """The blocks of a tensor of a shape: `number` equal parts of its flat elements, or some rows each if that is None.
 
     `region`: of the nodes; the update can be taken off the rest of a step.
     """
