@@ -9,15 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import refill
 from amp_rewrite.rewrite.autodiff.vjp.paths import STOP
 
-CHANNELS = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_dropout_")
+_CHANNELS = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_dropout_")
+_FEATURES = ("feature_alpha_dropout", "feature_alpha_dropout_")
+_ALPHA = ("alpha_dropout", "alpha_dropout_", *_FEATURES)
+_ELEMENTS = ("dropout", "dropout_")
+_WITHOUT_BATCH = {"dropout1d": 2, "dropout3d": 4}
+"""Axes of an input whose first axis is that of the channels."""
 ATTENTION = "scaled_dot_product_attention"
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+RECURRENT_ARGUMENTS = (
+    *("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first"),
+)
 _EXPORTED = 4
 """Axes of attention that PyTorch exports."""
 NUMBER = "rand"
@@ -41,23 +50,24 @@ def training(module: Any, names: Sequence[str]) -> Iterator[None]:
 @contextmanager
 def rows_dropped(torch: Any, module: Any) -> Iterator[None]:
     """Let parts that drop whole rows (stochastic depth, Huang et al., 2016) do it by dropout of a factor per row."""
-    changed = [(part, p) for part in module.modules() if (p := _share_of_rows(torch, part)) is not None]
+    changed = [(part, found) for part in module.modules() if (found := _rows_of(torch, part)) is not None]
 
-    def forward(part: Any, p: float, x: Any) -> Any:
-        ones = torch.ones_like(x[(slice(None), *[slice(0, 1)] * (x.ndim - 1))])
-        return x * torch.nn.functional.dropout(ones, p, part.training)
+    def forward(part: Any, found: tuple[float, bool], x: Any) -> Any:
+        p, scaled = found
+        kept = torch.nn.functional.dropout(_ones(torch, x, 1), p, part.training)
+        return x * (kept if scaled else kept.clamp(max=1.0))
 
     try:
-        for part, p in changed:
-            part.forward = partial(forward, part, p)
+        for part, found in changed:
+            part.forward = partial(forward, part, found)
         yield
     finally:
         for part, _ in changed:
             del part.forward
 
 
-def _share_of_rows(torch: Any, part: Any) -> float | None:
-    """The share of rows that a part drops, and multiplies the others by its inverse; None for other parts."""
+def _rows_of(torch: Any, part: Any) -> tuple[float, bool] | None:
+    """The share of rows that a part drops, and if it divides the others by 1 less the share; None for other parts."""
     p = next((v for n in _SHARES if isinstance(v := vars(part).get(n), float) and _LEAST < v < 1), None)
     if p is None or type(part).__module__.startswith("torch.nn.") or "forward" in vars(part) or list(part.children()):
         return None
@@ -71,8 +81,10 @@ def _share_of_rows(torch: Any, part: Any) -> float | None:
         return None
     first = out[:, :1, :1]
     values = first.unique()
-    whole = values.numel() == 2 and values.allclose(torch.tensor([0, 1 / (1 - p)])) and out.equal(first.expand_as(out))
-    return p if whole else None
+    if values.numel() != 2 or not out.equal(first.expand_as(out)):
+        return None
+    found = [scaled for scaled in (True, False) if values.allclose(torch.tensor([0.0, 1 / (1 - p) if scaled else 1.0]))]
+    return (p, found[0]) if found else None
 
 
 _SHARES = ("drop_prob", "p")
@@ -81,8 +93,73 @@ _EXPECTED = 30
 """Rows of the rarer kind to expect when a part is tried: none at all is less likely than 1e-12."""
 
 
-def dropout_of(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **other: Any) -> Any:
-    return input, p, other.get("train", training)
+class Drop(NamedTuple):
+    """A call of a function that drops. `on`: in training mode; `inside`: it changes `x` itself."""
+
+    name: str
+    x: Any
+    p: float
+    on: bool
+    inside: bool
+
+    @classmethod
+    def of(cls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Drop | None:
+        """Return the call of a function by name; None if the function drops nothing."""
+        if name not in (*_ELEMENTS, *_CHANNELS, *_ALPHA):
+            return None
+        given = {**dict(zip(("input", "p", "training", "inplace"), args, strict=False)), **kwargs}
+        on = given.get("training", given.get("train", name not in _ALPHA))
+        return cls(name, given["input"], given.get("p", 0.5), on, name.endswith("_") or given.get("inplace", False))
+
+    def written_out(self, torch: Any) -> Any:
+        """Return the result by dropout of ones, which is 0 or more than 1 in training, and 1 in evaluation."""
+        x, p = self.x, self.p
+        if not self.on or not p:
+            return x
+        axes = 1 if _WITHOUT_BATCH.get(self.name) == x.ndim else 2 if self.name in (*_CHANNELS, *_FEATURES) else x.ndim
+        kept = torch.nn.functional.dropout(_ones(torch, x, axes), p)
+        made = _alpha(torch, x, kept, p) if self.name in _ALPHA else x * kept
+        return x.copy_(made) if self.inside else made
+
+
+def _ones(torch: Any, x: Any, axes: int) -> Any:
+    """Ones with the first axes of a tensor; the other axes are 1."""
+    return torch.ones_like(x[(*[slice(None)] * axes, *[slice(0, 1)] * (x.ndim - axes))])
+
+
+def _alpha(torch: Any, x: Any, kept: Any, p: float) -> Any:
+    """Alpha dropout (Klambauer et al., 2017): what is dropped is the least value of SELU; mean and variance stay."""
+    if p == 1:
+        return x * kept
+    scale = ((_LEAST_OF_SELU**2 * p + 1) * (1 - p)) ** -0.5
+    dropped = torch.where(kept > 0, x, -_LEAST_OF_SELU) * scale + _LEAST_OF_SELU * scale * p
+    return torch.where(kept == 1, x, dropped)
+
+
+_LEAST_OF_SELU = 1.7580993408473766
+"""PyTorch's constant, scale times alpha of SELU."""
+
+
+def recurrent(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of a call of a recurrent network by name; None for other calls, and packed sequences."""
+    given = {**dict(zip(RECURRENT_ARGUMENTS, args, strict=False)), **kwargs}
+    return given if name in RECURRENT and isinstance(given.get("has_biases"), bool) else None
+
+
+def _by_layer(torch: Any, func: Any, given: Mapping[str, Any]) -> Any:
+    """The layers of a recurrent network, each by itself, with dropout between them."""
+    layers, p = given["num_layers"], given["dropout"]
+    if layers == 1 or not given["train"] or not p:
+        return func(**given)
+    states, weights, x, ends = given["hx"], given["params"], given["input"], []
+    for i in range(layers):
+        own = [torch.chunk(state, layers)[i] for state in (states if isinstance(states, (tuple, list)) else (states,))]
+        each = len(weights) // layers
+        layer = {"input": x, "hx": own if len(own) > 1 else own[0], "params": weights[i * each : (i + 1) * each]}
+        x, *last = func(**{**given, **layer, "num_layers": 1, "dropout": 0.0, "train": False})
+        ends.append(last)
+        x = x if i == layers - 1 else torch.nn.functional.dropout(x, p)
+    return (x, *map(torch.cat, zip(*ends, strict=True)))
 
 
 def is_number(name: str, args: Sequence[Any]) -> bool:
@@ -91,18 +168,15 @@ def is_number(name: str, args: Sequence[Any]) -> bool:
 
 def written_out(torch: Any) -> Any:
     """Return a context in which attention and dropout take forms that PyTorch exports, the dropout as one op each."""
-    drop = torch.nn.functional.dropout
-
-    def of_channels(x: Any, p: float, on: bool) -> Any:
-        if not on or not p:
-            return x
-        return x * drop(torch.ones_like(x[(slice(None), slice(None), *[slice(0, 1)] * (x.ndim - 2))]), p)
 
     class WrittenOut(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs, name = kwargs or {}, getattr(func, "__name__", "").removesuffix(".default")
-            if name in CHANNELS:
-                return of_channels(*dropout_of(*args, **kwargs))
+            drop, layers = Drop.of(name, args, kwargs), recurrent(name, args, kwargs)
+            if drop is not None and name not in _ELEMENTS:
+                return drop.written_out(torch)
+            if layers is not None:
+                return _by_layer(torch, func, layers)
             if name == ATTENTION:
                 given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
                 if given.get("dropout_p") or given["query"].ndim != _EXPORTED:

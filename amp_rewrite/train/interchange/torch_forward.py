@@ -14,16 +14,15 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.interchange.torch_forms import (
     ARGUMENTS,
     ATTENTION,
-    CHANNELS,
     NUMBER,
-    dropout_of,
+    Drop,
     is_number,
+    recurrent,
     rows_dropped,
     training,
 )
 from amp_rewrite.train.objective.module_parameters import Note
 
-_DROPS = ("dropout", "dropout_")
 _MULTI_HEAD = "multi_head_attention_forward"
 _MULTI_HEAD_ARGUMENTS = (
     *("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
@@ -32,7 +31,7 @@ _MULTI_HEAD_ARGUMENTS = (
 _DRAWS = frozenset(
     (
         *(NUMBER, "randn", "randint", "rand_like", "randn_like", "bernoulli", "bernoulli_", "uniform_", "normal_"),
-        *("alpha_dropout", "feature_alpha_dropout", "rrelu", "multinomial", "exponential_", "random_", "randperm"),
+        *("rrelu", "multinomial", "exponential_", "random_", "randperm"),
     )
 )
 _PACKS = ("_pack_padded_sequence", "pack_padded_sequence")
@@ -64,14 +63,14 @@ class ForwardFindings:
         run = _Runs(torch, module, call)
         expected = run(())
         _check(torch, parts, expected)
-        trained = run([name for name, part in parts.items() if not _is_recurrent_or_norm(torch, part)], number=1.0)
+        trained = run([name for name, part in parts.items() if not hasattr(part, "track_running_stats")], number=1.0)
         drops = trained.drops  # where it fails, it needs targets in training mode, or cannot run in it at all
         if trained.outputs is None:
             drops = dict.fromkeys(name for name, part in parts.items() if isinstance(part, torch.nn.Dropout))
         kept = [name for name in drops if dropout and name not in trained.draws]
         if kept and not run(kept).equals(expected):
             kept = [name for name in kept if run([name]).equals(expected)]
-        left = [name for name in (*drops, *trained.draws, *_drop_between_layers(torch, parts)) if name not in kept]
+        left = [name for name in (*drops, *trained.draws) if name not in kept]
         others = [name for name, part in parts.items() if _has_own_statistics(torch, part)]
         if not trained.equals(expected):
             others += [name for name in parts if name not in left and not run([name]).equals(expected)]
@@ -85,10 +84,7 @@ class ForwardFindings:
         return cls(tuple(kept), tuple(note for note in notes if note is not None))
 
 
-_LEFT_OUT = (
-    "from_torch(…, dropout=True) keeps dropout, also of whole rows, but not that between recurrent layers, alpha"
-    " dropout, and layers that are skipped"
-)
+_LEFT_OUT = "from_torch(…, dropout=True) keeps dropout of all kinds, but not layers that are skipped"
 _OTHERWISE = (
     "otherwise than in evaluation mode, or changes buffers there; a step computes what evaluation does, and leaves such"
     " buffers as they are"
@@ -101,16 +97,6 @@ def _names(names: Iterable[str], whole: str) -> str:
     names = list(dict.fromkeys(name or whole for name in names))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(map(repr, names[:_NAMED])) + more
-
-
-def _is_recurrent_or_norm(torch: Any, part: Any) -> bool:
-    """True for modules whose training mode a step has by other means: statistics of the batch, recurrent layers."""
-    return isinstance(part, torch.nn.RNNBase) or hasattr(part, "track_running_stats")
-
-
-def _drop_between_layers(torch: Any, parts: Mapping[str, Any]) -> list[str]:
-    recurrent = {name: part for name, part in parts.items() if isinstance(part, torch.nn.RNNBase)}
-    return [name for name, part in recurrent.items() if part.dropout > 0 and part.num_layers > 1]
 
 
 def _has_own_statistics(torch: Any, part: Any) -> bool:
@@ -225,11 +211,15 @@ def _watch(torch: Any, seen: _Run, number: float) -> Any:
     class Watch(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs, name, here = kwargs or {}, getattr(func, "__name__", ""), seen.running[-1]
-            if name in _DROPS or name in CHANNELS:
-                x, p, on = dropout_of(*args, **kwargs)
-                if on and p > 0:
+            drop, layers = Drop.of(name, args, kwargs), recurrent(name, args, kwargs)
+            if drop is not None:
+                if drop.on and drop.p > 0:
                     seen.drops[here] = None
-                return x
+                return drop.x
+            if layers is not None:
+                if layers["train"] and layers["dropout"] > 0 and layers["num_layers"] > 1:
+                    seen.drops[here] = None
+                return func(**{**layers, "dropout": 0.0})
             names = {ATTENTION: ARGUMENTS, _MULTI_HEAD: _MULTI_HEAD_ARGUMENTS}.get(name)
             if names is not None:
                 given = {**dict(zip(names, args, strict=False)), **kwargs}
