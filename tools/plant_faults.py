@@ -50,9 +50,19 @@ SIGNS: dict[type[ast.operator], tuple[str, str]] = {
     ast.Mult: ("*", "+"),
     ast.FloorDiv: ("//", "*"),
 }
-GUARDS = ("strict", "check", "deterministic", "maxsize", "indent", "repr", "allow_nan", "ignore_cleanup_errors")
-"""Arguments that guard against bugs elsewhere, lay JSON out, hide parts from a debugger or forgive what a system leaves
-behind: a correct program means the same with any value."""
+GUARDS = (
+    "strict",
+    "check",
+    "deterministic",
+    "maxsize",
+    "indent",
+    "repr",
+    "allow_nan",
+    "ignore_cleanup_errors",
+    "planned",
+)
+"""Arguments that guard against bugs elsewhere, lay JSON or memory out, hide parts from a debugger or forgive what a
+system leaves behind: a correct program means the same with any value."""
 SHARE = 0.8
 """Of the faults, to be found."""
 FIRST = 25
@@ -125,6 +135,14 @@ class Sites(ast.NodeVisitor):
     def visit_keyword(self, node: ast.keyword) -> None:
         if node.arg not in GUARDS:
             self.visit(node.value)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """The -1 of a reshape is left alone: numpy infers a size from any negative number."""
+        reshapes = isinstance(node.func, ast.Attribute) and node.func.attr == "reshape"
+        self.visit(node.func)
+        for part in (*node.args, *node.keywords):
+            if not (reshapes and ast.unparse(part) == "-1"):
+                self.visit(part)
 
     def visit_Assign(self, node: ast.Assign) -> None:
         if ast.unparse(node.targets[0]) != "__all__":

@@ -70,17 +70,18 @@ def auto_convert_mixed_precision(
     """
     if validate_fn is None and rtol is None and atol is None:
         raise ValueError("no criterion for the outputs is given; give validate_fn, rtol or atol")
-    if rtol is not None or atol is not None:
-        rtol, atol = (1e-5 if rtol is None else rtol), (1e-8 if atol is None else atol)
+    bounds = {"rtol": 1e-5 if rtol is None else rtol, "atol": 1e-8 if atol is None else atol}
     io, _ = io_rules(keep_io_types)
     if validate_fn is None:
-        return _repaired(model, feed_dict, {"rtol": rtol, "atol": atol}, io).model
+        return _repaired(model, feed_dict, bounds, io).model
 
     def near(expected: Sequence[Any], tried: Sequence[Any]) -> bool:
         if not validate_fn(expected, tried):
             return False
         pairs = zip(expected, tried, strict=True)
-        return rtol is None or all(np.allclose(b, a, rtol, atol or 0.0) for a, b in pairs)
+        return (rtol is None and atol is None) or all(
+            np.allclose(b, a, bounds["rtol"], bounds["atol"]) for a, b in pairs
+        )
 
     return _searched(model, dict(feed_dict), near, io).model
 

@@ -44,13 +44,13 @@ class Processes:
 
     count: int
     _pool: ProcessPoolExecutor | None = field(default=None, repr=False)
-    _others: set[int] = field(default_factory=set, repr=False)
+    _others: set[int | None] = field(default_factory=set, repr=False)
 
     @property
     def pool(self) -> ProcessPoolExecutor:
         """The executor, with processes that are alive."""
         if self._pool is None:
-            self._others = {process.pid or 0 for process in multiprocessing.active_children()}
+            self._others = {process.pid for process in multiprocessing.active_children()}
             # a fork of a process with threads (onnxruntime's, a progress bar's) can hang
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self.count, context, initializer=_worker_signals)

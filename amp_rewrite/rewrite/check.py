@@ -98,8 +98,11 @@ def examined(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
     Operators that only onnxruntime registers in ai.onnx count as those of another domain, which onnx does not check.
     """
     skeleton = model.skeleton()
-    first = fault, _ = _passed(skeleton)
-    return _passed(skeleton) if isinstance(fault, onnx.checker.ValidationError) and _set_apart(skeleton) else first
+    found = fault, _ = _passed(skeleton)
+    if isinstance(fault, onnx.checker.ValidationError):
+        _set_apart(skeleton)
+        return _passed(skeleton)
+    return found
 
 
 def _passed(skeleton: ModelProto) -> tuple[_Fault, None] | tuple[None, ModelProto]:
@@ -111,9 +114,8 @@ def _passed(skeleton: ModelProto) -> tuple[_Fault, None] | tuple[None, ModelProt
         return fault, None
 
 
-def _set_apart(proto: ModelProto) -> bool:
-    """Give ops that only onnxruntime knows a domain of their own; True if there are any."""
-    moved = False
+def _set_apart(proto: ModelProto) -> None:
+    """Give ops that only onnxruntime knows a domain of their own."""
     for holder, nodes in ((proto, proto.graph.node), *((function, function.node) for function in proto.functions)):
         opset = next((o.version for o in holder.opset_import if not normal_domain(o.domain)), 1)
         alone = [node for node in all_nodes(nodes) if of_runtime_alone(node.domain, node.op_type, opset)]
@@ -121,8 +123,6 @@ def _set_apart(proto: ModelProto) -> bool:
             node.domain = _APART
         if alone:
             holder.opset_import.add(domain=_APART, version=1)
-            moved = True
-    return moved
 
 
 _APART = "com.microsoft.default"

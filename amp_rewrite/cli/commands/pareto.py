@@ -61,6 +61,7 @@ def pareto(
     words = parameters.keywords(settings)
     curve = pareto(source, feed, points=points or POINTS, allow_nonfinite=feeding.allow_nonfinite, **words)
     present(curve, curve.to_json() if as_json else curve.text(), html, as_json=as_json, quiet=quiet)
-    if output is not None and point is not None:
+    if output is not None:
+        assert point is not None
         curve.converted(point).save(output, overwrite=overwrite, external_data=external_data)
         terminal.talk(f"wrote {output}", quiet=quiet)

@@ -25,7 +25,7 @@ def row_of(array: Array) -> Array:
 
     Of an array of equal numbers only the first axis counts: other axes may hold tokens of equal start.
     """
-    equal = array.size > 0 and bool((array == array.flat[0]).all())
+    equal = bool(array.size and (array == array.flat[0]).all())
     for axis in range(1 if equal else array.ndim - 1):
         one = array.take([0], axis)
         array = one if (array == one).all() else array

@@ -22,7 +22,7 @@ def split(view: View, values: Iterable[Value]) -> dict[str, str]:
     for value in values:
         assert value.tensor is not None
         array = view.model.array(value.tensor)
-        if array.ndim < 2 or array.size < 2 or (array == array.flat[0]).all():
+        if array.ndim < 2 or not array.size or (array == array.flat[0]).all():
             continue
         others = seen.setdefault((tuple(sorted(array.shape)), array.flat[0].item(), array.flat[-1].item()), [])
         twin = next((name for name, other in others if _same(array, other)), None)

@@ -53,6 +53,13 @@ def test_a_small_number_is_a_fault_if_it_grows_and_a_limit_is_not(tool: Any) -> 
     assert [fault.planted(b"A = 1 << 20\nB = 10**7\nC = 64\nD = 9\n")[-7:] for fault in faults] == [b"D = 10\n"]
 
 
+def test_arguments_that_change_no_meaning_have_no_fault(tool: Any) -> None:
+    sites = import_module("plant_faults").Sites
+    for text in (b"f(strict=True)", b"a.reshape(-1)", b"open_it(planned=False)"):
+        assert sites(Path("a.py"), text).faults == []
+    assert len(sites(Path("a.py"), b"a.reshape(-1, 4, copy=True)\na.take(-1)").faults) == 3
+
+
 def test_lines_inside_functions_are_those_of_their_bodies(tool: Any) -> None:
     assert tool.inner_lines("a = 1\ndef f(b=2):\n    return (\n        b)\nc = lambda: 3\nclass D:\n    e = 4\n") == {
         3,

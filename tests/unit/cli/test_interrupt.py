@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from amp_rewrite.cli import program
+from amp_rewrite.cli.files import ended_by_signals
 from amp_rewrite.runtime import runner
 
 MODEL = '<ir_version: 10, opset_import: ["": 20]> g (float[n, 3] x) => (float[n, 3] y) { y = Neg (x) }'
@@ -71,3 +73,19 @@ def test_another_import_that_fails_is_a_bug_and_shown_whole(monkeypatch: pytest.
     code, said = benched()
     assert code == 2
     assert said.startswith("Traceback") and said.endswith("failed inside; please report the lines above\n")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signal")
+def test_signals_that_end_a_process_interrupt_it_and_others_handlers_stay() -> None:
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [
+        signal.signal(number, handler)
+        for number, handler in zip(numbers, (signal.SIG_DFL, signal.SIG_IGN), strict=True)
+    ]
+    try:
+        with ended_by_signals():
+            assert [*map(signal.getsignal, numbers)] == [signal.default_int_handler, signal.SIG_IGN]
+        assert [*map(signal.getsignal, numbers)] == [signal.SIG_DFL, signal.SIG_IGN]
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -24,14 +24,19 @@ def near(expected: Sequence, tried: Sequence) -> bool:
     return all(np.allclose(b, a, 0, 1e-6) for a, b in zip(expected, tried, strict=True))
 
 
-@pytest.mark.parametrize("bounds", [{"rtol": 0.05, "atol": 0.05}, {"atol": 0.05}, {"validate_fn": always}])
+@pytest.mark.parametrize(
+    "bounds",
+    [{"rtol": 0.05, "atol": 0.05}, {"atol": 0.05}, {"validate_fn": always}, {"validate_fn": always, "atol": 0.05}],
+)
 def test_nothing_stays_float32_where_the_bound_is_wide(bounds: dict) -> None:
     half = auto_convert_mixed_precision(model(), BATCH, **bounds)
     assert io_types(half) == [HALF, HALF]
     assert weight_types(half) == {"first": HALF, "second": HALF}
 
 
-@pytest.mark.parametrize("bounds", [{"rtol": 0, "atol": 1e-6}, {"validate_fn": near}])
+@pytest.mark.parametrize(
+    "bounds", [{"rtol": 0, "atol": 1e-6}, {"validate_fn": near}, {"validate_fn": always, "atol": 1e-6}]
+)
 def test_products_stay_float32_where_the_bound_needs_that(bounds: dict) -> None:
     half = auto_convert_mixed_precision(model(), BATCH, keep_io_types=True, **bounds)
     assert io_types(half) == [FULL, FULL]
@@ -147,3 +152,26 @@ def test_the_bound_that_is_not_given_is_that_of_the_other_converter(
     monkeypatch.setattr("amp_rewrite.compat.mixed_precision.repair", repair)
     assert auto_convert_mixed_precision(model(), BATCH, **given) == "the model"
     assert [{name: named[name] for name in ("rtol", "atol")} for named in asked] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"rtol": 1e-3, "atol": 1e-5}),
+        ({"rtol": 1e-2}, {"rtol": 1e-2, "atol": 1e-5}),
+        ({"atol": 0.0}, {"rtol": 1e-3, "atol": 0.0}),
+    ],
+)
+def test_bounds_of_a_path_are_those_of_the_other_converter_unless_they_are_given(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, float], expected: dict[str, float], tmp_path: Path
+) -> None:
+    asked: list[dict] = []
+    made = SimpleNamespace(save=lambda *_, **named: None)
+
+    def repair(*_: object, **named: object) -> SimpleNamespace:
+        asked.append(named)
+        return SimpleNamespace(solved=True, converted=made)
+
+    monkeypatch.setattr("amp_rewrite.compat.mixed_precision.repair", repair)
+    auto_convert_mixed_precision_model_path("m.onnx", BATCH, tmp_path / "out" / "half.onnx", CPU, **given)
+    assert [{name: value for name, value in named.items() if name != "io"} for named in asked] == [expected]

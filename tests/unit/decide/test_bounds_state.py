@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from amp_rewrite.decide.bounds import windows
 from amp_rewrite.decide.bounds.state import Ball, State, box, small
 
 LO, HI = -np.arange(12.0).reshape(3, 4), np.arange(12.0).reshape(3, 4) ** 2
@@ -38,3 +39,22 @@ def test_an_interval_is_open_where_an_end_is_not_a_number() -> None:
     assert (state.lo.tolist(), state.hi.tolist()) == ([-inf, 1.0], [2.0, 3.0])
     state = box(np.array([0.0, 1.0]), np.array([2.0, nan]))
     assert (state.lo.tolist(), state.hi.tolist()) == ([0.0, 1.0], [2.0, inf])
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank", "places", "channels"),
+    [
+        ((), 2, False, False),
+        ((1, 1), 2, False, False),
+        ((4, 1), 2, True, True),
+        ((1, 4), 2, True, True),
+        ((3, 1, 1), 2, False, True),
+        ((5, 1, 1, 1), 2, False, False),
+        ((5, 3, 1, 1), 2, False, True),
+        ((3, 1), 1, False, True),
+        ((5, 1, 1), 1, False, False),
+    ],
+)
+def test_bounds_differ_by_place_or_by_channel(shape: tuple[int, ...], rank: int, places: bool, channels: bool) -> None:
+    for state in (box(np.zeros(shape), np.ones(())), box(np.zeros(()), np.ones(shape))):
+        assert (windows._varies(state, rank), windows._varies(state, rank + 1)) == (places, channels)

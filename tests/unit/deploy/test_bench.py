@@ -424,6 +424,7 @@ def test_models_side_by_side_give_an_entry_each_with_all_that_was_asked_for() ->
     assert found.notes == (
         "CPU: half precision is slower here; onnxruntime computes most of it in float32, between Casts",
     )
+    assert {at for at in seen if at[0] == "batch sizes"} == {("batch sizes", 1, 2), ("batch sizes", 2, 2)}
     stages = [stage for stage, done, total in seen if done == total]
     assert stages == ["latency", "latency with copies", "batch sizes", "profile"]
 
@@ -675,3 +676,10 @@ def test_a_picture_shows_every_model(tmp_path: Path) -> None:
     plot(RESULT, tmp_path / "x.svg")
     drawn = (tmp_path / "x.svg").read_text("utf-8")
     assert drawn.startswith("<?xml") and drawn.count("a.onnx") >= 1 and drawn.count("b.onnx") >= 2
+
+
+def test_tf32_is_an_option_of_cuda_alone() -> None:
+    for provider, tf32, options in ((CUDA, True, {"use_tf32": "1"}), (CUDA, False, {"use_tf32": "0"}), (CPU, True, {})):
+        nothing: Any = None
+        made = Candidate(0, "m", nothing, nothing, nothing, provider, (), 1, tf32)
+        assert made.options == options

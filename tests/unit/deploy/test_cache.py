@@ -345,3 +345,17 @@ def test_the_users_own_cache_lies_where_the_standard_says(monkeypatch: pytest.Mo
     monkeypatch.setenv("HOME", "/home/someone")
     assert Cache.usual({"XDG_CACHE_HOME": "/big/disk"}).folder == Path("/big/disk/amp-rewrite")
     assert Cache.usual({"XDG_CACHE_HOME": stated}).folder == Path("/home/someone/.cache/amp-rewrite")
+
+
+@pytest.mark.parametrize("field", ["st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns"])
+def test_every_part_of_a_files_state_counts_for_its_digest(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(product(), tmp_path / "m.onnx", save_as_external_data=True, location="w.data", size_threshold=0)
+    model = Model.load(tmp_path / "m.onnx")
+    status = dict.fromkeys(("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns"), 1)
+    monkeypatch.setattr(digest, "os", SimpleNamespace(stat=lambda _: SimpleNamespace(**status)))
+    before = digest._identity(model)
+    assert before is not None and before == digest._identity(model)
+    status[field] = 2
+    assert digest._identity(model) not in (None, before)

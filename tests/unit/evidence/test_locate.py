@@ -248,6 +248,8 @@ def test_a_reference_that_is_half_is_measured_against_its_float32_twin() -> None
     )
     assert located.first_jump is not None
     assert (located.first_jump.op, located.first_jump.overflows) == ("up", True)
+    rounded = locate(SCALED_HALF, SCALED_HALF, {"x": np.float32([1, 1.0001, 1.3])})
+    assert all(1e-5 < (row.accumulated or 0) < 1e-3 for row in rounded.rows)
 
 
 def test_values_without_elements_or_without_size_give_no_error() -> None:

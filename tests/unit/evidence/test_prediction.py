@@ -19,6 +19,7 @@ from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.metric import MEASURES, MetricBound, criterion
 from amp_rewrite.evidence.prediction.prediction import PredictedErrors, PredictedModel, predict
 from amp_rewrite.evidence.prediction.probes import Outputs, worst_of
+from amp_rewrite.evidence.prediction.profile import _shrunk
 from amp_rewrite.evidence.prediction.shares import Share, Shares, _share
 from amp_rewrite.evidence.prediction.single_op_runs import LowOps, SingleOpRuns
 from amp_rewrite.files.model import Model
@@ -256,3 +257,12 @@ def test_shares_are_a_table_of_the_largest() -> None:
         "  a   Exp    25 %    0.1         0.2",
         "note: a note",
     ]
+
+
+@pytest.mark.parametrize("elements", [1, 12, 10_000])
+def test_squares_of_few_elements_are_drawn_towards_the_mean_of_all(elements: int) -> None:
+    squares = np.repeat([[1.0], [4.0], [7.0]], elements, axis=1)
+    low, middle, high = _shrunk(squares, 1)[:, 0]
+    assert middle == pytest.approx(4.0) and high - middle == pytest.approx(middle - low)
+    assert (high - middle) / 3 == pytest.approx(elements / (elements + 12))
+    assert _shrunk(squares, 0).shape == (1, elements)

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from amp_rewrite import DType, Feed, Model, ModelError, View, emulate
-from amp_rewrite.evidence.instrument.range_nodes import WIDTH, merged, neutral, ranges
+from amp_rewrite.evidence.instrument.range_nodes import WIDTH, _ramp, merged, neutral, ranges
 from amp_rewrite.evidence.instrument.taps import Taps, tapped
 from amp_rewrite.evidence.ranges import Range, key
 from amp_rewrite.files.fit import Fit
@@ -395,3 +395,16 @@ def test_a_tapped_model_passes_the_full_checker() -> None:
     for name in ("if_in_loop", "scan", "captures"):
         view = View.of(Model.load(text_model(name)))
         onnx.checker.check_model(tapped(view, Taps.of(view).taps, DType.FLOAT16).model.proto, full_check=True)
+
+
+@pytest.mark.parametrize("bound", [1.0, 6e-8, 65504.0, 1e30])
+def test_a_ramp_is_one_above_its_bound_and_zero_up_to_it(bound: float) -> None:
+    bound = float(np.float32(bound))
+    slope, offset = _ramp(bound, bound) or (0.0, 0.0)
+    above = float(np.nextafter(np.float32(bound), np.float32(np.inf)))
+    assert [min(max(slope * x + offset, 0.0), 1.0) for x in (-bound, 0.0, bound, above)] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("bound", "largest"), [(0.0, 1.0), (-1.0, 1.0), (1e-30, 1e10), (1.0, 3.3e38)])
+def test_there_is_no_ramp_at_zero_or_beyond_float32(bound: float, largest: float) -> None:
+    assert _ramp(bound, largest) is None

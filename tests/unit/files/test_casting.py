@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.casting import cast
+from amp_rewrite.files.casting import cast, scaled
 from amp_rewrite.files.fit import Fit
 
 LOW = [DType.FLOAT16, DType.BFLOAT16]
@@ -88,3 +88,15 @@ def test_a_fit_without_finite_nonzero_values_has_no_bounds(values):
     found = Fit.of([np.array(values, np.float32)], DType.FLOAT16)
     bad = sum(not np.isfinite(v) for v in values)
     assert found == Fit(count=len(values), nonfinite=bad)
+
+
+@pytest.mark.parametrize("exponent", [-130, -3, 0, 5, 120, 140])
+def test_scaled_values_are_float32_or_wider_and_wide_ones_are_scaled_in_place(exponent: int) -> None:
+    for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
+        values = np.array([1, -3, 0, 640], dtype)
+        wide = dtype if values.dtype.itemsize >= 4 else np.float32
+        with np.errstate(over="ignore", under="ignore"):
+            expected = np.ldexp(np.array([1, -3, 0, 640], np.float64), -exponent).astype(wide)
+        result = scaled(values, exponent)
+        assert result.dtype == wide and np.shares_memory(result, values) == (wide is dtype)
+        np.testing.assert_array_equal(result, expected)

@@ -55,8 +55,8 @@ def test_what_only_begins_like_another_format_is_not_named_after_it(tmp_path: Pa
 def test_the_way_to_onnx_quotes_names(tmp_path: Path) -> None:
     (tmp_path / "my $net.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(20))
     assert f"--tflite '{tmp_path}/my $net.tflite'`" in refusal(tmp_path / "my $net.tflite")
-    (tmp_path / 'a"b.keras').write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(20))
-    assert f'load_model("{tmp_path}/a\\"b.keras")' in refusal(tmp_path / 'a"b.keras')
+    (tmp_path / 'ä"b.keras').write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(20))
+    assert f'load_model("{tmp_path}/ä\\"b.keras")' in refusal(tmp_path / 'ä"b.keras')
 
 
 @pytest.mark.parametrize(

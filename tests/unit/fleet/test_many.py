@@ -123,7 +123,10 @@ def test_several_folders_keep_their_names(src: Path, out: Path) -> None:
     [
         (lambda src: None, {"name": "model.onnx"}, r"is not a rule for names; write \{stem\} once"),
         (lambda src: None, {"name": "x/{stem}.onnx"}, "without a folder"),
+        (lambda src: None, {"name": "x\\{stem}.onnx"}, "without a folder"),
+        (lambda src: None, {"name": "\0{stem}.onnx"}, "without a folder"),
         (lambda src: None, {"name": "{steam}.onnx"}, r"unknown word \{steam\}; did you mean 'stem'"),
+        (lambda src: None, {"name": "{folder}_{stem}.onnx"}, r"unknown word \{folder\}"),
         (lambda src: None, {"name": "{stem.onnx"}, "double a brace"),
         (lambda src: None, {"keep": "kee=p"}, "unknown key 'kee'"),
         (lambda src: None, {"io": "nonsense"}, "is not a rule"),

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 
 from amp_rewrite import Outcome, convert_many
 from amp_rewrite.errors import MachineError, ModelError, PatternError, ReportError
-from amp_rewrite.fleet.remote import size_of
+from amp_rewrite.fleet.remote import listed, size_of
+from amp_rewrite.fleet.staging import copy
 from amp_rewrite.fleet.urls import local, name_of, url_of
 from support.repositories import net, repository, tree
 from unit.cli.test_cli import run
@@ -43,6 +45,40 @@ def src(tmp_path: Path, memory: Any) -> Path:
 
 def files(memory: Any, folder: str) -> dict[str, bytes]:
     return {path.removeprefix(f"/{folder}/"): memory.cat_file(path) for path in memory.find(f"/{folder}")}
+
+
+@pytest.mark.parametrize(
+    ("there", "overwrite", "resume", "left"),
+    [
+        (None, False, False, b"abc"),
+        (None, True, True, b"abc"),
+        (b"xyz", True, False, b"abc"),
+        (b"xyz", True, True, b"abc"),
+        (b"xyz", False, True, b"xyz"),  # of the same size
+        (b"wxyz", False, True, None),
+        (b"xyz", False, False, None),
+    ],
+)
+def test_a_copy_into_a_store_counts_as_there_by_its_size(
+    there: bytes | None, overwrite: bool, resume: bool, left: bytes | None, tmp_path: Path, memory: Any
+) -> None:
+    source, target = tmp_path / "a.json", Path("memory://hub/b.json")
+    source.write_bytes(b"abc")
+    for content in (None, b"abc"):
+        memory.store.clear()
+        if there is not None:
+            memory.pipe_file("/hub/b.json", there)
+        refused = pytest.raises(ModelError, match=r"^memory://hub/b\.json exists; name")
+        with nullcontext() if left is not None else refused:
+            copy(source, target, overwrite=overwrite, resume=resume, content=content)
+        assert memory.cat_file("/hub/b.json") == (left or there)
+
+
+def test_files_in_folders_with_a_dot_are_not_listed(memory: Any) -> None:
+    for name in ("a.onnx", ".b.onnx", ".git/c.onnx", "d/.e/f/g.onnx", "d/h.onnx"):
+        memory.pipe_file(f"/hub/{name}", b"abc")
+    found = [(relative.as_posix(), size) for _, relative, size in listed(Path("memory://hub"))]
+    assert found == [(".b.onnx", 3), ("a.onnx", 3), ("d/h.onnx", 3)]
 
 
 def done(*given: Any, **more: Any) -> list[Outcome]:

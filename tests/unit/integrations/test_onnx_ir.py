@@ -95,6 +95,14 @@ def test_tensors_in_every_place_come_back() -> None:
     assert ir.to_proto(to_ir(Model.load(source))) == ir.to_proto(source)
 
 
+def test_a_function_keeps_a_tensor_that_its_caller_gives() -> None:
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "f": 1]>
+      g (float[2] x) => (float[2] y) { y = f.shifted <by: tensor = float[2] {1, 2}> (x) }
+      <domain: "f", opset_import: ["": 21]> shifted <by> (x) => (y) { c = Constant <value: tensor = @by> ()
+        y = Add (x, c) }""")
+    assert ir.to_proto(to_ir(Model.load(proto))) == ir.to_proto(ir.from_proto(proto))
+
+
 def test_metadata_are_kept_those_of_the_proto_and_those_beside_it() -> None:
     source = ir.load(VIT)
     node = next(n for n in source.graph.all_nodes() if n.op_type == "MatMul")

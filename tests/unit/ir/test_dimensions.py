@@ -46,6 +46,8 @@ def followed(body: str, inputs: str = "float[b,n,32] x", held: str = "int64 unus
         (SHAPE + "t = Concat <axis = 0> (b1, n1, rest, eight)  y = Reshape (x, t)", "", ("b", "n", 4, 8)),
         (SHAPE + "t = Concat <axis = 0> (n1, rest)  y = Reshape (x, t)", "", ("n", times("b", 32))),
         (SHAPE + "r = Range (i0, n, i1)  y = Cast <to = 1> (r)", "", ("n",)),
+        (SHAPE + "i2 = Add (i1, i1)  r = Range (i0, n, i2)  y = Cast <to = 1> (r)", "", ("?",)),
+        (SHAPE + "r = Range (i1, n, i1)  y = Cast <to = 1> (r)", "", ("?",)),  # n may be 0
         (SHAPE + "y = Slice (table, zero, n1, one, one)", "", (1, "?")),
         (SHAPE + "p = Slice (table, zero, n1, one, one)  y = Add (w, p)", "float[b,n,32] x, float[b,n] w", ("b", "n")),
         (SHAPE + "c = Concat <axis = 1> (x, w)  y = Slice (c, n1, most, one, one)", PAIR, ("b", "m", 32)),

@@ -198,3 +198,23 @@ def test_a_measured_error_says_how_much_larger_errors_are_than_predicted(
     choice: Any = SimpleNamespace(energies=1.0)
     found = Foresight.factor(foresight, choice, score, criterion(tolerance=1e-2))
     assert factor <= found <= 1.03 * factor
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+@pytest.mark.parametrize("least", [-10.0, -9.4, 0.3, 7.9, 15.99, 16.5])
+def test_the_cheapest_choice_is_that_of_the_lowest_price_that_meets_a_criterion(least: float, factor: float) -> None:
+    """Of energies that fall as the price rises."""
+    priced: list[float] = []
+
+    def at(price: float) -> Any:
+        priced.append(math.log(price / 3.0, 4.0))
+        return SimpleNamespace(energies=np.array(-priced[-1]), exponent=priced[-1])
+
+    prediction = SimpleNamespace(score=lambda energies, by: float(energies / factor**2))
+    fake: Any = SimpleNamespace(unit=3.0, at=at, prediction=prediction)
+    by: Any = SimpleNamespace(passes=lambda score: score <= -least + 1e-9)
+    found: Any = Foresight.cheapest(fake, by, factor)
+    if least > 16:
+        assert found is None
+    else:
+        assert 0 <= found.exponent - least + 1e-6 < 0.25 and len(priced) <= 10

@@ -42,3 +42,9 @@ def test_a_model_is_repaired_where_there_are_data_with_all_that_was_asked_for(
     found = guidance.convert("model.onnx", {"to": "bfloat16"}, feed, print)
     assert seen == [("repair" if fed else "convert", expected)]
     assert found == (("converted", repaired) if fed else (None, None))
+
+
+def test_data_random_data_and_ranges_guide_and_settings_alone_do_not() -> None:
+    guiding = [Guidance("d.npz"), Guidance(ranges="r.json"), Guidance("d.npz", ranges="r.json"), Guidance(random={})]
+    assert all(guiding)
+    assert not any([Guidance(), Guidance(headroom=2.0, budget=3, criterion={"rtol": 0.1})])

@@ -251,6 +251,7 @@ def test_the_json_of_a_repair_has_its_outcome_and_its_parts() -> None:
         "trials": len(found.trail),
     }
     assert document["regions"] == [region.because for region in found.regions]
+    assert found.chosen is not None and document["chosen"]["float32_ops"] == found.chosen.float32_ops
     assert document.keys() - {"schema", "solved", "minimal", "candidates", "budget", "trials", "regions"} == {
         "chosen",
         "trail",

@@ -18,6 +18,7 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH, hides
 from amp_rewrite.rewrite.passes.attention_masks import select_masks
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context
@@ -221,3 +222,21 @@ def test_a_constant_mask_that_two_kinds_of_softmax_read_gets_constants_for_each(
     after = selected(made)
     assert kinds(after) == "MatMul Add Neg Where LogSoftmax Softmax Mul"
     np.testing.assert_array_equal(run(after.model.proto), run(made))
+
+
+@pytest.mark.parametrize(
+    ("shown", "seen"),
+    [
+        (None, False),
+        (np.array(True), True),
+        (np.array([True, False]), True),
+        (np.array([False, False]), False),
+        (np.array([[True, False], [False, True]]), True),
+        (np.array([[True, True], [False, False]]), False),
+    ],
+)
+def test_a_fill_hides_beside_a_score_that_its_row_shows_or_if_it_is_huge(
+    shown: NDArray[np.bool_] | None, seen: bool
+) -> None:
+    fills = (OUT_OF_REACH / 2, OUT_OF_REACH, LOST / 2, LOST)
+    assert [hides(fill, shown) for fill in fills] == [False, seen, seen, True]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,6 +115,30 @@ def command(site: Path, *words: str, **extra: str) -> subprocess.CompletedProces
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = (sys.executable, "-S", "-P", "-c", program, *words)
     return subprocess.run(words, env=kept | extra, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["o/a.py"], "a.py"),
+        (["o/a.py", "o/b.py"], "a.py, b.py"),
+        (["o/a.py", "o/b.py", "o/c.py"], "a.py, b.py …"),
+        (["o/a.py", LIBRARY], "libonnxruntime_providers_cuda.so …"),
+        ([LIBRARY], "libonnxruntime_providers_cuda.so"),
+    ],
+)
+def test_libraries_are_named_before_other_files_and_two_at_most(files: list[str], said: str) -> None:
+    assert installation._some(files) == said
+
+
+@pytest.mark.parametrize("missing", ["InferenceSession", "SessionOptions", "get_available_providers"])
+def test_a_module_that_lacks_what_runs_models_is_broken(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"InferenceSession", "SessionOptions", "get_available_providers"} - {missing}
+    module = ModuleType("onnxruntime")
+    vars(module).update(dict.fromkeys(names))
+    monkeypatch.setitem(sys.modules, "onnxruntime", module)
+    with pytest.raises(MachineError, match=r"^verify runs models in onnxruntime, and "):
+        installation.require("verify")
 
 
 BROKEN = {

@@ -16,6 +16,7 @@ from amp_rewrite import Model, ModelError, PolicyError
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files import tensors, wire
 from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.runtime.model_input import model_input
 from amp_rewrite.runtime.ort_errors import error_text
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
@@ -296,6 +297,13 @@ def test_a_model_with_much_in_memory_is_handed_over_as_a_file(tmp_path: Path, mo
     y = Runner.open(Model.load(heavy())).run({"x": ROW})["y"]
     np.testing.assert_allclose(y, ROW @ WEIGHT, atol=CLOSE, rtol=0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_lie_beside_a_model_that_is_handed_over_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_rewrite.runtime.model_input._LARGEST_MESSAGE", 1 << 10)
+    with model_input(Model.load(heavy())) as (path, entries):
+        assert isinstance(path, str) and entries == {}
+        assert sorted(file.suffix for file in Path(path).parent.iterdir()) == [".data", ".onnx"]
 
 
 def test_a_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

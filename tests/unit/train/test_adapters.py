@@ -135,6 +135,10 @@ def test_an_encoder_in_mixed_precision_with_regions_learns_by_adapters_alone() -
     [
         ("q_proj:r=0", "adapters 'q_proj:r=0' are not settings; write PATTERN,…:r=RANK"),
         ("q_proj:rank=2", "adapters 'q_proj:rank=2' are not settings"),
+        ("q_proj:r=0,alpha=1", "adapters 'q_proj:r=0,alpha=1' are not settings"),
+        ("q_proj:r=2,alpha=0", "adapters 'q_proj:r=2,alpha=0' are not settings"),
+        ("q_proj:alpha=inf", "adapters 'q_proj:alpha=inf' are not settings"),
+        ("q_proj:r=2,r=3", "adapters 'q_proj:r=2,r=3' are not settings"),
         (":r=2", "adapters ':r=2' are not settings"),
         ("o_proj:r=2", "no weight of two dimensions matches the adapter 'o_proj'; the model has a.q_proj.weight"),
     ],

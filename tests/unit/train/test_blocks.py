@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner
 from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.step import execution
 from amp_rewrite.train.step.step import training_step
@@ -155,3 +155,31 @@ def test_small_parameters_and_sizes_without_divisors_stay_whole() -> None:
     model = step(policy="float32").model
     assert in_blocks(model, 64) is model  # 128 elements are not four blocks of 64
     assert len(scans(in_blocks(model, 31))) == 1  # 128 elements in 8 blocks
+
+
+@pytest.mark.parametrize(
+    ("named", "opens", "providers", "emulated"),
+    [
+        (None, True, (CUDA, CPU), False),
+        (None, False, (CPU,), True),
+        ((CUDA, CPU), False, (CPU,), True),
+        ((CUDA,), False, (CUDA,), False),
+        ((CPU,), True, (CPU,), True),
+        ((CPU, CUDA), False, (CPU, CUDA), True),
+    ],
+)
+def test_a_step_runs_on_cuda_if_that_opens_and_is_emulated_on_the_cpu(
+    named: Sequence[str] | None,
+    opens: bool,
+    providers: tuple[str, ...],
+    emulated: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(execution, "cuda_opens", lambda: opens)
+    lowered, full = (step(policy=policy) for policy in ("mixed_float16", "float32"))
+    made = execution.Execution.of(lowered, named, None, 1, {})
+    assert (made.options.providers, made.emulated) == (providers, emulated)
+    assert (made.model is lowered.model) == (not emulated)
+    assert not execution.Execution.of(full, named, None, 1, {}).emulated
+    for asked in (True, False):
+        assert execution.Execution.of(lowered, named, asked, 1, {}).emulated is asked

@@ -16,6 +16,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.train.interchange.torch_module import from_torch
 from amp_rewrite.train.objective import fixed_values
+from amp_rewrite.train.step import training_report
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import CROSS_ENTROPY, F32, PLACE, Run, batches, mlp, parsed
@@ -194,6 +195,23 @@ def test_everything_trained_is_printed() -> None:
         "  not trained: 1 of 4 numbers\n"
         "    b2  [4]            named in freeze\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "spelled"),
+    [
+        ("l.0.w l.1.w l.2.w", "l.{0…2}.w"),
+        ("l.0.w l.2.w l.4.w", "l.{0,2,4}.w"),
+        ("l.3.w l.4.w", "l.{3,4}.w"),
+        ("l.1.w l.3.w", "l.{1,3}.w"),
+        ("l.2.w l.1.w l.0.w", "l.{2,1,0}.w"),
+        ("l.7.w", "l.7.w"),
+        ("a1.b3 a1.b4 a1.b5", "a1.b{3…5}"),
+        ("w", "w"),
+    ],
+)
+def test_numbers_of_names_are_a_range_if_three_or_more_follow_each_other(names: str, spelled: str) -> None:
+    assert training_report._joined(names.split()) == spelled
 
 
 def test_names_that_differ_by_numbers_share_a_line() -> None:
