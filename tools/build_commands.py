@@ -33,7 +33,9 @@ An option that other tools have is not accepted; the error names ours:
 
 def page() -> str:
     """Return the text of the page."""
-    root = click.Context(program, info_name=NAME)
+    root = click.Context(
+        program, info_name=NAME, **program.context_settings
+    )  # click keeps the help option that it makes
     commands = [(name, program.get_command(None, name)) for name in COMMANDS]
     index = [f"| [`{name}`](#amp-rewrite-{name}) | {words} |" for name, words in COMMANDS.items()]
     parts = [HEAD.strip(), "\n".join(["| command | result |", "|---|---|", *index])]
