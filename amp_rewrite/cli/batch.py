@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.data import Feeding, Measuring
+from amp_rewrite.cli.data import DataOptions, MeasuringOptions
 from amp_rewrite.cli.files import as_folder, ended_by_signals, is_stdout
 from amp_rewrite.errors import count
 from amp_rewrite.fleet.urls import local, name_of, url_of
@@ -50,7 +50,7 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     ):
         if value:
             raise click.UsageError(f"{why}; leave it out for several models")
-    measuring = Measuring.taken(given)
+    measuring = MeasuringOptions.taken(given)
     check_parallel(asked["scheduler"], asked["jobs"])
     if output is None or is_stdout(output):
         raise click.UsageError("several models go to a folder; add -o FOLDER")
@@ -98,7 +98,7 @@ def executor_for(scheduler: str | None, jobs: int | None) -> Iterator[tuple[Exec
 
 
 def over_shards(
-    many: Callable[..., R], feeding: Feeding, scheduler: str | None, jobs: int | None, verb: str
+    many: Callable[..., R], feeding: DataOptions, scheduler: str | None, jobs: int | None, verb: str
 ) -> tuple[R, str]:
     """Return the result of `many` over the files of a data folder, done at the same time, and the name of the folder.
 
@@ -124,7 +124,7 @@ def check_parallel(scheduler: str | None, jobs: int | None) -> None:
         check_scheduler(scheduler)
 
 
-def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring: Measuring) -> BatchSettings:
+def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring: MeasuringOptions) -> BatchSettings:
     from amp_rewrite.files.store import SaveOptions
     from amp_rewrite.fleet.batch import BatchSettings
     from amp_rewrite.fleet.naming import SAME

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Feeding:
+class DataOptions:
     """Values of the options `FEEDING`."""
 
     data: str | None
@@ -37,7 +37,7 @@ class Feeding:
     smoke: bool
 
     @classmethod
-    def taken(cls, given: dict[str, Any]) -> Feeding:
+    def taken(cls, given: dict[str, Any]) -> DataOptions:
         """Take the options out of all that were given. UsageError for options that contradict each other."""
         smoke = given.pop("smoke", False)
         feeding = cls(smoke=smoke, **{name: given.pop(name) for name in cls.__slots__ if name != "smoke"})
@@ -55,11 +55,11 @@ class Feeding:
     def __bool__(self) -> bool:
         return self.data is not None or self.random
 
-    def completed(self, settings: Settings) -> Feeding:
+    def completed(self, settings: Settings) -> DataOptions:
         """Return the same, with the data of the settings where the command line names none."""
         return self if self else replace(self, data=settings.data)
 
-    def needed(self) -> Feeding:
+    def needed(self) -> DataOptions:
         """Return the same. UsageError if no option says what to feed."""
         if not self:
             raise click.UsageError("no input data; add --data FILE, or --random")
@@ -111,23 +111,23 @@ DRAWING = {"--random": False, "--smoke": False, "--batches": True, "--seed": Tru
 
 
 @dataclass(frozen=True, slots=True)
-class Measuring:
+class MeasuringOptions:
     """Values of the options `MEASURING`. `criterion`: the keywords in `CRITERION` that were given."""
 
     ranges: Path | None
     headroom: float | None
-    feeding: Feeding
+    feeding: DataOptions
     criterion: dict[str, Any]
     budget: int | None
 
     @classmethod
-    def taken(cls, given: dict[str, Any]) -> Measuring:
+    def taken(cls, given: dict[str, Any]) -> MeasuringOptions:
         """Take the options out of all that were given. UsageError for options that contradict each other."""
         criterion = {word: value for word in CRITERION if (value := given.pop(word)) is not None}
         ranges, headroom, budget = (given.pop(word) for word in ("ranges", "headroom", "budget"))
-        return cls(None if ranges is None else Path(ranges), headroom, Feeding.taken(given), criterion, budget)
+        return cls(None if ranges is None else Path(ranges), headroom, DataOptions.taken(given), criterion, budget)
 
-    def completed(self, settings: Settings) -> Measuring:
+    def completed(self, settings: Settings) -> MeasuringOptions:
         """Return the same, completed by settings where the command line is silent.
 
         If a file names ranges and data, the ranges guard, and only a repair uses the data. UsageError for options of

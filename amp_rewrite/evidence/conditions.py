@@ -17,7 +17,7 @@ from amp_rewrite.settings.choices import Target, target_of
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class RunMode:
     """The way in which a model runs: the provider that must open, and low ops emulated or unchanged.
 
     `target`: the one that the model was converted for, whose sums the emulation follows.
@@ -59,17 +59,17 @@ class Conditions:
             return self.emulate
         return self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_opens()
 
-    def way(self, model: Model) -> Way:
+    def way(self, model: Model) -> RunMode:
         """Return the way in which a model runs: on WebGPU if it was converted for that and this machine has a device.
 
         Without the device it is emulated, with sums in float16 as the device has them.
         """
         target = target_of(model)
         if target is not Target.WEBGPU or self.provider is not None:
-            return Way(self.chosen_provider, self.emulates, target)
+            return RunMode(self.chosen_provider, self.emulates, target)
         if self.emulate is not True and webgpu_opens():
-            return Way(WEBGPU, emulates=False, target=target)
-        return Way(self.chosen_provider, self.emulate is not False, target)
+            return RunMode(WEBGPU, emulates=False, target=target)
+        return RunMode(self.chosen_provider, self.emulate is not False, target)
 
     def feed(self, data: object, model: Model) -> Feed:
         """Return the data as batches for a model."""

@@ -15,7 +15,7 @@ from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
 from amp_rewrite.evidence.instrument.shadow import CHUNK, Bench
 from amp_rewrite.evidence.instrument.side_by_side import reads, upstream
 from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
-from amp_rewrite.evidence.verdict import SCHEMA, Fed, json_of
+from amp_rewrite.evidence.verdict import SCHEMA, FedData, json_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import MAIN, OpId, ValueId
 from amp_rewrite.reports.measurements import OpErrors
@@ -54,7 +54,7 @@ class Located(Result):
 
     reference: str
     candidate: str
-    fed: Fed
+    fed: FedData
     low: str
     rows: tuple[OpErrors, ...]
     first_jump: OpErrors | None
@@ -82,12 +82,12 @@ class Located(Result):
 
     def figures(self) -> Sequence[Figure]:
         """Return the accumulated and the local errors along the depth, and the predicted shares if there are some."""
-        from amp_rewrite.reports.page.waterfall import Marked, waterfall  # late: few runs draw
+        from amp_rewrite.reports.page.waterfall import MarkedOps, waterfall  # late: few runs draw
 
         beyond, jump = (
             None if spot is None else self.rows.index(spot) for spot in (self.first_beyond, self.first_jump)
         )
-        errors = waterfall(self.rows, Marked(self.tolerance, beyond, jump), self.low, str(self.fed), self.notes)
+        errors = waterfall(self.rows, MarkedOps(self.tolerance, beyond, jump), self.low, str(self.fed), self.notes)
         if self.shares is None:
             return (errors,)
         from amp_rewrite.reports.page.effects import effects_figure
@@ -232,7 +232,7 @@ def located(
     return Located(
         first,
         second,
-        Fed(feed.origin, feed.random, len(feed)),
+        FedData(feed.origin, feed.random, len(feed)),
         bench.low.spelling,
         tuple(spots.values()),
         next((spots[op] for op in spots if _jumps(bench, accumulated, op)), None),

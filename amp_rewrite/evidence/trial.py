@@ -19,10 +19,10 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.instrument.switchable import SwitchableModel
 from amp_rewrite.evidence.metric import Criterion, Tolerance
 from amp_rewrite.evidence.search import BudgetSpent
-from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
+from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.evidence.verify import Comparison, Side, rows_of
 from amp_rewrite.files.model import Model
-from amp_rewrite.reports.measurements import OutputRow, Step
+from amp_rewrite.reports.measurements import OutputRow, TrialRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import target_of
@@ -53,7 +53,7 @@ class Trial:
             rows += added
             if not all(row.difference.ok for row in added):
                 break
-        return Verdict(_REFERENCE, _TRIED, Fed(self.feed.origin, self.feed.random, done), self.by, tuple(rows))
+        return Verdict(_REFERENCE, _TRIED, FedData(self.feed.origin, self.feed.random, done), self.by, tuple(rows))
 
     def _outputs(self, coloring: Coloring) -> Iterator[tuple[Batch, Outputs]]:
         """Yield each batch and the outputs of the coloring's model."""
@@ -93,8 +93,8 @@ def _widened(value: Any) -> Any:
     return value.astype(np.float32) if low else value
 
 
-_REFERENCE = Ran("the model", "float32 on CPUExecutionProvider")
-_TRIED = Ran("the trial", "emulated on CPUExecutionProvider")
+_REFERENCE = ModelRun("the model", "float32 on CPUExecutionProvider")
+_TRIED = ModelRun("the trial", "emulated on CPUExecutionProvider")
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Trials:
     paints: Callable[[frozenset[int]], Coloring]
     whole: frozenset[int] = frozenset()
     margin: float = 0.0
-    trail: list[Step] = field(default_factory=list)
+    trail: list[TrialRow] = field(default_factory=list)
     verdicts: dict[frozenset[int], Verdict] = field(default_factory=dict)
 
     def passes(self, held: frozenset[int]) -> bool:
@@ -126,7 +126,7 @@ class Trials:
         """Add a trial that was made."""
         self.verdicts[held] = verdict
         score = worst_score(verdict, self.trial.by)
-        self.trail.append(Step(len(held), verdict.ok, verdict.because, coloring.float32_ops, score))
+        self.trail.append(TrialRow(len(held), verdict.ok, verdict.because, coloring.float32_ops, score))
 
     def _ok(self, held: frozenset[int]) -> bool:
         by, verdict, margin = self.trial.by, self.verdicts[held], self._margin(held)

@@ -16,7 +16,7 @@ from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.outputs import Allowed
+    from amp_rewrite.reports.page.outputs import CriterionLine
     from amp_rewrite.reports.page.page import Figure
 
 SCHEMA = 1
@@ -26,7 +26,7 @@ _SHORT = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ModelRun:
     """A model by name, and how it ran: "float32 on CPUExecutionProvider"."""
 
     model: str
@@ -34,7 +34,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class FedData:
     """The data of both models."""
 
     origin: str
@@ -62,9 +62,9 @@ class Verdict(Result):
         depth: the errors of ops along the depth, as `locate` gives them; None if they were not asked for.
     """
 
-    reference: Ran
-    candidate: Ran
-    fed: Fed
+    reference: ModelRun
+    candidate: ModelRun
+    fed: FedData
     criterion: Criterion
     rows: tuple[OutputRow, ...]
     refusals: tuple[str, ...] = ()
@@ -116,12 +116,12 @@ class Verdict(Result):
         return (f"the op that the error comes from: verify again with {spelled('depth', True)}, or run locate",)
 
     @property
-    def allowed(self) -> Allowed:
+    def allowed(self) -> CriterionLine:
         """The criterion, as figures show it."""
-        from amp_rewrite.reports.page.outputs import Allowed  # late: few runs draw
+        from amp_rewrite.reports.page.outputs import CriterionLine  # late: few runs draw
 
         by = self.criterion
-        return Allowed(str(by), by.measured, by.limit, by.higher)
+        return CriterionLine(str(by), by.measured, by.limit, by.higher)
 
     def merge(self, other: Verdict) -> Verdict:
         """Return the verdict over the batches of both, those of this one first.
@@ -238,7 +238,7 @@ class Verdict(Result):
         return json_of(head, worst=map(_encoded, self.worst), rows=map(_encoded, self.rows))
 
 
-def _told(role: str, ran: Ran) -> str:
+def _told(role: str, ran: ModelRun) -> str:
     """Return a model and how it ran; one that is named after its role needs no name."""
     return ran.as_ if ran.model == f"the {role}" else f"{ran.model}: {ran.as_}"
 
@@ -300,5 +300,5 @@ def plain_json(value: object) -> object:
     return value
 
 
-def _subject(part: Ran | Criterion) -> str:
-    return f"{part.model}, {part.as_}" if isinstance(part, Ran) else str(part)
+def _subject(part: ModelRun | Criterion) -> str:
+    return f"{part.model}, {part.as_}" if isinstance(part, ModelRun) else str(part)

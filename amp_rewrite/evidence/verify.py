@@ -17,7 +17,7 @@ from amp_rewrite.evidence.instrument.lazy_weights import opening
 from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, compare, criterion
 from amp_rewrite.evidence.sensitivity import Sensitivity
-from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
+from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.reports.measurements import Difference, OutputRow
@@ -149,7 +149,7 @@ def verdict_of(a: object, b: object, data: object, comparison: Comparison, condi
     return Verdict(
         reference.ran,
         candidate.ran,
-        Fed(feed.origin, feed.random, len({row.batch for row in rows})),
+        FedData(feed.origin, feed.random, len({row.batch for row in rows})),
         comparison.by,
         tuple(rows),
         refusals,
@@ -164,7 +164,7 @@ class Side:
     `kept`: outputs by batch, which are computed once as far as memory allows; None if each batch comes once.
     """
 
-    ran: Ran
+    ran: ModelRun
     model: Model
     runner: Runner
     notes: tuple[str, ...]
@@ -187,7 +187,7 @@ class Side:
         runner = open_on(model, name, session_on(provider))
         like = f" {EMULATED}{' as on WebGPU' if way.target is Target.WEBGPU else ''}" if emulates else ""
         how = f"{spelled or 'float32'}{like} on {runner.provider}"
-        return cls(Ran(name, how), model, runner, tuple(notes), {} if keeps else None)
+        return cls(ModelRun(name, how), model, runner, tuple(notes), {} if keeps else None)
 
     def run(self, number: int, batch: Batch, outputs: Sequence[str] = ()) -> Mapping[str, Given]:
         """Return the outputs for a batch of that number, in the types of the model's inputs; all if they are kept."""

@@ -13,7 +13,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import cast
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.ir.view import Value, ValueId, View
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.settings.policy import LowType, low_type
 
@@ -71,13 +71,13 @@ def check_weights(
     for value in view.values if values is None else [view.values[v] for v in sorted(values)]:
         dtype = view.dtype(value.id)
         if value.tensor is not None and dtype is not None and dtype.floating and dtype is not low:
-            fits.append(_fit(view.model, value.tensor, value.name, view.scopes[value.scope].path, dtype, low))
+            fits.append(_fit(view, value, value.tensor, low))
     return tuple(sorted(fits, key=lambda w: (-w.fit.overflow, -w.flushed, -w.error)))
 
 
-def _fit(model: Model, tensor: TensorProto, name: str, scope: str, dtype: DType, low: DType) -> WeightFit:
+def _fit(view: View, value: Value, tensor: TensorProto, low: DType) -> WeightFit:
     fit, worst, noise, signal = Fit(), 0.0, 0.0, 0.0
-    for chunk in model.chunks(tensor):
+    for chunk in view.model.chunks(tensor):
         values = chunk if chunk.dtype in (np.float32, np.float64) else chunk.astype(np.float32)
         fit = fit.merge(Fit.of([values], low))
         counted = np.isfinite(values) & (values != 0)
@@ -87,7 +87,8 @@ def _fit(model: Model, tensor: TensorProto, name: str, scope: str, dtype: DType,
         noise += float(lost @ lost)
         signal += float(exact @ exact)
     error = math.sqrt(noise / signal) if signal else 0.0
-    return WeightFit(name, scope, dtype.spelling, tuple(tensor.dims), worst, error, fit)
+    dtype = DType(tensor.data_type)
+    return WeightFit(value.name, view.scopes[value.scope].path, dtype.spelling, tuple(tensor.dims), worst, error, fit)
 
 
 _HEAD = ("weight", "shape", "error", "max rel", "saturated", "to zero", "subnormal", "absmax")

@@ -45,7 +45,7 @@ def bytes_in(text: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedTensor:
     """A tensor of a data file: `nbytes` bytes at `offset`."""
 
     tensor: TensorProto
@@ -57,7 +57,7 @@ class Placed:
 class DataFile:
     """A data file to write: its tensors, and its bytes with the gaps between them."""
 
-    placed: list[Placed] = field(default_factory=list)
+    placed: list[PlacedTensor] = field(default_factory=list)
     end: int = 0
 
 
@@ -90,7 +90,7 @@ class Layout:
         step = _PAGE if count >= _PAGED_FROM else _ALIGN
         offset = -(-file.end // step) * step
         file.end = offset + count
-        file.placed.append(Placed(tensor, offset, count))
+        file.placed.append(PlacedTensor(tensor, offset, count))
         if key is not None:
             self._tied[key] = number, offset
         return number, offset
@@ -109,7 +109,7 @@ class Layout:
         return number
 
 
-class Replace:
+class Destinations:
     """Destination of each tensor of a model: streamed into the model file, placed in a `layout`, or kept."""
 
     def __init__(self, sources: Sources, layout: Layout | None) -> None:
@@ -123,10 +123,10 @@ class Replace:
             if source(tensor).explicit:
                 bare.data_location = TensorProto.DEFAULT
             count = nbytes(tensor)
-            streamed = wire.Streamed(count, partial(payload, tensor, self.sources))
+            streamed = wire.StreamedPiece(count, partial(payload, tensor, self.sources))
             return [bare.SerializeToString(deterministic=True), wire.head(wire.RAW_DATA, count), streamed]
         if tensor.ByteSize() > LARGEST_SHAPE:
-            return [wire.Streamed(tensor.ByteSize(), lambda: [tensor.SerializeToString(deterministic=True)])]
+            return [wire.StreamedPiece(tensor.ByteSize(), lambda: [tensor.SerializeToString(deterministic=True)])]
         return None
 
 

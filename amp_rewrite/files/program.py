@@ -37,7 +37,7 @@ def lazily(source: object, folder: Path | None) -> tuple[ModelProto, dict[str, S
         )
     import onnx_ir
 
-    shelf = _Shelf(folder)
+    shelf = _TensorStore(folder)
     try:
         proto = onnx_ir.serde.serialize_model(shelf.model(model))
     except onnx_ir.serde.SerdeError as error:
@@ -56,7 +56,7 @@ def _of_onnx_ir(model: object) -> bool:
     return type(model).__module__.partition(".")[0] == "onnx_ir" and hasattr(model, "graph")
 
 
-class _Lent:
+class _Overlay:
     """An object of a program in which some attributes are replaced, since the program must not be changed."""
 
     def __init__(self, lender: object, **replaced: object) -> None:
@@ -67,7 +67,7 @@ class _Lent:
         return getattr(self._lender, name)
 
 
-class _LentNodes(_Lent):
+class _OverlayNodes(_Overlay):
     """A graph or a function."""
 
     _nodes: list[object]
@@ -79,7 +79,7 @@ class _LentNodes(_Lent):
         return len(self._nodes)
 
 
-class _Shelf:
+class _TensorStore:
     """The tensors of a program, replaced by tensors of another place: the location of each in `own`."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -91,17 +91,17 @@ class _Shelf:
 
     def model(self, model: Any) -> Any:
         functions = {key: self._holder(function) for key, function in model.functions.items()}
-        return _Lent(model, graph=self._holder(model.graph), functions=functions)
+        return _Overlay(model, graph=self._holder(model.graph), functions=functions)
 
     def _holder(self, holder: Any) -> Any:
         """Return a graph or a function with its tensors replaced."""
-        nodes = [self._with_attributes(node, _Lent) for node in holder]
+        nodes = [self._with_attributes(node, _Overlay) for node in holder]
         if not hasattr(holder, "initializers"):
-            return self._with_attributes(holder, _LentNodes, _nodes=nodes)
+            return self._with_attributes(holder, _OverlayNodes, _nodes=nodes)
         values = holder.initializers.items()
-        return _LentNodes(holder, _nodes=nodes, initializers={name: self._value(value) for name, value in values})
+        return _OverlayNodes(holder, _nodes=nodes, initializers={name: self._value(value) for name, value in values})
 
-    def _with_attributes(self, owner: Any, lent: type[_Lent], **replaced: object) -> Any:
+    def _with_attributes(self, owner: Any, lent: type[_Overlay], **replaced: object) -> Any:
         attributes: Mapping[str, Any] = owner.attributes
         if not replaced and not any(a.type.name in _HEAVY for a in attributes.values()):
             return owner
@@ -112,11 +112,11 @@ class _Shelf:
             return attribute
         one = self._holder if kind in ("GRAPH", "GRAPHS") else self._tensor
         many = kind.endswith("S")
-        return _Lent(attribute, value=[one(v) for v in attribute.value] if many else one(attribute.value))
+        return _Overlay(attribute, value=[one(v) for v in attribute.value] if many else one(attribute.value))
 
     def _value(self, value: Any) -> Any:
         tensor = value.const_value
-        return value if tensor is None else _Lent(value, const_value=self._tensor(tensor))
+        return value if tensor is None else _Overlay(value, const_value=self._tensor(tensor))
 
     def _tensor(self, tensor: Any) -> Any:
         """Return a tensor with the facts of the given one, whose values are elsewhere, or a copy of a small one."""

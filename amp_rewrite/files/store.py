@@ -19,7 +19,7 @@ from onnx import ModelProto
 
 from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files import wire
-from amp_rewrite.files.layout import DataFile, Layout, Placed, Replace, located, shard_bytes
+from amp_rewrite.files.layout import DataFile, Destinations, Layout, PlacedTensor, located, shard_bytes
 from amp_rewrite.files.parts import Parts
 from amp_rewrite.files.prefetch import WORTH_IT, prefetch
 from amp_rewrite.files.scratch import alone, scratch, sweep, sync
@@ -119,7 +119,7 @@ class _Writing:
         """Write all files under other names, then rename them."""
         layout = Layout(self.first.shard) if self.first.external else None
         bodies = [
-            wire.pieces(proto, Replace(self.sources, layout)) or [proto.SerializeToString(deterministic=True)]
+            wire.pieces(proto, Destinations(self.sources, layout)) or [proto.SerializeToString(deterministic=True)]
             for _, proto in self.models
         ]
         files = layout.files if layout else []
@@ -217,7 +217,7 @@ def stream(proto: ModelProto, file: Writable, progress: Progress | None) -> None
     """Write a model with its weights to an open file. ModelError if that fails; what is written then is not a model."""
     try:
         with Sources() as sources:
-            body = wire.pieces(proto, Replace(sources, None)) or [proto.SerializeToString(deterministic=True)]
+            body = wire.pieces(proto, Destinations(sources, None)) or [proto.SerializeToString(deterministic=True)]
             if wire.total(body) > LARGEST_FILE:
                 raise ModelError(
                     f"cannot write {wire.total(body)} bytes to a file as one model: protobuf cannot read as many; save"
@@ -285,7 +285,7 @@ class _Output:
         self.file.close()
 
 
-def _write_data(out: _Output, layout: list[Placed], sources: Sources) -> str:
+def _write_data(out: _Output, layout: list[PlacedTensor], sources: Sources) -> str:
     """Write the data file, close it, and return the first 16 hex digits of the SHA-256 of its content."""
     digest = hashlib.sha256()
     end = 0
@@ -303,7 +303,9 @@ def _write_data(out: _Output, layout: list[Placed], sources: Sources) -> str:
     return digest.hexdigest()[:16]
 
 
-def _placed(layout: list[Placed], sources: Sources) -> Generator[tuple[Placed, bytes | memoryview], None, None]:
+def _placed(
+    layout: list[PlacedTensor], sources: Sources
+) -> Generator[tuple[PlacedTensor, bytes | memoryview], None, None]:
     for placed in layout:
         count = 0
         for chunk in payload(placed.tensor, sources):

@@ -60,14 +60,14 @@ _DEEPEST = 100  # protobuf's own parser stops at this depth too
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class StreamedPiece:
     """A piece of a file whose `nbytes` bytes are computed when it is written."""
 
     nbytes: int
     chunks: Callable[[], Iterable[bytes | memoryview]]
 
 
-Piece = bytes | Streamed
+Piece = bytes | StreamedPiece
 
 
 def total(pieces: list[Piece]) -> int:

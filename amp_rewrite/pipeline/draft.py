@@ -27,7 +27,7 @@ from amp_rewrite.settings.io_rules import io_types, rules_of
 from amp_rewrite.settings.request import Request
 
 if TYPE_CHECKING:
-    from amp_rewrite.decide.placement.place import Placing
+    from amp_rewrite.decide.placement.place import PlacementRule
     from amp_rewrite.decide.placement.tradeoff import Tradeoff
     from amp_rewrite.runtime.roofline import Roof
 
@@ -148,14 +148,14 @@ class Draft:
         return paint(self.view, request.lists, request.to, options, hazards, place)
 
     @cached_property
-    def placing(self) -> Placing | None:
+    def placing(self) -> PlacementRule | None:
         """Placement by minimum cut; None unless the request asks for it."""
         placement = self.request.placement
         if placement.gpu is None:
             return None
-        from amp_rewrite.decide.placement.place import Placing  # late: only this placement pays for it
+        from amp_rewrite.decide.placement.place import PlacementRule  # late: only this placement pays for it
 
-        return Placing(CostModel(self.view, placement.gpu, self.request.to), placement.islands)
+        return PlacementRule(CostModel(self.view, placement.gpu, self.request.to), placement.islands)
 
 
 def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Hazards, Mapping[ValueId, DType]]:

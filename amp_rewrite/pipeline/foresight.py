@@ -24,7 +24,7 @@ from amp_rewrite.runtime.roofline import ROOFS, Roof
 from amp_rewrite.runtime.runner import Runner
 
 if TYPE_CHECKING:
-    from amp_rewrite.decide.placement.tradeoff import Loss, Tradeoff
+    from amp_rewrite.decide.placement.tradeoff import RoundingLoss, Tradeoff
     from amp_rewrite.evidence.prediction.prediction import PredictedErrors
 
 MOST_BATCHES = 4
@@ -42,14 +42,14 @@ _CORRECTED, _HALVINGS = 5.0, 8
 
 
 @dataclass(frozen=True)
-class Widened:
+class WidenedTwin:
     """The float32 twin of a model that is half already, and the vertices of the model that its own follow, if low."""
 
     view: View
     low: Mapping[Vertex, Vertex]
 
     @classmethod
-    def of(cls, half: View, base: Coloring) -> Widened:
+    def of(cls, half: View, base: Coloring) -> WidenedTwin:
         """Return the twin of a view. `base`: the coloring in which its low vertices are those that may be low."""
         view = View.of(emulate(half.model, rounding=False, io="float32"))
         ops = {op.name: op.id for op in half.ops}
@@ -76,7 +76,7 @@ def is_low(half: View, coloring: Coloring, vertex: Vertex) -> bool:
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class PredictedChoice:
     """A choice: the regions that stay float32, its coloring, and its predicted squared errors."""
 
     held: frozenset[int]
@@ -93,9 +93,8 @@ class Foresight:
     base: Coloring
     prediction: PredictedErrors
     islands: bool = False
-    wide: Widened | None = None
-    _seen: dict[frozenset[int], Foreseen] = field(default_factory=dict, repr=False)
-    _priced: dict[float, Foreseen] = field(default_factory=dict, repr=False)
+    wide: WidenedTwin | None = None
+    _seen: dict[frozenset[int], PredictedChoice] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -117,7 +116,7 @@ class Foresight:
         from amp_rewrite.evidence.prediction.single_op_runs import SingleOpRuns  # late: gradients take long to import
 
         to, saturate = draft.request.to, draft.hazards.saturate
-        wide = Widened.of(draft.view, base) if draft.view.low_types else None
+        wide = WidenedTwin.of(draft.view, base) if draft.view.low_types else None
         asked = PredictedModel(*((draft.view, base.low, to, saturate) if wide is None else (wide.view, wide.low, to)))
         try:
             if wide is not None:
@@ -142,21 +141,21 @@ class Foresight:
         error = self.prediction.error(self.prediction.alone(op))
         return math.inf if math.isnan(error) else error
 
-    def painted(self, held: Collection[int]) -> Foreseen:
+    def painted(self, held: Collection[int]) -> PredictedChoice:
         """Return the choice that holds these regions in float32."""
         key = frozenset(held)
         if key not in self._seen:
             coloring = painted(self.draft, self.pins, [self.regions[i] for i in sorted(key)])
             choice = coloring if self.wide is None else self.wide.choice(coloring)
-            self._seen[key] = Foreseen(key, coloring, self.prediction.under(choice))
+            self._seen[key] = PredictedChoice(key, coloring, self.prediction.under(choice))
         return self._seen[key]
 
-    def at(self, price: float) -> Foreseen:
+    def at(self, price: float) -> PredictedChoice:
         """Return the choice of the least time + price · squared error; seconds for a squared error of 1."""
         high = {op for op, _ in self.trade.high(self._losses, price)}
         return self.painted([i for i, region in enumerate(self.regions) if not high.isdisjoint(region.ops)])
 
-    def cheapest(self, by: Criterion, factor: float = 1.0) -> Foreseen | None:
+    def cheapest(self, by: Criterion, factor: float = 1.0) -> PredictedChoice | None:
         """Return the choice of the lowest price whose predicted error meets a criterion; None if none does.
 
         `factor`: how much larger errors are than predicted.
@@ -178,7 +177,7 @@ class Foresight:
                 low = middle
         return self.at(self.unit * 4.0**high)
 
-    def fewest(self, by: Criterion, factor: float = 1.0) -> Foreseen | None:
+    def fewest(self, by: Criterion, factor: float = 1.0) -> PredictedChoice | None:
         """Return a choice of few float32 ops whose predicted error meets a criterion; None if none does.
 
         It is the smaller one of two: that of the least time, and that of the regions with the largest effects for
@@ -188,11 +187,11 @@ class Foresight:
         spared = [self._pruned(seen, by, factor) for seen in chosen if seen is not None]
         return min(spared, key=lambda seen: seen.coloring.float32_ops, default=None)
 
-    def _ranked(self, by: Criterion, factor: float) -> Foreseen | None:
+    def _ranked(self, by: Criterion, factor: float) -> PredictedChoice | None:
         """Return the choice of the fewest regions, in order of their effect for each op."""
         order = sorted(range(len(self.regions)), key=self._effect_per_op, reverse=True)
 
-        def seen(count: int) -> Foreseen:
+        def seen(count: int) -> PredictedChoice:
             return self.painted(order[:count])
 
         def meets(count: int) -> bool:
@@ -202,7 +201,7 @@ class Foresight:
             return None
         return seen(bisect_left(range(len(order)), True, key=meets))
 
-    def _pruned(self, seen: Foreseen, by: Criterion, factor: float) -> Foreseen:
+    def _pruned(self, seen: PredictedChoice, by: Criterion, factor: float) -> PredictedChoice:
         """Return a choice without the regions that it can spare, those of the least effect for each op first.
 
         Painting takes long: of many regions, those whose own error alone would exceed the criterion are not painted.
@@ -224,7 +223,7 @@ class Foresight:
         region = self.regions[number]
         return region.error**2 / len(region.ops)
 
-    def factor(self, seen: Foreseen, score: float | None, by: Criterion) -> float:
+    def factor(self, seen: PredictedChoice, score: float | None, by: Criterion) -> float:
         """Return how much larger the errors of a choice are than predicted, by its measured score; 1 without one."""
         if score is None or not math.isfinite(score) or not math.isfinite(self.prediction.score(seen.energies, by)):
             return 1.0
@@ -252,18 +251,18 @@ class Foresight:
         return self.draft.traded(self.pins, self.roof, islands=self.islands)
 
     @cached_property
-    def _losses(self) -> list[Loss]:
-        from amp_rewrite.decide.placement.tradeoff import Loss
+    def _losses(self) -> list[RoundingLoss]:
+        from amp_rewrite.decide.placement.tradeoff import RoundingLoss
 
         prediction = self.prediction
         losses = []
         for i, site in enumerate(prediction.sites.all):
             error = prediction.of_site(i)
             if site.op not in prediction.reasons and error:
-                losses.append(Loss(error, site.maker, site.reader))
+                losses.append(RoundingLoss(error, site.maker, site.reader))
         for op in prediction.reasons:
             vertex = next((v for v in sorted(prediction.sites.may) if v[0] == op), None)
             error = float(prediction.alone(op).sum())
             if vertex is not None and error:
-                losses.append(Loss(math.inf if math.isnan(error) else error, vertex, None))
+                losses.append(RoundingLoss(math.inf if math.isnan(error) else error, vertex, None))
         return losses

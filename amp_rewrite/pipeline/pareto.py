@@ -25,8 +25,8 @@ from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.view import MAIN
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foreseen, Foresight
-from amp_rewrite.reports.measurements import Point
+from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foresight, PredictedChoice
+from amp_rewrite.reports.measurements import CurvePoint
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate
@@ -70,7 +70,7 @@ class Pareto(Result):
     gpu: str
     data: str
     batches: int
-    points: tuple[Point, ...]
+    points: tuple[CurvePoint, ...]
     considered: int
     notes: tuple[str, ...] = ()
     _made: tuple[Callable[[], Converted] | None, ...] = field(default=(), repr=False, compare=False)
@@ -187,7 +187,7 @@ def pareto(
         return lambda: finish(draft, draft.paint((*guarded.pins, *more)), guarded.findings, measured=guarded)
 
     rows = [(curve.point(seen), maker(more)) for seen, more in zip(found, pins, strict=True)]
-    listed: list[tuple[Point, Callable[[], Converted] | None]] = [*rows, (curve.float32, None)]
+    listed: list[tuple[CurvePoint, Callable[[], Converted] | None]] = [*rows, (curve.float32, None)]
     listed.sort(key=lambda row: (row[0].seconds, -row[0].error))
     made = tuple(row[1] for row in listed)
     return Pareto(
@@ -226,14 +226,14 @@ class _Curve:
     batches: Sequence[tuple[Batch, Mapping[str, Any]]]
     considered: int = 0
 
-    def chosen(self, most: int) -> list[Foreseen]:
+    def chosen(self, most: int) -> list[PredictedChoice]:
         """Return the plain conversion and at most so many choices that no other one beats, spread evenly."""
         plain, trade = self.foresight.painted(()), self.foresight.trade
         seen = {s.held: s for s in (self.foresight.at(self.foresight.unit * 4.0**e) for e in _EXPONENTS)}
         self.considered = len(seen.keys() | {plain.held})
         seen.pop(plain.held, None)
         order = sorted(seen.values(), key=lambda s: (trade.seconds(s.coloring), self._error(s)))
-        front: list[Foreseen] = []
+        front: list[PredictedChoice] = []
         for choice in order:
             if math.isfinite(self._error(choice)) and (not front or self._error(choice) < self._error(front[-1])):
                 front.append(choice)
@@ -241,10 +241,10 @@ class _Curve:
         kept = sorted(set(np.linspace(0, len(front) - 1, min(most, len(front))).round().astype(int).tolist()))
         return [plain, *(front[i] for i in kept)]
 
-    def _error(self, seen: Foreseen) -> float:
+    def _error(self, seen: PredictedChoice) -> float:
         return self.foresight.prediction.error(seen.energies)
 
-    def point(self, seen: Foreseen) -> Point:
+    def point(self, seen: PredictedChoice) -> CurvePoint:
         """Return a choice as a point, measured in a run of the twin for each batch."""
         prediction, (twin, runner) = self.foresight.prediction, self.twin
         energies, largest = [], 0.0
@@ -257,13 +257,13 @@ class _Curve:
         measured = (prediction.error(np.concatenate(energies)), largest)
         low = seen.coloring.float32_ops
         seconds = self.foresight.trade.least + self.foresight.trade.seconds(seen.coloring)
-        return Point(kind, seconds, *predicted, *measured, low, self._ops(seen.coloring))
+        return CurvePoint(kind, seconds, *predicted, *measured, low, self._ops(seen.coloring))
 
     @property
-    def float32(self) -> Point:
+    def float32(self) -> CurvePoint:
         """Return the model as it is."""
         ops, trade = self._ops(self.foresight.base), self.foresight.trade
-        return Point(FLOAT32, trade.least + trade.float32, 0.0, 0.0, 0.0, 0.0, ops, ops)
+        return CurvePoint(FLOAT32, trade.least + trade.float32, 0.0, 0.0, 0.0, 0.0, ops, ops)
 
     def _ops(self, coloring: Coloring) -> int:
         return len({op for op, _ in coloring.paints})
@@ -278,7 +278,7 @@ def _largest(expected: Any, result: Any) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def _notes(feed: Feed, listed: Sequence[tuple[Point, object]], draft: Draft) -> Iterator[str]:
+def _notes(feed: Feed, listed: Sequence[tuple[CurvePoint, object]], draft: Draft) -> Iterator[str]:
     if draft.widened:
         yield "the model is half already: the points are conversions of its float32 twin, which has the same weights"
     if feed.random:
@@ -295,7 +295,7 @@ def _notes(feed: Feed, listed: Sequence[tuple[Point, object]], draft: Draft) -> 
 _HEAD = ("", "µs", "float32 ops", "error", "measured", "largest", "measured", "")
 
 
-def _cells(number: int, point: Point) -> tuple[str, ...]:
+def _cells(number: int, point: CurvePoint) -> tuple[str, ...]:
     errors = (point.error, point.measured_error, point.largest, point.measured_largest)
     word = "" if point.kind == BETWEEN else point.kind
     return str(number), f"{point.micros:.4g}", str(point.float32_ops), *(f"{e:.2g}" for e in errors), word

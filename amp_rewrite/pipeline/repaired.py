@@ -15,7 +15,7 @@ from amp_rewrite.evidence.verdict import Verdict, plain_json
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.convert import Converted
 from amp_rewrite.pipeline.regions import Region
-from amp_rewrite.reports.measurements import Step
+from amp_rewrite.reports.measurements import TrialRow
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
@@ -48,7 +48,7 @@ class Repaired(Result):
     minimal: bool
     candidates: int
     budget: int
-    trail: tuple[Step, ...]
+    trail: tuple[TrialRow, ...]
     solved: bool
     remark: str = ""
 
@@ -95,13 +95,13 @@ class Repaired(Result):
         return json.dumps({"schema": 1, **fields, "regions": regions, **searched, **parts}, indent=1) + "\n"
 
     @property
-    def chosen(self) -> Step | None:
+    def chosen(self) -> TrialRow | None:
         """The conversion that was made, in the form of a trial but as it really runs; None without a tolerance."""
         return None if self.verdict is None else self._made(self.verdict)
 
-    def _made(self, verdict: Verdict) -> Step:
+    def _made(self, verdict: Verdict) -> TrialRow:
         score = worst_score(verdict, verdict.criterion)
-        return Step(len(self.regions), verdict.ok, verdict.because, self.converted.coloring.float32_ops, score)
+        return TrialRow(len(self.regions), verdict.ok, verdict.because, self.converted.coloring.float32_ops, score)
 
     def figures(self) -> Sequence[Figure]:
         """Return summary and barcode, the trials and the scores of the outputs, the ranges, and the graph."""

@@ -25,7 +25,7 @@ from amp_rewrite.pipeline.shift_rows import (
     shift_findings,
 )
 from amp_rewrite.rewrite.shift.equations import Equations
-from amp_rewrite.rewrite.shift.plan import Want, residual_plan
+from amp_rewrite.rewrite.shift.plan import ShiftRequest, residual_plan
 from amp_rewrite.rewrite.shift.shift import Shift, refusal, shift_view, shifted_by
 from amp_rewrite.settings.choices import AUTO_SHIFT, Target
 
@@ -84,10 +84,10 @@ def shifted_residuals(draft: Draft, headroom: float) -> ShiftOutcome:
     return _tried(draft, draft, shift, {}, ASKED)
 
 
-def _want(draft: Draft, headroom: float) -> Want:
+def _want(draft: Draft, headroom: float) -> ShiftRequest:
     request = draft.request
     asked = request.shift if isinstance(request.shift, int) else None
-    return Want(request.to, headroom, asked, flush=request.target is Target.ONNX)
+    return ShiftRequest(request.to, headroom, asked, flush=request.target is Target.ONNX)
 
 
 def _refused(draft: Draft, beyond: Mapping[ValueId, Fit]) -> Draft:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import PolicyError, advice
-from amp_rewrite.reports.op_changes import CastChange, Change, Run, Sides
+from amp_rewrite.reports.op_changes import BothModels, CastChange, Change, OpRun
 from amp_rewrite.reports.render import annotation, count, cut, markdown_table, plain, table
 from amp_rewrite.reports.result import Result
 
@@ -57,8 +57,8 @@ class Delta(Result):
     alike: int = field(default=0, compare=False)
     ops: int = field(default=0, compare=False)
     unrelated: bool = field(default=False, compare=False)
-    runs: tuple[Run, ...] = field(default=(), compare=False)
-    sides: Sides | None = field(default=None, compare=False)
+    runs: tuple[OpRun, ...] = field(default=(), compare=False)
+    sides: BothModels | None = field(default=None, compare=False)
 
     @property
     def brief(self) -> str:

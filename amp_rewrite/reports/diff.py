@@ -10,7 +10,7 @@ from dataclasses import replace
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.match import crossed, matched, order, paired
-from amp_rewrite.reports.op_changes import CastChange, Change, Matches, PlacedCast, PlacedChange, Sides, runs_of
+from amp_rewrite.reports.op_changes import BothModels, CastChange, Change, Matches, PlacedCast, PlacedChange, runs_of
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
@@ -77,7 +77,7 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
         ops=ops,
         unrelated=ops >= _FEWEST and alike < least * ops,
         runs=runs_of(_aligned(mine, theirs, pairs, differing)),
-        sides=Sides((a, b), (view_a, view_b), matches, tuple(changes), casts),
+        sides=BothModels((a, b), (view_a, view_b), matches, tuple(changes), casts),
     )
 
 

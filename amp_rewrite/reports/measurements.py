@@ -70,7 +70,7 @@ class OutputRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrialRow:
     """One trial: the number of pinned regions, its verdict and the reason, the number of ops in float32, and the worst
     score of an output, None without one."""
 
@@ -82,7 +82,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CurvePoint:
     """One choice of low ops.
 
     `seconds`: predicted time of a run. `error`, `largest`: predicted error of the outputs, as the root of the mean

@@ -84,7 +84,7 @@ class Matches:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Sides:
+class BothModels:
     """Both models of a difference: reports, views if available, pairs of equal ops, and all differences."""
 
     reports: tuple[ReportData, ReportData]
@@ -127,7 +127,7 @@ class Sides:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class OpRun:
     """Ops that follow each other and are alike: their number, and their type in A and in B, empty where one lacks them.
 
     `changed`: they differ.
@@ -139,6 +139,6 @@ class Run:
     changed: bool
 
 
-def runs_of(ops: Iterable[tuple[str, str, bool]]) -> tuple[Run, ...]:
+def runs_of(ops: Iterable[tuple[str, str, bool]]) -> tuple[OpRun, ...]:
     """Return ops in order as runs: type in A, type in B, and True if the op differs."""
-    return tuple(Run(sum(1 for _ in group), *kind) for kind, group in groupby(ops))
+    return tuple(OpRun(sum(1 for _ in group), *kind) for kind, group in groupby(ops))

@@ -19,7 +19,7 @@ _Types = tuple[ValueType | None, ...]
 _Alike = tuple[Signature | None, str, bool, _Types, _Types, tuple[DType | None, ...]]
 
 
-class Look(NamedTuple):
+class RowTypes(NamedTuple):
     """Types in a row."""
 
     dtype: str
@@ -36,7 +36,7 @@ class PlannedTypes:
     coloring: Coloring | None
     plan: Plan | None
 
-    def look_of(self, op: Op) -> Look:
+    def look_of(self, op: Op) -> RowTypes:
         """Return the types in the row of an op. They depend on the types of its values and its paint alone."""
         types = self.made if op.kind == "Cast" else self.view.types  # a Cast reads whatever its source is made as
         inputs = tuple([types[v] if v is not None else None for v in op.inputs])
@@ -49,7 +49,7 @@ class PlannedTypes:
         return looks
 
     @cached_property
-    def _looks(self) -> dict[_Alike, Look]:
+    def _looks(self) -> dict[_Alike, RowTypes]:
         """Types of rows, shared: most ops of a model are like many others."""
         return {}
 
@@ -62,11 +62,11 @@ class PlannedTypes:
                 made[value] = retyped(self.view.types[value], dtype)
         return made
 
-    def _look(self, op: Op) -> Look:
+    def _look(self, op: Op) -> RowTypes:
         inputs = tuple([self.read(op, slot) for slot in range(len(op.inputs))])
         outputs = tuple([self.written(op, slot) for slot in range(len(op.outputs))])
         variables = self._variables(op, inputs, outputs)
-        return Look(
+        return RowTypes(
             _main_dtype(op, variables, outputs, inputs),
             {name: dtype.spelling for name, dtype in variables.items()},
             tuple(spell(t) for t in inputs),

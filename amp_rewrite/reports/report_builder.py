@@ -27,7 +27,7 @@ from amp_rewrite.ir.shapes.onnx_shapes import declared_dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.reports.attributes import NONE, Shape, counting, granularity, key_of, plain, spell_type
 from amp_rewrite.reports.lineage import Lineage
-from amp_rewrite.reports.planned_types import Look, PlannedTypes, retyped, spell
+from amp_rewrite.reports.planned_types import PlannedTypes, RowTypes, retyped, spell
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.roundings import Roundings
 from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, LOW, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
@@ -72,7 +72,7 @@ def report_of(
         raise TypeError(f"report_of takes a View, not {type(view).__name__}; give View.of(Model.load(path))")
     for unknown in settings.keys() - set(STATED):
         raise TypeError(f"report_of() got an unexpected keyword argument {unknown!r}")
-    stock = _Stock(view, coloring, plan)
+    stock = _ReportBuilder(view, coloring, plan)
     rows = tuple(stock.row(op) for op in view.ops)
     casts = tuple(stock.casts())
     baked = tuple(stock.bakes())
@@ -113,7 +113,7 @@ _NO_SHAPES: Mapping[int, Shape] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class _Stock:
+class _ReportBuilder:
     view: View
     coloring: Coloring | None
     plan: Plan | None
@@ -153,7 +153,7 @@ class _Stock:
     def _lineage(self) -> Lineage:
         return Lineage(self.view, self.plan.identities if self.plan else frozenset())
 
-    def _traits(self, op: Op, looks: Look) -> _Traits:
+    def _traits(self, op: Op, looks: RowTypes) -> _Traits:
         """Return the last fields of a row. Few ops have attributes, constants of another type, or bodies."""
         read, reads, via, shapes, names = looks.inputs, list[int](), NONE, _NO_SHAPES, ""
         shape_of, row_of, rounded = self._lineage.shapes, self._lineage.rows, self._roundings.paths

@@ -55,21 +55,21 @@ def at_opset(
             f" {spelled('opset', most)} or a newer target"
         )
     if not isinstance(opset, int):
-        return _best(view, _Judge.of(view, to, target, fusing))
+        return _best(view, _KernelCheck.of(view, to, target, fusing))
     model = moved_to(view, opset)
     moved = model if isinstance(model, str) else _indexed(model)
     if isinstance(moved, str):
         raise ModelError(
             f"the model cannot be moved to opset {opset}: {moved}; leave {spelled('opset')} out, or export again"
         )
-    return moved, (_compared(view, moved, _Judge.of(view, to, target, fusing)),)
+    return moved, (_compared(view, moved, _KernelCheck.of(view, to, target, fusing)),)
 
 
 # -- which one -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Judge:
+class _KernelCheck:
     """The low type and the target of a model.
 
     `whole`: for each op that will be fused with others, what they are together. Ids are the same at every opset.
@@ -80,7 +80,7 @@ class _Judge:
     whole: Mapping[OpId, str]
 
     @classmethod
-    def of(cls, view: View, to: DType, target: Target, fusing: bool) -> _Judge:
+    def of(cls, view: View, to: DType, target: Target, fusing: bool) -> _KernelCheck:
         return cls(to, target, dict(_wholes(view, to, target)) if fusing else {})
 
     def covers(self, view: View) -> _Coverage:
@@ -125,7 +125,7 @@ _ONE_OP = {rule.name: first for rule in FUSIONS if (first := FIRST_FUSED.get(rul
 """The opset from which the standard has one operator for what a cluster computes, where a move may reach it."""
 
 
-def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
+def _best(view: View, judge: _KernelCheck) -> tuple[View, tuple[Finding, ...]]:
     """Return the view at the opset that serves most ops; among equals its own, then the nearest."""
     current = view.opsets[""]
     own = judge.covers(view)
@@ -152,7 +152,7 @@ def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
 _SHOWN = 3  # reasons
 
 
-def _candidates(view: View, judge: _Judge) -> Iterator[int]:
+def _candidates(view: View, judge: _KernelCheck) -> Iterator[int]:
     """Yield the opsets at which some op of the model is another than at its own, or a cluster becomes one op."""
     current = view.opsets[""]
     types = sorted({op.op_type for op in view.ops if not op.domain})
@@ -173,7 +173,7 @@ def _versions(types: Sequence[str], opset: int, steps: Sequence[int]) -> tuple[i
     return (*(s.since_version if s is not None else 0 for s in schemas), *(int(opset >= s) for s in steps))
 
 
-def _compared(view: View, moved: View, judge: _Judge) -> Finding:
+def _compared(view: View, moved: View, judge: _KernelCheck) -> Finding:
     own, then = judge.covers(view), judge.covers(moved)
     words = [f"opset {view.opsets['']} became {moved.opsets['']}"]
     if gained := _gained(own, then):
@@ -205,7 +205,7 @@ def moved_to(view: View, opset: int) -> Model | str:
     if view.model.proto.functions or view.model.proto.training_info:
         return "it has local functions or carries its training, which state opsets of their own"
     proto = clone(view.model.proto)
-    fault = _Mover(current, opset, proto, set(view.names)).graph(proto.graph)
+    fault = _OpsetWalk(current, opset, proto, set(view.names)).graph(proto.graph)
     if fault:
         return fault
     for imported in proto.opset_import:
@@ -230,7 +230,7 @@ def _refused(cause: Exception) -> str:
 
 
 @dataclass(slots=True)
-class _Mover:
+class _OpsetWalk:
     current: int
     opset: int
     proto: ModelProto

@@ -59,7 +59,7 @@ class RuntimeFault:
         """True if a release of onnxruntime has the fault with these providers, of which the first runs the model."""
         return self.runtime == ONNXRUNTIME and self._has(release) and self.provider in (None, providers[0])
 
-    def affects(self, aim: Aim) -> bool:
+    def affects(self, aim: RuntimeTarget) -> bool:
         """True if models for this runtime meet the fault; a runtime without a release meets all of its faults."""
         return self.runtime == aim.runtime and self.provider in aim.providers and self._has(aim.release or "")
 
@@ -91,7 +91,7 @@ class RuntimeFault:
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class RuntimeTarget:
     """The runtime of a conversion's result: its release, "" if unstated, and the providers of onnxruntime."""
 
     runtime: str = ONNXRUNTIME
@@ -294,7 +294,7 @@ FAULTS = (
 """All known faults."""
 
 
-def told(view: View, made: Made, aim: Aim = Aim()) -> Iterator[Finding]:
+def told(view: View, made: Made, aim: RuntimeTarget = RuntimeTarget()) -> Iterator[Finding]:
     """Yield one finding per fault in a model, about the first op concerned. O(nodes).
 
     `made`: the type of a value after a conversion.
@@ -306,7 +306,7 @@ def told(view: View, made: Made, aim: Aim = Aim()) -> Iterator[Finding]:
             yield Finding("runtime_hazard", op.name, fault.finding)
 
 
-def faults(view: View, to: DType, aim: Aim) -> Iterator[tuple[Op, RuntimeFault]]:
+def faults(view: View, to: DType, aim: RuntimeTarget) -> Iterator[tuple[Op, RuntimeFault]]:
     """Yield the ops that a release computes wrongly in the low type, and the fault. O(nodes)."""
 
     def made(value: ValueId) -> DType | None:

@@ -15,7 +15,7 @@ from amp_rewrite.runtime.roofline import ROOFS, Roof
 
 if TYPE_CHECKING:
     from amp_rewrite.files.model import Model
-    from amp_rewrite.runtime.faults import Aim
+    from amp_rewrite.runtime.faults import RuntimeTarget
     from amp_rewrite.runtime.kernels import Kernels
     from amp_rewrite.runtime.limits import Limits
 
@@ -214,15 +214,26 @@ class Target(_Choice):
         return LIMITS.get(self._family)
 
     @property
-    def aim(self) -> Aim:
+    def aim(self) -> RuntimeTarget:
         """The target as the table of faults knows it."""
-        from amp_rewrite.runtime.faults import CPU, CUDA, DIRECTML, ONNXRUNTIME, TENSORRT, Aim  # late: as above
+        from amp_rewrite.runtime.faults import (  # late: as above
+            CPU,
+            CUDA,
+            DIRECTML,
+            ONNXRUNTIME,
+            TENSORRT,
+            RuntimeTarget,
+        )
 
         family, kernels = self.family, self.kernels
         if kernels is not None and family is not Target.WEBGPU:
-            return Aim(ONNXRUNTIME, kernels.runtime.rpartition(" ")[2])
+            return RuntimeTarget(ONNXRUNTIME, kernels.runtime.rpartition(" ")[2])
         runtime = {Target.TENSORRT: TENSORRT, Target.DIRECTML: DIRECTML}.get(family)
-        return Aim(ONNXRUNTIME, providers=(None, CPU)) if runtime is None else Aim(runtime, self.release, (None, CUDA))
+        return (
+            RuntimeTarget(ONNXRUNTIME, providers=(None, CPU))
+            if runtime is None
+            else RuntimeTarget(runtime, self.release, (None, CUDA))
+        )
 
     @property
     def opset(self) -> int | None:

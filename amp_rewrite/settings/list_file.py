@@ -55,10 +55,10 @@ def read_mapping(mapping: Mapping[str, object], known: Known | None) -> ListFile
     return _statements("<mapping>", _wrap(mapping, 0), known)
 
 
-class _Node(NamedTuple):
+class _ListNode(NamedTuple):
     """A piece of a list file, the place that errors name, and the source that entries keep."""
 
-    value: Scalar | list[_Node] | dict[str, _Node] | None
+    value: Scalar | list[_ListNode] | dict[str, _ListNode] | None
     where: str
     source: str
 
@@ -80,20 +80,20 @@ _MAX_BYTES = 1_000_000
 _MAX_DEPTH = 8
 
 
-def _wrap(value: object, depth: int) -> _Node:
+def _wrap(value: object, depth: int) -> _ListNode:
     place = "<mapping>"
     if depth > _MAX_DEPTH:
         raise ListError(f"{place}: nested too deeply for an op list")
     if value is None or isinstance(value, str | int | float):
-        return _Node(_bounded(value, place), place, place)
+        return _ListNode(_bounded(value, place), place, place)
     if isinstance(value, Mapping):
-        return _Node({str(name): _wrap(part, depth + 1) for name, part in value.items()}, place, place)
+        return _ListNode({str(name): _wrap(part, depth + 1) for name, part in value.items()}, place, place)
     if isinstance(value, Iterable):
-        return _Node([_wrap(part, depth + 1) for part in value], place, place)
+        return _ListNode([_wrap(part, depth + 1) for part in value], place, place)
     raise ListError(f"{place}: holds a {type(value).__name__}; use text, numbers, lists and mappings")
 
 
-def _parse(text: str, path: Path) -> _Node | None:
+def _parse(text: str, path: Path) -> _ListNode | None:
     """Return the tree of a YAML file: no aliases, no tags, no duplicate keys, bounded depth."""
     import yaml
 
@@ -111,13 +111,13 @@ def _parse(text: str, path: Path) -> _Node | None:
         loader.dispose()
 
 
-def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
+def _build(loader: yaml.SafeLoader, path: Path) -> _ListNode | None:
     import yaml
 
     events: Any = loader
     place, name = str(path), path.name
 
-    def node(event: Any, depth: int) -> _Node:
+    def node(event: Any, depth: int) -> _ListNode:
         line = event.start_mark.line + 1
         where = f"{place}:{line}"
         if event.anchor:
@@ -125,16 +125,16 @@ def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
         if tag := getattr(event, "tag", None):
             raise ListError(f"{where}: YAML tags are refused; remove {tag!r}")
         if isinstance(event, yaml.ScalarEvent):
-            return _Node(_scalar(loader, event, where), where, f"{name}:{line}")
+            return _ListNode(_scalar(loader, event, where), where, f"{name}:{line}")
         if depth >= _MAX_DEPTH:
             raise ListError(f"{where}: nested too deeply for an op list")
         children = []
         while not isinstance(inner := events.get_event(), yaml.CollectionEndEvent):
             children.append(node(inner, depth + 1))
         value = _pairs(children) if isinstance(event, yaml.MappingStartEvent) else children
-        return _Node(value, where, f"{name}:{line}")
+        return _ListNode(value, where, f"{name}:{line}")
 
-    root: _Node | None = None
+    root: _ListNode | None = None
     for event in iter(events.get_event, None):
         line = event.start_mark.line + 1
         if isinstance(event, yaml.DocumentStartEvent) and root is not None:
@@ -168,18 +168,18 @@ def _bounded(value: Scalar | None, where: str) -> Scalar | None:
     return value
 
 
-def _pairs(children: list[_Node]) -> dict[str, _Node]:
-    result: dict[str, _Node] = {}
+def _pairs(children: list[_ListNode]) -> dict[str, _ListNode]:
+    result: dict[str, _ListNode] = {}
     for key, value in zip(children[::2], children[1::2], strict=True):
         if not isinstance(key.value, str):
             raise ListError(f"{key.where}: key {key} is not text; quote it")
         if key.value in result:
             raise ListError(f"{key.where}: key {key.value!r} is here twice; keep one")
-        result[key.value] = _Node(value.value, key.where, value.source)
+        result[key.value] = _ListNode(value.value, key.where, value.source)
     return result
 
 
-def _statements(name: str, root: _Node | None, known: Known | None) -> ListFile:
+def _statements(name: str, root: _ListNode | None, known: Known | None) -> ListFile:
     if root is None or root.value is None:
         return ListFile(name)
     if not isinstance(root.value, dict):
@@ -208,7 +208,7 @@ def _statements(name: str, root: _Node | None, known: Known | None) -> ListFile:
     )
 
 
-def _items(root: Mapping[str, _Node], key: str) -> list[_Node]:
+def _items(root: Mapping[str, _ListNode], key: str) -> list[_ListNode]:
     node = root.get(key)
     if node is None or node.value is None:
         return []
@@ -217,7 +217,7 @@ def _items(root: Mapping[str, _Node], key: str) -> list[_Node]:
     return node.value
 
 
-def _entry(node: _Node, color: Color, known: Known | None) -> Entry:
+def _entry(node: _ListNode, color: Color, known: Known | None) -> Entry:
     if not isinstance(node.value, dict):
         return Entry(*_op(node, known), color, _NO_REASON, node.source)
     for key, part in node.value.items():
@@ -234,7 +234,7 @@ def _entry(node: _Node, color: Color, known: Known | None) -> Entry:
     return Entry(*op, color, because, node.source, None if when is None else _condition(when, op, known))
 
 
-def _op(node: _Node, known: Known | None) -> tuple[str, str]:
+def _op(node: _ListNode, known: Known | None) -> tuple[str, str]:
     if not isinstance(node.value, str):
         raise ListError(f"{node.where}: {node} is not an op; write Op or domain::Op")
     op = parse_name(node.value, node.where)
@@ -243,7 +243,7 @@ def _op(node: _Node, known: Known | None) -> tuple[str, str]:
     return op
 
 
-def _condition(node: _Node, op: tuple[str, str], known: Known | None) -> Condition:
+def _condition(node: _ListNode, op: tuple[str, str], known: Known | None) -> Condition:
     if not isinstance(node.value, dict) or not node.value:
         raise ListError(f"{node.where}: 'when' holds {node}; write when: {{mode: nearest}}")
     attributes: list[tuple[str, tuple[Scalar, ...]]] = []
@@ -261,14 +261,14 @@ def _condition(node: _Node, op: tuple[str, str], known: Known | None) -> Conditi
     return Condition(tuple(attributes), operands)
 
 
-def _operand_test(node: _Node) -> tuple[str, int]:
+def _operand_test(node: _ListNode) -> tuple[str, int]:
     match = re.fullmatch(r"(<=|>=|==|<|>|)\s*(\d{1,4})", str(node.value).strip())
     if match is None:
         raise ListError(f"{node.where}: {node} is not a count of operands; write 2 or '<=2'")
     return match[1] or "==", int(match[2])
 
 
-def _plain(node: _Node) -> Scalar:
+def _plain(node: _ListNode) -> Scalar:
     if node.value is None or isinstance(node.value, list | dict):
         raise ListError(f"{node.where}: an attribute value cannot be {node}; give text or a number")
     return node.value

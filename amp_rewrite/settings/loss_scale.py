@@ -19,6 +19,7 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.serialized import class_of, serialize
 
 INITIAL = 2.0**15
 PERIOD = 2000
@@ -296,11 +297,6 @@ def get(loss_scale: object) -> LossScale | None:
     raise TrainingError(f"invalid loss scale {loss_scale!r}; use None, 'dynamic', a finite number ≥ 1 or a LossScale")
 
 
-def serialize(part: Any) -> dict[str, Any]:
-    """Return a loss scale or an optimizer as a plain dict, without its state."""
-    return {"class_name": type(part).__name__, "config": part.get_config()}
-
-
 def spec(scale: LossScale | None) -> Any:
     """Return the shortest plain form of a loss scale: None, "dynamic", a number, or its `serialize` result."""
     if scale is None:
@@ -317,14 +313,8 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
 
     `custom_objects`: classes by name, besides those of the package.
     """
-    scale_class = {**_CLASSES, **(custom_objects or {})}.get(str(config.get("class_name")))
-    inner = config.get("config")
-    known = isinstance(scale_class, type) and issubclass(scale_class, LossScale)
-    if scale_class is None or not known or not isinstance(inner, Mapping):
-        raise TrainingError(
-            f"not a serialized loss scale: {dict(config)!r}; use the result of serialize(), and name your own classes"
-            " in custom_objects"
-        )
+    custom = {name: c for name, c in (custom_objects or {}).items() if isinstance(c, type) and issubclass(c, LossScale)}
+    scale_class, inner = class_of(config, "loss scale", _CLASSES, custom)
     try:
         made: LossScale = scale_class.from_config(inner)
         return made

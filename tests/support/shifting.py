@@ -15,12 +15,12 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.rewrite.shift.equations import Equations
-from amp_rewrite.rewrite.shift.plan import ShiftPlan, Want, solve_classes
+from amp_rewrite.rewrite.shift.plan import ShiftPlan, ShiftRequest, solve_classes
 from amp_rewrite.rewrite.shift.shift import Shift, shifted_by
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
 Arrays = Mapping[str, NDArray[Any]]
-WANT = Want(DType.FLOAT16, 2.0)
+WANT = ShiftRequest(DType.FLOAT16, 2.0)
 EXPONENTS = (0, 0, 1, 2, 3, 6, -2)
 
 

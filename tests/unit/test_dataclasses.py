@@ -19,7 +19,7 @@ NUMBERS = {
     "decide.bounds.context.OpContext.is_read": True,
     "decide.placement.cut_problem.CutProblem.islands": True,
     "decide.placement.labelling.Conversion.casts": 1,
-    "decide.placement.place.Placing.islands": True,
+    "decide.placement.place.PlacementRule.islands": True,
     "decide.placement.tradeoff.Tradeoff.islands": True,
     "deploy.session.cache.Cache.limit": 20 << 30,
     "evidence.metric.Measure.higher": True,
@@ -55,7 +55,7 @@ NUMBERS = {
     "train.metrics.classification.TopKAccuracy.k": 5,
     "train.objective.adapters.Adapters.rank": 8,
     "train.objective.prediction.Prediction.logits": True,
-    "train.parallel.replicas.Alone.world": 1,
+    "train.parallel.replicas.SingleReplica.world": 1,
     "train.step.callbacks.ReduceLROnPlateau.patience": 10,
     "train.step.rows.Rows.batch_size": 32,
     "train.update.graph.ForwardPass.micro_batches": 1,
@@ -98,8 +98,8 @@ COMPUTED = {
     "files.model.Model.held",
     "ir.view.View._known",
     "reports.page.facts.RowFacts._model",
-    "rewrite.attention.recognize.Form.keys",
-    "rewrite.attention.recognize.Form.queries",
+    "rewrite.attention.recognize.AttentionForm.keys",
+    "rewrite.attention.recognize.AttentionForm.queries",
     "settings.op_lists.OpLists.fingerprint",
 }
 """Fields that no argument sets."""

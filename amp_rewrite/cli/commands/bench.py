@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.data import Feeding
+from amp_rewrite.cli.data import DataOptions
 from amp_rewrite.cli.page import check_page, is_page, present
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.settings.option import OUTPUT
@@ -49,7 +49,7 @@ def bench(
     All models run on the same batch; the first is the baseline. The output names the ops that got slower. Measure on a
     GPU: on a CPU half precision is slower.
     """
-    feeding, overwrite = Feeding.taken(given).needed(), given.pop("overwrite")
+    feeding, overwrite = DataOptions.taken(given).needed(), given.pop("overwrite")
     if html is None and is_page(plot):
         plot, html = None, plot
     check_page(html, overwrite=overwrite, read=models)
@@ -67,7 +67,7 @@ def bench(
         terminal.talk(f"wrote {plot}", quiet=quiet)
 
 
-def _benchmark(models: tuple[Path, ...], feeding: Feeding, given: dict[str, Any], *, quiet: bool) -> Benchmark:
+def _benchmark(models: tuple[Path, ...], feeding: DataOptions, given: dict[str, Any], *, quiet: bool) -> Benchmark:
     from amp_rewrite.deploy.bench.bench import bench, parse_sizes
     from amp_rewrite.deploy.bench.memory import parse_bytes
     from amp_rewrite.files.model import Model

@@ -10,7 +10,7 @@ from typing import Any
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.batch import check_parallel, over_shards
 from amp_rewrite.cli.commands.ranges import WRITING, check_writable, write
-from amp_rewrite.cli.data import Feeding
+from amp_rewrite.cli.data import DataOptions
 from amp_rewrite.cli.files import beside
 from amp_rewrite.cli.page import check_page, write_page
 from amp_rewrite.settings.option import PRECISION
@@ -41,7 +41,7 @@ def calibrate(
     """
     settings = parameters.in_force({"to": to, "config": config})
     quiet, overwrite = given.pop("quiet"), given.pop("overwrite")
-    feeding = Feeding.taken(given).completed(settings).needed()
+    feeding = DataOptions.taken(given).completed(settings).needed()
     scheduler, jobs = given.pop("scheduler"), given.pop("jobs")
     check_parallel(scheduler, jobs)
     from amp_rewrite.evidence.calibrate import calibrate

@@ -12,7 +12,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.batch import convert_batch, is_batch
-from amp_rewrite.cli.data import DRAWING, Measuring
+from amp_rewrite.cli.data import DRAWING, MeasuringOptions
 from amp_rewrite.cli.files import as_folder, beside, is_stdout
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.page import REPORT, check_file, check_page, is_page, write_file, write_page
@@ -103,7 +103,7 @@ def convert(
         if word := as_folder(path):
             raise click.UsageError(f"{word} is a folder; name a file in it")
     output = _destination(model, out, output)
-    measuring = Measuring.taken(given)
+    measuring = MeasuringOptions.taken(given)
     html = given.pop("html")
     talk = _talk(given)
     asked = bool(given["overwrite"])
@@ -163,7 +163,7 @@ def convert(
 
 
 @dataclass(frozen=True, slots=True)
-class _Talk:
+class _Printer:
     """Output of the command: the report, losses of weights, pins of a repair. With JSON, stdout holds nothing else."""
 
     check_weights: bool
@@ -202,11 +202,11 @@ class _Talk:
         return weights_text(losses, low.spelling, limit=None if self.verbose else _SHOWN_WEIGHTS)
 
 
-def _talk(given: dict[str, Any]) -> _Talk:
-    return _Talk(**{word: given.pop(word) for word in ("check_weights", "as_json", "quiet", "verbose")})
+def _talk(given: dict[str, Any]) -> _Printer:
+    return _Printer(**{word: given.pop(word) for word in ("check_weights", "as_json", "quiet", "verbose")})
 
 
-def _next(measuring: Measuring, out: tuple[Path, ...], *, written: bool) -> str:
+def _next(measuring: MeasuringOptions, out: tuple[Path, ...], *, written: bool) -> str:
     """Return the command as it was typed, with real data and a tolerance; empty if a model comes or goes by a pipe."""
     typed = list(click.get_current_context().find_root().obj)
     named = [str(path) for path in out]

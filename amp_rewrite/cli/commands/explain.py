@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.data import Measuring
+from amp_rewrite.cli.data import MeasuringOptions
 
 
 @parameters.command(
@@ -32,7 +32,7 @@ def explain(model: Path, names: tuple[str, ...], bounds: bool, as_json: bool, **
         raise click.UsageError(
             "--bounds needs the model, and prints text; `amp-rewrite bounds --json` gives all proofs"
         )
-    measuring = Measuring.taken(given)
+    measuring = MeasuringOptions.taken(given)
     settings = parameters.in_force(given)
     if is_report(model):
         from amp_rewrite.reports.explain import explained

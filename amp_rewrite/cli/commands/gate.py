@@ -25,7 +25,7 @@ _HEAD = "HEAD"
 
 
 @dataclass(frozen=True)
-class _Checked:
+class _GatedFile:
     """A file, its difference from the commit (None: it is new there), and the expectations that it fails."""
 
     file: Path
@@ -107,7 +107,7 @@ def gate(
     return worst
 
 
-def _check(file: Path, ref: str | None, expectations: Collection[Expectation]) -> _Checked:
+def _check(file: Path, ref: str | None, expectations: Collection[Expectation]) -> _GatedFile:
     from amp_rewrite.reports.diff import diff
     from amp_rewrite.reports.sources import report_in
 
@@ -116,4 +116,4 @@ def _check(file: Path, ref: str | None, expectations: Collection[Expectation]) -
         report = report_in(file)
         delta = diff(before, file) if before is not None else None
     outcomes = [expectation.outcome(report) for expectation in expectations]
-    return _Checked(file, delta, tuple(outcome for outcome in outcomes if not outcome.met))
+    return _GatedFile(file, delta, tuple(outcome for outcome in outcomes if not outcome.met))

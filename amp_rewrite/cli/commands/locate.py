@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from amp_rewrite.cli import parameters
-from amp_rewrite.cli.data import Feeding
+from amp_rewrite.cli.data import DataOptions
 from amp_rewrite.cli.page import check_page, present
 
 
@@ -28,7 +28,7 @@ def locate(a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, html: 
 
     First comes the op where the error jumps, then the ops with the largest local errors.
     """
-    feeding = Feeding.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
+    feeding = DataOptions.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
     check_page(html, overwrite=given.pop("overwrite"), read=(a, b))
     from amp_rewrite.evidence.locate import locate
 

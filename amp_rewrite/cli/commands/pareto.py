@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.data import Feeding
+from amp_rewrite.cli.data import DataOptions
 from amp_rewrite.cli.files import MODEL_OUT
 from amp_rewrite.cli.page import check_page, present
 from amp_rewrite.cli.parameters import option
@@ -46,7 +46,7 @@ def pareto(
     """
     if (point is None) != (output is None):
         raise click.UsageError("--point N and -o OUT go together: the point, and the file that its model is written to")
-    feeding = Feeding.taken(given)
+    feeding = DataOptions.taken(given)
     settings = parameters.in_force(given)
     feeding = feeding.completed(settings).needed()
     check_page(html, overwrite=overwrite, read=(model,))

@@ -11,7 +11,7 @@ import click
 
 from amp_rewrite.cli import parameters
 from amp_rewrite.cli.batch import check_parallel, over_shards
-from amp_rewrite.cli.data import Feeding
+from amp_rewrite.cli.data import DataOptions
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.page import check_page, present
 from amp_rewrite.settings.criterion import CRITERION
@@ -48,7 +48,7 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, html: Pa
     --rtol and --atol, or a --metric with its bound. With -j or --scheduler, the files of a data folder are compared in
     parallel.
     """
-    feeding = Feeding.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
+    feeding = DataOptions.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
     if all(given[word] is None for word in CRITERION):
         raise click.UsageError(
             "no criterion for the outputs; add --tolerance X, --rtol X and/or --atol X, or --metric NAME and its bound"

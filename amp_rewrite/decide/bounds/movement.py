@@ -15,7 +15,6 @@ from amp_rewrite.decide.bounds.state import (
     MOST,
     ZERO_OR_ONE,
     Ball,
-    Sizes,
     State,
     box,
     join,
@@ -76,7 +75,7 @@ def _padded(context: OpContext) -> State:
 # -- parts -------------------------------------------------------------------------------------------
 
 
-def _part(x: State, dims: Sizes, axis: int, start: int, stop: int) -> State:
+def _part(x: State, axis: int, start: int, stop: int) -> State:
     """Return the state of places from `start` to `stop` along an axis, counted from the end."""
 
     def cut(array: Array | None) -> Array | None:
@@ -135,7 +134,7 @@ def _sliced(context: OpContext) -> State:
             step = steps[at] if steps is not None else 0
         if starts is not None and ends is not None and isinstance(size, int) and step == 1:
             first, last, _ = slice(starts[at], ends[at]).indices(size)
-            x = _part(x, dims, place, first, max(first, last))
+            x = _part(x, place, first, max(first, last))
         else:
             x = _blurred(x, place)
     return x
@@ -149,7 +148,7 @@ def _split(context: OpContext) -> Sequence[State]:
     for slot in range(len(context.op.outputs)):
         size = lengths(context.result(slot), (axis,))
         known = size is not None and at >= 0
-        states.append(_part(x, dims, axis, at, at + size[0]) if known and size is not None else _blurred(x, axis))
+        states.append(_part(x, axis, at, at + size[0]) if known and size is not None else _blurred(x, axis))
         at = at + size[0] if known and size is not None else -1
     return states
 
@@ -163,7 +162,7 @@ def _gathered(context: OpContext) -> State:
     index = context.numbers(1)
     if index is not None and index.size == 1 and isinstance(dims[axis], int):
         at = int(index.reshape(-1)[0]) % int(dims[axis])  # type: ignore[arg-type]
-        x = _part(x, dims, axis, at, at + 1)
+        x = _part(x, axis, at, at + 1)
         if x.ball is not None and axis in x.ball.axes:
             x = replace(x, ball=None)
     return without_axis(_blurred(x, axis), axis, len(chosen))

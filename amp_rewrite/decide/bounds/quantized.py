@@ -119,7 +119,7 @@ def _few_bits(context: OpContext) -> State:
     zeros = context.numbers(3) if context.has(3) else None
     if context.has(3) and zeros is None:
         return unknown("zero points that are not constant")
-    x = _coarse(context.at(0), rows) if context.integer("accuracy_level", 0) == 4 else context.at(0)
+    x = _coarse(context.at(0)) if context.integer("accuracy_level", 0) == 4 else context.at(0)
     bounded = RowBounds.of(x, rows)
     if bounded is None:
         return unknown("a product of numbers that are not bounded")
@@ -130,7 +130,7 @@ def _few_bits(context: OpContext) -> State:
     return added(context, state, context.at(5)) if context.has(5) else state
 
 
-def _coarse(x: State, width: int) -> State:
+def _coarse(x: State) -> State:
     """Return the state of numbers that a kernel rounds to 8 bits, in blocks."""
     if not x.known:
         return x

@@ -144,7 +144,7 @@ def _ball(ball: Ball, before: Sequence[Dim], after: Sequence[Dim], parts: Sequen
                 squares = squares.sum(axis=axis, keepdims=True) * (before[axis] if full.shape[axis] == 1 else 1)
             radius = np.sqrt(squares)
         axes += part.after
-    if ball.blocks is not None and (split := _heads(ball, before, after, parts)) is not None:
+    if ball.blocks is not None and (split := _heads(ball, after, parts)) is not None:
         return split
     sizes = tuple(int(after[axis]) for axis in axes)  # type: ignore[arg-type]
     names = tuple(axis - len(after) for axis in axes)
@@ -161,7 +161,7 @@ def _ball(ball: Ball, before: Sequence[Dim], after: Sequence[Dim], parts: Sequen
     return Ball(names, sizes, radius, center, scale, blocks)
 
 
-def _heads(ball: Ball, before: Sequence[Dim], after: Sequence[Dim], parts: Sequence[AxisGroup]) -> Ball | None:
+def _heads(ball: Ball, after: Sequence[Dim], parts: Sequence[AxisGroup]) -> Ball | None:
     """Return the ball of each head, where blocks of the last axis become an axis of their own."""
     last = parts[-1]
     if ball.axes != (-1,) or ball.blocks is None or len(last.before) != 1 or len(last.after) != 2:

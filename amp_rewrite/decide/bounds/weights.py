@@ -84,7 +84,7 @@ def _floating(tensor: TensorProto) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RowTable:
     """The rows of a constant in three facts: least and largest number of each column, and the longest row."""
 
     lo: Array
@@ -99,7 +99,7 @@ class Table:
         return replace(box(self.lo, self.hi, f"numbers of {name!r}", ball), fills=self.fills)
 
 
-def table_of(model: Model, tensor: TensorProto) -> Table:
+def table_of(model: Model, tensor: TensorProto) -> RowTable:
     """Read a constant once, and return what is known of its rows along the last axis. O(elements)."""
     width = max(int(tensor.dims[-1]) if tensor.dims else 1, 1)
     wide = width > _WIDE
@@ -115,7 +115,7 @@ def table_of(model: Model, tensor: TensorProto) -> Table:
         longest = max(longest, float(np.sqrt(np.einsum("ij,ij->i", rows, rows).max(initial=0.0))))
     if not np.isfinite(lo).all():
         lo, hi = np.zeros(1), np.zeros(1)
-    return Table(lo, hi, math.inf if fills or wide else longest, fills)
+    return RowTable(lo, hi, math.inf if fills or wide else longest, fills)
 
 
 def largest(view: View, value: ValueId) -> float:

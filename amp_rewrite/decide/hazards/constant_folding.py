@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, QUANTIZERS, RANDOM
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -16,7 +16,7 @@ _NEVER_FOLDED = RANDOM | {kind for kind in QUANTIZERS if "::" not in kind}
 
 
 @rule(reasons.FOLDED, "Arithmetic on constants alone stays foldable at load time.")
-def folded(view: View, to: DType) -> Iterator[Held]:
+def folded(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold arithmetic whose inputs are constants or computed from constants. O(nodes + uses).
 
     What it protects: Constant folding in the runtime, and the precision of the folded values.
@@ -28,7 +28,7 @@ def folded(view: View, to: DType) -> Iterator[Held]:
     """
     for op in constant_ops(view, _NEVER_FOLDED):
         if op.kind not in _MOVES:
-            yield Held(op.id, None, "reads constants alone: computed once, in float32, when a model is loaded")
+            yield HeldOp(op.id, None, "reads constants alone: computed once, in float32, when a model is loaded")
 
 
 def numbers(view: View) -> frozenset[OpId]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.mask_fills import CARRIES, additive, carried, reads_low, unfit_readers
-from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.decide.hazards.steps import LARGE, described, float32_constant, leading_to, learned_ops, scaled_by
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute
@@ -58,7 +58,7 @@ _INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
     "An op that computes with a constant runs in a low type only if the constant fits.",
     cases=(reasons.CONSTANT_RANGE, "statistics", "scaled_down", "quantizer"),
 )
-def constant_range(view: View, to: DType) -> Iterator[Held]:
+def constant_range(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold readers of constants that overflow or underflow, and the copies between. O(nodes + uses).
 
     What it protects: Arithmetic with constants beyond the type's range, and quantizers whose integers or 8-bit floats,
@@ -86,7 +86,7 @@ def constant_range(view: View, to: DType) -> Iterator[Held]:
     yield from quantizers(view, to)
 
 
-def overflow(view: View, to: DType) -> Iterator[Held]:
+def overflow(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold the ops that would compute with an overflowing constant, and the copies between."""
     extreme = mask_fills(view, to)
     overflowing = {value: fill for value, fill in extreme.items() if fill.overflows}
@@ -95,10 +95,10 @@ def overflow(view: View, to: DType) -> Iterator[Held]:
         readers, between = unfit_readers(view, to, value, fill)
         note = f"constant {view.value_name(value)!r} goes to {fill.absmax:g}, beyond {to.max:g}"
         for op_id in {*readers, *between} - masks.keys():
-            yield Held(op_id, view.values[value].producer, note)
+            yield HeldOp(op_id, view.values[value].producer, note)
     for op_id, comparison in _compared(view, overflowing).items():
         note = f"saturated, a fill would meet another number in {described(view, comparison)}"
-        yield Held(op_id, comparison, note)
+        yield HeldOp(op_id, comparison, note)
 
 
 def _compared(view: View, overflowing: Mapping[ValueId, MaskFill]) -> dict[OpId, OpId]:
@@ -112,7 +112,7 @@ def _compared(view: View, overflowing: Mapping[ValueId, MaskFill]) -> dict[OpId,
     return leading_to(carries, read, masked.__contains__)
 
 
-def underflow(view: View, to: DType) -> Iterator[Held]:
+def underflow(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold ops whose weights or only factor lose digits, or whose divisor or scale is below the normal numbers."""
     for value in filter(float32(view), view.constants):
         small = view.fit(value, to).flushed or view.fit(value, to).subnormal
@@ -123,7 +123,7 @@ def underflow(view: View, to: DType) -> Iterator[Held]:
             least = _vanishing(view, op, use.slot, value, to)
             if least is not None and reads_low(view, use, to):
                 note = f"constant {view.value_name(value)!r} goes down to {least:g}, below {to.tiny:g}"
-                yield Held(op.id, None, note)
+                yield HeldOp(op.id, None, note)
 
 
 def _vanishing(view: View, op: Op, slot: int, value: ValueId, to: DType) -> float | None:
@@ -158,7 +158,7 @@ def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
     return math.sqrt(squares)
 
 
-def large_constants(view: View, to: DType) -> Iterator[Held]:
+def large_constants(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold what adds a large constant to learned values or multiplies them by one, and all to the next layer."""
     large = {op.id: note for op in view.ops if op.kind in AFFINE and (note := _enlarges(view, op, to))}
     if not large:
@@ -170,7 +170,7 @@ def large_constants(view: View, to: DType) -> Iterator[Held]:
     for value, cause in reached.items():
         pins.update((reader.id, cause) for reader in view.readers(value) if reader.kind not in HEAVY)
     for op_id, cause in pins.items():
-        yield Held(op_id, cause, large[cause])
+        yield HeldOp(op_id, cause, large[cause])
 
 
 def _enlarges(view: View, op: Op, to: DType) -> str:
@@ -190,7 +190,7 @@ def _enlarges(view: View, op: Op, to: DType) -> str:
     return ""
 
 
-def scaled_down(view: View, to: DType) -> Iterator[Held]:
+def scaled_down(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold products of values that one small number scales down behind them, and the ops between; in float16 alone."""
     scaled = {op.id: v for op in view.of_kinds(SCALINGS) for v, size in scaled_by(view, op) if abs(size) < _SMALL}
     grown = set[ValueId]()
@@ -199,7 +199,7 @@ def scaled_down(view: View, to: DType) -> Iterator[Held]:
             grown.update(v for v in op.results if view.dtype(v) is DType.FLOAT)
     ends = {value: op_id for op_id, value in scaled.items() if value in grown}
     for op_id, end in leading_to(Flow.of(view, _GROWS), ends, grown.__contains__).items():
-        yield Held(op_id, end, f"{described(view, end)} scales it down again")
+        yield HeldOp(op_id, end, f"{described(view, end)} scales it down again")
 
 
 def _grows(view: View, op: Op) -> bool:
@@ -221,18 +221,18 @@ def loses_digits(view: View, value: ValueId, to: DType) -> bool:
     return _norm(view, value, to) > _LOSS * _norm(view, value)
 
 
-def quantizers(view: View, to: DType) -> Iterator[Held]:
+def quantizers(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold ops that quantize or dequantize beyond the low type; with a constant scale also their neighbours."""
     notes = ((op, _beyond(view, op, to)) for op in float32_ops(view, QUANTIZERS))
     beyond = {op.id: note for op, note in notes if note is not None}
-    yield from (Held(op_id, None, note) for op_id, note in beyond.items())
+    yield from (HeldOp(op_id, None, note) for op_id, note in beyond.items())
     sure = [view.ops[op_id] for op_id in beyond if view.constant(view.ops[op_id].inputs[1]) is not None]
     flow = Flow.of(view, KEEP_SCALE)  # results of a maximum or selection are as large as what they read
     read = {v: op.id for op in sure if op.kind in QUANTIZES for v in op.operands[:1]}
     written = {v: op.id for op in sure if op.kind in DEQUANTIZES for v in op.results}
     fed = [(reader.id, op) for v, op in flow.forth(written, float32(view)).items() for reader in view.readers(v)]
     for op_id, cause in (*flow.path(read, float32(view)).items(), *fed):
-        yield Held(op_id, cause, beyond[cause])
+        yield HeldOp(op_id, cause, beyond[cause])
 
 
 def _beyond(view: View, op: Op, to: DType) -> str | None:

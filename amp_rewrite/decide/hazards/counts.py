@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.decide.hazards.steps import described, operands_at
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, float32
@@ -48,7 +48,7 @@ _POINTED = COMPARISONS | {"GridSample", "NonMaxSuppression", "RoiAlign"}
     "A number that counts, points or states a shape keeps its value.",
     cases=("shape_taint", "index_taint", "element_counts"),
 )
-def whole_numbers(view: View, to: DType) -> Iterator[Held]:
+def whole_numbers(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold the ops from where such a number arises to the op that uses it as one. O(nodes + uses).
 
     Walks pass copies, arithmetic and small reductions only, so that an index computed from a network's products does
@@ -70,16 +70,16 @@ def whole_numbers(view: View, to: DType) -> Iterator[Held]:
     yield from element_counts(view, to)
 
 
-def shapes(view: View) -> Iterator[Held]:
+def shapes(view: View) -> Iterator[HeldOp]:
     """Hold ops that compute a shape, axis, size, scale or count; the walk stops at booleans."""
     flow, sinks = Flow.of(view), dict[ValueId, Use]()
     for _, use, value in operands_at(view, SHAPE_SLOTS):
         sinks.setdefault(value, use)
     for op in view.of_kinds(("Range",)):
-        yield Held(op.id, None, "how many elements it gives depends on its arithmetic")
+        yield HeldOp(op.id, None, "how many elements it gives depends on its arithmetic")
     for op_id, use in flow.path(sinks, lambda value: view.dtype(value) is not DType.BOOL).items():
         if flow.through(view.ops[op_id]):
-            yield Held(op_id, use.op, f"feeds {_port(view, use)}")
+            yield HeldOp(op_id, use.op, f"feeds {_port(view, use)}")
 
 
 def _port(view: View, use: Use) -> str:
@@ -88,7 +88,7 @@ def _port(view: View, use: Use) -> str:
     return f"{formal.name if formal else f'input {use.slot}'!r} of {described(view, use.op)}"
 
 
-def integers(view: View) -> Iterator[Held]:
+def integers(view: View) -> Iterator[HeldOp]:
     """Hold the ops from an integer in floats, or a whole number, to those that use it as one."""
     flow, sinks = Flow.of(view), dict[ValueId, OpId]()
     held = flow.forth(counted(view), float32(view))
@@ -96,9 +96,11 @@ def integers(view: View) -> Iterator[Held]:
         uses = op.kind in _ROUNDING or _casts(view, op, op.outputs, _INTEGERS)
         if uses and (read := [v for v in op.operands if v in held]):
             sinks.update((value, op.id) for value in read if value not in sinks)
-            yield Held(op.id, held[read[0]], f"reads an integer that {described(view, held[read[0]])} put into floats")
+            yield HeldOp(
+                op.id, held[read[0]], f"reads an integer that {described(view, held[read[0]])} put into floats"
+            )
     for op_id, sink in {**flow.path(sinks, held.__contains__), **_computed(view)}.items():
-        yield Held(op_id, sink, f"holds an integer that {described(view, sink)} reads as one")
+        yield HeldOp(op_id, sink, f"holds an integer that {described(view, sink)} reads as one")
 
 
 def _computed(view: View) -> dict[OpId, OpId]:
@@ -142,7 +144,7 @@ def counted(view: View) -> Mapping[ValueId, OpId]:
     return {v: op.id for op in made for v in op.results if view.dtype(v) is DType.FLOAT}
 
 
-def element_counts(view: View, to: DType) -> Iterator[Held]:
+def element_counts(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold ops that compute or read a product of sizes in floats; none for types with the range of float32."""
     sizes, products = set[ValueId](), dict[ValueId, OpId]()
     for op in view.ops if to.max <= 2.0**32 else ():
@@ -160,4 +162,4 @@ def element_counts(view: View, to: DType) -> Iterator[Held]:
         if cause is not None and (whole or op.kind == "Size"):
             products.update(dict.fromkeys(op.results, cause))
         if any(view.dtype(v) is DType.FLOAT for v in op.ports if v in products):
-            yield Held(op.id, cause, f"the number of elements may be beyond {to.max:g}")
+            yield HeldOp(op.id, cause, f"the number of elements may be beyond {to.max:g}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.decide.hazards.steps import described, leading_to, learned_ops
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import (
@@ -39,7 +39,7 @@ _RAISED: Slots = {**COPIES, **dict.fromkeys(PAIR_SUMS | SCALINGS, (0, 1))}
     "A small difference of large squares and products, or of values on one level, is computed in float32.",
     cases=(reasons.CANCELLATION, "distance", "level"),
 )
-def cancellation(view: View, to: DType) -> Iterator[Held]:
+def cancellation(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold the difference and the ops that compute it from its operands. O(nodes + uses).
 
     What it protects: Variances and covariances written as E[x·y] − E[x]·E[y], by means, convolutions or products;
@@ -60,10 +60,10 @@ def cancellation(view: View, to: DType) -> Iterator[Held]:
         for minuend, subtrahend in _differences(view, op):
             if parts := _variance(view, minuend, subtrahend):
                 for op_id in (*parts, op.id):
-                    yield Held(op_id, op.id, "a variance as a difference of means, which is small beside them")
+                    yield HeldOp(op_id, op.id, "a variance as a difference of means, which is small beside them")
 
 
-def distances(view: View) -> Iterator[Held]:
+def distances(view: View) -> Iterator[HeldOp]:
     """Hold products added to sums of squares of their own operands, and those sums."""
     roots = multiples(view, signs=True)
     squares: dict[ValueId, dict[ValueId, OpId]] = {}
@@ -76,10 +76,10 @@ def distances(view: View) -> Iterator[Held]:
         for root in {origin(view, v, roots) for v in product.inputs[:2] if v is not None} & squares.keys():
             cause = next(iter(squares[root].values()))
             for op_id in _met(flow, product, squares[root]):
-                yield Held(op_id, cause, "a difference of squares and products, small beside them")
+                yield HeldOp(op_id, cause, "a difference of squares and products, small beside them")
 
 
-def levels(view: View) -> Iterator[Held]:
+def levels(view: View) -> Iterator[HeldOp]:
     """Hold differences of values that share a raw value, up to the layers that they are computed from as well."""
     learned, copied = learned_ops(view), first_input_of(COPIES)
     raised: dict[ValueId, ValueId] = {}
@@ -103,7 +103,7 @@ def levels(view: View) -> Iterator[Held]:
     flow = Flow.of(view, _RAISED)
     for op_id, end in leading_to(flow, ends, float32(view)).items():
         if op_id in learned and flow.through(view.ops[op_id]):
-            yield Held(op_id, end, f"{described(view, end)} takes its level away again")
+            yield HeldOp(op_id, end, f"{described(view, end)} takes its level away again")
 
 
 def _met(flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> Collection[OpId]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.decide.hazards.steps import (
     described,
     first_inputs,
@@ -50,7 +50,7 @@ _GUARD_SLOTS = {"Add": (0, 1), "Max": (0, 1), "Clip": (1,), "Where": (1, 2)}
     "Small numbers that a logarithm, root or divisor magnifies are computed in float32, and scores that are ranked.",
     cases=("epsilon", "logarithm", "ranked"),
 )
-def magnified(view: View, to: DType) -> Iterator[Held]:
+def magnified(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold the ops from where a number is small to the op that magnifies it. O(nodes + uses).
 
     A number is small behind a squeeze, such as a softmax, and where an epsilon below the smallest normal number, a
@@ -77,7 +77,7 @@ def magnified(view: View, to: DType) -> Iterator[Held]:
     yield from ranked(view)
 
 
-def guarded(view: View, to: DType) -> Iterator[Held]:
+def guarded(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold the ops from an epsilon below the smallest normal number to the op that it keeps from zero."""
     guards = {op.id: value for op in view.of_kinds(_GUARD_SLOTS) if (value := _guard(view, op, to)) is not None}
     if not guards:
@@ -91,7 +91,7 @@ def guarded(view: View, to: DType) -> Iterator[Held]:
         note = f"relies on an epsilon below {to.tiny:g}"
         if (value := guards.get(op_id)) is not None:
             note = f"epsilon {view.value_name(value)!r} is {view.fit(value, to).absmax:g}, below {to.tiny:g}"
-        yield Held(op_id, cause, note)
+        yield HeldOp(op_id, cause, note)
 
 
 def _guard(view: View, op: Op, to: DType) -> ValueId | None:
@@ -126,7 +126,7 @@ def _products_of_inverse(view: View, op: Op) -> Iterator[OpId]:
             yield from (reader.id for reader in view.readers(value) if reader.kind == "Mul")
 
 
-def squeezed(view: View) -> Iterator[Held]:
+def squeezed(view: View) -> Iterator[HeldOp]:
     """Hold the ops from a squeeze to a logarithm, and from one through a product to what magnifies its result."""
     ends, products = first_inputs(view, _LOGARITHMS), _products(view)
     flow = Flow.of(view, _UNSQUEEZED)
@@ -144,10 +144,10 @@ def squeezed(view: View) -> Iterator[Held]:
             pins.update({**path, **dict.fromkeys((product, *passed, end), end)})
     pins |= {**makers(view, marked), **{op_id: op_id for value, op_id in ends.items() if value in marked}}
     for op_id, cause in pins.items():
-        yield Held(op_id, cause, f"computes the argument of {described(view, cause)}")
+        yield HeldOp(op_id, cause, f"computes the argument of {described(view, cause)}")
 
 
-def ranked(view: View) -> Iterator[Held]:
+def ranked(view: View) -> Iterator[HeldOp]:
     """Hold the ops from scores near 1 to the op that chooses by their order; scores of such a choice count as well."""
     if not view.of_kinds(_RANKS):
         return
@@ -156,7 +156,7 @@ def ranked(view: View) -> Iterator[Held]:
     scores = flow.only(starts, lambda v: view.constant(v) is not None)
     ends = {value: use.op for _, use, value in operands_at(view, _RANKS) if value in scores}
     for op_id, end in leading_to(flow, ends, scores.__contains__).items():
-        yield Held(op_id, end, f"computes scores that {described(view, end)} ranks")
+        yield HeldOp(op_id, end, f"computes scores that {described(view, end)} ranks")
 
 
 def _products(view: View) -> dict[OpId, tuple[OpId, Sequence[OpId]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterator, Mapping
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.decide.hazards.steps import described, first_inputs
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -53,7 +53,7 @@ def reads_low(view: View, use: Use, to: DType) -> bool:
     cases=("additive_mask", "saturated"),
     findings=("saturated",),
 )
-def mask_fill(view: View, to: DType) -> Iterator[Held]:
+def mask_fill(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold the ops from a fill through its sums to the softmax, which is held too. O(nodes + uses).
 
     A fill that only selects, and the values that it reaches through copies, selections and products, become the largest
@@ -69,7 +69,7 @@ def mask_fill(view: View, to: DType) -> Iterator[Held]:
     Source: masked_rows among the hard models of this project.
     """
     for op_id, (softmax, note) in additive(view, mask_fills(view, to)).items():
-        yield Held(op_id, softmax, note)
+        yield HeldOp(op_id, softmax, note)
 
 
 def saturated(view: View, to: DType) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:

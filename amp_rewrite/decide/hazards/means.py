@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from amp_rewrite.decide.bounds.uniform_constants import number_throughout
-from amp_rewrite.decide.hazards.rule import Held
+from amp_rewrite.decide.hazards.rule import HeldOp
 from amp_rewrite.decide.hazards.steps import described, learned_ops
 from amp_rewrite.decide.placement.flops import summed_terms
 from amp_rewrite.dtypes import DType
@@ -49,12 +49,12 @@ _Sum = Mapping[OpId, Collection[OpId]]
 """Ops that make a sum, in order, each with the ops that it reads; none for what is summed up."""
 
 
-def weighted_means(view: View, to: DType) -> Iterator[Held]:
+def weighted_means(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold quotients of two long sums over the same weights, and these sums. None for types with float32's range."""
     means = _Means(view, to.max / _TERM)
     for op in float32_ops(view, ("Div", "Reciprocal")) if to.tiny > DType.FLOAT.tiny else ():
         for op_id in means.parts(op):
-            yield Held(op_id, op.id, f"part of a mean: {described(view, op.id)} divides by the sum of its weights")
+            yield HeldOp(op_id, op.id, f"part of a mean: {described(view, op.id)} divides by the sum of its weights")
 
 
 @dataclass

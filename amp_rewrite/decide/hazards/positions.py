@@ -11,7 +11,7 @@ import numpy as np
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.counts import counted
 from amp_rewrite.decide.hazards.mask_fills import ATTENTION_MASKS, CARRIES, to_softmax
-from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.decide.hazards.steps import described, first_inputs, operands_at, results_of
 from amp_rewrite.decide.placement.flops import summed_length
 from amp_rewrite.dtypes import DType
@@ -53,7 +53,7 @@ _SAMPLES: Slots = {
     "Positions, and what is computed from them, keep the digits of float32.",
     cases=("angle", "places", "position_bias"),
 )
-def positions(view: View, to: DType) -> Iterator[Held]:
+def positions(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold the ops from positions to the sine, sampler or softmax that reads them. O(nodes + uses).
 
     Angles are followed up through copies, arithmetic, and products of positions and frequencies. Unlike a layer, such a
@@ -85,7 +85,7 @@ def _learned(view: View) -> Collection[ValueId]:
     return Flow.of(view).forth(results_of(view, _LEARNED), float32(view))
 
 
-def angles(view: View) -> Iterator[Held]:
+def angles(view: View) -> Iterator[HeldOp]:
     """Hold the ops that compute the argument of Sin and Cos."""
     starts = first_inputs(view, PERIODIC, but=snakes(view))
     if not starts:
@@ -109,7 +109,7 @@ def angles(view: View) -> Iterator[Held]:
         starts = {v: cause for op, cause in crossed for v in op.operands}
     for op_id, cause in makers(view, marked).items():
         if op_id in products or flow.through(view.ops[op_id]):
-            yield Held(op_id, cause, f"computes the angle of {described(view, cause)}")
+            yield HeldOp(op_id, cause, f"computes the angle of {described(view, cause)}")
 
 
 def _private(view: View, value: ValueId) -> bool:
@@ -148,13 +148,13 @@ def _constant_terms(view: View) -> Mapping[OpId, Sequence[tuple[ValueId, ValueId
     return {op: [(v, held) for v, held in pairs if held in view.constants] for op, pairs in read.items()}
 
 
-def places(view: View) -> Iterator[Held]:
+def places(view: View) -> Iterator[HeldOp]:
     """Hold what samplers read, up to the last layer, and sums of layer outputs and a grid that no softmax reads."""
     flow = Flow.of(view, _ELEMENTWISE)
     sampled = {value: op.id for op, _, value in operands_at(view, _SAMPLES)}
     for op_id, sampler in flow.path(sampled, float32(view)).items():
         if flow.through(view.ops[op_id]):
-            yield Held(op_id, sampler, f"computes the places that {described(view, sampler)} reads")
+            yield HeldOp(op_id, sampler, f"computes the places that {described(view, sampler)} reads")
     terms = _constant_terms(view)
     grids = {op: value for op, read in terms.items() for value, held in read[::-1] if is_grid(view, held)}
     ranges = results_of(view, ("Range",))
@@ -168,21 +168,21 @@ def places(view: View) -> Iterator[Held]:
             continue
         reached = flow.forth(dict.fromkeys(op.results), float32(view))
         if not any(reader.kind in SOFTMAXES for reader in flow.readers(reached)):
-            yield Held(op.id, counting.get(grid), f"counts from places on the grid {view.value_name(grid)!r}")
+            yield HeldOp(op.id, counting.get(grid), f"counts from places on the grid {view.value_name(grid)!r}")
 
 
-def biases(view: View, to: DType) -> Iterator[Held]:
+def biases(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold the ops from a bias that counts positions through its sum with scores to the softmax, or to attention."""
     counting, name = counting_biases(view, to), "a bias that grows with the position"
     carries = Flow.of(view, CARRIES)
     for op_id, (softmax, note) in to_softmax(carries, _of_scores(carries, counting), name).items():
-        yield Held(op_id, softmax, note)
+        yield HeldOp(op_id, softmax, note)
     masks = [(op, value) for op, _, value in operands_at(view, ATTENTION_MASKS)]
     reached = carries.forth(dict.fromkeys(counting), float32(view)) if masks else {}
     far = cache(partial(_far_at_best, view, to))
     for op, mask in masks:
         if mask in reached or far(mask):
-            yield Held(op.id, None, f"its mask is {name}")
+            yield HeldOp(op.id, None, f"its mask is {name}")
 
 
 def _of_scores(carries: Flow, counting: Collection[ValueId]) -> Collection[ValueId]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.bounds.uniform_constants import number_throughout
-from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import dependents, float32_ops
 from amp_rewrite.ir.op_classes import LAYERS
@@ -19,7 +19,7 @@ from amp_rewrite.ir.view import OpId, ValueId, View
     cases=(reasons.PROVED_OVERFLOW, "product"),
     aliases=("growth", "placeholders"),
 )
-def proved_overflow(view: View, to: DType) -> Iterator[Held]:
+def proved_overflow(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold products over an axis, and ops behind placeholder layers whose values are proved to exceed the low type.
 
     O(ops + uses + weights).
@@ -38,7 +38,7 @@ def proved_overflow(view: View, to: DType) -> Iterator[Held]:
     """
     for op in view.of_kinds(("ReduceProd",)) if to.tiny > DType.FLOAT.tiny else ():
         note = f"a product of many numbers goes beyond {to.max:g}, or below {to.tiny:.0e}, by nature"
-        yield Held(op.id, None, note)
+        yield HeldOp(op.id, None, note)
     layers = placeholders(view, to)
     if not layers:
         return
@@ -50,7 +50,7 @@ def proved_overflow(view: View, to: DType) -> Iterator[Held]:
         grown = max((v for v in op.ports if v in behind), key=lambda v: least.get(v, 0.0), default=None)
         if grown is not None and least.get(grown, 0.0) > to.max:
             note = f"weights that are one number throughout let values grow to {least[grown]:.0e}, beyond {to.max:g}"
-            yield Held(op.id, behind[grown], note)
+            yield HeldOp(op.id, behind[grown], note)
 
 
 def placeholders(view: View, to: DType) -> frozenset[OpId]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.decide.hazards.steps import described
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.patterns.integers import integer_ops
@@ -13,7 +13,7 @@ from amp_rewrite.ir.view import View
 
 
 @rule(reasons.QUANTIZED, "An op between DequantizeLinear and QuantizeLinear stays as it is.")
-def quantized(view: View, to: DType) -> Iterator[Held]:
+def quantized(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold the ops that runtimes run on integers, and the copies between them and their quantizers. O(nodes + uses).
 
     What it protects: Ops that read their activations from DequantizeLinear and hand their results to QuantizeLinear;
@@ -26,4 +26,4 @@ def quantized(view: View, to: DType) -> Iterator[Held]:
     """
     for op_id, cause in integer_ops(view).items():
         passed = f"on the way of {described(view, cause)}, which runs on integers"
-        yield Held(op_id, None, "") if cause == op_id else Held(op_id, cause, passed)
+        yield HeldOp(op_id, None, "") if cause == op_id else HeldOp(op_id, cause, passed)

@@ -93,7 +93,7 @@ class Rule(Record, Generic[P, R]):
         return {head: texts[head] for head in HEADINGS if head in texts}
 
 
-class Held(NamedTuple):
+class HeldOp(NamedTuple):
     """An op that a rule holds in float32, the op that is the cause, and a one-line note for reports."""
 
     op: OpId
@@ -101,10 +101,10 @@ class Held(NamedTuple):
     note: str
 
 
-PinningRule = Rule[[View, DType], Iterator[Held]]
+PinningRule = Rule[[View, DType], Iterator[HeldOp]]
 
 
-def pinned(reason: str, held: Iterable[Held], view: View) -> Iterator[Pin]:
+def pinned(reason: str, held: Iterable[HeldOp], view: View) -> Iterator[Pin]:
     """Pin what a rule holds, where the op computes in float32: a pin on another op has no effect."""
     return (Pin(op, reason, because, note) for op, because, note in held if computes_float32(view, view.ops[op]))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.means import weighted_means
-from amp_rewrite.decide.hazards.rule import Held, rule
+from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.decide.hazards.steps import described, scaled_by
 from amp_rewrite.decide.placement.flops import summed_length, summed_terms
 from amp_rewrite.dtypes import DType
@@ -45,7 +45,7 @@ _SUMMING = LAYERS | {"Einsum", "GlobalAveragePool"}
     "A sum that runs over many terms is computed in float32.",
     cases=("accumulators", "small_step", "disguise", "weighted_mean"),
 )
-def running_sums(view: View, to: DType) -> Iterator[Held]:
+def running_sums(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold the additions to a state, products that are sums, and sums that are divided last. O(nodes + uses).
 
     What it protects: Counters and running sums that a Loop or Scan carries in a float state; one that is multiplied or
@@ -73,7 +73,7 @@ def running_sums(view: View, to: DType) -> Iterator[Held]:
     yield from weighted_means(view, to)
 
 
-def accumulators(view: View) -> Iterator[Held]:
+def accumulators(view: View) -> Iterator[HeldOp]:
     """Hold the sums by which the state of a body gets from its start to its end. O(values) for each state."""
     flow, seen = Flow.of(view, {**COPIES, **SELECTIONS, **REDUCTIONS, **_SUMS}), set[ValueId]()
     for out, into in view.carried:
@@ -84,7 +84,7 @@ def accumulators(view: View) -> Iterator[Held]:
         seen.update(cycle)
         for op_id in makers(view, cycle):
             if view.ops[op_id].kind in _SUMS:
-                yield Held(op_id, owner, f"sums up over {described(view, owner)}")
+                yield HeldOp(op_id, owner, f"sums up over {described(view, owner)}")
 
 
 def _before(view: View, owner: OpId, value: ValueId) -> bool:
@@ -93,7 +93,7 @@ def _before(view: View, owner: OpId, value: ValueId) -> bool:
     return view.dtype(value) is DType.FLOAT and (made_by is None or made_by < owner)
 
 
-def small_steps(view: View) -> Iterator[Held]:
+def small_steps(view: View) -> Iterator[HeldOp]:
     """Hold sums a·x + c·f(x) in a row, where c is one small number, f contains a product and a is nearly 1."""
     steps: dict[ValueId, tuple[list[Op], Op | None, int]] = {}
     moved = {op.outputs[0]: value for op in view.of_kinds(SCALINGS) if (value := _moved(view, op)) is not None}
@@ -117,7 +117,7 @@ def small_steps(view: View) -> Iterator[Held]:
             before_id = last.id if last is not None else None
             chained.update((op.id,) if before_id is None else (op.id, before_id))
             for held in (op, *decays):
-                yield Held(held.id, before_id, "moves a state by a small step, as ops before and after it")
+                yield HeldOp(held.id, before_id, "moves a state by a small step, as ops before and after it")
 
 
 def _kept(view: View, op: Op) -> ValueId | None:
@@ -143,7 +143,7 @@ def _is_fed_number(view: View, value: ValueId) -> bool:
     return any(dims is not None and all(dim == 1 for dim in dims) for dims in map(declared_dims, formals))
 
 
-def disguises(view: View, to: DType) -> Iterator[Held]:
+def disguises(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold products with a triangle of ones or a matrix of 1/n, unless other products alone read them."""
     pairs = ((op.id, _disguised(view, op, slot, to)) for op in view.of_kinds(PRODUCTS) for slot in (0, 1))
     copies = Flow.of(view, COPIES)
@@ -151,7 +151,7 @@ def disguises(view: View, to: DType) -> Iterator[Held]:
         reached = copies.forth(dict.fromkeys(view.ops[op_id].results), float32(view))
         readers = [reader.kind in HEAVY for reader in copies.readers(reached)]
         if not (readers and all(readers) and view.yielded.isdisjoint(reached)):
-            yield Held(op_id, None, f"a {name} by a product")
+            yield HeldOp(op_id, None, f"a {name} by a product")
 
 
 def _disguised(view: View, op: Op, slot: int, to: DType) -> str:
@@ -175,7 +175,7 @@ def _disguised(view: View, op: Op, slot: int, to: DType) -> str:
 
 
 @rule(reasons.LONG_SUM, "The longest sums of products are computed in float32.", target=Target.WEBGPU.value)
-def long_sums(view: View, to: DType) -> Iterator[Held]:
+def long_sums(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold products and pools, the longest first, until the others add up 128 terms in all. O(nodes log nodes).
 
     What it protects: MatMul, Gemm, Conv, ConvTranspose and Einsum, whose shaders on WebGPU add one product after
@@ -195,7 +195,7 @@ def long_sums(view: View, to: DType) -> Iterator[Held]:
             return
         left -= terms[op]
         note = f"adds up {terms[op]} terms; in float16, all such sums of a model may have {MOST_TERMS} on this target"
-        yield Held(op, None, note)
+        yield HeldOp(op, None, note)
 
 
 def terms_of(view: View) -> Mapping[OpId, int]:

@@ -19,7 +19,7 @@ from amp_rewrite.runtime.roofline import START
 
 
 @dataclass
-class Placing:
+class PlacementRule:
     """The rule of one painting, to be called with the state; it records the problem and the answer.
 
     `costs` are those of a GPU; see `CutProblem` for `islands`.

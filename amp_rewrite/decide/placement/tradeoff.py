@@ -30,7 +30,7 @@ _WORTH = round(2 * START * ATTOSECONDS)
 """Worth of a low op besides its time."""
 
 
-class Loss(NamedTuple):
+class RoundingLoss(NamedTuple):
     """Digits that are lost where a value goes low: squared error, and the vertices that make and read it.
 
     `reader` None: the result of a low maker. `maker` None: a value that no vertex makes.
@@ -64,7 +64,7 @@ class Tradeoff:
             label = LOW if v in state.low else HIGH
             self.positions.update(((vertex.op, name), at.get(v, label)) for name in vertex.variables)
 
-    def high(self, losses: Iterable[Loss], price: float) -> frozenset[Vertex]:
+    def high(self, losses: Iterable[RoundingLoss], price: float) -> frozenset[Vertex]:
         """Return the type variables of the problem that are float32 at the least of time + price · squared error.
 
         `price`: seconds for a squared error of 1. A loss that is infinite is never taken if it can be avoided.

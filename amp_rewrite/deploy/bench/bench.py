@@ -14,7 +14,7 @@ import numpy as np
 from amp_rewrite.deploy.bench.batches import BatchAxis, batch_axis
 from amp_rewrite.deploy.bench.candidate import Candidate, candidates
 from amp_rewrite.deploy.bench.device import device_name
-from amp_rewrite.deploy.bench.entry import BenchEntry, Changed, Sized
+from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
 from amp_rewrite.deploy.bench.memory import with_largest, with_memory
 from amp_rewrite.deploy.bench.profile import changes
 from amp_rewrite.deploy.bench.result import Benchmark
@@ -94,7 +94,7 @@ def bench(
         >>> len(amp_rewrite.bench(["model.onnx"], "batches.npz", **few).entries)
         1
     """
-    often = _Often(rounds, runs, warm)
+    often = _Repetitions(rounds, runs, warm)
     _check(models, names, {**often._asdict(), "limit": limit, "sizes": min(sizes, default=None)})
     if max(rounds * (runs or MOST_RUNS), warm) > _MOST:
         amount = f"{rounds} rounds of {runs or MOST_RUNS} runs after {warm}"
@@ -147,7 +147,7 @@ def bench(
     )
 
 
-class _Often(NamedTuple):
+class _Repetitions(NamedTuple):
     """The rounds, the runs of each model in a round (None: as many as take 50 ms), and the runs to warm up."""
 
     rounds: int
@@ -156,7 +156,7 @@ class _Often(NamedTuple):
 
 
 def _timed(
-    pairs: Sequence[tuple[Candidate, Runner]], often: _Often, seed: int, tell: Tell
+    pairs: Sequence[tuple[Candidate, Runner]], often: _Repetitions, seed: int, tell: Tell
 ) -> tuple[list[BenchEntry], int]:
     """Return an entry of each with its latencies and speed-ups, and the number of runs in a round."""
     bound: _Calls = {c.name: r.bind(c.batch).run for c, r in pairs}
@@ -181,11 +181,11 @@ def _timed(
 
 
 def _swept(
-    pairs: Sequence[tuple[Candidate, Runner]], axis: BatchAxis, sizes: Sequence[int], often: _Often, tell: Tell
-) -> list[list[Sized]]:
+    pairs: Sequence[tuple[Candidate, Runner]], axis: BatchAxis, sizes: Sequence[int], often: _Repetitions, tell: Tell
+) -> list[list[BatchTiming]]:
     """Return for each candidate a row for each size, the smallest first."""
     rounds = max(often.rounds // _SWEEP_SHARE, _LEAST_ROUNDS)
-    sweeps: list[list[Sized]] = [[] for _ in pairs]
+    sweeps: list[list[BatchTiming]] = [[] for _ in pairs]
     for done, items in enumerate(sizes, 1):
         for row, sweep in zip(_at_size(pairs, axis, items, rounds, often.warm), sweeps, strict=True):
             sweep.append(row)
@@ -195,7 +195,7 @@ def _swept(
 
 def _at_size(
     pairs: Sequence[tuple[Candidate, Runner]], axis: BatchAxis, items: int, rounds: int, warm: int
-) -> list[Sized]:
+) -> list[BatchTiming]:
     """Return a row of each candidate for one size, with the reason if it does not run at that size."""
     calls: _Calls = {}
     latencies, faults = [], {}
@@ -208,10 +208,10 @@ def _at_size(
             faults[candidate.name] = str(error)
     seconds = interleaved(calls, rounds=rounds, runs=runs_per_round(latencies)) if calls else {}
     timings = {name: Timing.of(taken) for name, taken in seconds.items()}
-    return [Sized(items, timings.get(c.name), None, faults.get(c.name, "")) for c, _ in pairs]
+    return [BatchTiming(items, timings.get(c.name), None, faults.get(c.name, "")) for c, _ in pairs]
 
 
-def _changed(sides: Sequence[Candidate], tell: Tell) -> tuple[Changed, ...]:
+def _changed(sides: Sequence[Candidate], tell: Tell) -> tuple[OpChanges, ...]:
     """Return the changes of each other model's ops against the first model without TF32."""
     others = [c for c in sides if c.number]
     profiles = []
@@ -221,7 +221,7 @@ def _changed(sides: Sequence[Candidate], tell: Tell) -> tuple[Changed, ...]:
             raise ModelError(f"{candidate.name} runs, and its profile fails: {outcome.fault}; leave the profile out")
         profiles.append(outcome.ops)
         tell("profile", done, len(others) + 1)
-    return tuple(Changed(c.name, changes(profiles[0], ops)) for c, ops in zip(others, profiles[1:], strict=False))
+    return tuple(OpChanges(c.name, changes(profiles[0], ops)) for c, ops in zip(others, profiles[1:], strict=False))
 
 
 def _nonfinite(candidate: Candidate, runner: Runner) -> Iterator[str]:

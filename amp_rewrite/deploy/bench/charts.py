@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import fsum
 
-from amp_rewrite.deploy.bench.entry import BenchEntry, Changed
+from amp_rewrite.deploy.bench.entry import BenchEntry, OpChanges
 from amp_rewrite.deploy.bench.profile import OpTime
 from amp_rewrite.errors import count
 from amp_rewrite.reports.page.chart_data import Bar, Bars, Curves, Move, Moves
@@ -79,7 +79,7 @@ def throughput_chart(entries: Sequence[BenchEntry]) -> Curves | None:
     )
 
 
-def ops_chart(changed: Changed, number: int) -> Moves:
+def ops_chart(changed: OpChanges, number: int) -> Moves:
     """Return the time of a model's ops before and after. `number`: its position among those compared, from 1."""
     ops, model = changed.ops, short(changed.name)
     order = sorted(ops, key=lambda op: -op.seconds)

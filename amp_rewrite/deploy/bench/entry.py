@@ -10,7 +10,7 @@ from amp_rewrite.deploy.bench.timing import SpeedUp, Timing
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class BatchTiming:
     """One batch size: its timing, and peak memory in bytes; `fault` is the reason for a missing timing."""
 
     items: int
@@ -25,7 +25,7 @@ class Sized:
 
 
 @dataclass(frozen=True, slots=True)
-class Largest:
+class LargestBatch:
     """The largest batch that fits into `limit` bytes (0 if none does), and the smallest tried that does not.
 
     `fault`: the reason if that one does not run at all.
@@ -53,13 +53,13 @@ class BenchEntry:
     copies: Timing
     speed_ups: Mapping[str, SpeedUp]
     memory: int | None = None
-    sweep: tuple[Sized, ...] = ()
-    largest: Largest | None = None
+    sweep: tuple[BatchTiming, ...] = ()
+    largest: LargestBatch | None = None
     fault: str = ""
 
 
 @dataclass(frozen=True)
-class Changed:
+class OpChanges:
     """Changes of one model's ops against the first model, the largest slowdown first."""
 
     name: str

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from amp_rewrite.deploy.bench.batches import BatchAxis
 from amp_rewrite.deploy.bench.candidate import Candidate
-from amp_rewrite.deploy.bench.entry import BenchEntry, Largest
+from amp_rewrite.deploy.bench.entry import BenchEntry, LargestBatch
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.layout import bytes_in
 
@@ -39,7 +39,7 @@ def with_largest(candidate: Candidate, entry: BenchEntry, axis: BatchAxis, limit
         return outcome.memory is not None and outcome.memory <= limit
 
     good, bad = largest(fits, axis.size(candidate.batch), _MOST_ITEMS)
-    return replace(entry, largest=Largest(limit, good, bad, "" if bad is None else faults.get(bad, "")))
+    return replace(entry, largest=LargestBatch(limit, good, bad, "" if bad is None else faults.get(bad, "")))
 
 
 def parse_bytes(text: str) -> int:

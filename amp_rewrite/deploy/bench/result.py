@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from amp_rewrite.deploy.bench.entry import BenchEntry, Changed, Largest, Sized
+from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, LargestBatch, OpChanges
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type
 from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
@@ -45,7 +45,7 @@ class Benchmark(Result):
     runs: int
     warm_up: int
     entries: tuple[BenchEntry, ...]
-    changed: tuple[Changed, ...] = ()
+    changed: tuple[OpChanges, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -139,19 +139,19 @@ def _numbers(entry: BenchEntry, baselines: Sequence[str]) -> Iterator[str]:
             yield f"{speed_up.factor:.2f}×{interval}"
 
 
-def _swept(entry: BenchEntry, row: Sized) -> Sequence[str]:
+def _swept(entry: BenchEntry, row: BatchTiming) -> Sequence[str]:
     numbers = ("-", "-") if row.timing is None else (f"{row.throughput:.4g}", _ms(row.timing.median))
     return entry.name, str(row.items), *numbers, _bytes(row.memory), row.fault
 
 
-def _most(largest: Largest) -> str:
+def _most(largest: LargestBatch) -> str:
     why = f"does not run: {largest.fault}" if largest.fault else "does not fit"
     if not largest.items:
         return "none: not one item fits" + (f"; it {why}" if largest.fault else "")
     return f"{largest.items}" + (f" ({largest.too_large} {why})" if largest.too_large else ", the most that was tried")
 
 
-def _slower(changed: Changed) -> list[str]:
+def _slower(changed: OpChanges) -> list[str]:
     slower = [change for change in changed.ops if change.seconds > 0][:_MOST_OPS]
     if not slower:
         return [f"{changed.name}: no op got slower"]

@@ -36,7 +36,7 @@ _ABANDONED = 24 * 3600.0  # seconds after which a scratch folder is abandoned
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CacheEntry:
     """A converted model, with its weights in the cache's files, and its report as JSON."""
 
     model: Model
@@ -82,7 +82,7 @@ class Cache:
         """Remembered digests of source models."""
         return Digests(self._home / "digests", self._seal)
 
-    def load(self, key: str) -> Kept | None:
+    def load(self, key: str) -> CacheEntry | None:
         """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed.
 
         O(bytes) for the first load of an entry, which verifies its seal; O(nodes) for later ones.
@@ -92,7 +92,7 @@ class Cache:
             return None
         try:
             seal, report = _text(entry / _SEAL, _LARGEST_SEAL), _text(entry / _REPORT, MAX_CHARACTERS)
-            kept = Kept(Model.load(entry / _MODEL), report)
+            kept = CacheEntry(Model.load(entry / _MODEL), report)
             if hmac.compare_digest(seal, self._seal.of(self.digests.of(kept.model), report)):
                 with suppress(OSError):  # the cache may be read-only
                     os.utime(entry / _REPORT)

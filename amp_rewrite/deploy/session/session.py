@@ -110,7 +110,7 @@ class Session:
         free = any(not isinstance(dim, int) for port in input_ports(source) for dim in port.shape or (None,))
         settings = provider_settings(resolved_providers(providers), device, tf32, cuda_graph, free)
         opening = SessionOptions(providers=tuple(settings), provider_options=settings, threads=threads)
-        asked = _Asked(opening, providers is not None, to, ignored)
+        asked = _SessionRequest(opening, providers is not None, to, ignored)
         ready = _ready(source, asked, kept_in, options)
         self._runner, unopened, refused = _open(ready, source, opening)
         self._report_json = None if refused else ready.report
@@ -127,7 +127,7 @@ class Session:
         if self._report_json is None:
             process.state.plain_sessions += 1
 
-    def _notes(self, asked: _Asked, ready: _Ready, refused: str, unopened: str) -> Iterator[str]:
+    def _notes(self, asked: _SessionRequest, ready: _ModelToOpen, refused: str, unopened: str) -> Iterator[str]:
         because = f"what was converted does not open ({refused})" if refused else ready.left
         if because:
             yield f"{self._name} is not converted and runs as it is, on {self.provider}: {because}"
@@ -208,7 +208,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _SessionRequest:
     """The request of a session, and how this machine can serve it. `named`: the caller named the providers."""
 
     opening: SessionOptions
@@ -260,7 +260,7 @@ _IGNORE = "; ignore_performance=True converts it anyway"
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _ModelToOpen:
     """A model to open: converted, with its report, or the source, with the reason. `unkept`: why it is not cached."""
 
     model: Model
@@ -269,37 +269,37 @@ class _Ready:
     unkept: str = ""
 
 
-def _ready(source: Model, asked: _Asked, cache: Cache | None, options: Mapping[str, Any]) -> _Ready:
+def _ready(source: Model, asked: _SessionRequest, cache: Cache | None, options: Mapping[str, Any]) -> _ModelToOpen:
     if asked.to is None:
-        return _Ready(source)
+        return _ModelToOpen(source)
     if asked.refusal:
-        return _Ready(source, left=asked.refusal)
+        return _ModelToOpen(source, left=asked.refusal)
     options = {"target": BY_PROVIDER.get(asked.first, Target.ONNX), **options}
     key = "" if cache is None else _key(source, asked, options, cache)
     if cache is not None and (kept := cache.load(key)) is not None:
-        return _Ready(kept.model, kept.report)
+        return _ModelToOpen(kept.model, kept.report)
     try:
         converted = convert(source, to=asked.to, **options)
     except ConversionError as cause:  # a bug of this package; the source model is fine
-        return _Ready(source, left=str(cause))
+        return _ModelToOpen(source, left=str(cause))
     if converted.plan.empty:
-        return _Ready(source, left="nothing in it can be lowered")
+        return _ModelToOpen(source, left="nothing in it can be lowered")
     return _stored(cache, key, converted.result, converted.report.to_json())
 
 
-def _stored(cache: Cache | None, key: str, model: Model, report: str) -> _Ready:
+def _stored(cache: Cache | None, key: str, model: Model, report: str) -> _ModelToOpen:
     """Store the converted model and return it, from the cache if possible."""
     if cache is None:
-        return _Ready(model, report)
+        return _ModelToOpen(model, report)
     try:
         cache.store(key, model, report)
     except ModelError as cause:
-        return _Ready(model, report, unkept=str(cause))
+        return _ModelToOpen(model, report, unkept=str(cause))
     kept = cache.load(key)
-    return _Ready(model if kept is None else kept.model, report)
+    return _ModelToOpen(model if kept is None else kept.model, report)
 
 
-def _key(source: Model, asked: _Asked, options: Mapping[str, Any], cache: Cache) -> str:
+def _key(source: Model, asked: _SessionRequest, options: Mapping[str, Any], cache: Cache) -> str:
     """Return the cache key of a conversion: everything that its result may depend on."""
     assert asked.to is not None
     named = {name: options[name] for name in ("lists", "level") if name in options}
@@ -337,7 +337,7 @@ def _spelled(name: str, value: object) -> object:
     return repr(value)
 
 
-def _open(ready: _Ready, source: Model, opening: SessionOptions) -> tuple[Runner, str, str]:
+def _open(ready: _ModelToOpen, source: Model, opening: SessionOptions) -> tuple[Runner, str, str]:
     """Open the model; if the converted one does not open, the source. Return both reasons, for provider and model."""
     refused = ""
     if ready.report is not None:

@@ -18,7 +18,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, nearest, spelled
 from amp_rewrite.evidence.data.npy import short
 from amp_rewrite.evidence.data.random_batches import drawn
-from amp_rewrite.evidence.data.sources import LIMIT, Filed, Raw, Source, as_array, named, source_of
+from amp_rewrite.evidence.data.sources import LIMIT, FileBatch, Raw, Source, as_array, named, source_of
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.schema import TENSOR
@@ -241,7 +241,7 @@ def _checked(
 
 def _batch(number: int, raw: Raw, name: str | None = None) -> str:
     """Return the name of a batch, or of an array in it, with its file if it is one of several in a folder."""
-    return f"batch {number} ({short(raw.place(name))[1:-1]})" if isinstance(raw, Filed) else f"batch {number}"
+    return f"batch {number} ({short(raw.place(name))[1:-1]})" if isinstance(raw, FileBatch) else f"batch {number}"
 
 
 def _elements(value: Any) -> int:

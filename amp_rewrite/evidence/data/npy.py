@@ -80,7 +80,7 @@ class Npz:
         return arrays
 
 
-class _Recent(threading.local):
+class _OpenArchive(threading.local):
     """The archive that a thread read last, kept open: opening one takes a time linear in its members."""
 
     file: Npz | None = None
@@ -96,7 +96,7 @@ class _Recent(threading.local):
         return self.archive
 
 
-_recent = _Recent()
+_recent = _OpenArchive()
 
 
 _SMALLER = "give smaller batches"

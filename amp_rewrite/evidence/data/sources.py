@@ -28,7 +28,7 @@ Data = str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]]
 Source = Callable[[], Iterator[object]]
 
 
-class Filed(dict[str, Any]):
+class FileBatch(dict[str, Any]):
     """A batch from a folder. `file`: the file that holds it, or the folder if each array has its own file."""
 
     def __init__(self, arrays: Raw, file: str) -> None:
@@ -54,9 +54,9 @@ def source_of(data: object, ports: tuple[Port, ...], limit: int) -> tuple[str, S
     if isinstance(data, Mapping) or is_array(data) or one:
         return "the arrays given", partial(iter, [data]), 1
     if isinstance(data, Iterator):
-        return "the batches given", partial(iter, _Kept(data)), None
+        return "the batches given", partial(iter, _BufferedBatches(data)), None
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Iterable):
-        data = _Indexed(data)
+        data = _SequenceBatches(data)
     if isinstance(data, Iterable) and not isinstance(data, bytes):
         return "the batches given", partial(iter, data), _length(data)
     if callable(data):
@@ -79,7 +79,7 @@ def _length(data: Iterable[object]) -> int | None:
         return None
 
 
-class _Indexed(Iterable[object]):
+class _SequenceBatches(Iterable[object]):
     """Batches of an object with `__len__` and `__getitem__`."""
 
     def __init__(self, data: Any) -> None:
@@ -92,7 +92,7 @@ class _Indexed(Iterable[object]):
         return map(self._data.__getitem__, range(len(self)))
 
 
-class _Kept(Iterable[object]):
+class _BufferedBatches(Iterable[object]):
     """Batches of an iterator, kept in memory as they are read, so that they can be read again."""
 
     def __init__(self, batches: Iterator[object]) -> None:
@@ -205,8 +205,8 @@ def shards_of(path: Path) -> list[Path]:
     return [entry for entry, _ in parts] if divisible else [path]
 
 
-def _filed(reader: _Reader, file: str) -> Filed:
-    return Filed(reader(), file)
+def _filed(reader: _Reader, file: str) -> FileBatch:
+    return FileBatch(reader(), file)
 
 
 def _of_arrays(folder: Path, known: Collection[str], limit: int) -> _Reader:
@@ -217,8 +217,8 @@ def _of_arrays(folder: Path, known: Collection[str], limit: int) -> _Reader:
     return partial(_batch, paths, known, limit, f"{folder.name}/")
 
 
-def _batch(paths: Collection[Path], known: Collection[str], limit: int, place: str) -> Filed:
-    return Filed({path.stem: of_npy(path, limit) if path.stem in known else None for path in paths}, place)
+def _batch(paths: Collection[Path], known: Collection[str], limit: int, place: str) -> FileBatch:
+    return FileBatch({path.stem: of_npy(path, limit) if path.stem in known else None for path in paths}, place)
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from onnx import NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.evidence.prediction.copies import with_copies
-from amp_rewrite.evidence.prediction.sites import Sites
+from amp_rewrite.evidence.prediction.sites import RoundingSites
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.builder import declared, new_node
@@ -79,7 +79,7 @@ class Adjoint:
 
 
 def adjoint(
-    sites: Sites, to: DType, outputs: Mapping[str, tuple[int, ...]], batch: Batch,
+    sites: RoundingSites, to: DType, outputs: Mapping[str, tuple[int, ...]], batch: Batch,
     *, saturate: Collection[ValueId] = (), careful: frozenset[int] = frozenset(),
 ) -> Adjoint:  # fmt: skip
     """Return the adjoint model of the float32 view of sites for inputs of the shapes of a batch.

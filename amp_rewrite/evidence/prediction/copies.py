@@ -15,7 +15,7 @@ from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.instrument.vertices import Vertex
-from amp_rewrite.evidence.prediction.sites import Site
+from amp_rewrite.evidence.prediction.sites import RoundingSite
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.builder import new_cast, new_constant, new_node
@@ -42,7 +42,9 @@ class Copied:
     pairs: tuple[tuple[str, str], ...]
 
 
-def with_copies(view: View, sites: Sequence[Site], to: DType, saturate: Collection[ValueId], taken: set[str]) -> Copied:
+def with_copies(
+    view: View, sites: Sequence[RoundingSite], to: DType, saturate: Collection[ValueId], taken: set[str]
+) -> Copied:
     """Return the model with a copy, a value and its rounded version for each site. O(nodes + sites).
 
     `saturate`: values that are clamped before they are rounded, as constants are. `taken`: names in use, which grow.
@@ -64,7 +66,7 @@ class _Copying:
     ahead: dict[OpId, list[NodeProto]] = field(default_factory=dict)
     behind: list[NodeProto] = field(default_factory=list)
 
-    def copied(self, sites: Sequence[Site]) -> Copied:
+    def copied(self, sites: Sequence[RoundingSite]) -> Copied:
         view = self.view
         self.limits = [numbered(f"{end}_{self.to.spelling}", self.taken) for end in ("lowest", "highest")]
         ends = (np.array(end, np.float32) for end in (-self.to.max, self.to.max))
@@ -100,7 +102,7 @@ class _Copying:
         self.behind.append(new_cast(low, wide, DType.FLOAT, name=wide))
         return wide
 
-    def _site(self, site: Site) -> tuple[str, tuple[str, str]]:
+    def _site(self, site: RoundingSite) -> tuple[str, tuple[str, str]]:
         name = self.view.value_name(site.value)
         if site.reader is not None:
             return self.copies[site.value, site.reader], (name, self.lowered[site.value])

@@ -20,7 +20,7 @@ from amp_rewrite.evidence.prediction.adjoint import Adjoint, adjoint
 from amp_rewrite.evidence.prediction.probes import Outputs, probing, worst_of
 from amp_rewrite.evidence.prediction.profile import profiled
 from amp_rewrite.evidence.prediction.single_op_runs import SingleOpRuns
-from amp_rewrite.evidence.prediction.sites import Sites
+from amp_rewrite.evidence.prediction.sites import RoundingSites
 from amp_rewrite.ir.view import OpId, ValueId, View
 
 Floats = NDArray[np.float64]
@@ -39,7 +39,7 @@ class PredictedErrors:
     could not be run alone either are unknown.
     """
 
-    sites: Sites
+    sites: RoundingSites
     outputs: tuple[Outputs, ...]
     square: Floats
     signed: Floats
@@ -205,7 +205,7 @@ def predict(
     """
     view = asked.view
     number_of, repeats = probing(view, search=search)
-    sites = Sites.of(view, asked.may, asked.to)
+    sites = RoundingSites.of(view, asked.may, asked.to)
     rng = np.random.default_rng(seed)
     opened: dict[object, Adjoint] = {}
     careful = frozenset[int]()

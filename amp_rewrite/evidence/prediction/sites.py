@@ -13,7 +13,7 @@ from amp_rewrite.ir.view import MAIN, OpId, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class RoundingSite:
     """A rounding of one value of the main graph.
 
     `maker`: the vertex that produces the value, None if it cannot be low. `reader`: the vertex that reads the rounded
@@ -33,7 +33,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Sites:
+class RoundingSites:
     """The sites of a view for vertices that may be low, and the ops whose roundings lie elsewhere, with the reason.
 
     Sites are in the main graph; a rounding inside a body has none. O(nodes + uses).
@@ -41,11 +41,11 @@ class Sites:
 
     view: View
     may: Collection[Vertex]
-    all: tuple[Site, ...] = ()
+    all: tuple[RoundingSite, ...] = ()
     hidden: dict[OpId, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, view: View, may: Collection[Vertex], to: DType) -> Sites:
+    def of(cls, view: View, may: Collection[Vertex], to: DType) -> RoundingSites:
         """Return the sites of float32 tensors. Constants that the low type holds exactly have none."""
         found = cls(view, may)
         sites = tuple(site for value in view.values for site in found._at(value.id, to))
@@ -55,7 +55,7 @@ class Sites:
                 found.hidden[op] = f"it is in a body of {owner.name!r}"
         return cls(view, may, sites, found.hidden)
 
-    def _at(self, value: ValueId, to: DType) -> Iterator[Site]:
+    def _at(self, value: ValueId, to: DType) -> Iterator[RoundingSite]:
         view = self.view
         if view.values[value].scope != MAIN or view.tensor_dtype(value) is not DType.FLOAT:
             return
@@ -66,10 +66,10 @@ class Sites:
         if constant:
             maker = None
         if maker is not None and not is_exact:  # an exact op gives low values of low ones
-            yield Site(value, maker[0], maker, None)
+            yield RoundingSite(value, maker[0], maker, None)
         uses = (use for use in view.uses[value] if view.ops[use.op].scope == MAIN)
         readers = dict.fromkeys(reader for use in uses if (reader := reader_of(view, use, self.may)) is not None)
-        yield from (Site(value, reader[0], maker, reader) for reader in readers)
+        yield from (RoundingSite(value, reader[0], maker, reader) for reader in readers)
 
 
 def _holds(view: View, value: ValueId, to: DType) -> bool:

@@ -32,7 +32,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _ClusterKind:
     """A kind of cluster, its pattern, and the optional ops after it, each a reader of the one before."""
 
     kind: str
@@ -43,20 +43,20 @@ class _Row:
 _LENGTHS = "l2_normalization"
 _TABLE = (
     (
-        _Row("layer_normalization", norms.LAYER, (norms.SCALE, norms.BIAS)),
-        _Row("rms_normalization", norms.RMS, (norms.SCALE,)),
-        _Row(_LENGTHS, norms.L2),
+        _ClusterKind("layer_normalization", norms.LAYER, (norms.SCALE, norms.BIAS)),
+        _ClusterKind("rms_normalization", norms.RMS, (norms.SCALE,)),
+        _ClusterKind(_LENGTHS, norms.L2),
     ),
-    (_Row(_LENGTHS, norms.REDUCED_L2),),
-    (_Row("softmax", activations.SOFTMAX),),
-    (_Row("gelu_erf", activations.GELU_ERF), _Row("gelu_tanh", activations.GELU_TANH)),
+    (_ClusterKind(_LENGTHS, norms.REDUCED_L2),),
+    (_ClusterKind("softmax", activations.SOFTMAX),),
+    (_ClusterKind("gelu_erf", activations.GELU_ERF), _ClusterKind("gelu_tanh", activations.GELU_TANH)),
 )
 """The kinds of clusters in the order in which they take ops. Rows of one group are tried at each anchor in turn."""
 _ANCHORS = tuple(frozenset(kind for row in rows for way in row.pattern.ways() for kind in way[0][0]) for rows in _TABLE)
 
 
 @cache
-def _search_for(rows: tuple[_Row, ...]) -> Search:
+def _search_for(rows: tuple[_ClusterKind, ...]) -> Search:
     """Return the search for a group, built for the first model that has an anchor of it."""
     return Search.of(*(row.pattern for row in rows))
 
@@ -80,7 +80,7 @@ def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cl
     return tuple(sorted(result, key=lambda cluster: cluster.ops))
 
 
-def _clusters_at(view: View, rows: Sequence[_Row], search: Search, anchor: Op) -> Iterator[Cluster]:
+def _clusters_at(view: View, rows: Sequence[_ClusterKind], search: Search, anchor: Op) -> Iterator[Cluster]:
     for number, core, last in search.matches(view, anchor):
         row = rows[number]
         whole, last = _with_tail(view, row, core, last)
@@ -90,7 +90,7 @@ def _clusters_at(view: View, rows: Sequence[_Row], search: Search, anchor: Op) -
             yield Cluster(row.kind, tuple(sorted(match.ops)), match.values[ENTRY], tail, match.values)
 
 
-def _with_tail(view: View, row: _Row, match: Match, last: Op) -> tuple[Match, Op]:
+def _with_tail(view: View, row: _ClusterKind, match: Match, last: Op) -> tuple[Match, Op]:
     """Return the match with the tail, as far as each op is the only reader of the one before; and the last op."""
     for step in row.tail:
         result = last.outputs[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from amp_rewrite.errors import count
-from amp_rewrite.reports.measurements import Point
+from amp_rewrite.reports.measurements import CurvePoint
 from amp_rewrite.reports.page.axis import Axis, number_text, record
 from amp_rewrite.reports.page.chart import numbers, plot, sample
 from amp_rewrite.reports.page.marks import dots
@@ -13,7 +13,7 @@ from amp_rewrite.reports.page.markup import element, short
 from amp_rewrite.reports.page.page import Figure
 
 
-def curve_figure(points: Sequence[Point], gpu: str, low: str, data: str) -> Figure:
+def curve_figure(points: Sequence[CurvePoint], gpu: str, low: str, data: str) -> Figure:
     """Return time against error as a figure."""
     errors = [e for point in points for e in (point.error, point.measured_error) if e > 0]
     x = Axis.linear(f"predicted µs on {gpu}", [point.micros for point in points])
@@ -40,5 +40,5 @@ def curve_figure(points: Sequence[Point], gpu: str, low: str, data: str) -> Figu
     return Figure("pareto", "Time against error", lead, drawing, drawn, notebook=True)
 
 
-def _words(point: Point) -> str:
+def _words(point: CurvePoint) -> str:
     return f"{number_text(point.micros)} µs, {count(point.float32_ops, 'float32 op')}, error {number_text(point.error)}"

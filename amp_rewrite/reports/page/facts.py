@@ -24,7 +24,7 @@ _MOST = 10**18
 
 
 @dataclass(frozen=True)
-class Work:
+class ModelWork:
     """Operations and bytes of floats of a model in one run, all and those in a low type.
 
     Free dimensions count as 128.
@@ -58,7 +58,7 @@ class RowFacts:
         return tuple(self._model.flops(op) for op in self.view.ops)
 
     @cached_property
-    def work(self) -> Work:
+    def work(self) -> ModelWork:
         """Sums over all ops."""
         flops = low = 0.0
         moved = moved_low = 0
@@ -68,7 +68,7 @@ class RowFacts:
             for dtype, size in self._ports(op, (*row.inputs, *row.outputs)):
                 moved += size
                 moved_low += size if dtype in LOW else 0
-        return Work(flops, low, moved, moved_low)
+        return ModelWork(flops, low, moved, moved_low)
 
     def cast_bytes(self, cast: CastRow) -> int | None:
         """Return the bytes that a Cast reads and writes; None where its types are unknown."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.reports.op_changes import Sides
+from amp_rewrite.reports.op_changes import BothModels
 from amp_rewrite.reports.page.graph import GraphDifference, Words, board, graph_data, rules_of
 from amp_rewrite.reports.page.markup import short
 from amp_rewrite.reports.page.page import Figure
@@ -25,7 +25,7 @@ LEAD = (
 
 
 @gc_paused()
-def linked_graphs(titles: Sequence[str], sides: Sides) -> Figure:
+def linked_graphs(titles: Sequence[str], sides: BothModels) -> Figure:
     """Return both models of a difference as graphs whose ops are linked."""
     words = Words()
     pairs = list(sides.pairs())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.errors import count
-from amp_rewrite.reports.measurements import Difference, OutputRow, Step
+from amp_rewrite.reports.measurements import Difference, OutputRow, TrialRow
 from amp_rewrite.reports.page.axis import Axis, finite, number_text, record
 from amp_rewrite.reports.page.chart import Line, numbers, plot, remarks, rows, sample
 from amp_rewrite.reports.page.marks import dots, limit, spot, upright
@@ -20,7 +20,7 @@ _OUTPUTS, _BATCHES = 40, 50
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class CriterionLine:
     """The criterion in words, the name of its score, the limit, and True if a higher score is better."""
 
     words: str
@@ -29,7 +29,9 @@ class Allowed:
     higher: bool
 
 
-def outputs_figure(compared: Sequence[OutputRow], allowed: Allowed, verdict: str, notes: Sequence[str] = ()) -> Figure:
+def outputs_figure(
+    compared: Sequence[OutputRow], allowed: CriterionLine, verdict: str, notes: Sequence[str] = ()
+) -> Figure:
     """Return the scores of outputs as a figure."""
     by_output: dict[str, list[OutputRow]] = {row.label: [] for row in compared}
     for row in sorted(compared, key=lambda row: _badness(row.difference, allowed), reverse=True):
@@ -73,7 +75,7 @@ def outputs_figure(compared: Sequence[OutputRow], allowed: Allowed, verdict: str
     return Figure("outputs", "Outputs against the tolerance", lead, drawing, drawn, notebook=True)
 
 
-def _badness(difference: Difference, allowed: Allowed) -> tuple[bool, float]:
+def _badness(difference: Difference, allowed: CriterionLine) -> tuple[bool, float]:
     """Return a key by which worse batches are larger."""
     score, ok = difference.score, difference.ok
     if score is None or math.isnan(score):
@@ -81,7 +83,7 @@ def _badness(difference: Difference, allowed: Allowed) -> tuple[bool, float]:
     return not ok, -score if allowed.higher else score
 
 
-def _axis(sizes: Sequence[float | None], allowed: Allowed, prefix: str = "") -> Axis:
+def _axis(sizes: Sequence[float | None], allowed: CriterionLine, prefix: str = "") -> Axis:
     """Return the axis of scores; exact zeros and dust stand at the left end, not to squeeze the others."""
     if allowed.higher:
         return Axis.linear(f"{prefix}{allowed.score}, higher is better", [*sizes, allowed.limit])
@@ -90,7 +92,7 @@ def _axis(sizes: Sequence[float | None], allowed: Allowed, prefix: str = "") -> 
     return Axis.logarithmic(f"{prefix}{allowed.score}", [allowed.limit, 3 * allowed.limit, *above])
 
 
-def _marks(axis: Axis, group: Sequence[OutputRow], allowed: Allowed) -> Iterator[Element]:
+def _marks(axis: Axis, group: Sequence[OutputRow], allowed: CriterionLine) -> Iterator[Element]:
     yield from upright(axis, allowed.limit, "tolerance")
     for row in reversed(group):  # the worst is in front
         score, ok = row.difference.score, row.difference.ok
@@ -114,7 +116,7 @@ def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
 # -- a repair ------------------------------------------------------------------------------------------
 
 
-def trials_figure(trials: Sequence[Step], chosen: Step, allowed: Allowed, *, solved: bool) -> Figure:
+def trials_figure(trials: Sequence[TrialRow], chosen: TrialRow, allowed: CriterionLine, *, solved: bool) -> Figure:
     """Return the trials of a repair as a figure.
 
     Args:
@@ -154,17 +156,17 @@ def trials_figure(trials: Sequence[Step], chosen: Step, allowed: Allowed, *, sol
     return Figure("repair", "Repair", lead, drawing, drawn, notebook=True)
 
 
-def _place(trial: Step, allowed: Allowed) -> float:
+def _place(trial: TrialRow, allowed: CriterionLine) -> float:
     if trial.score is not None and math.isfinite(trial.score):
         return trial.score
     return math.inf if trial.ok is allowed.higher else -math.inf
 
 
-def _tried(trial: Step) -> str:
+def _tried(trial: TrialRow) -> str:
     pinned = count(trial.pinned, "region")
     return f"{pinned} pinned, {count(trial.float32_ops, 'float32 op')}: {number_text(trial.score)}"
 
 
-def _cells(name: str, trial: Step) -> tuple[str, ...]:
+def _cells(name: str, trial: TrialRow) -> tuple[str, ...]:
     outcome = "passes" if trial.ok else "fails"
     return name, outcome, str(trial.pinned), str(trial.float32_ops), number_text(trial.score)

@@ -24,7 +24,7 @@ _LEAST, _MOST = 1e-12, 1e12
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
+class _DrawnRange:
     """A value that is drawn: its place in depth, its name and its range."""
 
     place: int
@@ -67,7 +67,9 @@ class _Drawn:
 
 def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     """Return the ranges of values as a figure."""
-    seen = [_Drawn(i, name, fit, to) for i, (name, fit) in enumerate(values.items()) if fit.absmax or fit.nonfinite]
+    seen = [
+        _DrawnRange(i, name, fit, to) for i, (name, fit) in enumerate(values.items()) if fit.absmax or fit.nonfinite
+    ]
     tight = sorted(seen, key=lambda value: (not value.infinite, value.headroom, value.place))[:_NAMED]
     lows = [value.fit.absmin for value in seen]
     y = _axis("magnitude, smallest to largest that is not zero", seen, to)
@@ -122,7 +124,9 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     return Figure("ranges", "Ranges", lead, drawing, drawn, notebook=True)
 
 
-def _lead(seen: Sequence[_Drawn], tight: Sequence[_Drawn], to: DType, data: str, *, left_out: int, bins: int) -> str:
+def _lead(
+    seen: Sequence[_DrawnRange], tight: Sequence[_DrawnRange], to: DType, data: str, *, left_out: int, bins: int
+) -> str:
     if not seen:
         return f"No value other than zero was seen ({short(data)})."
     beyond = sum(value.beyond for value in seen)
@@ -149,7 +153,7 @@ def _ends(fit: Fit) -> str:
     return f"{number_text(fit.absmin)} to {number_text(fit.absmax)}" if fit.absmax else "no finite number"
 
 
-def _named(tight: Sequence[_Drawn], to: DType, bands: Sequence[tuple[float, float, str]]) -> Element:
+def _named(tight: Sequence[_DrawnRange], to: DType, bands: Sequence[tuple[float, float, str]]) -> Element:
     axis = _axis("magnitude", tight, to)
     lines = []
     for i, value in enumerate(tight, 1):
@@ -160,7 +164,7 @@ def _named(tight: Sequence[_Drawn], to: DType, bands: Sequence[tuple[float, floa
     return rows(axis, lines, name=f"Values with the least headroom in {to.spelling}")
 
 
-def _table(values: Iterable[_Drawn], *, whole: bool) -> Element:
+def _table(values: Iterable[_DrawnRange], *, whole: bool) -> Element:
     head = ("value", "smallest", "largest", "headroom", "overflow", "subnormal", "flushed to zero", "infinite or NaN")
     cells = []
     for v in values:
@@ -170,7 +174,7 @@ def _table(values: Iterable[_Drawn], *, whole: bool) -> Element:
     return numbers(head, cells, right=7, note="" if whole else "The tightest values; the file of ranges holds all.")
 
 
-def _axis(label: str, values: Iterable[_Drawn], to: DType) -> Axis:
+def _axis(label: str, values: Iterable[_DrawnRange], to: DType) -> Axis:
     """Return the axis of the magnitudes; those far beyond float16 stand at its ends, not to squeeze the others."""
     sizes = [number for value in values for number in (value.fit.absmin, value.fit.absmax) if number]
     least, most = _LEAST, (_MOST if to is DType.FLOAT16 else math.inf)

@@ -9,7 +9,7 @@ from itertools import accumulate, groupby
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.errors import count
-from amp_rewrite.reports.op_changes import Run
+from amp_rewrite.reports.op_changes import OpRun
 from amp_rewrite.reports.page.axis import MOST_POINTS, Axis, percent
 from amp_rewrite.reports.page.chart import Line, rows, sample, table
 from amp_rewrite.reports.page.markup import element, hint, short
@@ -22,7 +22,7 @@ _HEIGHTS = {"low": ("50%", "50%"), "muted": ("80%", "20%"), "high": ("0%", "100%
 _KINDS = {"float16": "low", "bfloat16": "low", "float32": "high", "float64": "high", "": "absent"}
 
 
-def strips_figure(a: str, b: str, runs: Sequence[Run], summary: str) -> Figure:
+def strips_figure(a: str, b: str, runs: Sequence[OpRun], summary: str) -> Figure:
     """Return two models as strips of ops, aligned by the ops that they share."""
     total = sum(run.ops for run in runs)
     axis = Axis.depth("op", total)
@@ -109,7 +109,7 @@ class _Shares:
     types: Mapping[str, Counter[str]]
 
 
-def _binned(runs: Sequence[Run], total: int) -> list[_Shares]:
+def _binned(runs: Sequence[OpRun], total: int) -> list[_Shares]:
     """Return bins of equally many ops, so that no short run is lost."""
     width = -(-total // MOST_POINTS)
     bins = [
@@ -126,7 +126,7 @@ def _binned(runs: Sequence[Run], total: int) -> list[_Shares]:
     return bins
 
 
-def _strip(runs: Sequence[Run], total: int, side: str) -> list[Element]:
+def _strip(runs: Sequence[OpRun], total: int, side: str) -> list[Element]:
     boxes, start = [], 0
     for dtype, group in groupby(runs, key=lambda run: str(getattr(run, side))):
         ops = sum(run.ops for run in group)
@@ -151,7 +151,7 @@ def _shares(bins: Sequence[_Shares], total: int, side: str) -> list[Element]:
     return boxes
 
 
-def _changed(runs: Sequence[Run], total: int) -> list[Element]:
+def _changed(runs: Sequence[OpRun], total: int) -> list[Element]:
     """Return a mark for each group of changed ops; groups too near to tell apart share one."""
     marks, end = [], -1.0
     for run, start in zip(runs, accumulate((run.ops for run in runs), initial=0), strict=False):

@@ -18,7 +18,7 @@ from amp_rewrite.reports.rows import ReportData
 from amp_rewrite.reports.summary import shift_counts
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.facts import Work
+    from amp_rewrite.reports.page.facts import ModelWork
 
 _SUBJECTS = 20
 """Subjects that a card of findings lists."""
@@ -32,7 +32,7 @@ _WORDS = {
 }
 
 
-def summary_cards(report: ReportData, work: Work | None = None) -> Figure:
+def summary_cards(report: ReportData, work: ModelWork | None = None) -> Figure:
     """Return the summary of a report as a figure."""
     findings = _findings(report)
     totals = report.totals

@@ -23,7 +23,7 @@ _DUST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
+class MarkedOps:
     """Places of ops that a waterfall names: the first beyond the tolerance, and the first jump; None without one."""
 
     tolerance: float | None
@@ -31,7 +31,7 @@ class Marked:
     jump: int | None
 
 
-def waterfall(rows: Sequence[OpErrors], marked: Marked, low: str, data: str, notes: Sequence[str] = ()) -> Figure:
+def waterfall(rows: Sequence[OpErrors], marked: MarkedOps, low: str, data: str, notes: Sequence[str] = ()) -> Figure:
     """Return the errors of ops along the depth as a figure."""
     eps = DType.parse(low).eps
     sizes = [n for row in rows for n in (row.accumulated, row.own) if n is not None and n > eps * _DUST]
@@ -92,7 +92,7 @@ def waterfall(rows: Sequence[OpErrors], marked: Marked, low: str, data: str, not
     return Figure("errors", "Errors along the depth", lead, drawing, drawn, notebook=True)
 
 
-def _explained(rows: Sequence[OpErrors], marked: Marked, named: Mapping[str, int]) -> Element:
+def _explained(rows: Sequence[OpErrors], marked: MarkedOps, named: Mapping[str, int]) -> Element:
     items = []
     for mark, i in named.items():
         row = rows[i]
@@ -109,7 +109,7 @@ def _explained(rows: Sequence[OpErrors], marked: Marked, named: Mapping[str, int
     return element("ul", *items, class_="pins")
 
 
-def _lead(rows: Sequence[OpErrors], marked: Marked, low: str, data: str, bins: int) -> str:
+def _lead(rows: Sequence[OpErrors], marked: MarkedOps, low: str, data: str, bins: int) -> str:
     if not rows:
         return f"No op could be compared ({short(data)})."
     words = [

@@ -15,7 +15,7 @@ from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND, write
 from amp_rewrite.rewrite.attention.equivalence import mismatch_of
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, site_of
-from amp_rewrite.rewrite.attention.recognize import Form, form_of
+from amp_rewrite.rewrite.attention.recognize import AttentionForm, form_of
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, judged, too_old
 
 
@@ -47,7 +47,7 @@ def sites(view: View, context: Context) -> Iterator[tuple[OpId, FusibleAttention
             yield last, site_of(view, form, context.to, context.dims(view))
 
 
-def forms(view: View) -> Iterator[tuple[OpId, Form | str]]:
+def forms(view: View) -> Iterator[tuple[OpId, AttentionForm | str]]:
     """Yield each attention that is written out, by its last op, as far as structure tells; or why it is not one."""
     for op in view.of_kinds(("Softmax",)):
         form = form_of(view, op)

@@ -29,7 +29,7 @@ from amp_rewrite.rewrite.attention.layout import (
     split,
     ungrouped,
 )
-from amp_rewrite.rewrite.attention.recognize import Form
+from amp_rewrite.rewrite.attention.recognize import AttentionForm
 from amp_rewrite.rewrite.const_eval import TRACED_MOVES, numbers
 
 
@@ -46,7 +46,7 @@ class FusibleAttention:
     """
 
     view: View
-    form: Form
+    form: AttentionForm
     queries: OperandSource
     keys: OperandSource
     values: OperandSource
@@ -76,7 +76,7 @@ class FusibleAttention:
         return self.form.last if self.end is None else self.end
 
 
-def site_of(view: View, form: Form, to: DType, dims: AllDims) -> FusibleAttention | str:
+def site_of(view: View, form: AttentionForm, to: DType, dims: AllDims) -> FusibleAttention | str:
     """Return the site of a form, or why one operator cannot compute it."""
     heads = _heads(view, form, dims)
     if isinstance(heads, str):
@@ -94,7 +94,7 @@ def site_of(view: View, form: Form, to: DType, dims: AllDims) -> FusibleAttentio
     return _masked(FusibleAttention(view, form, queries, keys, values, (q[2], k[2]), heads=heads, end=end), dims, q, to)
 
 
-def _heads(view: View, form: Form, dims: AllDims) -> int | str:
+def _heads(view: View, form: AttentionForm, dims: AllDims) -> int | str:
     """Return the number of heads of each batch in the first of three axes, 0 for four axes, or why neither is known."""
     rank = len(dims_at(view, dims, form.queries))
     parting, joining = form.parting, form.joining
@@ -113,7 +113,7 @@ def _heads(view: View, form: Form, dims: AllDims) -> int | str:
     return "batch and heads of its scores are not known to be split and put together again"
 
 
-def _parted(view: View, form: Form, dims: AllDims, whole: Dims) -> Op | None:
+def _parted(view: View, form: AttentionForm, dims: AllDims, whole: Dims) -> Op | None:
     """Return the op that alone reads the result, and splits it in batch and heads."""
     reader = only_reader(view, form.last.outputs[0], "Reshape")
     if reader is None or form.turned or None in whole:
@@ -178,7 +178,7 @@ def _laid(site: FusibleAttention, dims: AllDims, value: ValueId) -> Dims:
     return split(stated, site.heads) if merged and len(stated) == RANK - 1 and stated[0] != 1 else stated
 
 
-def _settled(view: View, dims: AllDims, form: Form, queries: Dims) -> bool:
+def _settled(view: View, dims: AllDims, form: AttentionForm, queries: Dims) -> bool:
     """True if the result is laid out as [batch, queries, heads · width] of the queries and values themselves.
 
     A mask of more than their batch, heads or queries would make more elements than that.

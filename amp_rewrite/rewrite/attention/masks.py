@@ -20,7 +20,7 @@ OUT_OF_REACH = -DType.FLOAT16.max / 2
 
 
 @dataclass(frozen=True, slots=True)
-class Hiding:
+class ScoreMask:
     """A mask of scores: where `value`, a bool, is not `shows`, the scores are `fill` instead.
 
     `shown`: True where a score is seen, if that is known; `value` is then what the ops read, a bool or what is added.
@@ -36,15 +36,15 @@ class Hiding:
     nothing: ValueId | None = None
 
 
-def selected(view: View, op: Op, slot: int) -> Hiding | None:
+def selected(view: View, op: Op, slot: int) -> ScoreMask | None:
     """Return the mask by which a Where takes scores or a number far below them."""
     condition, fill = op.inputs[0], number(view, op.inputs[3 - slot], axes=1)
     if condition is None or fill is None or not fill <= OUT_OF_REACH:
         return None
-    return Hiding(condition, slot == 1, fill, _seen(view, condition, slot == 1))
+    return ScoreMask(condition, slot == 1, fill, _seen(view, condition, slot == 1))
 
 
-def added(view: View, value: ValueId | None) -> Hiding | None:
+def added(view: View, value: ValueId | None) -> ScoreMask | None:
     """Return the mask that is added to scores, if it is 0 and one number far below them."""
     op = view.producer(value)
     if value is None:
@@ -56,14 +56,14 @@ def added(view: View, value: ValueId | None) -> Hiding | None:
             tested = op.inputs[2] if at == 0 and test is not None and test.inputs[0] == op.inputs[2] else None
             if fill is not None and fill <= OUT_OF_REACH and (branches[1 - at] == 0 or tested is not None):
                 shown = _seen(view, op.inputs[0], at == 1)
-                return Hiding(op.inputs[0], at == 1, fill, shown, nothing=tested) if hides(fill, shown) else None
+                return ScoreMask(op.inputs[0], at == 1, fill, shown, nothing=tested) if hides(fill, shown) else None
     held = numbers(view, value)
     if held is None and op is not None and op.kind == "Mul":
         return _multiple(view, op, value)
     fill = float(held.min(initial=0)) if held is not None else 0.0
     if held is None or not hides(fill, held == 0) or not bool(((held == 0) | (held == fill)).all()):
         return None
-    return Hiding(value, True, fill, held == 0)
+    return ScoreMask(value, True, fill, held == 0)
 
 
 def hides(fill: float, shown: Array | None) -> bool:
@@ -87,12 +87,12 @@ def _seen(view: View, condition: ValueId, shows: bool) -> Array | None:
     return None
 
 
-def _multiple(view: View, op: Op, value: ValueId) -> Hiding | None:
+def _multiple(view: View, op: Op, value: ValueId) -> ScoreMask | None:
     """Return the mask (1 − m) · fill: a whole number, made of integers or bools, times one far below scores."""
     for slot in (0, 1):
         fill = number(view, op.inputs[slot], axes=1)
         if fill is not None and np.isfinite(fill) and fill <= LOST and _whole(view, op.inputs[1 - slot]):
-            return Hiding(value, True, fill, counts=True)
+            return ScoreMask(value, True, fill, counts=True)
     return None
 
 

@@ -15,7 +15,7 @@ from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import alone, keeps_type, number, only_reader, orders
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.attention.masks import Hiding, added, hides, selected
+from amp_rewrite.rewrite.attention.masks import ScoreMask, added, hides, selected
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.replacement import only_float32
 
@@ -23,7 +23,7 @@ _DEPTH = 8  # ops between a product and its softmax
 
 
 @dataclass(slots=True)
-class Form:
+class AttentionForm:
     """One attention, written out. `ops`: from the first scaling to the last product, in order; `beside` them those that
     make what is added to the scores of mask and bias, and that other attentions may read, too.
 
@@ -42,14 +42,14 @@ class Form:
     queries: ValueId = field(init=False)
     keys: ValueId = field(init=False)
     scale: float = 1.0
-    hiding: Hiding | None = None
+    hiding: ScoreMask | None = None
     biases: list[ValueId] = field(default_factory=list)
     beside: list[OpId] = field(default_factory=list)
     parting: Op | None = None
     merged: list[ValueId] = field(default_factory=list)
 
 
-def form_of(view: View, softmax: Op) -> Form | str | None:
+def form_of(view: View, softmax: Op) -> AttentionForm | str | None:
     """Return the attention around a softmax, or why it cannot be fused; None if it is not an attention."""
     form = _weighted(view, softmax)
     path = _path(view, softmax.inputs[0], _DEPTH) if form is not None else None
@@ -69,7 +69,7 @@ def form_of(view: View, softmax: Op) -> Form | str | None:
     return _unfit(view, form) or form
 
 
-def _weighted(view: View, softmax: Op) -> Form | None:
+def _weighted(view: View, softmax: Op) -> AttentionForm | None:
     """Return the ops after the softmax: its product with values, and ops between that copy, move or make 0 of NaN."""
     weights, between = _uncopied(view, softmax.outputs[0])
     if weights is None:
@@ -94,7 +94,7 @@ def _weighted(view: View, softmax: Op) -> Form | None:
     if values is None or values == weights:
         return None
     ops = [softmax.id, *(op.id for op in between), products[0].id]
-    return Form(softmax, products[0], ops, values, zeroed, turned, None if turned else move)
+    return AttentionForm(softmax, products[0], ops, values, zeroed, turned, None if turned else move)
 
 
 def _uncopied(view: View, value: ValueId | None) -> tuple[ValueId | None, Sequence[Op]]:
@@ -150,7 +150,7 @@ class _Reading:
     """The way up from a softmax. It fills in the form; `ops` are those that it passes."""
 
     view: View
-    form: Form
+    form: AttentionForm
     ops: list[OpId] = field(default_factory=list)
 
     def take(self, path: Sequence[_Step]) -> str | None:
@@ -226,7 +226,7 @@ class _Reading:
         form.merged += [value] if form.parting is not None else []
         return None
 
-    def _hide(self, hiding: Hiding) -> str | None:
+    def _hide(self, hiding: ScoreMask) -> str | None:
         if self.form.hiding is not None:
             return "two masks hide its scores"
         self.form.hiding = hiding
@@ -234,7 +234,7 @@ class _Reading:
         return None
 
 
-def _unfit(view: View, form: Form) -> str | None:
+def _unfit(view: View, form: AttentionForm) -> str | None:
     """Return which types, readers or numbers of a form forbid fusing it."""
     inside = set(form.ops)
     for op_id in form.ops:

@@ -19,7 +19,7 @@ from amp_rewrite.ir import builder
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.nodes import MAIN, ScopeId, Value
-from amp_rewrite.rewrite.autodiff.facts import Facts, Shape, known_dims
+from amp_rewrite.rewrite.autodiff.facts import ModelFacts, Shape, known_dims
 
 _FIRST = 12
 _LARGEST_CONSTANT = 1 << 16  # elements of a constant that `NodeBuilder.constant_of` still reads
@@ -30,7 +30,7 @@ class Builder(builder.NodeBuilder):
 
     error = GradientError
 
-    def __init__(self, facts: Facts, scope: ScopeId, *, taken: set[str], region: str) -> None:
+    def __init__(self, facts: ModelFacts, scope: ScopeId, *, taken: set[str], region: str) -> None:
         super().__init__(taken, opset=facts.view.opset, region=region)
         self.facts = facts
         self.scope = scope
@@ -44,7 +44,7 @@ class Builder(builder.NodeBuilder):
 
         GradientError for an ai.onnx opset below 12; ModelError as `View.of` raises it.
         """
-        facts = Facts.of(model)
+        facts = ModelFacts.of(model)
         opset = facts.view.opset
         if opset < _FIRST:
             raise GradientError(

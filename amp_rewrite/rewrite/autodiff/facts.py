@@ -30,7 +30,7 @@ _ROUNDS = 8  # of inference; each round resolves the ranks that the round before
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelFacts:
     """A model's view, its values by name, and their shapes."""
 
     view: View
@@ -39,7 +39,7 @@ class Facts:
     shapes: Mapping[ValueId, Shape]
 
     @classmethod
-    def of(cls, model: Model) -> Facts:
+    def of(cls, model: Model) -> ModelFacts:
         """Collect the facts of a model; ModelError if it is invalid. O(nodes + uses) per round of inference."""
         view = View.of(model)
         ids: list[ChainMap[str, ValueId]] = []

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.shapes.onnx_shapes import Shape
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, elements
 from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp
 from amp_rewrite.rewrite.device_arithmetic.reductions import TermRows, filled, folding, reduced_axes
 
@@ -47,7 +46,7 @@ def instance_norm(b: LowBuilder, site: LowOp) -> list[str] | None:
 
 def log_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
     """ReduceLogSum: the sum is rounded."""
-    axes = reduced_axes(b, site)
+    axes = reduced_axes(site)
     if not axes:
         return None
     total = b.rounded(b.reduce("ReduceSum", site.input(0), axes, keepdims=_kept(site)))
@@ -56,7 +55,7 @@ def log_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
 
 def log_sum_exp(b: LowBuilder, site: LowOp) -> list[str] | None:
     """ReduceLogSumExp: the largest value is subtracted first and added last, each step rounded."""
-    axes, x = reduced_axes(b, site), site.input(0)
+    axes, x = reduced_axes(site), site.input(0)
     if not axes:
         return None
     powers = b.low("Exp", b.low("Sub", x, b.reduce("ReduceMax", x, axes, keepdims=True)))
@@ -74,7 +73,7 @@ def matrix_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
     Over leading axes, blocks of rows add up in the low type. The device adds a block when it ends; here the last comes
     first. Over other axes a library sums in float32.
     """
-    shape, axes = site.shape(0), reduced_axes(b, site)
+    shape, axes = site.shape(0), reduced_axes(site)
     if shape is None or not axes:
         return None
     taken = [axis in axes for axis, size in enumerate(shape) if size != 1]
@@ -94,10 +93,9 @@ def matrix_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
 
 def _grid(shape: Shape, axes: Sequence[int]) -> tuple[int, int]:
     """Return how many blocks of rows a sum over leading axes has, and how many rows are neighbors in a block."""
-    rows, columns = ([size for axis, size in enumerate(shape) if (axis in axes) is led] for led in (True, False))
-    if None in rows or None in columns:
+    m, n = (elements([size for axis, size in enumerate(shape) if (axis in axes) is led]) for led in (True, False))
+    if m is None or n is None:
         return 1, 1
-    m, n = (prod(size for size in sizes if size is not None) for sizes in (rows, columns))
     width = _power_above(min(n, _WARP))
     height = _power_above(min(_THREADS // width, m // _LOADS))
     across = max(1, min(n // width, _BLOCKS))
@@ -111,7 +109,8 @@ def _power_above(number: int) -> int:
 
 def _by_blocks(b: LowBuilder, site: LowOp, axes: Sequence[int], grid: tuple[int, int]) -> str:
     """Return a sum over leading axes: rows go to blocks in turn, blocks add up in float32, and then in the low type."""
-    rows = prod(size for axis in axes if (size := (site.shape(0) or ())[axis]) is not None)
+    rows = elements([(site.shape(0) or ())[axis] for axis in axes])
+    assert rows is not None, "a grid of blocks is that of a known number of rows"
     blocks, height = grid
     turned = b.op("Transpose", b.shaped(site.input(0), [rows, -1]), perm=[1, 0])
     parts = b.shaped(filled(b, TermRows(turned, rows), blocks * height, 0.0), [0, -1, blocks, height])
@@ -123,8 +122,8 @@ def _by_blocks(b: LowBuilder, site: LowOp, axes: Sequence[int], grid: tuple[int,
 
 def _count(b: LowBuilder, site: LowOp, axes: Sequence[int]) -> str:
     """Return the number of terms in the low type, which may round it, or make it infinite."""
-    sizes = [(site.shape(0) or ())[axis] for axis in axes]
-    if None not in sizes:
-        return b.number(prod(size for size in sizes if size is not None))
+    count = elements([(site.shape(0) or ())[axis] for axis in axes])
+    if count is not None:
+        return b.number(count)
     found = b.op("Gather", b.op("Shape", site.input(0)), b.ints(axes), axis=0)
     return b.rounded(b.op("Cast", b.reduce("ReduceProd", found, [0], keepdims=False), to=DType.FLOAT.code))

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.shapes.onnx_shapes import elements
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.rewrite.device_arithmetic.activations import Unary, low_exp, low_log
 from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp, Recipe, Step
@@ -69,9 +70,8 @@ def rows_of(b: LowBuilder, site: LowOp, x: str, axes: list[int]) -> TermRows:
     shape = site.shape(0) or ()
     kept = [axis for axis in range(len(shape)) if axis not in axes]
     moved = b.op("Transpose", x, perm=[*kept, *axes]) if axes != list(range(len(kept), len(shape))) else x
-    sizes = [shape[axis] for axis in axes]
-    if None not in sizes:
-        length = prod(size for size in sizes if size is not None)
+    length = elements([shape[axis] for axis in axes])
+    if length is not None:
         return TermRows(b.shaped(moved, [-1, length]), length)
     if not kept:
         return TermRows(b.shaped(moved, [1, -1]), None)
@@ -80,7 +80,7 @@ def rows_of(b: LowBuilder, site: LowOp, x: str, axes: list[int]) -> TermRows:
     return TermRows(b.op("Reshape", moved, b.op("Concat", b.ints([-1]), length_value, axis=0)), None)
 
 
-def reduced_axes(b: LowBuilder, site: LowOp) -> list[int] | None:
+def reduced_axes(site: LowOp) -> list[int] | None:
     """Return the axes of a reduction, ascending; None if they are unknown."""
     shape = site.shape(0)
     if shape is None:
@@ -101,7 +101,7 @@ def reduction(before: Unary = lambda b, x: x, after: str = "", combine: str = "A
     """Return the recipe of a reduction: `before` on each term, `after` on the sum, both rounded."""
 
     def build(b: LowBuilder, site: LowOp) -> list[str] | None:
-        axes = reduced_axes(b, site)
+        axes = reduced_axes(site)
         if axes is None:
             return None
         if not axes:

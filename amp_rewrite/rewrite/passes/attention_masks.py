@@ -216,7 +216,7 @@ def shrink_score_constants(view: View, context: Context) -> Iterator[Replacement
     """
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
-    store = _Store(set(view.names))
+    store = _ConstantStore(set(view.names))
     for row in scored_rows(view, cache(partial(numbers, view))):
         bias = next((term for term in row.terms if term.alone and counts_far(term.numbers, context.to)), None)
         moved = _rebased(row, bias) if bias is not None and not row.near(context.to) else None
@@ -235,7 +235,7 @@ _BOUNDED = (
 
 
 @dataclass(slots=True)
-class _Store:
+class _ConstantStore:
     """New constants; layers that add the same numbers share one."""
 
     taken: set[str]

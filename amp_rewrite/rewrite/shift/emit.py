@@ -22,7 +22,7 @@ from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.rewrite.replacement import Context, Replacement
 from amp_rewrite.rewrite.shift.equations import Equations, value_at
 from amp_rewrite.rewrite.shift.laws import OpPort, attribute_value
-from amp_rewrite.rewrite.shift.plan import ShiftPlan, Want
+from amp_rewrite.rewrite.shift.plan import ShiftPlan, ShiftRequest
 from amp_rewrite.rewrite.shift.ports import PortProblem, solve_ports
 from amp_rewrite.rewrite.shift.rounding import constant_keeps, is_exact, sampled, value_keeps
 
@@ -59,7 +59,7 @@ class Shifted:
     copied: list[ValueId] = field(default_factory=list)
 
 
-def emit(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: Want) -> Shifted:
+def emit(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: ShiftRequest) -> Shifted:
     """Return the replacements that shift the values of a plan. O(nodes + weights read)."""
     powers: dict[ValueId, set[int]] = {}
     first = _ShiftEmitter(equations, plan, fits, want)
@@ -89,7 +89,7 @@ class _ShiftEmitter:
         equations: Equations,
         plan: ShiftPlan,
         fits: Mapping[ValueId, Fit],
-        want: Want,
+        want: ShiftRequest,
         shared: Collection[ValueId] = (),
         keeps: dict[tuple[ValueId, int, bool], bool] | None = None,
     ) -> None:

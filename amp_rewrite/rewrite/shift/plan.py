@@ -22,7 +22,7 @@ _ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class ShiftRequest:
     """Requirements of a plan: the low type, the headroom, a fixed exponent or None, and True if subnormals flush."""
 
     to: DType
@@ -59,7 +59,7 @@ class ShiftPlan:
     refused: tuple[Refused, ...] = ()
 
 
-def needed_exponent(absmax: float, want: Want) -> int:
+def needed_exponent(absmax: float, want: ShiftRequest) -> int:
     """Return the smallest exponent with which a value of this size has the requested headroom."""
     exponent = max(0, math.ceil(math.log2(absmax * want.headroom / want.to.max)))
     while absmax * want.headroom > math.ldexp(want.to.max, exponent):
@@ -68,7 +68,7 @@ def needed_exponent(absmax: float, want: Want) -> int:
 
 
 def plan_shift(
-    equations: Equations, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], want: Want
+    equations: Equations, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], want: ShiftRequest
 ) -> ShiftPlan:
     """Return the exponents for values that go beyond the low type. O(values + relations).
 
@@ -113,7 +113,7 @@ def _pays(equations: Equations, values: Sequence[ValueId], root: ClassId) -> boo
     return equations.heavy[root] > 0 or equations.joints[root] < len(values)
 
 
-def value_fits(fit: Fit, exponent: int, want: Want) -> bool:
+def value_fits(fit: Fit, exponent: int, want: ShiftRequest) -> bool:
     """True unless a negative exponent takes a value beyond the type."""
     return exponent >= 0 or math.ldexp(fit.absmax, -exponent) * want.headroom <= want.to.max
 
@@ -153,7 +153,7 @@ def _raise(equations: Equations, solved: Counter[ClassId], root: ClassId, expone
     return True
 
 
-def residual_plan(equations: Equations, want: Want) -> ShiftPlan:
+def residual_plan(equations: Equations, want: ShiftRequest) -> ShiftPlan:
     """Return the plan that shifts the residual streams of a model by the requested exponent."""
     members = equations.members()
     wanted = dict.fromkeys(residual_classes(equations), want.exponent or 0)

@@ -13,7 +13,7 @@ from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome
 from amp_rewrite.rewrite.shift.emit import Origin, Shifted, emit
 from amp_rewrite.rewrite.shift.equations import Equations
-from amp_rewrite.rewrite.shift.plan import ShiftPlan, Want, plan_shift
+from amp_rewrite.rewrite.shift.plan import ShiftPlan, ShiftRequest, plan_shift
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class Shift:
     emitted: Shifted = field(default_factory=Shifted)
 
 
-def shift_view(view: View, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], want: Want) -> Shift:
+def shift_view(
+    view: View, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], want: ShiftRequest
+) -> Shift:
     """Return the view with values beyond the low type shifted into it; the view itself without such values.
 
     `overflowing`: the values that the low type could not hold; `fits`: how all known values round to it.
@@ -41,7 +43,7 @@ def shift_view(view: View, overflowing: Mapping[ValueId, Fit], fits: Mapping[Val
     return shifted_by(equations, plan_shift(equations, overflowing, fits, want), fits, want)
 
 
-def shifted_by(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: Want) -> Shift:
+def shifted_by(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: ShiftRequest) -> Shift:
     """Return the view shifted by a plan, whatever its exponents are."""
     view = equations.view
     emitted = emit(equations, plan, fits, want)

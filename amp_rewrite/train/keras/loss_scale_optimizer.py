@@ -25,6 +25,7 @@ from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.loss_scale import DynamicLossScale, Gradient, IndexedSlices, LossScale
+from amp_rewrite.settings.serialized import serialize
 from amp_rewrite.train.keras.optimizer import SCALE_KEYS, StatefulOptimizer, saved_state
 from amp_rewrite.train.keras.variables import GradsAndVars, Variable, Variables, differentiable, pairs_of
 from amp_rewrite.train.update import optimizers
@@ -142,8 +143,8 @@ class LossScaleOptimizer(StatefulOptimizer):
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`: the inner optimizer's and the scale's."""
         own = type(self.inner) is not StatefulOptimizer
-        inner = scales.serialize(self.inner) if own else self.inner.get_config()
-        return {"optimizer": inner, "loss_scale": scales.serialize(self.loss_scale)}
+        inner = serialize(self.inner) if own else self.inner.get_config()
+        return {"optimizer": inner, "loss_scale": serialize(self.loss_scale)}
 
     @classmethod
     def from_config(

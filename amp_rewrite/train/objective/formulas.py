@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, Computed, Prediction, TargetInput
+from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, AppendedLoss, Prediction, TargetInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Formula:
     `activation`: the op whose result it also takes, in place of what goes into that op.
     """
 
-    append: Callable[[Prediction], Computed]
+    append: Callable[[Prediction], AppendedLoss]
     options: tuple[str, ...] = ()
     activation: str | None = None
 
@@ -25,7 +25,7 @@ class Formula:
 # -- classes -----------------------------------------------------------------------------------------
 
 
-def _cross_entropy(p: Prediction) -> Computed:
+def _cross_entropy(p: Prediction) -> AppendedLoss:
     """The mean of -log p(class), as torch's cross_entropy with class indices."""
     b = p.b
     shape = p.by_class()
@@ -51,7 +51,7 @@ def _cross_entropy(p: Prediction) -> Computed:
         value = b.op("Div", total, b.reduce("ReduceSum", _share(p, labels, weights, ignored), None, keepdims=False))
     accuracy = _accuracy(p, labels, ignored)
     target = TargetInput(labels, count, ignored, CLASSES, p.class_axis(), p.numbers("class_weights", count))
-    return Computed(value, {"accuracy": accuracy}, target)
+    return AppendedLoss(value, {"accuracy": accuracy}, target)
 
 
 def _spread(p: Prediction, logs: str, labels: str, weights: str | None, ignored: int | None) -> str:
@@ -84,7 +84,7 @@ def _accuracy(p: Prediction, labels: str, ignored: int | None) -> str:
     return b.op("Div", *sums)
 
 
-def _categorical(p: Prediction) -> Computed:
+def _categorical(p: Prediction) -> AppendedLoss:
     """The mean over rows of -Σ t log p, as torch's cross_entropy with class probabilities."""
     b = p.b
     shape = p.by_class()
@@ -102,10 +102,10 @@ def _categorical(p: Prediction) -> Computed:
     value = b.op("Neg", p.mean(rows, len(shape) - 1))
     right = b.op("Equal", *(b.op("ArgMax", v, axis=1, keepdims=0) for v in (p.x, targets)))
     accuracy = b.reduce("ReduceMean", b.op("Cast", right, to=DType.FLOAT.code), None, keepdims=False)
-    return Computed(value, {"accuracy": accuracy}, TargetInput(given, kind=SHARES, axis=p.class_axis()))
+    return AppendedLoss(value, {"accuracy": accuracy}, TargetInput(given, kind=SHARES, axis=p.class_axis()))
 
 
-def _kl_divergence(p: Prediction) -> Computed:
+def _kl_divergence(p: Prediction) -> AppendedLoss:
     """Σ t (log t - log p) over the number of rows, as torch's kl_div with reduction="batchmean"."""
     b = p.b
     axis = p.class_axis(last=True)
@@ -113,10 +113,10 @@ def _kl_divergence(p: Prediction) -> Computed:
     own = b.op("Mul", targets, p.log_of(targets))
     terms = b.op("Sub", own, b.op("Mul", targets, p.logarithms(axis)))
     total = b.reduce("ReduceSum", p.weighted(terms, len(p.shape())), None, keepdims=False)
-    return Computed(p.over_rows(total), {}, TargetInput(targets, kind=SHARES, axis=axis))
+    return AppendedLoss(p.over_rows(total), {}, TargetInput(targets, kind=SHARES, axis=axis))
 
 
-def _binary_cross_entropy(p: Prediction) -> Computed:
+def _binary_cross_entropy(p: Prediction) -> AppendedLoss:
     """The mean of -(w t log p + (1 - t) log(1 - p)), as torch's binary_cross_entropy_with_logits with pos_weight w."""
     b = p.b
     targets = given = p.targets(p.shape(), DType.FLOAT)
@@ -134,24 +134,24 @@ def _binary_cross_entropy(p: Prediction) -> Computed:
         factor = b.op("Add", p.one, p.times(targets, positive - 1))
         misses = b.op("Mul", factor, b.op("Softplus", b.op("Neg", p.x)))
         each = b.op("Add", b.op("Mul", b.op("Sub", p.one, targets), p.x), misses)
-    return Computed(p.mean(each), {}, TargetInput(given, kind=YES_OR_NO))
+    return AppendedLoss(p.mean(each), {}, TargetInput(given, kind=YES_OR_NO))
 
 
 # -- numbers -----------------------------------------------------------------------------------------
 
 
-def _mean_squared_error(p: Prediction) -> Computed:
+def _mean_squared_error(p: Prediction) -> AppendedLoss:
     targets = p.targets(p.shape(), DType.FLOAT)
     off = p.b.op("Sub", p.x, targets)
-    return Computed(p.mean(p.b.op("Mul", off, off)), {}, TargetInput(targets))
+    return AppendedLoss(p.mean(p.b.op("Mul", off, off)), {}, TargetInput(targets))
 
 
-def _mean_absolute_error(p: Prediction) -> Computed:
+def _mean_absolute_error(p: Prediction) -> AppendedLoss:
     targets = p.targets(p.shape(), DType.FLOAT)
-    return Computed(p.mean(p.b.op("Abs", p.b.op("Sub", p.x, targets))), {}, TargetInput(targets))
+    return AppendedLoss(p.mean(p.b.op("Abs", p.b.op("Sub", p.x, targets))), {}, TargetInput(targets))
 
 
-def _huber(p: Prediction) -> Computed:
+def _huber(p: Prediction) -> AppendedLoss:
     """½ d² within delta of the target, delta (|d| - ½ delta) beyond (Huber, 1964)."""
     b, delta = p.b, p.positive("delta", 1.0)
     targets = p.targets(p.shape(), DType.FLOAT)
@@ -160,10 +160,10 @@ def _huber(p: Prediction) -> Computed:
     near = p.times(b.op("Mul", off, off), 0.5)
     far = p.times(b.op("Sub", size, b.scalar(delta / 2, DType.FLOAT)), delta)
     inside = b.op("LessOrEqual", size, b.scalar(delta, DType.FLOAT))
-    return Computed(p.mean(b.op("Where", inside, near, far)), {}, TargetInput(targets))
+    return AppendedLoss(p.mean(b.op("Where", inside, near, far)), {}, TargetInput(targets))
 
 
-def _cosine(p: Prediction) -> Computed:
+def _cosine(p: Prediction) -> AppendedLoss:
     """The mean of 1 - cos over rows, as torch's cosine_embedding_loss of pairs that belong together."""
     b = p.b
     shape = p.shape()
@@ -175,10 +175,10 @@ def _cosine(p: Prediction) -> Computed:
     )
     tiny = b.scalar(_TINY_SQUARE, DType.FLOAT)
     norms = b.op("Sqrt", b.op("Mul", b.op("Add", own, tiny), b.op("Add", other, tiny)))
-    return Computed(p.mean(b.op("Sub", p.one, b.op("Div", dot, norms)), len(shape) - 1), {}, TargetInput(targets))
+    return AppendedLoss(p.mean(b.op("Sub", p.one, b.op("Div", dot, norms)), len(shape) - 1), {}, TargetInput(targets))
 
 
-def _contrastive(p: Prediction) -> Computed:
+def _contrastive(p: Prediction) -> AppendedLoss:
     """InfoNCE in both directions (van den Oord et al., 2018; Radford et al., CLIP, 2021): row i belongs to column i.
 
     Of two sets of embeddings, the similarity is the cosine over the temperature; of one value, it is that value.
@@ -203,7 +203,7 @@ def _contrastive(p: Prediction) -> Computed:
     one, other = (_own_column(p, v, labels) for v in views)
     hits = b.op("Cast", b.op("Equal", b.op("ArgMax", scores, axis=1, keepdims=0), labels), to=DType.FLOAT.code)
     accuracy = b.reduce("ReduceMean", hits, None, keepdims=False)
-    return Computed(p.times(b.op("Add", one, other), 0.5), {"accuracy": accuracy}, None)
+    return AppendedLoss(p.times(b.op("Add", one, other), 0.5), {"accuracy": accuracy}, None)
 
 
 def _own_column(p: Prediction, scores: str, labels: str) -> str:

@@ -16,7 +16,7 @@ from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.train.objective.formulas import LOSSES
 from amp_rewrite.train.objective.loss_text import LossTerm, terms
-from amp_rewrite.train.objective.prediction import CLASSES, Computed, Prediction, TargetInput
+from amp_rewrite.train.objective.prediction import CLASSES, AppendedLoss, Prediction, TargetInput
 
 REGION = "amp.loss"
 
@@ -70,14 +70,14 @@ def objective(model: Model, loss: str) -> Objective:
     return Objective(b.model(), names["loss"], (), tuple(names[m] for m in metrics), targets, tuple(notes))
 
 
-def _appended(b: Builder, summed: Sequence[LossTerm], notes: list[str]) -> list[Computed]:
+def _appended(b: Builder, summed: Sequence[LossTerm], notes: list[str]) -> list[AppendedLoss]:
     """Append the terms of a loss."""
     declared: dict[str, DType] = {}
     computed = []
     for term in summed:
         if not term.loss:
             scalar = b.reshape(term.prediction, []) if _ones(b, term.prediction) != () else term.prediction
-            computed.append(Computed(scalar, {}, None))
+            computed.append(AppendedLoss(scalar, {}, None))
             continue
         dtype = b.dtype(term.prediction)
         if b.known(term.prediction) is None:
@@ -91,7 +91,7 @@ def _appended(b: Builder, summed: Sequence[LossTerm], notes: list[str]) -> list[
     return computed
 
 
-def _sum(b: Builder, summed: Sequence[LossTerm], computed: Sequence[Computed]) -> str:
+def _sum(b: Builder, summed: Sequence[LossTerm], computed: Sequence[AppendedLoss]) -> str:
     parts = [
         one.value if term.factor == 1 else b.op("Mul", one.value, b.scalar(term.factor, DType.FLOAT))
         for term, one in zip(summed, computed, strict=True)

@@ -46,7 +46,7 @@ class TargetInput:
         return float(np.array(self.class_weights, np.float32)[kept].sum(dtype=np.float64)), float(kept.size)
 
 
-class Computed(NamedTuple):
+class AppendedLoss(NamedTuple):
     """An appended loss: its name, metrics by label, and the target; None for a loss without one."""
 
     value: str

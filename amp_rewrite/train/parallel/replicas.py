@@ -39,7 +39,7 @@ class Replicas(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class SingleReplica:
     """A single replica, which never waits."""
 
     rank: int = 0
@@ -77,7 +77,7 @@ class TorchReplicas:
 def join_replicas(backend: str | None = None, *, timeout: float = TIMEOUT) -> Iterator[Replicas]:
     """Join the replicas of this process; `torchrun --nproc-per-node 2 train.py` starts two.
 
-    A process started without torchrun is `Alone`.
+    A process started without torchrun is `SingleReplica`.
 
     Args:
         backend: "gloo" or "nccl"; by default nccl if PyTorch has a GPU, else gloo.
@@ -96,7 +96,7 @@ def join_replicas(backend: str | None = None, *, timeout: float = TIMEOUT) -> It
         (0, 1)
     """
     if "WORLD_SIZE" not in os.environ:
-        yield Alone()
+        yield SingleReplica()
         return
     try:
         import torch

@@ -184,7 +184,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Halves:
+class SplitStep:
     """A step as two models. `crossing`: float32 outputs of `gradients` that are inputs of `apply`."""
 
     gradients: Model
@@ -192,7 +192,7 @@ class Halves:
     crossing: tuple[str, ...]
 
 
-def cut(model: Model) -> Halves:
+def cut(model: Model) -> SplitStep:
     """Split a step's model after its gradients; the halves in sequence give the same bits as the whole.
 
     TrainingError if the model is not a step, or if a value that crosses is not float32.
@@ -225,7 +225,7 @@ def cut(model: Model) -> Halves:
         )
     before = [v.name for v in graph.output if v.name not in updated]
     after = [v.name for v in graph.output if v.name in updated]
-    return Halves(
+    return SplitStep(
         _half(model, first, (), [*before, *(name for name in crossing if name not in before)]),
         _half(model, [*constants, *last], crossing, after),
         crossing,

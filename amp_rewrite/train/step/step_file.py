@@ -23,6 +23,7 @@ from amp_rewrite.files.store import Progress
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.policy import Policy
+from amp_rewrite.settings.serialized import serialize
 from amp_rewrite.train.objective.adapters import with_adapters
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step.step import TrainingStep
@@ -184,8 +185,8 @@ def _described(step: TrainingStep) -> dict[str, Any]:
         **described,
         "state": [[s.name, s.input, s.output] for s in step.state],
         "target": [asdict(target) for target in step.targets],
-        "optimizer": scales.serialize(step.optimizer),
-        "loss_scale": None if step.loss_scale is None else scales.serialize(step.loss_scale),
+        "optimizer": serialize(step.optimizer),
+        "loss_scale": None if step.loss_scale is None else serialize(step.loss_scale),
         "policy": step.policy.name,
     }
 

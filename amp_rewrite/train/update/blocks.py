@@ -22,7 +22,7 @@ from amp_rewrite.ir.builder import NodeBuilder, declared, new_node
 from amp_rewrite.ir.graphs import in_order, names_read, renamed
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.op_classes import ARITHMETIC, CASTS, COMPARISONS, SELECTIONS
-from amp_rewrite.rewrite.autodiff.facts import Facts, Shape, known_dims
+from amp_rewrite.rewrite.autodiff.facts import ModelFacts, Shape, known_dims
 from amp_rewrite.train.update.graph import REGION
 from amp_rewrite.train.update.row_chunks import in_chunks, rows_at_once, worth
 
@@ -70,7 +70,7 @@ class _Step:
     def __init__(self, model: Model, block: int) -> None:
         self.model = model
         self.block = block
-        self.facts = facts = Facts.of(model)
+        self.facts = facts = ModelFacts.of(model)
         main = facts.ids[MAIN]
         shapes = {name: facts.shapes[value] for name, value in main.items() if value in facts.shapes}
         self.shapes = _with_equal_dims(model.proto.graph.node, shapes)

@@ -23,7 +23,7 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.attributes import int_attribute, ints_attribute, text_attribute
 from amp_rewrite.ir.builder import NodeBuilder
 from amp_rewrite.ir.nodes import MAIN
-from amp_rewrite.rewrite.autodiff.facts import Facts, known_dims
+from amp_rewrite.rewrite.autodiff.facts import ModelFacts, known_dims
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
 _DOMAIN = "com.microsoft.nchwc"
@@ -96,7 +96,7 @@ def in_channel_blocks(model: Model, block: int | None = None) -> Model:
     block = channel_block() if block is None else block
     if not block:
         return model
-    facts = Facts.of(model)
+    facts = ModelFacts.of(model)
     main, constants = facts.ids[MAIN], {t.name for t in graph.initializer}
     b = NodeBuilder(set(facts.view.names), opset=facts.view.opsets[""], region="amp.channels")
     changed = False

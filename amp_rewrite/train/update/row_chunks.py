@@ -20,7 +20,7 @@ from amp_rewrite.ir.attributes import ints_attribute
 from amp_rewrite.ir.builder import NodeBuilder, declared
 from amp_rewrite.ir.graphs import needed, renamed
 from amp_rewrite.ir.nodes import MAIN
-from amp_rewrite.rewrite.autodiff.facts import Facts, known_dims
+from amp_rewrite.rewrite.autodiff.facts import ModelFacts, known_dims
 from amp_rewrite.train.update.channel_blocks import CONVOLUTIONS
 
 _REGION = "amp.chunks"
@@ -74,7 +74,7 @@ class _Step:
     """Facts of a step's main graph, by name."""
 
     def __init__(self, model: Model) -> None:
-        self.facts = Facts.of(model)
+        self.facts = ModelFacts.of(model)
         self.makers = {name: node for node in model.proto.graph.node for name in node.output}
 
     def dims(self, name: str) -> tuple[int | None, ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from amp_rewrite.errors import TrainingError, advice
+from amp_rewrite.settings.serialized import class_of, configured, serialize
 from amp_rewrite.train.update.plain_numbers import settle
 
 
@@ -66,11 +67,9 @@ class Schedule:
         Raises:
             TrainingError: a setting is unknown or missing.
         """
-        try:
-            return cls(**{name: rate_of_config(value, custom_objects) for name, value in config.items()})
-        except TypeError as cause:
-            known = ", ".join(part.name for part in fields(cls))
-            raise TrainingError(f"not the configuration of {cls.__name__}: {dict(config)!r}; it has {known}") from cause
+        rates = {name: rate_of_config(value, custom_objects) for name, value in config.items()}
+        made: Schedule = configured(cls, rates, config)
+        return made
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ def rate_after(rate: Schedule | float, step: int = 0) -> float:
 
 def serialized_rate(rate: Any) -> Any:
     """Return a rate in a plain form: a schedule as its class name and configuration."""
-    return {"class_name": type(rate).__name__, "config": rate.get_config()} if isinstance(rate, Schedule) else rate
+    return serialize(rate) if isinstance(rate, Schedule) else rate
 
 
 def rate_of_config(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
@@ -229,13 +228,7 @@ def rate_of_config(config: Any, custom_objects: Mapping[str, Any] | None = None)
         return parsed_rate(config)
     if not isinstance(config, Mapping):
         return config
-    name, inner = str(config.get("class_name")), config.get("config")
-    schedule_class = (custom_objects or {}).get(name) or SCHEDULES.get(name)
-    if schedule_class is None or not isinstance(inner, Mapping):
-        raise TrainingError(
-            f"not a serialized schedule: {dict(config)!r}; use one of {', '.join(SCHEDULES)}, and name your own classes"
-            " in custom_objects"
-        )
+    schedule_class, inner = class_of(config, "schedule", SCHEDULES, custom_objects)
     return schedule_class.from_config(inner, custom_objects)
 
 

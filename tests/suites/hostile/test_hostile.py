@@ -18,7 +18,7 @@ from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES
 from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.rewrite.autodiff.facts import Facts
+from amp_rewrite.rewrite.autodiff.facts import ModelFacts
 from suites.fuzz import mutate, targets
 from suites.fuzz.cage import Cage, Outcome
 from support.paths import TESTS
@@ -370,7 +370,7 @@ def test_a_shape_that_declares_more_axes_than_an_array_has_is_not_believed(axes:
            zeros = ConstantOfShape (size)  y = Add (x, zeros) }"""
     )
     made.graph.initializer[0].dims[0] = axes
-    facts = Facts.of(Model.load(made))
+    facts = ModelFacts.of(Model.load(made))
     assert [len(facts.shapes[v]) for v in facts.shapes if facts.view.values[v].name == "zeros"] == [axes] * known
 
 

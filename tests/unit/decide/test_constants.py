@@ -13,7 +13,7 @@ from amp_rewrite.decide.hazards.constants import underflow as underflowing
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
 from amp_rewrite.decide.hazards.magnified import guarded
 from amp_rewrite.decide.hazards.mask_fills import mask_fill, saturated
-from amp_rewrite.decide.hazards.rule import Held
+from amp_rewrite.decide.hazards.rule import HeldOp
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -44,7 +44,7 @@ def underflow(view: View, to: DType) -> list[Pin]:
     return pins_of(underflowing(view, to), view, constant_range.reason)
 
 
-def pinned(rule: Callable[[View, DType], Iterable[Pin | Held]], text: str, to: DType = F16) -> dict[str, str]:
+def pinned(rule: Callable[[View, DType], Iterable[Pin | HeldOp]], text: str, to: DType = F16) -> dict[str, str]:
     """Rule by first result of the pinned op."""
     view = view_of(text)
     pins = [pin if isinstance(pin, Pin) else Pin(pin.op, constant_range.reason, None, "") for pin in rule(view, to)]

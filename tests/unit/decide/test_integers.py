@@ -10,7 +10,7 @@ import pytest
 from amp_rewrite.decide.hazards.counts import element_counts, whole_numbers
 from amp_rewrite.decide.hazards.find import find_hazards
 from amp_rewrite.decide.hazards.positions import positions
-from amp_rewrite.decide.hazards.rule import Held
+from amp_rewrite.decide.hazards.rule import HeldOp
 from amp_rewrite.decide.hazards.sums import running_sums
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.reasons import WHOLE_NUMBER
@@ -25,7 +25,7 @@ def view_of(text: str, opset: int = 18) -> View:
     return View.of(Model.load(onnx.parser.parse_model(head + text)))
 
 
-def pinned(rule: Callable[[View, DType], Iterable[Held]], text: str, opset: int = 18) -> list[str]:
+def pinned(rule: Callable[[View, DType], Iterable[HeldOp]], text: str, opset: int = 18) -> list[str]:
     """The first results of the pinned ops, in graph order, each once."""
     view = view_of(text, opset)
     pins = {pin.op for pin in pins_of(rule(view, DType.FLOAT16), view)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.decide.hazards.constants import large_constants, outweighs, overflow, underflow
-from amp_rewrite.decide.hazards.rule import Held
+from amp_rewrite.decide.hazards.rule import HeldOp
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -25,7 +25,7 @@ def view_of(text: str, types: dict[str, str] | None = None, **constants: Any) ->
     return View.of(Model.load(cases.build(text, ["y"], types=types, shapes=shapes, constants=constants)))
 
 
-def pinned(rule: Callable[[View, DType], Iterable[Held]], view: View, to: DType = DType.FLOAT16) -> str:
+def pinned(rule: Callable[[View, DType], Iterable[HeldOp]], view: View, to: DType = DType.FLOAT16) -> str:
     return " ".join(view.ops[op].node.output[0] for op in sorted({pin.op for pin in pins_of(rule(view, to), view)}))
 
 

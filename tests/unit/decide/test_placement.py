@@ -28,7 +28,7 @@ from amp_rewrite.decide.placement import cost_model as work_module
 from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, UNKNOWN_DIMENSION, UNKNOWN_SIZE, CostModel
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
 from amp_rewrite.decide.placement.min_cut import FIXED, FlowNetwork
-from amp_rewrite.decide.placement.place import Placing
+from amp_rewrite.decide.placement.place import PlacementRule
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.ir.shapes.onnx_shapes import shape_of
 from amp_rewrite.ir.view import View
@@ -295,7 +295,7 @@ def test_an_added_bias_is_not_parted_from_its_norm() -> None:
     assert [(kinds[named[p.first]], kinds[named[p.second]]) for p in pairs] == [("Add", "LayerNormalization")]
 
 
-def both(draft: Draft) -> tuple[Placing, Coloring, Coloring]:
+def both(draft: Draft) -> tuple[PlacementRule, Coloring, Coloring]:
     """What places, the colouring by spreading and the one by cutting."""
     assert draft.placing is not None
     spreading = Request({**vars(draft.request), "placement": PROPAGATE})

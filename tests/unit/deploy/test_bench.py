@@ -22,7 +22,7 @@ from amp_rewrite.deploy.bench.bench import parse_sizes
 from amp_rewrite.deploy.bench.candidate import Candidate, distinct_names
 from amp_rewrite.deploy.bench.child import BenchJob, JobResult, apart, outcome_of
 from amp_rewrite.deploy.bench.device import GpuMemory
-from amp_rewrite.deploy.bench.entry import BenchEntry, Changed, Largest, Sized
+from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, LargestBatch, OpChanges
 from amp_rewrite.deploy.bench.memory import largest, parse_bytes
 from amp_rewrite.deploy.bench.plot import check_plot, plot
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type, changes, read_profile
@@ -438,7 +438,7 @@ def test_memory_and_the_largest_batch_are_measured_where_asked_for() -> None:
     found = amp_rewrite.bench([parsed(FULL)], {"x": X}, provider=CPU, rounds=1, runs=1, warm=1, limit=1, profile=False)
     (entry,) = found.entries
     assert entry.memory is not None and entry.memory > 0
-    assert (entry.largest, entry.fault) == (Largest(1, 0, 1), "")
+    assert (entry.largest, entry.fault) == (LargestBatch(1, 0, 1), "")
     assert found.notes == ()
 
 
@@ -501,7 +501,7 @@ def test_a_batch_whose_inputs_alone_do_not_fit_is_not_tried(monkeypatch: pytest.
 
     monkeypatch.setattr(Candidate, "weighed", weighed)
     found = _small(limit=100 * X[0].nbytes, profile=False)
-    assert [entry.largest for entry in found.entries] == [Largest(1200, 100, 104)] * 2
+    assert [entry.largest for entry in found.entries] == [LargestBatch(1200, 100, 104)] * 2
     assert max(tried) <= 100
 
 
@@ -593,12 +593,12 @@ RESULT = Benchmark(
             TIMES[1],
             {"a.onnx": SpeedUp(2, 1.9, 2.1)},
             2_000_000,
-            (Sized(8, TIMES[1], 4_000_000), Sized(64, fault="too large")),
-            Largest(8 * 10**9, 12, 13),
+            (BatchTiming(8, TIMES[1], 4_000_000), BatchTiming(64, fault="too large")),
+            LargestBatch(8 * 10**9, 12, 13),
         ),
     ),
     changed=(
-        Changed(
+        OpChanges(
             "b.onnx",
             (
                 OpChange(None, op("c", 3e-6, "Cast", "float16", CUDA)),

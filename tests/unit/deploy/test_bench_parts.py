@@ -15,7 +15,7 @@ from amp_rewrite.deploy.bench.batches import BatchAxis
 from amp_rewrite.deploy.bench.candidate import candidates
 from amp_rewrite.deploy.bench.charts import latency_chart
 from amp_rewrite.deploy.bench.child import JobResult
-from amp_rewrite.deploy.bench.entry import BenchEntry, Sized
+from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry
 from amp_rewrite.deploy.bench.memory import with_memory
 from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, UNKNOWN
@@ -132,14 +132,14 @@ def test_memory_is_measured_for_the_batch_and_for_the_sizes_that_run() -> None:
             return JobResult(1000 * len(batch["x"]), fault="" if len(batch["x"]) < 8 else "some fault")
 
     candidate: Any = Weighed()
-    rows = (Sized(4, TIMES[0]), Sized(8, TIMES[1]), Sized(64, fault="too large"))
+    rows = (BatchTiming(4, TIMES[0]), BatchTiming(8, TIMES[1]), BatchTiming(64, fault="too large"))
     entry = BenchEntry("a", (), False, TIMES[0], TIMES[0], {}, sweep=rows)
     found = with_memory(candidate, entry, BatchAxis(None, (("x", 0),)))
     assert (found.memory, found.fault) == (2000, "")
     assert found.sweep == (
-        Sized(4, TIMES[0], 4000),
-        Sized(8, TIMES[1], 8000, "some fault"),
-        Sized(64, fault="too large"),
+        BatchTiming(4, TIMES[0], 4000),
+        BatchTiming(8, TIMES[1], 8000, "some fault"),
+        BatchTiming(64, fault="too large"),
     )
     assert with_memory(candidate, entry, None).sweep == rows
 

@@ -14,7 +14,7 @@ from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import Criterion, criterion
 from amp_rewrite.evidence.search import BudgetSpent
 from amp_rewrite.evidence.trial import Trial, Trials
-from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
+from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.evidence.verify import Side
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.convert import finish
@@ -29,7 +29,7 @@ NEAR = criterion(metric="scaled", at_most=1.0)
 
 def verdict(score: float, by: Criterion = NEAR) -> Verdict:
     row = OutputRow("y", 0, Difference(4, by.passes(score), "so far apart", compared=4, score=score))
-    return Verdict(Ran("a", ""), Ran("b", ""), Fed("data", False, 1), by, (row,))
+    return Verdict(ModelRun("a", ""), ModelRun("b", ""), FedData("data", False, 1), by, (row,))
 
 
 class _Painted(frozenset[int]):
@@ -108,7 +108,11 @@ def test_a_verdict_without_a_number_teaches_nothing() -> None:
     trials, _ = told({ONE: 0.9})
     assert trials.passes(ONE)
     lost = Verdict(
-        Ran("a", ""), Ran("b", ""), Fed("data", False, 1), NEAR, (OutputRow("y", 0, Difference(4, False, "lost")),)
+        ModelRun("a", ""),
+        ModelRun("b", ""),
+        FedData("data", False, 1),
+        NEAR,
+        (OutputRow("y", 0, Difference(4, False, "lost")),),
     )
 
     assert not trials.learn(ONE, lost)

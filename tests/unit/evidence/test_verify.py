@@ -19,7 +19,7 @@ from amp_rewrite.evidence import conditions
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance
-from amp_rewrite.evidence.verdict import Fed, Ran, Verdict, _worse
+from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict, _worse
 from amp_rewrite.evidence.verify import Side, _tensors, verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import Difference, OutputRow
@@ -77,9 +77,9 @@ def test_one_output_may_be_named_without_a_list() -> None:
 def test_a_model_agrees_with_itself_exactly() -> None:
     verdict = verify(RELU, RELU, X, rtol=0.0)
     assert verdict == Verdict(
-        Ran("the reference", f"float32 on {CPU}"),
-        Ran("the candidate", f"float32 on {CPU}"),
-        Fed("the arrays given", False, 1),
+        ModelRun("the reference", f"float32 on {CPU}"),
+        ModelRun("the candidate", f"float32 on {CPU}"),
+        FedData("the arrays given", False, 1),
         Tolerance(),
         (
             OutputRow(
@@ -159,7 +159,7 @@ def test_batches_are_read_one_after_the_other() -> None:
     seen: list[tuple[int, int]] = []
     verify(RELU, RELU, Feed.of(batches, RELU), rtol=0.0, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert verify(RELU, RELU, batches, rtol=0.0).fed == Fed("batches()", False, 4)
+    assert verify(RELU, RELU, batches, rtol=0.0).fed == FedData("batches()", False, 4)
 
 
 def test_progress_counts_the_batches_that_are_done() -> None:
@@ -172,7 +172,7 @@ def test_progress_counts_the_batches_that_are_done() -> None:
 def test_random_data_are_said_to_be_random() -> None:
     verdict = verify(RELU, RELU, Feed.randomly(RELU, seed=3), rtol=0.0)
     assert (verdict.fed, verdict.notes) == (
-        Fed("random, seed 3", True, 1),
+        FedData("random, seed 3", True, 1),
         ("random data show that the models run, not how accurate they are on yours",),
     )
 
@@ -280,7 +280,7 @@ def test_an_output_that_is_infinite_everywhere_is_not_ok() -> None:
 
 
 def test_a_verdict_without_rows_is_not_ok() -> None:
-    empty = Verdict(Ran("a", ""), Ran("b", ""), Fed("d", False, 0), Tolerance(rtol=1.0), ())
+    empty = Verdict(ModelRun("a", ""), ModelRun("b", ""), FedData("d", False, 0), Tolerance(rtol=1.0), ())
     assert (empty.ok, empty.because) == (False, "nothing was compared: there was no batch, or no output")
 
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from amp_rewrite.decide.placement.tradeoff import Loss
+from amp_rewrite.decide.placement.tradeoff import RoundingLoss
 from amp_rewrite.evidence.ranges import Range
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.shift_regions import _scaled
@@ -23,9 +23,9 @@ def test_an_op_is_float32_if_its_error_costs_more_than_its_time() -> None:
     trade = draft.traded((), ROOFS["A100"], islands=True)
     second = next(vertex for vertex in trade.positions if vertex[0] == 1)
     assert trade.high((), 1.0) == frozenset()
-    assert trade.high([Loss(1.0, second, None)], 0.0) == frozenset()
+    assert trade.high([RoundingLoss(1.0, second, None)], 0.0) == frozenset()
     for error, price in ((math.inf, 1.0), (1.0, 1e9)):
-        assert second in trade.high([Loss(error, second, None)], price)
+        assert second in trade.high([RoundingLoss(error, second, None)], price)
 
 
 def test_a_range_times_a_power_of_two_overflows_only_where_its_largest_number_does() -> None:

@@ -20,7 +20,7 @@ from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.measured_models import low_types
 from amp_rewrite.evidence.metric import criterion
 from amp_rewrite.evidence.trial import Trial
-from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
+from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.evidence.verify import verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.repair import repair
@@ -76,7 +76,9 @@ def needy(layers: int = 8, needs: tuple[int, ...] = (5,)) -> ModelProto:
 BATCH = {"x": np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)}
 
 
-denied = Verdict(Ran("a", "float32"), Ran("b", "float16"), Fed("d", False, 1), criterion(**NEAR), (), ("denied",))
+denied = Verdict(
+    ModelRun("a", "float32"), ModelRun("b", "float16"), FedData("d", False, 1), criterion(**NEAR), (), ("denied",)
+)
 
 
 accepted = replace(denied, rows=(OutputRow("y", 0, Difference(1, True, "equal", compared=1)),), refusals=())
@@ -134,7 +136,7 @@ def test_a_budget_in_which_nothing_was_found_solves_nothing() -> None:
 
 
 def test_trials_that_the_last_bits_deny_do_not_outvote_the_real_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trial, "run", lambda self, coloring: replace(denied, fed=Fed("d", False, 1)))
+    monkeypatch.setattr(Trial, "run", lambda self, coloring: replace(denied, fed=FedData("d", False, 1)))
 
     found = repaired(needy())
 

@@ -23,7 +23,7 @@ from amp_rewrite.reports.alignment import common
 from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.match import match
-from amp_rewrite.reports.op_changes import CastChange, Change, Run
+from amp_rewrite.reports.op_changes import CastChange, Change, OpRun
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import CastRow, Header, PortRow, Row, Totals
@@ -375,7 +375,7 @@ def test_runs_hold_every_op_of_both_in_order() -> None:
     assert ops.count(("float32", "float16", True)) == 3
     assert ops.count(("float32", "", True)) == ops.count(("", "float16", True)) == 1
     assert ops.index(("float32", "", True)) == 1
-    assert diff(a, a).runs == (Run(4, "float32", "float32", False),)
+    assert diff(a, a).runs == (OpRun(4, "float32", "float32", False),)
 
 
 @pytest.mark.parametrize("path", FIXTURES[::4], ids=lambda path: path.stem)

@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 
 from amp_rewrite import DType
 from amp_rewrite.deploy.bench.charts import latency_chart, memory_chart, ops_chart, throughput_chart
-from amp_rewrite.deploy.bench.entry import BenchEntry, Changed, Sized
+from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime
 from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.fit import Fit
-from amp_rewrite.reports.measurements import Difference, OpErrors, OutputRow, Step
-from amp_rewrite.reports.op_changes import Run, runs_of
+from amp_rewrite.reports.measurements import Difference, OpErrors, OutputRow, TrialRow
+from amp_rewrite.reports.op_changes import OpRun, runs_of
 from amp_rewrite.reports.page.axis import MOST_POINTS
 from amp_rewrite.reports.page.chart_data import chart_figure
 from amp_rewrite.reports.page.markup import written
-from amp_rewrite.reports.page.outputs import Allowed, outputs_figure, trials_figure
+from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure, trials_figure
 from amp_rewrite.reports.page.page import Figure, Page
 from amp_rewrite.reports.page.ranges import ranges_figure
 from amp_rewrite.reports.page.strips import _binned, _kind, changes_figure, strips_figure
-from amp_rewrite.reports.page.waterfall import Marked, waterfall
+from amp_rewrite.reports.page.waterfall import MarkedOps, waterfall
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 SIZE = st.floats(0.0, allow_infinity=False)
@@ -57,9 +57,9 @@ FITS = st.builds(
 )
 ERRORS = st.builds(OpErrors, NAME, NAME, st.just("float16"), MAYBE, ANY, ANY, ANY, st.booleans())
 SCORES = st.builds(lambda *numbers: scored(*numbers), NAME, COUNT, MAYBE, MAYBE, st.booleans(), NAME)
-LIMITS = st.builds(Allowed, NAME, NAME, st.floats(0.0), st.booleans())
-TRIED = st.builds(Step, COUNT, st.booleans(), NAME, st.integers(0, 10**6), MAYBE)
-RUNS = st.builds(Run, st.integers(1, 9), *[st.sampled_from(["float16", "float32", "int64", ""])] * 2, st.booleans())
+LIMITS = st.builds(CriterionLine, NAME, NAME, st.floats(0.0), st.booleans())
+TRIED = st.builds(TrialRow, COUNT, st.booleans(), NAME, st.integers(0, 10**6), MAYBE)
+RUNS = st.builds(OpRun, st.integers(1, 9), *[st.sampled_from(["float16", "float32", "int64", ""])] * 2, st.booleans())
 SECONDS = st.floats(1e-9, 1e3)
 
 
@@ -80,7 +80,7 @@ def moved(name: str, kind: str, before: float | None, after: float | None) -> Op
 
 
 def swept(entry: BenchEntry, items: int, throughput: float) -> BenchEntry:
-    return replace(entry, sweep=(Sized(items, replace(entry.latency, median=items / throughput)),))
+    return replace(entry, sweep=(BatchTiming(items, replace(entry.latency, median=items / throughput)),))
 
 
 TIMED = st.builds(timed, NAME, *[SECONDS] * 4, st.one_of(st.none(), st.integers(0, 10**12)))
@@ -98,7 +98,7 @@ def test_any_ranges_are_drawn(values: dict[str, Fit], to: DType) -> None:
 
 @given(st.lists(ERRORS, max_size=6), st.one_of(st.none(), st.floats(1e-300, 1e300)))
 def test_any_errors_are_drawn(rows: list[OpErrors], tolerance: float | None) -> None:
-    marked = Marked(tolerance, 0 if rows and tolerance else None, len(rows) - 1 if rows else None)
+    marked = MarkedOps(tolerance, 0 if rows and tolerance else None, len(rows) - 1 if rows else None)
     data = checked(waterfall(rows, marked, "float16", "1 batch"))
     finite = [row.accumulated if math.isfinite(row.accumulated) else None for row in rows]
     assert [row["accumulated"] for row in data["rows"]] == finite
@@ -106,13 +106,13 @@ def test_any_errors_are_drawn(rows: list[OpErrors], tolerance: float | None) -> 
 
 
 @given(st.lists(SCORES, max_size=6), LIMITS)
-def test_any_scores_are_drawn(scores: list[OutputRow], allowed: Allowed) -> None:
+def test_any_scores_are_drawn(scores: list[OutputRow], allowed: CriterionLine) -> None:
     data = checked(outputs_figure(scores, allowed, "ok"))
     assert sorted((r["output"], r["batch"]) for r in data["rows"]) == sorted((s.output, s.batch) for s in scores)
 
 
 @given(st.lists(TRIED, max_size=6), TRIED, LIMITS, st.booleans())
-def test_any_trials_are_drawn(trials: list[Step], chosen: Step, allowed: Allowed, solved: bool) -> None:
+def test_any_trials_are_drawn(trials: list[TrialRow], chosen: TrialRow, allowed: CriterionLine, solved: bool) -> None:
     data = checked(trials_figure(trials, chosen, allowed, solved=solved))
     assert [trial["float32_ops"] for trial in data["trials"]] == [trial.float32_ops for trial in trials]
     assert data["chosen"]["float32_ops"] == chosen.float32_ops
@@ -126,14 +126,14 @@ def test_any_times_are_drawn(entries: list[BenchEntry], ops: list[OpChange]) -> 
     memory = memory_chart(entries)
     drawn = memory and checked(chart_figure(memory))["models"]
     assert drawn is None or [row["memory"] for row in drawn] == [entry.memory for entry in entries]
-    changed = checked(chart_figure(ops_chart(Changed("b", tuple(ops)), 1)))
+    changed = checked(chart_figure(ops_chart(OpChanges("b", tuple(ops)), 1)))
     assert changed["compared"] == len(ops) and len(changed["ops"]) <= 24
     throughput = throughput_chart([swept(entry, 1 + i, entry.latency.median) for i, entry in enumerate(entries)])
     assert throughput is not None and len(checked(chart_figure(throughput))["rows"]) == len(entries)
 
 
 @given(st.lists(RUNS, max_size=8))
-def test_any_runs_are_drawn(runs: list[Run]) -> None:
+def test_any_runs_are_drawn(runs: list[OpRun]) -> None:
     data = checked(strips_figure("a", "b", runs, "no difference"))
     assert data["ops"] == sum(run.ops for run in runs)
     assert data["changed"] == sum(run.ops for run in runs if run.changed)
@@ -156,7 +156,7 @@ def test_many_ranges_become_bins_that_say_so_and_keep_the_extremes() -> None:
 def test_many_errors_become_bins_and_the_named_ops_stay() -> None:
     rows = [op_errors(f"op{i}", 1e-4, 1e-3 * (1 + i % 3)) for i in range(MANY)]
     rows[777] = op_errors("bad", 0.5, math.inf, True)
-    figure = waterfall(rows, Marked(1e-2, 777, 777), "float16", "1 batch")
+    figure = waterfall(rows, MarkedOps(1e-2, 777, 777), "float16", "1 batch")
     data = checked(figure)
     assert (data["first_beyond"], data["first_jump"], data["adding"][0]) == ("bad", "bad", "bad")
     assert [row["op"] for row in data["rows"]][:1] == ["op0"] and "bad" in [row["op"] for row in data["rows"]]
@@ -166,7 +166,7 @@ def test_many_errors_become_bins_and_the_named_ops_stay() -> None:
 
 def test_many_outputs_leave_the_worst() -> None:
     scores = [scored(f"y{i}", batch, i * 1e-4, None, i < 90, "off") for i in range(100) for batch in range(3)]
-    figure = outputs_figure(scores, Allowed("error ≤ 0.009", "error", 0.009, False), "failed")
+    figure = outputs_figure(scores, CriterionLine("error ≤ 0.009", "error", 0.009, False), "failed")
     shown = {row["output"] for row in checked(figure)["rows"]}
     assert shown == {f"y{i}" for i in range(60, 100)} and "worst are drawn" in figure.lead
 
@@ -206,9 +206,9 @@ def test_the_tightest_value_is_named_with_its_headroom(fit: Fit, words: str) -> 
 
 def test_a_waterfall_names_the_first_op_beyond_the_tolerance() -> None:
     rows = [op_errors(f"op{i}", error, error) for i, error in enumerate((1e-5, 1e-3, 0.5))]
-    figure = waterfall(rows, Marked(1e-2, 2, None), "float16", "1 batch")
+    figure = waterfall(rows, MarkedOps(1e-2, 2, None), "float16", "1 batch")
     assert "The first op off by more than 0.01 is op2." in figure.lead
-    calm = waterfall(rows[:2], Marked(1e-2, None, None), "float16", "1 batch")
+    calm = waterfall(rows[:2], MarkedOps(1e-2, None, None), "float16", "1 batch")
     assert "No op is off by more than 0.01." in calm.lead
     text = written(figure.drawing)
     assert "tolerance 0.01" in text and "first beyond the tolerance: op2" in text
@@ -218,8 +218,8 @@ def test_caveats_and_settings_stand_below_their_figures() -> None:
     notes = ("random data show little", "<i>NaN</i>")
     entries = [timed("a", 1.0, 1.0, 1.0, 1.0)]
     for figure in (
-        outputs_figure([], Allowed("error", "error", 1.0, False), "ok", notes),
-        waterfall([], Marked(None, None, None), "float16", "random", notes),
+        outputs_figure([], CriterionLine("error", "error", 1.0, False), "ok", notes),
+        waterfall([], MarkedOps(None, None, None), "float16", "random", notes),
         chart_figure(latency_chart(entries, "a CPU", notes)),
     ):
         assert checked(figure)["notes"] == list(notes)
@@ -236,14 +236,14 @@ def marks(figure: Figure, kind: str) -> int:
 
 
 def test_a_repair_marks_each_trial_and_the_chosen_one() -> None:
-    allowed = Allowed("error ≤ 0.01", "error", 0.01, False)
-    trials = [Step(0, False, "", 3, 0.5), Step(4, True, "", 9, 1e-3), Step(1, True, "", 5, 5e-3)]
-    figure = trials_figure(trials, Step(1, True, "", 5, 6e-3), allowed, solved=True)
+    allowed = CriterionLine("error ≤ 0.01", "error", 0.01, False)
+    trials = [TrialRow(0, False, "", 3, 0.5), TrialRow(4, True, "", 9, 1e-3), TrialRow(1, True, "", 5, 5e-3)]
+    figure = trials_figure(trials, TrialRow(1, True, "", 5, 6e-3), allowed, solved=True)
     assert [marks(figure, kind) for kind in ("hollow", "low", "ring")] == [1, 2, 1]
     assert "3 trials" in figure.lead and "5 ops in float32 passes (0.006)" in figure.lead
 
 
-def strip(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def strip(runs: Sequence[OpRun]) -> list[tuple[str, str]]:
     figure = strips_figure("a", "b", runs, "1 lowered")
     marked = [mark for mark in figure.drawing.iter("rect") if (mark.get("class") or "").startswith(("span", "changed"))]
     return [(mark.get("class") or "", mark.get("width") or "") for mark in marked if "%" in (mark.get("width") or "")]
@@ -262,16 +262,18 @@ def test_strips_align_both_models_and_mark_what_changed() -> None:
 
 def test_names_of_any_length_leave_sentences_readable() -> None:
     name = "<b>\u202e" + "n" * 100_000
-    fit, allowed = Fit(9, 0, 2.0, 1.0), Allowed("error", "error", 1.0, False)
+    fit, allowed = Fit(9, 0, 2.0, 1.0), CriterionLine("error", "error", 1.0, False)
     throughput = throughput_chart([swept(timed(name, 1.0, 1.0, 1.0, 1.0), 1, 1.0)])
     assert throughput is not None
     for figure in (
         ranges_figure({name: fit}, DType.FLOAT16, name),
-        waterfall([OpErrors(name, name, name, 1.0, 1.0, 1.0, 1.0, True)], Marked(0.1, 0, 0), "float16", name, [name]),
+        waterfall(
+            [OpErrors(name, name, name, 1.0, 1.0, 1.0, 1.0, True)], MarkedOps(0.1, 0, 0), "float16", name, [name]
+        ),
         outputs_figure([scored(name, 0, 1.0, 1.0, True, name)], allowed, name, [name]),
         chart_figure(latency_chart([timed(name, 1.0, 1.0, 1.0, 1.0, 1)], name, [name])),
         chart_figure(throughput),
-        chart_figure(ops_chart(Changed(name, (moved(name, name, 1.0, 2.0),)), 1)),
+        chart_figure(ops_chart(OpChanges(name, (moved(name, name, 1.0, 2.0),)), 1)),
         strips_figure(name, name, [], name),
         changes_figure([dict.fromkeys(("kind", "title", "op", "types", "why"), name)], {}, [(name, name, name)]),
     ):
@@ -282,7 +284,9 @@ def test_names_of_any_length_leave_sentences_readable() -> None:
 @pytest.mark.parametrize("shift", [0, 1, 7])
 def test_bins_of_a_long_strip_share_out_the_ops_of_runs(shift: int) -> None:
     lengths = [shift, 2 * MOST_POINTS - 1, 1, MOST_POINTS]
-    runs = [Run(n, kind, "", True) for n, kind in zip(lengths, ("float16", "float32", "float16", "int64"), strict=True)]
+    runs = [
+        OpRun(n, kind, "", True) for n, kind in zip(lengths, ("float16", "float32", "float16", "int64"), strict=True)
+    ]
     total = sum(lengths)
     bins = _binned(runs, total)
     kinds = [_kind(run.a) for run in runs for _ in range(run.ops)]

@@ -17,26 +17,26 @@ from typing import Any
 import pytest
 
 from amp_rewrite import DType, Report, convert, diff, explain
-from amp_rewrite.deploy.bench.entry import BenchEntry, Changed, Sized
+from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime
 from amp_rewrite.deploy.bench.result import Benchmark
 from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
-from amp_rewrite.reports.measurements import Difference, OpErrors, OutputRow, Point, Step
+from amp_rewrite.reports.measurements import CurvePoint, Difference, OpErrors, OutputRow, TrialRow
 from amp_rewrite.reports.model_explorer import overlay
 from amp_rewrite.reports.op_changes import runs_of
 from amp_rewrite.reports.page.bounds import bounds_figure
 from amp_rewrite.reports.page.curve import curve_figure
 from amp_rewrite.reports.page.effects import Effect, effects_figure
 from amp_rewrite.reports.page.markup import written
-from amp_rewrite.reports.page.outputs import Allowed, outputs_figure, trials_figure
+from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure, trials_figure
 from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.page.ranges import ranges_figure
 from amp_rewrite.reports.page.report_figures import report_figures
 from amp_rewrite.reports.page.strips import changes_figure, strips_figure
 from amp_rewrite.reports.page.text_figures import checks_figure
-from amp_rewrite.reports.page.waterfall import Marked, waterfall
+from amp_rewrite.reports.page.waterfall import MarkedOps, waterfall
 from amp_rewrite.reports.rows import NO_ROW, BoundRow, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.reports.sources import report_and_view, report_in
 from support.corpus import TEXT_MODELS, exported, text_model
@@ -81,7 +81,7 @@ def errors(rng: Numbers, size: int) -> Figure:
         for i in range(size)
     ]  # fmt: skip
     beyond, jump = (rng.below(size) if size and rng.below(2) else None for _ in range(2))
-    return waterfall(rows, Marked(1e-2 if size % 3 else None, beyond, jump), "float16", "2 batches", ["a note"])
+    return waterfall(rows, MarkedOps(1e-2 if size % 3 else None, beyond, jump), "float16", "2 batches", ["a note"])
 
 
 def outputs(rng: Numbers, size: int) -> Figure:
@@ -97,15 +97,17 @@ def outputs(rng: Numbers, size: int) -> Figure:
         )
         for i in range(size)
     ]  # fmt: skip
-    return outputs_figure(rows, Allowed("error ≤ 0.01", "error", 0.01, size % 2 > 0), "failed")
+    return outputs_figure(rows, CriterionLine("error ≤ 0.01", "error", 0.01, size % 2 > 0), "failed")
 
 
 def trials(rng: Numbers, size: int) -> Figure:
     steps = [
-        Step(i, rng.below(2) > 0, "why", rng.below(40), rng.one(0.0, math.inf, math.nan) if rng.below(5) else None)
+        TrialRow(i, rng.below(2) > 0, "why", rng.below(40), rng.one(0.0, math.inf, math.nan) if rng.below(5) else None)
         for i in range(size + 1)
     ]
-    return trials_figure(steps, steps[size // 2], Allowed("error ≤ 0.01", "error", 0.01, size % 2 > 0), solved=size > 3)
+    return trials_figure(
+        steps, steps[size // 2], CriterionLine("error ≤ 0.01", "error", 0.01, size % 2 > 0), solved=size > 3
+    )
 
 
 def effects(rng: Numbers, size: int) -> Figure:
@@ -131,7 +133,7 @@ def bounds(rng: Numbers, size: int) -> Figure:
 def curve(rng: Numbers, size: int) -> Figure:
     kinds = ("converted", "chosen", "float32")
     points = [
-        Point(rng.of(*kinds), 1e-6 * rng.one(), rng.one(0.0, math.inf), rng.one(0.0), rng.one(0.0, math.inf),
+        CurvePoint(rng.of(*kinds), 1e-6 * rng.one(), rng.one(0.0, math.inf), rng.one(0.0), rng.one(0.0, math.inf),
               rng.one(math.inf), rng.below(9), 9)
         for _ in range(size + 1)
     ]  # fmt: skip
@@ -148,12 +150,12 @@ def benchmark(rng: Numbers, size: int) -> Sequence[Figure]:
 
     entries = tuple(
         BenchEntry(f"m{i}", (), False, timing(), timing(), {}, rng.below(10**9) if rng.below(2) else None,
-              tuple(Sized(2**n, timing() if rng.below(3) else None) for n in range(rng.below(4))))
+              tuple(BatchTiming(2**n, timing() if rng.below(3) else None) for n in range(rng.below(4))))
         for i in range(1 + size % 6)
     )  # fmt: skip
     pairs = [(op(f"op{i}"), op(f"op{i}")) for i in range(size)]
     sides = [OpChange(before, after) for before, after in pairs if before or after]
-    changed = (Changed("m1", tuple(sides)), Changed("m2", tuple(sides[:3])))
+    changed = (OpChanges("m1", tuple(sides)), OpChanges("m2", tuple(sides[:3])))
     return Benchmark("CPU", "a CPU", {}, "random", 1, 1, 1, entries, changed, ("a note",)).figures()
 
 

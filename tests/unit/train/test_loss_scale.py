@@ -10,6 +10,7 @@ import pytest
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices
+from amp_rewrite.settings.serialized import serialize
 
 MAX = float(np.finfo(np.float32).max)
 
@@ -122,7 +123,7 @@ def test_get_takes_whatever_means_a_scale() -> None:
     assert isinstance(dynamic, DynamicLossScale) and scales.get(dynamic) is dynamic
     assert scales.get(8) == FixedLossScale(8.0)
     assert scales.get(None) is None
-    assert scales.get(scales.serialize(FixedLossScale(3))) == FixedLossScale(3.0)
+    assert scales.get(serialize(FixedLossScale(3))) == FixedLossScale(3.0)
     with pytest.raises(TrainingError) as error:
         scales.get("static")
     assert str(error.value) == "invalid loss scale 'static'; use None, 'dynamic', a finite number ≥ 1 or a LossScale"
@@ -131,7 +132,7 @@ def test_get_takes_whatever_means_a_scale() -> None:
 def test_a_scale_comes_back_from_its_configuration_in_its_initial_state() -> None:
     scale = DynamicLossScale(8, 3, 4.0)
     scale.update([np.array(np.inf)])
-    again = scales.deserialize(scales.serialize(scale))
+    again = scales.deserialize(serialize(scale))
 
     assert scale() == 2.0 and again() == 8.0
     assert again.get_config() == {"initial_loss_scale": 8.0, "increment_period": 3, "multiplier": 4.0}
@@ -172,7 +173,7 @@ def test_growth_and_backoff_go_through_the_scales_of_pytorch(settings: tuple[flo
 
 def test_a_backoff_factor_is_kept_and_checked_and_left_out_where_it_is_the_default() -> None:
     scale = DynamicLossScale(4.0, backoff_factor=0.3)
-    again = scales.deserialize(scales.serialize(scale))
+    again = scales.deserialize(serialize(scale))
 
     assert again == scale != DynamicLossScale(4.0)
     assert "backoff_factor" not in DynamicLossScale().get_config()

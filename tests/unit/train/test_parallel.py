@@ -23,7 +23,7 @@ from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.parallel import replicas as parallel
 from amp_rewrite.train.parallel import sharding
-from amp_rewrite.train.parallel.replicas import Alone, averaged, check_strategy, join_replicas, shard
+from amp_rewrite.train.parallel.replicas import SingleReplica, averaged, check_strategy, join_replicas, shard
 from amp_rewrite.train.parallel.trainer import DataParallelTrainer, cut
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.step import TrainingStep, training_step
@@ -109,7 +109,7 @@ def fitted(whole: TrainingStep, data: list[dict[str, Array]]) -> Callable[[Any],
 )
 def test_gradients_and_update_one_after_the_other_give_the_bits_of_the_whole_step(options: dict[str, Any]) -> None:
     whole = step(**options)
-    one, halves = Trainer(whole, **PLACE), DataParallelTrainer(whole, Alone(), **PLACE)
+    one, halves = Trainer(whole, **PLACE), DataParallelTrainer(whole, SingleReplica(), **PLACE)
 
     assert one.fit(DATA) == halves.fit(DATA)
     assert same(one.state, halves.state) and one.state.keys() == halves.state.keys()
@@ -245,7 +245,7 @@ def test_one_replica_saves_and_all_load(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_checkpoint_of_replicas_is_one_of_a_trainer(tmp_path: Path) -> None:
-    made = DataParallelTrainer(step(), Alone(), **PLACE)
+    made = DataParallelTrainer(step(), SingleReplica(), **PLACE)
     made.fit(DATA[:3])
     made.save(tmp_path / "a.npz")
     other = Trainer(step(), **PLACE)
@@ -405,7 +405,7 @@ def test_slots_that_an_optimizer_object_shows_are_not_split() -> None:
     with pytest.raises(
         TrainingError, match="the optimizer object of the step shows all slots, so they cannot be split"
     ):
-        DataParallelTrainer(whole, Alone(), shard_slots=True, **PLACE)
+        DataParallelTrainer(whole, SingleReplica(), shard_slots=True, **PLACE)
 
 
 # -- loops of one's own ----------------------------------------------------------------------------------
@@ -482,13 +482,13 @@ def test_a_strategy_that_can_not_be_supported_is_refused(strategy: object, reaso
     with pytest.raises(TrainingError) as error:
         DataParallelTrainer(step(), strategy)  # type: ignore[arg-type]
     assert str(error.value) == f"{name!r} cannot train a step: {reason}"
-    check_strategy(Alone())
+    check_strategy(SingleReplica())
 
 
 def test_a_process_that_was_started_by_itself_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with join_replicas() as replicas:
-        assert replicas == Alone()
+        assert replicas == SingleReplica()
 
 
 def test_without_pytorch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from amp_rewrite.train.keras.loss_scale_optimizer import (
 from amp_rewrite.train.keras.network import GradientTape, Losses, Network
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
-from amp_rewrite.train.parallel.replicas import Alone, strategy_supports_loss_scaling
+from amp_rewrite.train.parallel.replicas import SingleReplica, strategy_supports_loss_scaling
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
@@ -381,7 +381,7 @@ def test_a_variable_is_an_array_for_numpy_and_can_be_changed_in_place() -> None:
     ("strategy", "supported"),
     [
         (None, True),
-        (Alone(), True),
+        (SingleReplica(), True),
         ("MirroredStrategy", True),
         ("MultiWorkerMirroredStrategy", True),
         ("OneDeviceStrategy", True),

@@ -19,7 +19,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
 from amp_rewrite.runtime.runner import Runner, cuda_opens
 from amp_rewrite.settings.loss_scale import DynamicLossScale
-from amp_rewrite.train.parallel.replicas import Alone
+from amp_rewrite.train.parallel.replicas import SingleReplica
 from amp_rewrite.train.parallel.trainer import DataParallelTrainer
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
@@ -208,7 +208,7 @@ def test_an_interrupt_leaves_the_state_of_the_last_whole_step() -> None:
     assert same(straight.state, made.state)
 
 
-@pytest.mark.parametrize("kind", [Trainer, lambda step, **place: DataParallelTrainer(step, Alone(), **place)])
+@pytest.mark.parametrize("kind", [Trainer, lambda step, **place: DataParallelTrainer(step, SingleReplica(), **place)])
 def test_an_interrupt_within_a_step_leaves_the_state_of_the_step_before(kind: Any, monkeypatch: Any) -> None:
     made = kind(step(micro_batches=2), **PLACE)
     made.fit(DATA[:3])

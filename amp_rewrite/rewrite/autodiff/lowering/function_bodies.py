@@ -21,7 +21,7 @@ from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.nodes import Op
 from amp_rewrite.ir.schema import TENSOR, default_attributes
-from amp_rewrite.rewrite.autodiff.facts import Facts
+from amp_rewrite.rewrite.autodiff.facts import ModelFacts
 from amp_rewrite.rewrite.passes.inline import function_body, inlined
 
 _DOMAIN = "amp_rewrite.bodies"
@@ -32,7 +32,7 @@ def with_bodies(model: Model, op_types: Collection[str]) -> Model:
 
     GradientError if onnx cannot build a function body.
     """
-    facts = Facts.of(model)
+    facts = ModelFacts.of(model)
     proto = clone(model.proto)
     functions: list[FunctionProto] = []
     scopes = zip(facts.view.scopes, all_graphs(proto.graph), strict=True)
@@ -52,7 +52,7 @@ def with_bodies(model: Model, op_types: Collection[str]) -> Model:
     return replace(model, proto=out)
 
 
-def _body(facts: Facts, op: Op) -> FunctionProto:
+def _body(facts: ModelFacts, op: Op) -> FunctionProto:
     """Build the function body of an op at the model's opset."""
     opset = facts.view.opsets[""]
     function = function_body(op, opset, [_type(facts, op, slot) for slot in range(len(op.inputs))])
@@ -66,7 +66,7 @@ def _body(facts: Facts, op: Op) -> FunctionProto:
     return function
 
 
-def _type(facts: Facts, op: Op, slot: int) -> TypeProto:
+def _type(facts: ModelFacts, op: Op, slot: int) -> TypeProto:
     """Type of an input; an empty TypeProto for an absent one."""
     value = op.inputs[slot]
     vtype = facts.view.types[value] if value is not None else None

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.settings.serialized import configured
 from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic, Result, Values, number
 from amp_rewrite.train.update.optimizers.parameter_group import ParameterGroup, groups_of, is_bias_or_norm
 from amp_rewrite.train.update.plain_numbers import settle
@@ -207,11 +208,8 @@ class Optimizer:
         own = {part.name for part in fields(cls)}
         named = {_RATE if name == "lr" else name: value for name, value in config.items() if name != "name"}
         kept = {name: value for name, value in named.items() if name in own or value not in _OFF_IN_KERAS.get(name, ())}
-        try:
-            return cls(**kept)
-        except TypeError as cause:
-            known = ", ".join(f.name for f in fields(cls))
-            raise TrainingError(f"not the configuration of {cls.__name__}: {dict(config)!r}; it has {known}") from cause
+        made: Optimizer = configured(cls, kept, config)
+        return made
 
 
 def _spelled(value: Any) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.settings.serialized import class_of
 from amp_rewrite.train.update.optimizers.adafactor import Adafactor
 from amp_rewrite.train.update.optimizers.adam import LAMB, Adam, AdamW
 from amp_rewrite.train.update.optimizers.descent import SGD, Adagrad, Lion, RMSprop
@@ -27,13 +28,7 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
     `custom_objects`: classes by name, besides those of the package: subclasses of Optimizer, of StatefulOptimizer
     or of Schedule.
     """
-    name, inner = str(config.get("class_name")), config.get("config")
-    optimizer_class = (custom_objects or {}).get(name) or OPTIMIZERS.get(name.lower())
-    if optimizer_class is None or not isinstance(inner, Mapping):
-        raise TrainingError(
-            f"not a serialized optimizer: {dict(config)!r}; use the result of serialize(), and name your own classes in"
-            " custom_objects"
-        )
+    optimizer_class, inner = class_of(config, "optimizer", OPTIMIZERS, custom_objects)
     if "learning_rate" in inner:
         inner = {**inner, "learning_rate": rate_of_config(inner["learning_rate"], custom_objects)}
     return optimizer_class.from_config(inner)
