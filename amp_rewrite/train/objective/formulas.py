@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.train.objective.divisor import share_of
 from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, AppendedLoss, Prediction, TargetInput
 
 
@@ -64,13 +65,7 @@ def _spread(p: Prediction, logs: str, labels: str, weights: str | None, ignored:
 
 def _share(p: Prediction, labels: str, weights: str | None, ignored: int | None) -> str:
     """Return the weight of each row in the mean: that of its class, and 0 if it is ignored."""
-    b, kept = p.b, p.kept(labels, ignored)
-    if weights is None:
-        return kept
-    safe = labels
-    if ignored is not None:  # it may be out of the range of classes
-        safe = b.op("Where", p.dropped(labels, ignored), b.scalar(0, p.label_type), labels)
-    return b.op("Mul", b.op("Gather", weights, safe), kept)
+    return share_of(p.b, labels, weights, ignored, p.label_type)
 
 
 def _accuracy(p: Prediction, labels: str, ignored: int | None) -> str:

@@ -14,6 +14,7 @@ from amp_rewrite.ir.op_classes import LABEL_LOSSES
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
+from amp_rewrite.train.objective.divisor import append_divisor
 from amp_rewrite.train.objective.formulas import LOSSES
 from amp_rewrite.train.objective.loss_text import LossTerm, terms
 from amp_rewrite.train.objective.prediction import CLASSES, AppendedLoss, Prediction, TargetInput
@@ -25,7 +26,8 @@ REGION = "amp.loss"
 class Objective:
     """A model that contains its loss: names of the loss and of the metrics, all float32.
 
-    Metrics are scalars. The loss has one element: its `shape` is () or all ones. `notes`: sentences for the report.
+    Metrics are scalars. The loss has one element: its `shape` is () or all ones. `weight`: a float32 scalar, what a
+    loss of the model's own divides by, if that is known. `notes`: sentences for the report.
     """
 
     model: Model
@@ -34,6 +36,12 @@ class Objective:
     metrics: tuple[str, ...] = ()
     targets: tuple[TargetInput, ...] = ()
     notes: tuple[str, ...] = ()
+    weight: str = ""
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """What a step computes besides the loss: metrics, then the weight."""
+        return (*self.metrics, self.weight) if self.weight else self.metrics
 
 
 def objective(model: Model, loss: str) -> Objective:
@@ -56,18 +64,21 @@ def objective(model: Model, loss: str) -> Objective:
     b = Builder.of(model, region=REGION)
     summed = terms(loss, lambda name: b.known(name) is not None, {name: f.options for name, f in LOSSES.items()})
     if len(summed) == 1 and not summed[0].loss and summed[0].factor == 1:
-        labels = _labels(b)
-        return Objective(model, loss, _ones(b, loss), targets=() if labels is None else (labels,))
+        shape, weight = _ones(b, loss), _weight(b, (loss,))
+        labels = _labels(b, bool(weight))
+        return Objective(b.model(), loss, shape, targets=() if labels is None else (labels,), weight=weight)
     notes: list[str] = []
     computed = _appended(b, summed, notes)
     metrics = {name: value for one in reversed(computed) for name, value in one.metrics.items()}
     if len(summed) > 1:
         metrics.update({term.loss: one.value for term, one in zip(summed, computed, strict=True) if term.loss})
+    own = [term.prediction for term in summed if not term.loss]
+    weight = _weight(b, own) if len(own) == len(summed) else ""
     names = {name: b.fresh(name) for name in ("loss", *metrics)}
     for name, source in {"loss": _sum(b, summed, computed), **metrics}.items():
         b.append(onnx.helper.make_node("Identity", [source], [names[name]], name=b.fresh(f"{REGION}/{name}")))
     targets = tuple(dict.fromkeys(one.target for one in computed if one.target is not None))
-    return Objective(b.model(), names["loss"], (), tuple(names[m] for m in metrics), targets, tuple(notes))
+    return Objective(b.model(), names["loss"], (), tuple(names[m] for m in metrics), targets, tuple(notes), weight)
 
 
 def _appended(b: Builder, summed: Sequence[LossTerm], notes: list[str]) -> list[AppendedLoss]:
@@ -99,19 +110,33 @@ def _sum(b: Builder, summed: Sequence[LossTerm], computed: Sequence[AppendedLoss
     return parts[0] if len(parts) == 1 else b.op("Sum", *parts)
 
 
-def _labels(b: Builder) -> TargetInput | None:
-    """The input with the classes of the model's own loss; None without one, with several, or with an ignored class.
+def _weight(b: Builder, losses: Sequence[str]) -> str:
+    """Append what a sum of the model's own losses divides by; "" where that is not known."""
+    divisor = append_divisor(b, losses)
+    if divisor is None:
+        return ""
+    name = b.fresh("weight")
+    b.append(onnx.helper.make_node("Identity", [divisor], [name], name=b.fresh(f"{REGION}/weight")))
+    return name
+
+
+def _labels(b: Builder, counted: bool) -> TargetInput | None:
+    """The input with the classes of the model's own loss; None without one, and with several.
+
+    `counted`: a batch weighs what counts; else there is none with an ignored class, either.
 
     The input is checked, because a class out of range makes onnxruntime's CPU kernel fail without naming the input,
     and other kernels read outside the array.
     """
     inputs = {formal.name for formal in b.graph.input} - {tensor.name for tensor in b.graph.initializer}
     losses = [n for n in b.graph.node if n.op_type in LABEL_LOSSES and not n.domain and n.input[1] in inputs]
-    if len(losses) != 1 or any(a.name == "ignore_index" for a in losses[0].attribute):
+    ignored = next((a.i for a in losses[0].attribute if a.name == "ignore_index"), None) if len(losses) == 1 else None
+    if len(losses) != 1 or (ignored is not None and not counted):
         return None
     shape = b.shape(losses[0].input[0])
     classes = shape[1] if shape is not None and len(shape) > 1 else None
-    return TargetInput(losses[0].input[1], classes if isinstance(classes, int) else None, kind=CLASSES, axis=1)
+    count = classes if isinstance(classes, int) else None
+    return TargetInput(losses[0].input[1], count, ignored, kind=CLASSES, axis=1)
 
 
 def _ones(b: Builder, name: str) -> tuple[int, ...]:

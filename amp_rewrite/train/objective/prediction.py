@@ -13,6 +13,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
+from amp_rewrite.train.objective.divisor import share_of
 from amp_rewrite.train.objective.logits import Activation, activation, in_unit_interval
 from amp_rewrite.train.objective.loss_text import LossTerm
 
@@ -254,13 +255,7 @@ class Prediction:
 
     def kept(self, labels: str, ignored: int | None) -> str:
         """1 for rows that count and 0 for ignored ones, of the shape of the labels."""
-        if ignored is None:
-            return self.b.op("Cast", self.b.op("Equal", labels, labels), to=DType.FLOAT.code)
-        return self.b.op("Cast", self.b.op("Not", self.dropped(labels, ignored)), to=DType.FLOAT.code)
-
-    def dropped(self, labels: str, ignored: int) -> str:
-        """True for ignored rows."""
-        return self.b.op("Equal", labels, self.b.scalar(ignored, self.label_type))
+        return share_of(self.b, labels, None, ignored, self.label_type)
 
     @property
     def label_type(self) -> DType:

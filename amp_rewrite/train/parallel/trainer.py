@@ -150,10 +150,10 @@ class Exchange:
         self.foreign = frozenset(foreign or ())
         successors = {v.input: v.output for v in step.state if v.input not in self.foreign}
         flags = (step.finite, step.applied)
-        halves = cut(with_outputs(model, (), (step.loss, *step.metrics, *flags, *successors.values())))
+        halves = cut(with_outputs(model, (), (*step.scalars, *flags, *successors.values())))
         first, second = (Runner.open(half, options) for half in (halves.gradients, halves.apply))
         self.buffer = second.double_buffer({v.input: v.initial for v in step.state})
-        self.means = (step.loss, *step.metrics)
+        self.means = step.scalars
         averages = tuple(dict.fromkeys((*self.means, *halves.crossing)))
         self.gradients = first.buffered(self.buffer, {}, averages)
         self.apply = second.buffered(self.buffer, successors, flags)

@@ -109,8 +109,8 @@ class Prepared:
 
 
 def outputs_of(aim: losses.Objective) -> list[ValueInfoProto]:
-    """Return the outputs for loss and metrics."""
-    return [declared(aim.loss, DType.FLOAT, aim.shape), *(declared(m, DType.FLOAT, ()) for m in aim.metrics)]
+    """Return the outputs for loss, metrics and weight."""
+    return [declared(aim.loss, DType.FLOAT, aim.shape), *(declared(m, DType.FLOAT, ()) for m in aim.scalars)]
 
 
 def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str]) -> Model:

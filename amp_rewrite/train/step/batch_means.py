@@ -13,11 +13,11 @@ class BatchMeans:
     """Sums of a loss and of metrics over batches.
 
     A batch weighs the classes that count in it, for the loss times their weights, if the loss has this target alone;
-    else its rows. `targets`: those of the loss.
+    else its rows. `targets`: those of the loss. `weight`: the result that the loss weighs, if there is one.
     """
 
-    def __init__(self, loss: str, metrics: Sequence[str], targets: Sequence[TargetInput]) -> None:
-        self.rows = 0
+    def __init__(self, loss: str, metrics: Sequence[str], targets: Sequence[TargetInput], weight: str = "") -> None:
+        self.rows, self._weight = 0, weight
         self._loss, self._targets = loss, targets
         self._sums = dict.fromkeys((loss, *metrics), 0.0)
         self._weights = self._sums.copy()
@@ -29,6 +29,8 @@ class BatchMeans:
         weight = counted = float(rows)
         if len(self._targets) == 1 and self._targets[0].kind == CLASSES:
             weight, counted = self._targets[0].counts(batch[self._targets[0].name])
+        if self._weight:
+            weight = results[self._weight].item()
         for name in self._sums:
             here = weight if name == self._loss else counted
             if here:

@@ -30,9 +30,9 @@ class Evaluation:
 
     def scores(self, side: Side, batches: Iterable[Batch], metrics: Sequence[Metric]) -> Scores:
         """Return loss, the step's own metrics and the requested ones over batches, with the state of one side."""
-        runner, loss, own = self._evaluator
+        runner, loss, own, weight = self._evaluator
         rate = {self.step.learning_rate: np.array(0, np.float32)}
-        sums = BatchMeans(loss, own, self.step.targets)
+        sums = BatchMeans(loss, own, self.step.targets, weight)
         for batch in batches:
             results = runner.run(side, read_by(runner, {**batch, **rate}))
             sums.add(batch, results)
@@ -52,11 +52,11 @@ class Evaluation:
         return Runner.open(model, self.options).buffered(self.buffer, {}, outputs)
 
     @cached_property
-    def _evaluator(self) -> tuple[BufferedRunner, str, tuple[str, ...]]:
-        """The evaluation model, opened on the same state, with the names of loss and metrics."""
-        model, loss, metrics = self.step.evaluation()
+    def _evaluator(self) -> tuple[BufferedRunner, str, tuple[str, ...], str]:
+        """The evaluation model, opened on the same state, with the names of loss, metrics and weight."""
+        model, loss, metrics, weight = self.step.evaluation()
         if model is self.step.model:
             model = self.model
-        outputs = (loss, *metrics)
+        outputs = (loss, *metrics, *([weight] if weight else []))
         runner = Runner.open(model, replace(self.options, outputs_only=outputs))
-        return runner.buffered(self.buffer, {}, outputs), loss, metrics
+        return runner.buffered(self.buffer, {}, outputs), loss, metrics, weight

@@ -72,7 +72,8 @@ class Scores:
     """Means over data, those of all rows together.
 
     A batch weighs its targets that are not ignored, times the weights of their classes in the loss, as in torch's mean.
-    One that is ignored whole weighs nothing. Batches of a loss with several targets, or none, weigh their rows.
+    One that is ignored whole weighs nothing. For a loss of the model's own it weighs what that divides by, where its
+    graph shows it. Batches of other losses, with several targets or none, weigh their rows.
 
     Attributes:
         loss: the loss.
@@ -193,7 +194,7 @@ class Fitting:
     ) -> dict[str, float]:
         """Run one epoch; return its numbers."""
         trainer, step = self.trainer, self.trainer.step
-        sums, start = BatchMeans(step.loss, step.metrics, step.targets), time.perf_counter()
+        sums, start = BatchMeans(step.loss, step.metrics, step.targets, step.weight), time.perf_counter()
         for number, batch in enumerate(batches):
             results = trainer.take(batch, number, learning_rate)
             sums.add(batch, results)

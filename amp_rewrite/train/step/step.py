@@ -72,6 +72,7 @@ class TrainingStep:
         forward: the trained model, with its adapters; None for a step read from a file without it.
         report: what is trained and why, and the type of each op; None for a step from a file.
         adapters: the `adapters` argument of `training_step`.
+        weight: a float32 scalar, what the model's own loss divides by; "" if batches weigh targets or rows.
     """
 
     model: Model
@@ -94,6 +95,12 @@ class TrainingStep:
     forward: Model | None
     report: TrainingReport | None
     adapters: str = ""
+    weight: str = ""
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """The outputs that are float32 scalars: loss, metrics, and the weight if there is one."""
+        return (self.loss, *self.metrics, *([self.weight] if self.weight else []))
 
     @property
     def target(self) -> TargetInput | None:
@@ -125,8 +132,8 @@ class TrainingStep:
         """Return the state by input name for the next step."""
         return {s.input: results[s.output] for s in self.state}
 
-    def evaluation(self) -> tuple[Model, str, tuple[str, ...]]:
-        """Return a model that computes loss and metrics from batch and state, with the names of both.
+    def evaluation(self) -> tuple[Model, str, tuple[str, ...], str]:
+        """Return a model that computes loss, metrics and weight from batch and state, with the names of all.
 
         It is the step itself. For a step in training mode it is the original model in float32, with running
         statistics and without dropout.
@@ -135,9 +142,9 @@ class TrainingStep:
             TrainingError: a step in training mode was read from a file without that model.
         """
         if not self.training_mode:
-            return self.model, self.loss, self.metrics
+            return self.model, self.loss, self.metrics, self.weight
         aim = losses.objective(self._forward(), self.objective)
-        return with_outputs(with_state(aim.model, self._shapes), outputs_of(aim), ()), aim.loss, aim.metrics
+        return with_outputs(with_state(aim.model, self._shapes), outputs_of(aim), ()), aim.loss, aim.metrics, aim.weight
 
     def prediction(self) -> Model:
         """Return a float32 model that computes the outputs of the trained model from batch and state.
@@ -256,7 +263,7 @@ def training_step(
     result, report = lowered(whole, policy, painting)
     batch = _batch(whole, update)
     if recompute is not None:
-        result = recomputed(result, (aim.loss, *aim.metrics), batch, recompute)
+        result = recomputed(result, (aim.loss, *aim.scalars), batch, recompute)
     notes = (*ready.notes, *size_hints(result, policy.lowers))
     return TrainingStep(
         **vars(update),
@@ -276,6 +283,7 @@ def training_step(
         forward=source,
         report=TrainingReport(model_name(source), loss, ready.selection.rows, notes, report),
         adapters=adapters,
+        weight=aim.weight,
     )
 
 

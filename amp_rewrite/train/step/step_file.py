@@ -126,7 +126,9 @@ def _check_metadata(model: Model, metadata: Mapping[str, Any]) -> None:
     paths, before, after = zip(*metadata["state"], strict=True)
     graph = model.proto.graph
     inputs = {metadata["learning_rate"], *metadata["batch"], *before, *(t["name"] for t in _targets(metadata))}
-    outputs = {*(metadata[name] for name in _OUTPUTS), *metadata["metrics"], *after}
+    outputs = {*(metadata[name] for name in _OUTPUTS), *metadata["metrics"], *after} | {metadata.get("weight", "")} - {
+        ""
+    }
     if inputs - {v.name for v in graph.input} or outputs - {v.name for v in graph.output}:
         raise ValueError("a name is not one of the model's")
     needed = {"step"} if metadata["micro_batches"] == 1 else {"step", "micro_batch"}
@@ -175,6 +177,7 @@ def _step(
         forward=trained,
         report=None,
         adapters=str(metadata.get("adapters", "")),
+        weight=str(metadata.get("weight", "")),
     )
 
 

@@ -101,7 +101,7 @@ class Trainer:
     def _open(self) -> Steps:
         step, runner = self.step, Runner.open(self._model, self._options)
         buffer = runner.double_buffer({v.input: v.initial for v in step.state})
-        outputs = (step.loss, *step.metrics, step.finite, step.applied)
+        outputs = (*step.scalars, step.finite, step.applied)
         return runner.buffered(buffer, {v.input: v.output for v in step.state}, outputs)
 
     @property
