@@ -18,9 +18,11 @@ import amp_rewrite
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.metric import criterion
 from amp_rewrite.evidence.verdict import Verdict
+from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.foresight import Foresight
 from amp_rewrite.pipeline.pareto import FLOAT32, LOW, _Curve
 from amp_rewrite.pipeline.regions import Region
+from amp_rewrite.settings.request import Request
 from suites.models.test_fixtures import batch, source
 from support.hard_models import HARD
 from support.paths import ROOT
@@ -218,3 +220,21 @@ def test_the_cheapest_choice_is_that_of_the_lowest_price_that_meets_a_criterion(
         assert found is None
     else:
         assert 0 <= found.exponent - least + 1e-6 < 0.25 and len(priced) <= 10
+
+
+@pytest.mark.parametrize("placement", ["auto", "mincut:T4"])
+@pytest.mark.parametrize("islands", [False, True])
+@pytest.mark.parametrize("twin", [None, ("board", "runner")])
+def test_a_prediction_searches_and_runs_ops_alone_if_there_is_a_twin(
+    twin: Any, islands: bool, placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    module = "amp_rewrite.evidence.prediction"
+    monkeypatch.setattr(f"{module}.prediction.predict", lambda *given, **words: asked.append((*given, words)))
+    monkeypatch.setattr(f"{module}.single_op_runs.SingleOpRuns", lambda *parts: parts)
+    draft = Draft.of(source("cnn_ts13"), Request.of(placement=placement))
+    base = draft.paint(())
+    made = Foresight.of(draft, (), base, [], twin, islands=islands)
+    assert made is not None and made.islands is (islands or draft.request.placement.islands)
+    ((model, batches, alone, words),) = asked
+    assert (model.view, batches, alone, words) == (draft.view, [], twin, {"search": True})

@@ -219,6 +219,7 @@ def test_a_sum_and_norm_that_the_operator_does_not_quite_say_stay(body: str, inp
         ("t = Mul (x, half)  p = MatMul (t, w)  y = Add (p, t)", ONE),
         ("t = Transpose <perm = [0,2,1]> (w3)  y = MatMul (x, t)", ONE),  # a weight: the runtime does that once
         ("t = Transpose <perm = [2,1,0]> (z)  y = MatMul (x, t)", "float[2,3,5] x, float[4,5,2] z"),
+        ("t = Transpose <perm = [0,2,1]> (x)  y = MatMul (x, t)", "float[2,3,5] x"),  # one value twice
         ("y = MatMul (x, w)", ONE),
         ("t = Relu (x)  y = Gelu (t)", ONE),  # the standard's own does
     ],

@@ -102,6 +102,13 @@ def test_layers_that_add_one_bias_share_the_moved_one() -> None:
     assert len(stored(rebased(model(text, {"bias": 0.5 * POSITIONS, "v": np.ones((KEYS, KEYS))}, "z")))) == 1
 
 
+@pytest.mark.parametrize("name", REBASED)
+def test_a_moved_bias_has_no_more_axes_than_its_rows_need(name: str) -> None:
+    one_row = "positions" in name
+    shape = (2, 1, KEYS) if name == "two heads" else (KEYS,) if one_row else (KEYS, KEYS)
+    assert [array.shape for array in stored(rebased(model(*REBASED[name])))] == [shape]
+
+
 def test_a_rebased_model_is_left_alone() -> None:
     once = rebased(model(*REBASED["early rows"]))
     assert rebased(once).SerializeToString() == once.SerializeToString()
