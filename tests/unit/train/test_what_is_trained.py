@@ -177,6 +177,19 @@ def test_a_state_that_a_body_carries_is_not_trained(loop: str) -> None:
     assert _why(step)["start"] == ("frozen", "the initial state of a recurrence")
 
 
+def test_a_value_whose_type_alone_a_body_reads_is_not_trained() -> None:
+    model = parsed(
+        """net (float[3,4] x) => (float loss) <int64 n = {2}> {
+          last, all = Loop (n, "", x)
+             <body = b (int64 i, bool c, float[3,4] h) => (bool d, float[3,4] g, float[3,4] o) {
+             d = Identity (c)  m = MatMul (h, w)  g = CastLike (m, like)  o = Identity (g) }>
+          s = Mul (last, last)  loss = ReduceMean <keepdims = 0> (s)
+        }"""
+    )
+    step = _step(_with(model, like=RNG.normal(size=(4, 4)), w=RNG.normal(size=(4, 4))))
+    assert step.parameters == ("w",) and "like" not in _why(step)
+
+
 def test_a_glob_leaves_what_the_rules_leave_and_a_name_does_not() -> None:
     model = _positions(SINUSOIDS, "net.table")
     assert _step(model, parameters=["*"]).parameters == ("w",)
