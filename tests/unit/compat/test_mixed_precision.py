@@ -173,5 +173,6 @@ def test_bounds_of_a_path_are_those_of_the_other_converter_unless_they_are_given
         return SimpleNamespace(solved=True, converted=made)
 
     monkeypatch.setattr("amp_rewrite.compat.mixed_precision.repair", repair)
-    auto_convert_mixed_precision_model_path("m.onnx", BATCH, tmp_path / "out" / "half.onnx", CPU, **given)
+    auto_convert_mixed_precision_model_path("m.onnx", BATCH, tmp_path / "a" / "b" / "half.onnx", CPU, **given)
+    assert (tmp_path / "a" / "b").is_dir()
     assert [{name: value for name, value in named.items() if name != "io"} for named in asked] == [expected]

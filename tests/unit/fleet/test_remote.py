@@ -79,6 +79,7 @@ def test_files_in_folders_with_a_dot_are_not_listed(memory: Any) -> None:
         memory.pipe_file(f"/hub/{name}", b"abc")
     found = [(relative.as_posix(), size) for _, relative, size in listed(Path("memory://hub"))]
     assert found == [(".b.onnx", 3), ("a.onnx", 3), ("d/h.onnx", 3)]
+    assert [relative.as_posix() for _, relative, _ in listed(Path("memory://hub/*"))] == [".b.onnx", "a.onnx"]
 
 
 def done(*given: Any, **more: Any) -> list[Outcome]:

@@ -18,6 +18,7 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.attention import masks
 from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH, hides
 from amp_rewrite.rewrite.passes.attention_masks import select_masks
 from amp_rewrite.rewrite.replace import run_round
@@ -240,3 +241,15 @@ def test_a_fill_hides_beside_a_score_that_its_row_shows_or_if_it_is_huge(
 ) -> None:
     fills = (OUT_OF_REACH / 2, OUT_OF_REACH, LOST / 2, LOST)
     assert [hides(fill, shown) for fill in fills] == [False, seen, seen, True]
+
+
+@pytest.mark.parametrize(("most", "whole"), [(6, False), (7, True)])
+def test_whole_numbers_are_followed_through_so_many_values(
+    most: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """<ir_version: 8, opset_import: ["": 18]> g (bool[2] m) => (float[2] d) {
+        a = Cast <to = 1> (m)  b = Identity (a)  c = Add (b, b)  d = Identity (c) }"""
+    view = View.of(Model.load(onnx.parser.parse_model(text)))
+    monkeypatch.setattr(masks, "_MOST_VALUES", most)
+    value = next(value.id for value in view.values if value.name == "d")
+    assert masks._whole(view, value) is whole
