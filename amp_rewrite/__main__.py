@@ -1,15 +1,19 @@
 """`python -m amp_rewrite` is `amp-rewrite`."""
 
+import signal
 import sys
 
 
 def main() -> None:
     """Run the command line of this process, and exit."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is to be undone before and after a command
     try:
-        from amp_rewrite.cli import main as run  # takes a while, in which a user may interrupt
+        from amp_rewrite.cli import main as run
+
+        run()
     except KeyboardInterrupt:
         sys.exit(130)  # as shells report death by SIGINT
-    run()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import DataOptions, MeasuringOptions
-from amp_rewrite.cli.files import as_folder, ended_by_signals, is_stdout
+from amp_rewrite.cli.files import as_folder, is_stdout
 from amp_rewrite.errors import count
 from amp_rewrite.fleet.urls import local, name_of, url_of
 
@@ -68,7 +68,6 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     worst, done, failed = 0, 0, 0
     try:
         with (
-            ended_by_signals(),
             executor_for(asked["scheduler"], asked["jobs"]) as (executor, jobs),
             _bar(batch, jobs, quiet=talk.quiet) as (progress, advance),
         ):
@@ -109,7 +108,7 @@ def over_shards(
     from amp_rewrite.evidence.data.sources import shards_of
 
     data = Path(feeding.data)
-    with ended_by_signals(), executor_for(scheduler, jobs) as (executor, count):
+    with executor_for(scheduler, jobs) as (executor, count):
         result = many(shards_of(data), executor=executor, jobs=count, allow_nonfinite=feeding.allow_nonfinite)
     return result, data.name or str(data)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
@@ -142,24 +140,9 @@ def _to_stdout(ctx: click.Context) -> Iterator[Path]:
 
 @contextmanager
 def _temporary() -> Iterator[Path]:
-    """Yield a folder and remove it at the end; signals that end the process act like Ctrl-C meanwhile."""
-    with ended_by_signals(), tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
+    """Yield a folder and remove it at the end."""
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
         yield Path(folder)
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let signals that end the process act like Ctrl-C while the body runs, so that it can clean up."""
-    ours = threading.current_thread() is threading.main_thread()
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if ours and hasattr(signal, name)]
-    numbers = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    try:
-        for number in numbers:
-            signal.signal(number, signal.default_int_handler)
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

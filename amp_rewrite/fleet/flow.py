@@ -5,13 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -57,14 +61,9 @@ class Processes:
         return self._pool
 
     def submit(self, function: Callable[[J], R], job: J) -> Future[R]:
-        """Pass a job on. Processes that this starts never see the Ctrl-C that a terminal sends to all."""
-        if not hasattr(signal, "pthread_sigmask"):  # Windows
+        """Pass a job on, which may start processes."""
+        with _starting_processes():
             return self.pool.submit(_done, function, job)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return self.pool.submit(_done, function, job)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self, *, at_once: bool = False) -> None:
         """End the processes; the next job starts others. `at_once`: in the middle of jobs, which then undo theirs."""
@@ -79,6 +78,29 @@ class Processes:
         self._pool = None
 
 
+@contextmanager
+def _starting_processes() -> Iterator[None]:
+    """Hold signals back while the body starts processes: one that was started by half complains.
+
+    The processes never see what a terminal sends to all: Ctrl-C, and that it is gone.
+    """
+    held: list[int] = []
+    ours = threading.current_thread() is threading.main_thread()
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGHUP", "SIGTERM") if hasattr(signal, name)]
+    try:
+        with ExitStack() as stack:
+            for number in numbers:
+                if ours and callable(signal.getsignal(number)):
+                    stack.callback(signal.signal, number, signal.signal(number, lambda number, _: held.append(number)))
+            if hasattr(signal, "pthread_sigmask"):  # not on Windows
+                before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers[:2])
+                stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+            yield
+    finally:
+        for number in held[:1]:
+            signal.raise_signal(number)
+
+
 _at_work = threading.Event()  # set in a process of `Processes` in the middle of a job
 
 
@@ -86,6 +108,7 @@ def _worker_signals() -> None:
     """Let Ctrl-C, which a terminal sends to all processes, be the affair of the first; SIGTERM ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
+    sys.unraisablehook = _again
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -95,6 +118,14 @@ def _stop(*_: object) -> None:
     if _at_work.is_set():
         raise SystemExit(1)
     os._exit(1)
+
+
+def _again(unraisable: UnraisableHookArgs, /) -> None:
+    """Let the next signal end a job: this one came in a callback or a finalizer, from which nothing is raised."""
+    if isinstance(unraisable.exc_value, SystemExit):
+        signal.signal(signal.SIGTERM, _stop)
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _done(function: Callable[[J], R], job: J) -> R:

@@ -169,7 +169,7 @@ def test_errors_of_other_processes_name_options_of_the_command_line(tmp_path: Pa
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_batch_leaves_whole_files_and_can_be_resumed(number: signal.Signals) -> None:
     for i in range(40):
         net(Path("src") / f"more{i}.onnx", seed=i)
@@ -184,7 +184,7 @@ def test_an_interrupted_batch_leaves_whole_files_and_can_be_resumed(number: sign
     )
     assert process.stdout is not None
     process.stdout.readline()
-    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    process.send_signal(number) if number == signal.SIGTERM else os.killpg(process.pid, number)  # as a terminal does
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in said
     assert "the same command with --resume goes on" in said

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -15,18 +17,66 @@ import pytest
 from click.testing import CliRunner
 
 from amp_rewrite.cli import program
-from amp_rewrite.cli.files import ended_by_signals
+from amp_rewrite.cli.interrupts import ended_by_signals
 from amp_rewrite.runtime import runner
 
 MODEL = '<ir_version: 10, opset_import: ["": 20]> g (float[n, 3] x) => (float[n, 3] y) { y = Neg (x) }'
 
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
-def test_an_interrupt_while_the_command_line_is_imported_says_nothing(tmp_path: Path) -> None:
-    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+
+def heard(number: int = signal.SIGINT) -> None:
+    """Hear a signal, which a shell may have ignored for the tests."""
+    signal.signal(number, signal.SIG_DFL)
+
+
+@posix
+@pytest.mark.parametrize(
+    ("line", "code"), [("raise KeyboardInterrupt", 130), ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT)]
+)
+def test_an_interrupt_while_the_command_line_is_imported_says_nothing(line: str, code: int, tmp_path: Path) -> None:
+    """Shells report death by SIGINT as 130, too."""
+    (tmp_path / "click.py").write_text(f"import os, signal\n{line}\n")
     path = os.pathsep.join((str(tmp_path), str(Path(runner.__file__).parents[2])))
     command = [sys.executable, "-m", "amp_rewrite", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, preexec_fn=heard, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+IN_A_FINALIZER = """
+import signal, threading
+from amp_rewrite.cli.interrupts import ended_by_signals
+
+class Finalized:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+with ended_by_signals():
+    try:
+        Finalized()
+        threading.Event().wait(60)
+        print("lost")
+    except KeyboardInterrupt:
+        print("ended")
+"""
+
+
+@posix
+def test_an_interrupt_in_a_finalizer_is_raised_after_it() -> None:
+    command = [sys.executable, "-c", IN_A_FINALIZER]
+    preexec = partial(heard, signal.SIGTERM)
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=preexec, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+def test_what_a_finalizer_raises_otherwise_is_still_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: told.append(unraisable.exc_value))
+    hook = sys.unraisablehook
+    with ended_by_signals():
+        sys.unraisablehook(SimpleNamespace(exc_value=ValueError("x")))  # type: ignore[arg-type]
+    assert (repr(told), sys.unraisablehook) == ("[ValueError('x')]", hook)
 
 
 def interrupted(*_: object, **__: object) -> None:

@@ -78,3 +78,51 @@ for _ in range(5):
 def test_processes_that_end_while_they_read_a_job_say_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n" * 5, "")
+
+
+STARTED = """
+import signal
+from multiprocessing import util
+from amp_rewrite.fleet.flow import Processes, through
+
+start = util.spawnv_passfds
+
+def started(*given):
+    pid = start(*given)
+    if "spawn_main" in str(given):  # not multiprocessing's own process
+        signal.raise_signal(signal.SIGTERM)
+    return pid
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    util.spawnv_passfds = started
+    try:
+        list(through([b"1"], len, Processes(1), 1))
+    except KeyboardInterrupt:
+        print("ended")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_an_interrupt_waits_until_a_process_is_started() -> None:
+    done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+class Finalized:
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def finalized(_: int) -> bool:
+    heard = signal.getsignal(signal.SIGTERM)
+    Finalized()
+    return signal.getsignal(signal.SIGTERM) is heard
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_a_signal_to_a_process_in_a_finalizer_is_silent_and_the_next_one_is_heard(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert list(through([0], finalized, Processes(1), 1)) == [True]
+    assert capfd.readouterr() == ("", "")

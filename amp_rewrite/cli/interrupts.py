@@ -1,0 +1,49 @@
+"""Interrupts: signals that end the process let a command clean up first, and none is lost."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+_MOMENT = 0.01  # seconds
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let signals that end the process raise KeyboardInterrupt while the body runs, so that it can clean up."""
+    ours = threading.current_thread() is threading.main_thread()
+    numbers = [getattr(signal, name) for name in _SIGNALS if ours and hasattr(signal, name)]
+    numbers = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    before = sys.unraisablehook
+
+    def hook(unraisable: UnraisableHookArgs, /) -> None:
+        """Interrupt again a moment later: a callback or a finalizer was interrupted, from which nothing is raised."""
+        if ours and isinstance(unraisable.exc_value, KeyboardInterrupt):
+            _thread.start_new_thread(_interrupt, ())
+        else:
+            before(unraisable)
+
+    try:
+        sys.unraisablehook = hook
+        for number in numbers:
+            signal.signal(number, signal.default_int_handler)
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        sys.unraisablehook = before
+
+
+def _interrupt() -> None:
+    time.sleep(_MOMENT)
+    _thread.interrupt_main()
