@@ -29,7 +29,7 @@ def ended_by_signals() -> Iterator[None]:
     def hook(unraisable: UnraisableHookArgs, /) -> None:
         """Interrupt again a moment later: a callback or a finalizer was interrupted, from which nothing is raised."""
         if ours and isinstance(unraisable.exc_value, KeyboardInterrupt):
-            _thread.start_new_thread(_interrupt, ())
+            _thread.start_new_thread(_interrupt, (next(iter(numbers), signal.SIGINT),))
         else:
             before(unraisable)
 
@@ -44,6 +44,9 @@ def ended_by_signals() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _interrupt() -> None:
+def _interrupt(number: signal.Signals) -> None:
     time.sleep(_MOMENT)
-    _thread.interrupt_main()
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)  # ends a wait, too
+    else:  # Windows
+        _thread.interrupt_main(number)

@@ -55,7 +55,7 @@ class Finalized:
 with ended_by_signals():
     try:
         Finalized()
-        threading.Event().wait(60)
+        threading.Event().wait(600)
         print("lost")
     except KeyboardInterrupt:
         print("ended")
@@ -66,7 +66,7 @@ with ended_by_signals():
 def test_an_interrupt_in_a_finalizer_is_raised_after_it() -> None:
     command = [sys.executable, "-c", IN_A_FINALIZER]
     preexec = partial(heard, signal.SIGTERM)
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=preexec, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=preexec, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
 
 
