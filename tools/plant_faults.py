@@ -125,6 +125,9 @@ class Sites(ast.NodeVisitor):
     def visit_Raise(self, node: ast.Raise) -> None:
         """Messages are left alone."""
 
+    def visit_Assert(self, node: ast.Assert) -> None:
+        """Assertions are left alone: they check the package itself, for the reader and for types."""
+
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """Messages are left alone."""
 

@@ -19,6 +19,7 @@ from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.reports import delta
 from amp_rewrite.reports.alignment import common
 from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.diff import diff
@@ -528,3 +529,9 @@ def test_the_summary_counts_by_type_and_is_short() -> None:
     assert "  15  Op0" in short
     assert "  … and 12 lines more" in short
     assert many.text(verbose=True).count("n2") > 100
+
+
+@pytest.mark.parametrize(("room", "shown"), [(0, 2), (11, 2), (12, 3), (15, 3), (16, 4), (99, 4)])
+def test_lines_of_a_table_are_shown_while_their_bytes_fit(room: int, shown: int) -> None:
+    lines = ["|a|", "|-|", "|é", "|b|"]  # with the ends of lines: 4, 4, 4 and 4 bytes
+    assert delta._fitting(lines, room) == lines[:shown]
