@@ -222,6 +222,8 @@ def test_random_numbers_will_do_and_the_report_says_so(model: str) -> None:
             "--check-weights prints a table, and --json asks for JSON alone; leave one out",
         ),
         (("--seed", "1"), "--seed describes random input; add --random"),
+        (("--batches", "2"), "--batches describes random input; add --random"),
+        (("--int-range", "x=0,2"), "--int-range describes random input; add --random"),
         (
             ("--shape", "x=1,2", "--data", "d.npz"),
             "--shape describes random input; add --random",

@@ -154,3 +154,10 @@ def test_the_help_says_which_of_our_options_an_option_is() -> None:
 
 
 EXTRAS = {"providers", "trt_plugins", "trt_plugins_precision"}
+
+
+def test_a_model_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.endswith("error: the following arguments are required: --onnx_path\n")

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -322,7 +323,9 @@ def test_external_data_that_models_share_is_converted_and_written_once(tmp_path:
     src = tmp_path / "src"
     for name in ("a", "b"):
         net(src / f"{name}.onnx", data="shared.onnx_data")
+    start = time.perf_counter()
     outcomes = done(src, out=out, name="{stem}_fp16.onnx")
+    assert all(0 < outcome.seconds < time.perf_counter() - start + 1 for outcome in outcomes)
     assert left(out) == ["a_fp16.onnx", "b_fp16.onnx", "shared_fp16.onnx_data"]
     assert (out / "shared_fp16.onnx_data").stat().st_size * 2 == (src / "shared.onnx_data").stat().st_size
     for outcome in outcomes:

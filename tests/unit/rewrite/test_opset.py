@@ -18,7 +18,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ModelError, PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.opset import at_opset
+from amp_rewrite.rewrite.opset import _listed, at_opset
 from amp_rewrite.settings.choices import AUTO_OPSET as AUTO
 from amp_rewrite.settings.choices import Opset, Target, parse_opset
 from amp_rewrite.settings.config_file import settings
@@ -199,3 +199,10 @@ def test_a_mistake_in_a_file_is_named_with_its_line(line: str, fault: str, tmp_p
     text = f"{file}:1: {fault.replace('NEWEST', str(onnx.defs.onnx_opset_version()))}"
     with pytest.raises(ConfigError, match=f"^{re.escape(text)}$"):
         settings({}, {}, config=file)
+
+
+@pytest.mark.parametrize(
+    ("count", "end"), [(1, "0"), (6, "0, 1, 2, 3, 4, 5"), (7, "4, 5 and 1 more"), (9, "5 and 3 more")]
+)
+def test_six_names_are_listed_and_the_others_counted(count: int, end: str) -> None:
+    assert _listed([str(number) for number in range(count)]).endswith(end)
