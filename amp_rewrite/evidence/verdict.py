@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from amp_rewrite.errors import EvidenceError, spelled
 from amp_rewrite.evidence.metric import Criterion, Tolerance, worse
 from amp_rewrite.evidence.sensitivity import SAME_OUTPUTS
+from amp_rewrite.reports.json_stream import line_by_line
 from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
@@ -245,11 +246,8 @@ def _told(role: str, ran: ModelRun) -> str:
 
 def json_of(head: Mapping[str, object], **lists: Iterable[object]) -> str:
     """Return JSON with one field, and one item of each list, per line; infinities and NaN are text."""
-    fields = [f'  "{name}": {_json(value)}' for name, value in head.items()]
-    for name, items in lists.items():
-        lines = ",\n".join(f"    {_json(item)}" for item in items)
-        fields.append(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []')
-    return "{\n" + ",\n".join(fields) + "\n}\n"
+    encoded = {name: map(_json, items) for name, items in lists.items()}
+    return line_by_line({name: _json(value) for name, value in head.items()}, encoded)
 
 
 def _worse(by: Criterion, first: Difference, second: Difference) -> bool:

@@ -67,7 +67,7 @@ def _of_sizes(sizes: NDArray[Any], to: DType) -> Fit:
             return Fit(count=count, nonfinite=count)
         absmax = sizes.max()
     nonfinite = count - sizes.size
-    limit, half, normal = _thresholds(to, sizes.dtype)
+    limit, half, normal = thresholds(to, sizes.dtype)
     absmin = sizes.min()
     if not absmin:
         sizes = sizes[sizes != 0]
@@ -86,7 +86,7 @@ def _of_sizes(sizes: NDArray[Any], to: DType) -> Fit:
 
 
 @cache
-def _thresholds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
+def thresholds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
     """Return the least size that rounds to infinity, the largest to zero, the bound of subnormals (ties to even)."""
     half = to.smallest_subnormal / 2
     last = to.max / (2 - to.eps) * to.eps  # the distance between the two largest finite values

@@ -1,19 +1,28 @@
-"""JSON read item by item, so that the long lists of an object are never in memory as a whole.
+"""JSON written item by item, a line each, and read so that the long lists of an object are never in memory as a whole.
 
 Python's decoder turns a text into dicts and lists of ten times its size. Here each item of a top-level list is decoded
-and handed over by itself.
+and handed over alone.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from amp_rewrite.reports.reading import Malformed
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
+
+
+def line_by_line(fields: Mapping[str, str], lists: Mapping[str, Iterable[str]]) -> str:
+    """Return a JSON object of encoded values, with one field, and one item of each list, per line."""
+    lines = [f'  "{name}": {value}' for name, value in fields.items()]
+    for name, items in lists.items():
+        rows = ",\n".join(f"    {item}" for item in items)
+        lines.append(f'  "{name}": [\n{rows}\n  ]' if rows else f'  "{name}": []')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def decode(text: str | bytes) -> object:

@@ -117,19 +117,23 @@ class Report(Result, ReportData):
 
     def to_json(self) -> str:
         """Return JSON with one row per line; equal reports give equal text. Ends with a newline."""
-        parts = [f'  "schema": {self.schema}']
-        parts += [f'  "{name}": {_dump(_encode(getattr(self, name)))}' for name in ("model", "totals")]
+        fields: dict[str, object] = {
+            "schema": self.schema,
+            "model": _encode(self.model),
+            "totals": _encode(self.totals),
+        }
         if self.schema > 1:
-            parts.append(f'  "weights": {_dump(dict(sorted(self.weights.items())))}')
+            fields["weights"] = dict(sorted(self.weights.items()))
         if evidence := _encode(self.evidence):
-            parts.append(f'  "evidence": {_dump(evidence)}')
+            fields["evidence"] = evidence
         if self.bounds:
-            parts.append(f'  "bounds": {_dump(dict(self.bounds))}')
+            fields["bounds"] = dict(self.bounds)
         shifts, ports = ("shifts",) if self.shifts else (), _PORTS if self.schema > 1 else ()
-        for name in (*shifts, "findings", *ports, "casts", "baked", "rows"):
-            lines = ",\n".join(f"    {_dump(_encode(item))}" for item in getattr(self, name))
-            parts.append(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []')
-        return "{\n" + ",\n".join(parts) + "\n}\n"
+        lists = (*shifts, "findings", *ports, "casts", "baked", "rows")
+        return json_stream.line_by_line(
+            {name: _dump(value) for name, value in fields.items()},
+            {name: (_dump(_encode(item)) for item in getattr(self, name)) for name in lists},
+        )
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Report:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.ranges import Range
+from amp_rewrite.files.fit import thresholds
 from amp_rewrite.ir.builder import NodeBuilder
 from amp_rewrite.ir.versions import FIRST_WHERE
 
@@ -68,9 +69,8 @@ def bounds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, ...]:
 
     Rounding is to nearest, ties to even: zero, the smallest normal number, infinity.
     """
-    half = to.smallest_subnormal / 2
-    last = to.max / (2 - to.eps) * to.eps  # the distance between the two largest finite numbers
-    exact = np.array([-1, 0, half, to.tiny - half, to.max + last / 2, np.finfo(dtype).max]).astype(dtype)
+    limit, half, normal = thresholds(to, dtype)
+    exact = np.array([-1, 0, half, normal, limit, np.finfo(dtype).max], dtype)
     below = np.nextafter(exact, dtype.type(0))
     return (*exact[:3], *below[3:5], exact[5])
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.metrics.metric import Means, Metric
+from amp_rewrite.train.metrics.metric import Means, Metric, OfAllRows
 from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, TargetInput
 
 _CLOSE = 1e-3
@@ -185,7 +185,7 @@ class F1Score(ClassMetric):
 
 
 @dataclass(eq=False, kw_only=True)
-class AUC(ClassMetric):
+class AUC(ClassMetric, OfAllRows):
     """Area under the curve of true over false positives, from all rows, exact.
 
     Predictions are scores of the class 1, or have an axis of classes. More than two classes give the mean of one
@@ -194,17 +194,12 @@ class AUC(ClassMetric):
 
     NAME = "auc"
 
-    def reset(self) -> None:
-        self._rows: list[tuple[Array, Array]] = []
-
     def update(self, targets: Array, predictions: Array) -> None:
         targets, scores = self.rows(targets, predictions)
-        self._rows.append((np.array(targets), np.array(scores[:, 1:] if scores.shape[1] == 2 else scores)))
+        self.keep(targets, scores[:, 1:] if scores.shape[1] == 2 else scores)
 
-    def result(self) -> float:
-        if not self._rows:
-            return float("nan")
-        targets, scores = (np.concatenate(part) for part in zip(*self._rows, strict=True))
+    def compute(self, targets: Array, predictions: Array) -> float:
+        scores = predictions
         if scores.shape[1] == 1:
             return area(targets == 1, scores[:, 0])
         return float(np.mean([area(targets == c, scores[:, c]) for c in range(scores.shape[1])]))

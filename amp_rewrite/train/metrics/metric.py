@@ -74,7 +74,28 @@ class Means(Metric):
         return self.total / self.count if self.count else float("nan")
 
 
-class FunctionMetric(Metric):
+class OfAllRows(Metric):
+    """Base of metrics that are computed from all rows at once: subclasses keep those of a batch, and give `compute`."""
+
+    def reset(self) -> None:
+        self._rows: list[tuple[Array, Array]] = []
+
+    def keep(self, targets: Array, predictions: Array) -> None:
+        """Keep copies of the rows of a batch."""
+        self._rows.append((np.array(targets), np.array(predictions)))
+
+    def compute(self, targets: Array, predictions: Array) -> float:
+        """Return the metric of these rows."""
+        raise NotImplementedError
+
+    def result(self) -> float:
+        if not self._rows:
+            return float("nan")
+        targets, predictions = (np.concatenate(part) for part in zip(*self._rows, strict=True))
+        return self.compute(targets, predictions)
+
+
+class FunctionMetric(OfAllRows):
     """A function of the targets and predictions of all rows, such as those of scikit-learn.
 
     Args:
@@ -96,16 +117,10 @@ class FunctionMetric(Metric):
         self.function = function
         super().__init__(prediction, target, name=name or getattr(function, "__name__", type(function).__name__))
 
-    def reset(self) -> None:
-        self._rows: list[tuple[Array, Array]] = []
-
     def update(self, targets: Array, predictions: Array) -> None:
-        self._rows.append((np.array(targets), np.array(predictions)))
+        self.keep(targets, predictions)
 
-    def result(self) -> float:
-        if not self._rows:
-            return float("nan")
-        targets, predictions = (np.concatenate(part) for part in zip(*self._rows, strict=True))
+    def compute(self, targets: Array, predictions: Array) -> float:
         return float(self.function(targets, predictions))
 
 

@@ -18,7 +18,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.builder import declared
-from amp_rewrite.ir.graphs import names_read
+from amp_rewrite.ir.graphs import needed
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
@@ -121,12 +121,7 @@ def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str
     proto = clone(model.proto)
     existing = {v.name: v for v in proto.graph.output}
     refill(proto.graph, "output", [*new, *(existing[name] for name in kept)])
-    needed, left = {v.name for v in proto.graph.output}, []
-    for node in reversed(proto.graph.node):
-        if needed.intersection(node.output):
-            needed.update(names_read([node]))
-            left.append(node)
-    refill(proto.graph, "node", left[::-1])
+    refill(proto.graph, "node", needed(proto.graph.node, [v.name for v in proto.graph.output]))
     return replace(model, proto=proto)
 
 

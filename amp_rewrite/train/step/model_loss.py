@@ -18,7 +18,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, initial_random_state
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import DynamicLossScale, Gradient
+from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.signatures import Painting
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
@@ -187,11 +187,8 @@ class ModelLoss(Multiplied):
         if optimizer is not None:
             fresh = initial_slots(optimizer.rule, {v.name: v.numpy() for v in self.variables})
             slots = {name: {**own, **optimizer.slots().get(name, {})} for name, own in fresh.items()}
-            state |= by_path(optimizer.iterations, slots)
             scale = optimizer.loss_scale if isinstance(optimizer, LossScaleOptimizer) else None
-            if isinstance(scale, DynamicLossScale):
-                state["loss_scale"] = np.array(scale.state.scale, np.float32)
-                state["good_steps"] = np.array(scale.state.good_steps, np.int64)
+            state |= by_path(optimizer.iterations, slots, scale)
         return state | {key: self._state.values[name] for key, name in self._paths().items()}
 
     # -- running ---------------------------------------------------------------------------------------

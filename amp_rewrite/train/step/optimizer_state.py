@@ -22,16 +22,18 @@ def brought(
 
     TrainingError for a slot of another shape than its parameter.
     """
-    values = by_path(owner.iterations, owner.slots())
-    if isinstance(scale, DynamicLossScale):
-        values["loss_scale"] = np.array(scale.state.scale, np.float32)
-        values["good_steps"] = np.array(scale.state.good_steps, np.int64)
+    values = by_path(owner.iterations, owner.slots(), scale)
     return tuple(replace(v, initial=_fitting(v, values[v.name])) if v.name in values else v for v in state)
 
 
-def by_path(iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
-    """Return a step count and slots by their paths in checkpoints."""
+def by_path(
+    iterations: int, slots: Mapping[str, Mapping[str, Array]], scale: LossScale | None = None
+) -> dict[str, Array]:
+    """Return a step count, slots and the state of a dynamic loss scale by their paths in checkpoints."""
     values = {f"slot/{name}/{slot}": array for name, own in slots.items() for slot, array in own.items()}
+    if isinstance(scale, DynamicLossScale):
+        values["loss_scale"] = np.array(scale.state.scale, np.float32)
+        values["good_steps"] = np.array(scale.state.good_steps, np.int64)
     return {"step": np.array(iterations, np.int64), **values}
 
 
