@@ -315,11 +315,11 @@ def test_a_model_in_a_file_is_trained_too(tmp_path: Path) -> None:
 
 ON_CUDA = """
 from amp_rewrite.train.parallel.trainer import DataParallelTrainer
-from amp_rewrite.train.parallel.replicas import Alone
+from amp_rewrite.train.parallel.replicas import SingleReplica
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import batches, step
 
-for kind in (Trainer, lambda step: DataParallelTrainer(step, Alone())):
+for kind in (Trainer, lambda step: DataParallelTrainer(step, SingleReplica())):
     made = kind(step(policy="float32"))
     buffer = made._stepper.buffer
     held = [value for side in buffer.sides for value in side.values()]
