@@ -19,7 +19,7 @@ from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.metric import MEASURES, MetricBound, criterion
 from amp_rewrite.evidence.prediction.prediction import PredictedErrors, PredictedModel, predict
 from amp_rewrite.evidence.prediction.probes import Outputs, worst_of
-from amp_rewrite.evidence.prediction.profile import _shrunk
+from amp_rewrite.evidence.prediction.profile import _shrunk, _squares
 from amp_rewrite.evidence.prediction.shares import Share, Shares, _share
 from amp_rewrite.evidence.prediction.single_op_runs import LowOps, SingleOpRuns
 from amp_rewrite.files.model import Model
@@ -266,3 +266,11 @@ def test_squares_of_few_elements_are_drawn_towards_the_mean_of_all(elements: int
     assert middle == pytest.approx(4.0) and high - middle == pytest.approx(middle - low)
     assert (high - middle) / 3 == pytest.approx(elements / (elements + 12))
     assert _shrunk(squares, 0).shape == (1, elements)
+
+
+def test_squares_of_errors_are_by_row_and_nothing_is_said_of_other_shapes_or_overflow() -> None:
+    values = {name: np.array([[1.0, 2.0], [3.0, np.inf]], np.float32) for name in ("y", "short", "over")}
+    low = {"y": np.array([[1.5, 2.0], [1.0, 9.0]], np.float16), "short": np.zeros(4, np.float16)}
+    low["over"] = np.array([[np.inf, 2.0], [3.0, 4.0]], np.float16)
+    found = {name: rows.tolist() for name, rows in _squares(values, low).items()}
+    assert found == {"y": [[0.25, 0.0], [4.0, 0.0]]}
