@@ -18,10 +18,7 @@ from amp_rewrite.ir.view import Op, OpId, Role, ScopeId, Use, ValueId, View
 
 
 def plan_casts(
-    view: View,
-    coloring: Coloring,
-    io: Mapping[ValueId, DType] | None = None,
-    saturate: Collection[ValueId] = (),
+    view: View, coloring: Coloring, io: Mapping[ValueId, DType] | None = None, saturate: Collection[ValueId] = ()
 ) -> Plan:
     """Return the plan behind a coloring: at most one Cast per value and type, and none for constants that can be baked.
 

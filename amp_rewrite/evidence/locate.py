@@ -195,13 +195,7 @@ def locate(
 
 
 def located(
-    a: object,
-    b: object,
-    data: object,
-    conditions: Conditions,
-    tolerance: float | None = None,
-    *,
-    predict: bool = False,
+    a: object, b: object, data: object, conditions: Conditions, tolerance: float | None = None, *, predict: bool = False
 ) -> Located:
     """Return the result of `locate` for arguments that are folded into objects."""
     first, second = conditions.names or (name_of(a, "the reference"), name_of(b, "the candidate"))

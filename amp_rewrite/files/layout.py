@@ -155,12 +155,9 @@ def _movable(tensor: TensorProto) -> bool:
 def located(body: list[wire.Piece], names: list[str]) -> list[wire.Piece]:
     """Return a model file whose tensors name their data files; `names` has them by number."""
     # other streamed pieces are already in memory (strings, typed fields of packed types)
-    light = ModelProto.FromString(b"".join(_bytes(piece) for piece in body))
+    pieces = (piece if isinstance(piece, bytes) else b"".join(map(bytes, piece.chunks())) for piece in body)
+    light = ModelProto.FromString(b"".join(pieces))
     for tensor in wire.tensors(light):
         if is_stub(tensor):
             tensor.external_data[0].value = names[int(tensor.external_data[0].value)]
     return [light.SerializeToString(deterministic=True)]
-
-
-def _bytes(piece: wire.Piece) -> bytes:
-    return piece if isinstance(piece, bytes) else b"".join(map(bytes, piece.chunks()))

@@ -40,13 +40,7 @@ def text_model(path: Path, format_: str) -> ModelProto:
             return parse_model(text)
         with open_regular(path) as file:
             return onnx.load_model(file, format=format_, load_external_data=False)
-    except (
-        ParseError,
-        text_format.ParseError,
-        json_format.ParseError,
-        DecodeError,
-        *_STANDARD_ERRORS,
-    ) as cause:
+    except (ParseError, text_format.ParseError, json_format.ParseError, DecodeError, *_STANDARD_ERRORS) as cause:
         reason = one_line(cause)[:200]
         raise ModelError(f"{path} is not a model in {format_} format: {reason}") from cause
 

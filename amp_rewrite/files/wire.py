@@ -195,11 +195,7 @@ def _unknown(field: Any) -> bytes:
 
 
 def lightened(
-    file: BinaryIO,
-    size: int,
-    threshold: int,
-    stub: Callable[[onnx.TensorProto, int, int], bool],
-    source: str,
+    file: BinaryIO, size: int, threshold: int, stub: Callable[[onnx.TensorProto, int, int], bool], source: str
 ) -> bytes:
     """Return the bytes of the ModelProto in `file`, with tensors of more than `threshold` raw bytes as stubs.
 

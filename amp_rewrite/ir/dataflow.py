@@ -303,9 +303,7 @@ def makers(view: View, marked: Mapping[ValueId, Cause]) -> dict[OpId, Cause]:
 
 
 def reach(
-    starts: Mapping[Node, Cause],
-    near: Callable[[Node], Iterable[Node]],
-    enter: Callable[[Node], bool] = lambda _: True,
+    starts: Mapping[Node, Cause], near: Callable[[Node], Iterable[Node]], enter: Callable[[Node], bool] = lambda _: True
 ) -> dict[Node, Cause]:
     """Return what is reached from the starts by steps to `near`, breadth first, with the cause of the nearest start.
 

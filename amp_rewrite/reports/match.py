@@ -347,11 +347,7 @@ class _Pairs:
 
 
 def _grouped(
-    side: _ReportSide,
-    left: Iterable[int],
-    evidence: _Evidence,
-    word: Word,
-    interned: _Interned,
+    side: _ReportSide, left: Iterable[int], evidence: _Evidence, word: Word, interned: _Interned
 ) -> dict[Hashable, list[int]]:
     """Return rows by the facts of some evidence; rows without the name that it needs are left out."""
     rows = side.rows

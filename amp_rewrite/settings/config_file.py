@@ -38,11 +38,7 @@ class Settings(SimpleNamespace):
 
 
 def settings(
-    given: Mapping[str, object],
-    environ: Mapping[str, str],
-    *,
-    config: Path | None = None,
-    folder: Path = Path(),
+    given: Mapping[str, object], environ: Mapping[str, str], *, config: Path | None = None, folder: Path = Path()
 ) -> Settings:
     """Return the settings in force: those of the command line, else the environment's, else the file's, else defaults.
 

@@ -10,10 +10,7 @@ from amp_rewrite.cli.page import show_or_write
 from amp_rewrite.settings.option import OUTPUT
 
 
-@parameters.command(
-    parameters.flag("--entry", "Print the entry of the pass alone.", OUTPUT),
-    parameters.text_output,
-)
+@parameters.command(parameters.flag("--entry", "Print the entry of the pass alone.", OUTPUT), parameters.text_output)
 def olive_config(entry: bool, output: Path | None) -> None:
     """Print a package configuration of Microsoft Olive with the pass AmpRewrite in it.
 

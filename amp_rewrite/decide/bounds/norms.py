@@ -194,11 +194,6 @@ def _local(context: OpContext) -> State:
     return box(np.where(x.lo >= 0, np.nan_to_num(least), -most), most, "x / (k + a·x²)^β")
 
 
-def _length(context: OpContext) -> State:
-    """Bound LpNormalization."""
-    return box(-1.0, 1.0, "a part of its norm")
-
-
 def _standardized(context: OpContext) -> State:
     axes, dims = context.integers("axes") or [0, 2, 3], context.shape(0)
     if dims is None:
@@ -354,7 +349,7 @@ TABLE: Table = {
     "InstanceNormalization": _per_channel,
     "LRN": _local,
     "LogSoftmax": _log_softmax,
-    "LpNormalization": _length,
+    "LpNormalization": lambda _: box(-1.0, 1.0, "a part of its norm"),
     "MeanVarianceNormalization": _standardized,
     "ReduceLogSumExp": _log_sum,
     "ReduceMean": _mean,

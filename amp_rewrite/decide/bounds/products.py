@@ -94,10 +94,6 @@ def _uniform(context: OpContext, a: State, terms: object, number: float) -> Stat
     return box(low, high, f"sums of {terms} terms, weights {number:g} throughout")
 
 
-def _matmul(context: OpContext) -> State:
-    return _product(context, (False, False))
-
-
 def _fused(context: OpContext) -> State:
     if context.integer("transBatchA", 0) or context.integer("transBatchB", 0):
         return unknown("a product of turned batches")
@@ -281,7 +277,7 @@ TABLE: Table = {
     "Attention": _attention,
     "Einsum": _einsum,
     "Gemm": _gemm,
-    "MatMul": _matmul,
+    "MatMul": lambda context: _product(context, (False, False)),
     "com.microsoft::Attention": _packed,
     "com.microsoft::FusedMatMul": _fused,
     "com.microsoft::GroupQueryAttention": _grouped,

@@ -75,11 +75,7 @@ def reshaped(state: State, before: Sequence[Dim] | None, after: Sequence[Dim] | 
 
 
 def _relabelled(
-    array: Array,
-    before: Sequence[Dim],
-    after: Sequence[Dim],
-    parts: Sequence[AxisGroup],
-    by: Callable[..., Array],
+    array: Array, before: Sequence[Dim], after: Sequence[Dim], parts: Sequence[AxisGroup], by: Callable[..., Array]
 ) -> Array:
     """Return an array of bounds in the new shape; reduced where the order of elements is unknown."""
     full = array.reshape((1,) * (len(before) - array.ndim) + array.shape)

@@ -30,16 +30,7 @@ from amp_rewrite.reports.report import Report
 from amp_rewrite.runtime.gpu import Hardware, hardware, libraries, refusal
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import input_ports
-from amp_rewrite.runtime.runner import (
-    CPU,
-    CUDA,
-    TENSORRT,
-    Given,
-    Runner,
-    SessionOptions,
-    cuda_opens,
-    cuda_release,
-)
+from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Given, Runner, SessionOptions, cuda_opens, cuda_release
 from amp_rewrite.settings.choices import BY_PROVIDER, Target
 from amp_rewrite.settings.policy import Policy, low_type
 from amp_rewrite.settings.request import Request

@@ -182,10 +182,6 @@ def _quotient(a: Dim, b: Dim) -> Dim:
     return over(a, b)
 
 
-def _chosen(condition: Dim, a: Dim, b: Dim) -> Dim:
-    return (a if condition else b) if isinstance(condition, int) else None
-
-
 CONTENTS: Mapping[str, Callable[[Reading], Contents | None]] = {
     **dict.fromkeys(RELABELS - {"Flatten"}, lambda reading: reading.elements(0)),
     "Add": _elementwise(plus),
@@ -201,6 +197,6 @@ CONTENTS: Mapping[str, Callable[[Reading], Contents | None]] = {
     "Shape": lambda reading: reading.shape(0)[reading.stated("start", 0) : reading.stated("end", MOST_AXES)],
     "Slice": _sliced,
     "Sub": _elementwise(minus),
-    "Where": _elementwise(_chosen),
+    "Where": _elementwise(lambda test, a, b: (a if test else b) if isinstance(test, int) else None),
 }
 """Rules by op, for inputs whose contents are all known and of at most one axis."""

@@ -60,13 +60,7 @@ class LowBuilder(NodeBuilder):
         return reduce(partial(self.low, "Add"), slices)
 
     def scan(
-        self,
-        states: Sequence[str],
-        parts: Sequence[tuple[str, int]],
-        step: Step,
-        rank: int,
-        *,
-        backward: bool = False,
+        self, states: Sequence[str], parts: Sequence[tuple[str, int]], step: Step, rank: int, *, backward: bool = False
     ) -> list[str]:
         """Append a Scan over slices of `parts`, each a value and the axis along which it is cut.
 

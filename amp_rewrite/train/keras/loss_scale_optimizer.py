@@ -110,10 +110,7 @@ class LossScaleOptimizer(StatefulOptimizer):
         return self.get_unscaled_gradients(self.inner.get_gradients(self.get_scaled_loss(loss), params))
 
     def apply_gradients(
-        self,
-        grads_and_vars: GradsAndVars,
-        name: str | None = None,
-        experimental_aggregate_gradients: bool = True,
+        self, grads_and_vars: GradsAndVars, name: str | None = None, experimental_aggregate_gradients: bool = True
     ) -> None:
         """Adapt the loss scale to unscaled gradients, then apply them if it says so; else nothing else changes."""
         pairs = pairs_of(grads_and_vars)

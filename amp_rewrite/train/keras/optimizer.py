@@ -153,10 +153,7 @@ class StatefulOptimizer:
         return [lambda: self.minimize(loss, params)]
 
     def apply_gradients(
-        self,
-        grads_and_vars: GradsAndVars,
-        name: str | None = None,
-        experimental_aggregate_gradients: bool = True,
+        self, grads_and_vars: GradsAndVars, name: str | None = None, experimental_aggregate_gradients: bool = True
     ) -> None:
         """Make one step with these gradients; a variable with gradient None keeps its value.
 

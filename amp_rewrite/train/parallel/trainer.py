@@ -35,7 +35,7 @@ from amp_rewrite.train.step.batch_check import read_by
 from amp_rewrite.train.step.optimizer_state import slot_of
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.graph import REGION, StateVariable
+from amp_rewrite.train.update.graph import REGION
 
 
 class DataParallelTrainer(Trainer):
@@ -72,14 +72,11 @@ class DataParallelTrainer(Trainer):
         owners = owners_of(step.state, replicas.world) if shard_slots else {}
         self._foreign = tuple(name for name, owner in owners.items() if owner != replicas.rank)
         self._sharded = shard_slots
-        super().__init__(replace(step, state=tuple(v for v in step.state if not self._elsewhere(v))), **options)
+        own = tuple(v for v in step.state if slot_of(v.name)[0] not in self._foreign)  # others keep slots of their own
+        super().__init__(replace(step, state=own), **options)
         self._checkpointed = step.state
         self._number()
         self._check_same()
-
-    def _elsewhere(self, variable: StateVariable) -> bool:
-        """True for a slot that another replica keeps."""
-        return slot_of(variable.name)[0] in self._foreign
 
     def _open(self) -> Exchange:
         return Exchange(self._model, self.step, self.replicas, self._options, self._foreign if self._sharded else None)

@@ -243,7 +243,8 @@ def parsed_rate(text: str) -> Schedule | float:
     except TrainingError:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as cause:
-        raise _not_a_rate(text) from cause
+        hint = "use a number, or a schedule such as cosine(0.001, 1000)"
+        raise TrainingError(f"{text!r} is not a learning rate; {hint}") from cause
 
 
 def _rate_of(tree: ast.expr, text: str) -> Any:
@@ -272,10 +273,6 @@ def _rate_of(tree: ast.expr, text: str) -> Any:
 
 def _settings(schedule_class: type[Schedule]) -> str:
     return f"it has {', '.join(part.name for part in fields(schedule_class))}"
-
-
-def _not_a_rate(text: str) -> TrainingError:
-    return TrainingError(f"{text!r} is not a learning rate; use a number, or a schedule such as cosine(0.001, 1000)")
 
 
 def _cosine(start: float, end: float, share: float) -> float:
