@@ -14,6 +14,8 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.exit(130)  # as shells report death by SIGINT
+    finally:
+        exec("")  # else Python ends itself by SIGINT if the last text that it executed was interrupted
 
 
 if __name__ == "__main__":

@@ -32,7 +32,12 @@ def heard(number: int = signal.SIGINT) -> None:
 
 @posix
 @pytest.mark.parametrize(
-    ("line", "code"), [("raise KeyboardInterrupt", 130), ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT)]
+    ("line", "code"),
+    [
+        ("raise KeyboardInterrupt", 130),
+        ("exec('raise KeyboardInterrupt')", 130),  # as in the middle of a dataclass
+        ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+    ],
 )
 def test_an_interrupt_while_the_command_line_is_imported_says_nothing(line: str, code: int, tmp_path: Path) -> None:
     """Shells report death by SIGINT as 130, too."""
