@@ -130,7 +130,11 @@ def _write_shared(job: Job, works: Sequence[_Work]) -> None:
         asked = replace(job.saving, overwrite=renewed, external_data=first.task.data)
         pairs = [(work.task.target, work.converted.result) for work in ready if work.converted is not None]
         models = [(Saving.of(target, model.path, model.nbytes, asked), model.proto) for target, model in pairs]
-        save_together(models, first.writing)
+        try:
+            save_together(models, first.writing)
+        except ModelError:
+            if not all(work.written_before() for work in ready):  # by another run, in the meantime
+                raise
 
     first.attempt(write)
     failure = first.outcome
@@ -238,7 +242,11 @@ class _Work:
         saving = Saving.of(self.task.target, result.path, result.nbytes, self.job.saving)
         if saving.external and not saving.name:
             saving = replace(saving, name=self.task.data)
-        saving.save(result.proto, self.writing)
+        try:
+            saving.save(result.proto, self.writing)
+        except ModelError:
+            if not self.written_before():  # by another run, in the meantime
+                raise
 
     @property
     def writing(self) -> Progress | None:

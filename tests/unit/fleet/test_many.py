@@ -20,6 +20,7 @@ import pytest
 import amp_rewrite
 from amp_rewrite import Outcome, convert, convert_many
 from amp_rewrite.errors import AmpRewriteError, ModelError, PatternError, PolicyError, ReportError
+from amp_rewrite.files import store
 from amp_rewrite.fleet import batch, job
 from support.repositories import net, repository, tree
 
@@ -469,6 +470,24 @@ def test_a_text_is_a_model_only_where_it_is_named_itself(out: Path, tmp_path: Pa
     assert [outcome.rc for outcome in done(file, out=out)] == [0]
     with pytest.raises(ModelError):
         convert_many(file.parent, out=out.with_name("other"))
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_a_model_that_another_run_writes_in_the_meantime_is_done(
+    names: str, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*given: Any) -> None:
+        save(*given)  # by the other run
+        with pytest.raises(ModelError, match="exists"):
+            save(*given)
+        raise ModelError("exists")
+
+    for name in names:  # one by itself, two with data that they share
+        net(tmp_path / "src" / f"{name}.onnx", data="shared.onnx_data")
+    save = store.save_together
+    for module in (store, job):
+        monkeypatch.setattr(module, "save_together", late)
+    assert [outcome.rc for outcome in done(tmp_path / "src", out=out)] == [0] * len(names)
 
 
 def test_an_interrupt_leaves_whole_files_and_a_summary_to_resume_from(
