@@ -7,6 +7,7 @@ one that is killed, hangs or eats memory costs itself alone.
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import signal
@@ -19,17 +20,19 @@ from pathlib import Path
 from types import TracebackType
 
 MEMORY = 2 << 30  # bytes of address space
-SECONDS = 10
+SECONDS, PATIENCE = 10, 180
+"""Seconds of computing, and seconds after which a run that computes less hangs, on a machine with other work, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: its exit code (-9 when the time was up, else minus the signal), and what it said."""
+    """How a run ended: its exit code, or minus the signal (SIGXCPU when the time was up), and what it said."""
 
     code: int
     out: str
     err: str
     seconds: float
+    """Processor time."""
     peak: int
     """Largest resident set, bytes."""
 
@@ -83,7 +86,6 @@ def _guard() -> None:
     for line in sys.stdin:
         words, folder, seconds, memory = json.loads(line)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            start = time.monotonic()
             child = os.fork()
             if not child:
                 os.chdir(folder)
@@ -92,23 +94,28 @@ def _guard() -> None:
                 os.dup2(err.fileno(), 2)
                 resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds) + 1))
                 program.main(words)
-            status, peak = _waited(child, start + seconds)
-            ended = time.monotonic() - start
+            status, usage = _waited(child)
             texts = []
             for file in (out, err):
                 file.seek(0)
                 texts.append(file.read().decode("utf-8", "backslashreplace"))
-        print(json.dumps([os.waitstatus_to_exitcode(status), *texts, ended, peak]), flush=True)
+        print(
+            json.dumps(
+                [os.waitstatus_to_exitcode(status), *texts, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024]
+            ),
+            flush=True,
+        )
 
 
-def _waited(child: int, deadline: float) -> tuple[int, int]:
-    """The wait status and the peak of a child, which is killed at the deadline."""
-    pause = 0.001
+def _waited(child: int) -> tuple[int, resource.struct_rusage]:
+    """The wait status of a child and what it used; one that hangs is killed."""
+    pause, deadline = 0.001, time.monotonic() + PATIENCE
     while True:
         done, status, usage = os.wait4(child, os.WNOHANG)
         if done:
-            return status, usage.ru_maxrss * 1024
+            return status, usage
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
         time.sleep(pause)

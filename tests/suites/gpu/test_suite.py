@@ -192,8 +192,18 @@ def test_a_row_has_its_time_and_the_run_as_a_whole_has_one(
     assert late.row(job) is None
 
 
-def test_a_row_that_takes_too_long_is_stopped_with_its_children(tmp_path: Path) -> None:
+def test_a_row_that_takes_too_long_is_stopped_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noted = tmp_path / "pid"
+
+    def late(process: subprocess.Popen[str], timeout: float) -> None:
+        """Let the time be up as soon as the child runs."""
+        while not (noted.exists() and noted.read_text().endswith("\n")):
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", late)
     assert gpu.ended(["sh", "-c", f"sleep 60 & echo $! > {noted}; wait"], 1.0) == (None, "")
     child = int(noted.read_text())
     for _ in range(100):
