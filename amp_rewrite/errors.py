@@ -1,21 +1,4 @@
-"""The errors of this package.
-
-    AmpRewriteError
-    ├── ModelError         a model cannot be read, is invalid, or cannot be written
-    │   └── ConversionError   the converted model failed its own check (a bug in this package)
-    ├── ListError          an op list is malformed or contradicts itself
-    ├── PatternError       a keep, lower or io pattern is malformed or matches nothing
-    ├── PolicyError        an unknown or contradictory precision policy, level or target
-    ├── FeedError          data to feed a model is missing, damaged, or does not fit its inputs
-    ├── EvidenceError      measured ranges cannot be read, or are those of another model or type
-    ├── ReportError        a report file cannot be read or written
-    ├── GradientError      a requested gradient does not exist, or has no rule
-    ├── TrainingError      a loss scale, optimizer, training step or checkpoint is malformed; also a ValueError
-    ├── MachineError       this machine lacks a requirement: a library, or a readable registry
-    └── ConfigError        a configuration file or environment variable is malformed
-
-Each message names the cause, what it means, and the remedy.
-"""
+"""The errors of this package. Each message names the cause, what it means, and the remedy."""
 
 from __future__ import annotations
 
@@ -34,7 +17,7 @@ class ModelError(AmpRewriteError):
 
 
 class ConversionError(ModelError):
-    """The converted model failed its own check; nothing was written."""
+    """The converted model failed its own check, a bug of this package; nothing was written."""
 
 
 class ListError(AmpRewriteError):

@@ -1,6 +1,6 @@
 """Jobs and copies whose files may be in stores: fetched first, and put to their place afterwards.
 
-An object store renames nothing, but an object appears whole: data files are put first, then the models that read them.
+An object store cannot rename, but an object appears whole: data files are put first, then the models that read them.
 """
 
 from __future__ import annotations

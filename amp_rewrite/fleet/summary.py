@@ -91,7 +91,7 @@ class Summary:
 
 
 class _InStore(Summary):
-    """A summary in an object store, which appends nothing: it is written whole, now and then and at the end."""
+    """A summary in an object store, which cannot append: it is written whole, now and then and at the end."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -38,7 +38,7 @@ def annotation(node: NodeProto) -> dict[str, str]:
 def annotate(proto: ModelProto, view: View, plan: Plan, rows: Sequence[Row]) -> None:
     """Write annotations to the nodes of a converted model, in place. O(nodes).
 
-    Annotations of an earlier conversion stay if they state the right type, and either this one changed nothing or no
+    Annotations of an earlier conversion stay if they state the right type, and either this one changed no op or no
     rule decided about the op. Nodes that are not in the view lose theirs.
     """
     for graph, scope in zip(all_graphs(proto.graph), view.scopes, strict=False):  # the view may inline functions

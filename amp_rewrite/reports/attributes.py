@@ -85,7 +85,7 @@ def counting(domain: str, signature: Signature | None, attributes: Plain) -> Map
 def granularity(
     view: View, op: Op, attributes: Plain, types: Sequence[str], shapes: Mapping[int, Shape]
 ) -> Mapping[str, str]:
-    """Return how finely a quantizer scales: per axis or per block; nothing for one scale. And if it is asymmetric.
+    """Return the granularity of a quantizer with several scales, per axis or per block, and a mark if it is asymmetric.
 
     `types`: of inputs and outputs; `shapes`: of the constants among the inputs, by slot.
     """

@@ -208,7 +208,7 @@ class Delta(Result):
         """Return annotations, one per difference: errors for the kinds that the check fails on, warnings for others.
 
         Args:
-            fail_on: as in `fails`: empty means every kind; None means that nothing fails.
+            fail_on: as in `fails`: empty means every kind; None means that no kind fails.
         """
         lines: list[str] = []
         for kind, group in self._by_kind().items():

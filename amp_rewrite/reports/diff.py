@@ -33,7 +33,7 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
     Renamed ops, and ops beside inserted ones, are recognized by what they compute from and for; an op that
     cannot be recognized counts as removed and added. Constants and copies are values here, not ops, and casts between
     floats count as casts, whether a conversion would insert them or the model has them as nodes. An op from which no
-    output is computed does not count. Of a report of version 1 the types are compared, not what it lacks.
+    output is computed does not count. A report of version 1 is compared by types, not by the fields that it lacks.
 
     Args:
         a: the report of the older model.

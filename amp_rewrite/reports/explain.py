@@ -46,7 +46,7 @@ class Explanation(Result):
     Attributes:
         model: name of the model.
         chains: one per op, or per group of ops with the same reasons.
-        inventory: True if nothing is decided yet.
+        inventory: True if no type is decided yet.
     """
 
     model: str

@@ -177,7 +177,7 @@ class _ReportSide:
 
 
 def _kind(row: Row) -> str:
-    """Return the key of a row; the op where the key says in which slots constants are, and that means nothing."""
+    """Return the key of a row; the op where the key only says in which slots constants are."""
     return row.op if row.constants and row.op in COMMUTATIVE else row.key or row.op
 
 
@@ -244,7 +244,7 @@ class _Pairs:
     def by_names(self, word: Word, interned: _Interned) -> None:
         """Join rows of one shape above that also have the same names above, where the names are the same on both sides.
 
-        If a name above is new or gone, all may have shifted, and names prove nothing.
+        If a name above is new or gone, all may have shifted, and names are no proof.
         """
         self._forget_matched()
         mine = _by_names(self.a, self.left_a, word, interned)

@@ -99,7 +99,7 @@ class Report(Result, ReportData):
         Args:
             verbose: add every row.
             more: text before the evidence.
-            command: the next step, where real data has not shown what it can.
+            command: the next step, until the conversion is checked on real data.
         """
         return summary(self, verbose=verbose, more=more, command=command)
 

@@ -35,7 +35,7 @@ class RuntimeFault:
     """A fault of a runtime.
 
     `since`: the first release that is known to have it, and `until` the first without. `provider`: of onnxruntime, None
-    for all. `kinds`: ops without which `find` yields nothing. `find`: the ops at which it happens. `harm`: a verb and
+    for all. `kinds`: ops without which `find` yields none. `find`: the ops at which it happens. `harm`: a verb and
     its objects. The ways round, of which a fault has one: `skip`, the optimizers to disable; `options`, those of the
     provider to set; `keep`, the ops stay float32 in conversions for such a release. `told`: reports name it; False
     where the harm depends on the machine. `source`: the page that tells of it; "" for what was found here.

@@ -1,6 +1,6 @@
 """Documented limits of runtimes whose kernels cannot be listed here: types, opsets, operators, with their sources.
 
-What a page says is true of the release that it names. Nothing here was found by running these runtimes;
+Statements of a page hold for the release that it names. None was found by running these runtimes;
 docs/reference/targets.md says which of them ran.
 """
 

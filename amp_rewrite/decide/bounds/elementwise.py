@@ -357,4 +357,4 @@ TABLE: Table = {
     "Sum": _summed,
     "Where": _selected,
 }
-"""By op: the step. An op without a row has results of which nothing is known."""
+"""By op: the step. An op without a row has unknown results."""

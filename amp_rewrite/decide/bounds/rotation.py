@@ -89,7 +89,7 @@ def _is_doubled(table: Array) -> bool:
 
 
 def rotated(found: Rotation, x: State, y: State, shape: Sizes, arithmetic: RoundingModel) -> State | None:
-    """Return the state of a rotation; None if nothing is known of its operands."""
+    """Return the state of a rotation; None if its operands are unknown."""
     if x.fills or y.fills or not (x.known and y.known) or not fit(x, y):
         return None
     slack = found.factor * (1 + _ROUNDINGS * arithmetic.unit)

@@ -115,7 +115,7 @@ def box(lo: float | Array, hi: float | Array, why: str = "", ball: Ball | None =
 
 
 def unknown(why: str) -> State:
-    """Return the state of a value of which nothing is known."""
+    """Return the state of an unknown value."""
     return box(-math.inf, math.inf, why)
 
 

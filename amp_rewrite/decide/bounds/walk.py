@@ -35,7 +35,7 @@ STEPS: Table = {
 }
 """The step of each op."""
 _LIMITS = (ValueError, IndexError, ArithmeticError, MemoryError)
-"""Errors of a step on shapes that contradict each other, or that do not fit the memory: nothing is known then."""
+"""Errors of a step on shapes that contradict each other, or that do not fit the memory: results are unknown then."""
 
 
 @dataclass(slots=True)

@@ -65,7 +65,7 @@ class PaintState:
 
     `low` and `denied` hold the paint of vertices, `frozen` that of ops. `upcast` is the paint of variables that are low
     in the model and become float32, `upcast_refused` that of ops for which this was asked but is impossible. Neither
-    has vertices, so nothing spreads from them. `costs`: those of the placement, if there is one.
+    has vertices, so no color spreads from them. `costs`: those of the placement, if there is one.
     `finished`: the last rules have run.
     """
 

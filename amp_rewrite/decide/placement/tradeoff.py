@@ -43,7 +43,7 @@ class RoundingLoss(NamedTuple):
 
 @dataclass
 class Tradeoff:
-    """The rule of one painting that records the whole problem and moves nothing; afterwards it answers prices.
+    """The rule of one painting that records the whole problem and moves no vertex; afterwards it answers prices.
 
     Without `islands` each op that the painter lowered is worth two Casts at least, so that it is not given up for
     time. `positions`: the vertex of the problem of each type variable, or the label that the painter gave it.

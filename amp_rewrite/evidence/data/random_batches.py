@@ -88,7 +88,7 @@ _USUAL = {
 def _assumed(port: Port, assumed: dict[str, int]) -> tuple[int, ...] | None:
     """Return the shape of an input with usual sizes in place of free dimensions, and add these to `assumed`.
 
-    The first axis is taken for the batch unless its name says otherwise. None if a dimension tells nothing.
+    The first axis is taken for the batch unless its name says otherwise. None if no dimension tells.
     """
     sizes, own = [], dict[str, int]()
     for axis, dim in enumerate(port.shape or ()):

@@ -34,7 +34,7 @@ class Copied:
 
     `names`: the value that stands for each site, by which to differentiate. `pairs`: a value and its rounded version
     for each site; their difference is the rounding error. For a result these are of the *shadow* of its op, which
-    reads rounded operands: a sum with 0 or a product with a power of two has nothing left to round.
+    reads rounded operands: a sum with 0 or a product with a power of two has no digits left to round.
     """
 
     model: Model

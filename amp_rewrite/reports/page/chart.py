@@ -92,7 +92,7 @@ def table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int =
 
 
 def remarks(notes: Iterable[str]) -> list[Element]:
-    """Return caveats of a result as a list; nothing without any."""
+    """Return caveats of a result as a list; an empty one without any."""
     items = [element("li", cut(plain(note), _TITLE)) for note in notes]
     return [element("ul", *items, class_="remarks")] if items else []
 

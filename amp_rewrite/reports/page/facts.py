@@ -87,7 +87,7 @@ class RowFacts:
         return min(self._model.size(value), _MOST)
 
     def _ports(self, op: Op, dtypes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-        """Yield type and bytes of the floats that an op reads and writes; nothing for those that move none."""
+        """Yield type and bytes of the floats that an op reads and writes, if it moves some."""
         if op.kind in VIEWS:
             return
         for value, dtype in zip((*op.inputs, *op.outputs), dtypes, strict=False):

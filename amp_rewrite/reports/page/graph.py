@@ -192,7 +192,7 @@ class _Graph:
         return data | self._compared()
 
     def _compared(self) -> dict[str, object]:
-        """Return title, links and changes of a graph beside others; nothing for one that stands alone."""
+        """Return title, links and changes of a graph beside others; an empty mapping for a single graph."""
         if self.comparison is None:
             return {}
         changes = [(at, change) for at, group in sorted(self.comparison.changes.items()) for change in group]

@@ -28,7 +28,7 @@ def _extent(axis: Axis, low: float, high: float, least: float = 0.0) -> tuple[fl
 
 
 def band(y: Axis, low: float, high: float, kind: str) -> list[Element]:
-    """Return a band across the area from one number to another; nothing if it lies beyond the axis."""
+    """Return a band across the area from one number to another; an empty list if it lies beyond the axis."""
     bottom, top = _extent(y, low, high) or (0.0, 0.0)
     if top <= bottom:
         return []
@@ -37,14 +37,14 @@ def band(y: Axis, low: float, high: float, kind: str) -> list[Element]:
 
 
 def caption(y: Axis, low: float, high: float, words: str) -> list[Element]:
-    """Return words at the upper right of a band; nothing if the band has no room for them."""
+    """Return words at the upper right of a band; an empty list if the band has no room for them."""
     extent = _extent(y, low, high, _ROOM)
     place = percent(1 - extent[1]) if extent else ""
     return [element("text", words, x="100%", dx="-4", y=place, dy="14", class_="words")] if extent else []
 
 
 def limit(y: Axis, number: float, words: str, kind: str = "tolerance") -> list[Element]:
-    """Return a line across the area at a number, with words on it; nothing if it lies beyond the axis."""
+    """Return a line across the area at a number, with words on it; an empty list if it lies beyond the axis."""
     if not y.holds(number):
         return []
     line = element("line", x1="0%", x2="100%", y1=y.up(number), y2=y.up(number), class_=kind)
@@ -178,13 +178,13 @@ def whisker(axis: Axis, low: float, high: float) -> list[Element]:
 
 
 def upright(axis: Axis, number: float, kind: str) -> list[Element]:
-    """Return a line across a row at a number; nothing if it lies beyond the axis."""
+    """Return a line across a row at a number; an empty list if it lies beyond the axis."""
     place = axis.along(number)
     return [element("line", x1=place, x2=place, y1="0%", y2="100%", class_=kind)] if axis.holds(number) else []
 
 
 def spot(axis: Axis, number: float | None, kind: str, words: str = "") -> list[Element]:
-    """Return a dot in a row, whose words hovering shows; a triangle at the end beyond the axis, nothing for None."""
+    """Return a dot in a row, whose words hovering shows; a triangle at the end beyond the axis, no mark for None."""
     if number is None:
         return []
     if not axis.holds(number):

@@ -55,7 +55,7 @@ class Tree:
 def paths_of(report: ReportData, modules: Sequence[str] = ()) -> list[Path]:
     """Return the path of scopes of each row.
 
-    A row that tells nothing lies where its first input is computed; one that reads weights alone, where it is read.
+    A row without a scope lies where its first input is computed; one that reads only weights, where it is read.
     """
     stated = any(modules)
     slashed = any("/" in row.name for row in report.rows if row.named)
@@ -108,7 +108,7 @@ def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> 
 
 
 def _lean(tree: Tree, order: Sequence[int]) -> Tree:
-    """Return the tree without scopes that hold one part only, or nothing that is drawn."""
+    """Return the tree without scopes that hold a single part, or none that is drawn."""
     parts = tree.parts(order)
     lean = Tree()
     place = {ROOT: ROOT}

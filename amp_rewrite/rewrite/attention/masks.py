@@ -24,7 +24,7 @@ class ScoreMask:
     """A mask of scores: where `value`, a bool, is not `shows`, the scores are `fill` instead.
 
     `shown`: True where a score is seen, if that is known; `value` is then what the ops read, a bool or what is added.
-    `nothing`: what the ops read besides, which is 0 where a score is seen.
+    `nothing`: another operand of the ops, which is 0 where a score is seen.
     `counts`: what is added is more than `fill` where a score is seen, and no more than that where it is not.
     """
 

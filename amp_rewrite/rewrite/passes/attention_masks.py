@@ -91,7 +91,7 @@ def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
 class _Mask:
     """The operand `slot` of a sum: 0 where the condition holds and the fill elsewhere, or (not `shows`) the reverse.
 
-    `added`: it may stay a summand, since no row is masked throughout. `bias`: what it is instead of 0.
+    `added`: it may stay a summand, since no row is masked throughout. `bias`: the number that stands for 0.
     """
 
     value: ValueId

@@ -1,6 +1,6 @@
 """The shift equations of a model: values that share one exponent, and relations between these classes.
 
-A constant operand takes any power of two, so a law with one says nothing about the others. What is left are laws about
+A constant operand takes any power of two, so a law with one does not constrain the others. The rest are laws about
 computed values: of two terms with the same factor they make one class of both, others are relations.
 """
 

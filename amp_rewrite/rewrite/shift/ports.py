@@ -32,7 +32,7 @@ def solve_ports(laws: Sequence[Law], asked: PortProblem) -> Mapping[OpPort, int]
     """Return exponents of all ports at which every law holds.
 
     Where computed inputs and results do not agree, a result is made at another exponent, or a Mul stands before an
-    input. All exponents are 0 if nothing else is found, which always holds.
+    input. All exponents are 0, which always holds, if no others are found.
     """
     found: dict[OpPort, int] = {**asked.given, **asked.wanted}
     changed: set[OpPort] = set()

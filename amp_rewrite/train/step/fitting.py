@@ -72,8 +72,8 @@ class Scores:
     """Means over data, those of all rows together.
 
     A batch weighs its targets that are not ignored, times the weights of their classes in the loss, as in torch's mean.
-    One that is ignored whole weighs nothing. For a loss of the model's own it weighs what that divides by, where its
-    graph shows it. Batches of other losses, with several targets or none, weigh their rows.
+    A batch that is ignored as a whole has the weight 0. For a loss of the model's own it weighs what that divides by,
+    where its graph shows it. Batches of other losses, with several targets or none, weigh their rows.
 
     Attributes:
         loss: the loss.
