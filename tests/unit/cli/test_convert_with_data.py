@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from amp_rewrite.cli import terminal
 from unit.cli.test_cli import files, folder, run
 from unit.pipeline.test_repair import BATCH, needy
 
@@ -262,3 +264,20 @@ def test_values_that_make_no_sense_are_told_in_one_line(model: str, words: tuple
 
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {said}\n")
     assert files() == ["d.npz", "net.onnx"]
+
+
+def test_explain_tells_of_its_stages_as_a_conversion_does(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    @contextlib.contextmanager
+    def drawn(quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
+        yield None if quiet else lambda title, done, total: told.append(title)
+
+    monkeypatch.setattr(terminal, "_drawn", drawn)
+    titles = []
+    for words in (("explain", model, "op=MatMul"), ("convert", model), ("convert", model, "-q")):
+        told.clear()
+        assert run(*words, "--data", "d.npz", "--tolerance", "0.5").exit_code == 0
+        titles.append([*told])
+        Path("net.float16.onnx").unlink(missing_ok=True)
+    assert [*titles[0], "net.onnx: write"] == titles[1] and titles[0] and not titles[2]

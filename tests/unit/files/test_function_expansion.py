@@ -71,3 +71,5 @@ def test_large_nodes_count_by_their_size(monkeypatch: pytest.MonkeyPatch) -> Non
     proto.functions[1].node[0].doc_string = "w" * 3000
     with pytest.raises(ModelError, match="inlined, are 37 nodes, of 13 in the file"):
         check_expansion(proto, "m")
+    monkeypatch.setattr(function_expansion, "_GROWTH", 3)
+    check_expansion(proto, "m")  # 10 + 3 · 13

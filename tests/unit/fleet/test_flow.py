@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from amp_rewrite.fleet import flow
 from amp_rewrite.fleet.flow import Lost, Processes, through
 
 
@@ -126,3 +127,12 @@ def test_a_signal_to_a_process_in_a_finalizer_is_silent_and_the_next_one_is_hear
 ) -> None:
     assert list(through([0], finalized, Processes(1), 1)) == [True]
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no masks of signals")
+def test_processes_start_blind_to_what_a_terminal_sends_to_all() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with flow._starting_processes():
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - before
+    assert blocked == {signal.SIGINT, signal.SIGHUP} - before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

@@ -25,7 +25,7 @@ from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.reports import sources
 from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.evidence import REPAIRED, Evidence
-from amp_rewrite.reports.explain import explained
+from amp_rewrite.reports.explain import Explanation, explained
 from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size, table
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
@@ -571,3 +571,13 @@ def test_findings_name_the_ops_that_opset_and_kernels_keep_from_a_low_type() -> 
 def test_characters_that_nobody_sees_are_escaped() -> None:
     assert plain("a\u3164b\u034f\ufe0f\u2800") == r"a\u3164b\u034f\ufe0f\u2800"
     assert plain("größe 模型 é") == "größe 模型 é"
+
+
+def test_ops_that_are_alike_are_named_once_below_the_first_step() -> None:
+    chain = explained(golden(), ["shift"]).chains[0]
+    assert len(chain.rows) > 1
+    lines = str(Explanation("m", (replace(chain, alike=("a", "b")),))).splitlines()
+    (at,) = (number for number, line in enumerate(lines) if line == "    and 2 more alike: a, b")
+    assert lines[:at] + lines[at + 1 :] == str(Explanation("m", (chain,))).splitlines()
+    second = next(number for number, line in enumerate(lines) if chain.rows[1].path in line and number)
+    assert at <= second

@@ -38,10 +38,10 @@ CASES = (
     Case("Tile of a dim of 1", "y=Tile(x,r)", {"x": (1, 3)}, constants={"r": [3, 1]}),
     Case("Tile by a number that is fed", "y=Tile(x,r)", {"x": (2, 3), "r": (2,)}, types={"r": "int"},
          values={"r": [2, 3]}),
-    Case("DepthToSpace", "y=DepthToSpace[blocksize=2](x)", {"x": (2, 8, 2, 3)}),
-    Case("DepthToSpace, CRD", "y=DepthToSpace[blocksize=2,mode=CRD](x)", {"x": (2, 8, 2, 3)},
-         torch=lambda t, x: t.nn.functional.pixel_shuffle(x, 2)),
-    Case("SpaceToDepth", "y=SpaceToDepth[blocksize=2](x)", {"x": (2, 2, 4, 6)}),
+    Case("DepthToSpace", "y=DepthToSpace[blocksize=3](x)", {"x": (1, 18, 1, 2)}),
+    Case("DepthToSpace, CRD", "y=DepthToSpace[blocksize=3,mode=CRD](x)", {"x": (1, 18, 1, 2)},
+         torch=lambda t, x: t.nn.functional.pixel_shuffle(x, 3)),
+    Case("SpaceToDepth", "y=SpaceToDepth[blocksize=3](x)", {"x": (1, 2, 3, 6)}),
     *(
         Case(f"{op} of the input, not counted", f"r={op}(x);n=Mul(r,zero);y=Add(n,x)", {"x": (2, 3)},
              constants={"zero": 0.0})
