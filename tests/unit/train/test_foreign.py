@@ -195,6 +195,11 @@ def test_a_graph_without_an_input_for_the_seed_needs_its_name() -> None:
         scaled(two)
 
 
+def test_a_number_that_no_gradient_depends_on_is_not_the_seed() -> None:
+    more = GRAPH.replace("float loss_grad)", "float loss_grad, float rate)")
+    assert scaled(more.replace("xt = Transpose (x)", "unread = Neg (rate)  xt = Transpose (x)")).seed == "loss_grad"
+
+
 BRANCHING = """
 <ir_version: 10, opset_import: ["": 20]>
 net (float[2] x, float[2] w, bool c, float loss_grad) => (float loss, float[2] w_grad) {

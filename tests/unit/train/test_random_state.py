@@ -22,6 +22,7 @@ from amp_rewrite.rewrite.autodiff.lowering.random_numbers import (
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.parallel.replicas import shard
 from amp_rewrite.train.parallel.trainer import DataParallelTrainer
+from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.step_file import load_step, save_step
 from amp_rewrite.train.step.trainer import Trainer
@@ -65,6 +66,13 @@ def test_a_run_with_dropout_that_is_resumed_ends_with_the_same_bits(options: dic
 
     assert before + second.fit(DATA[5:]).losses == losses
     assert same(straight.state, second.state)
+
+
+def test_a_loss_draws_what_a_step_of_its_seed_draws() -> None:
+    options: dict[str, Any] = {"training_mode": True, "policy": "float32", "seed": 3}
+    (losses,) = Trainer(_step(policy="float32", seed=3), **PLACE).fit(DATA[:1]).losses
+    loss = ModelLoss.of(_net(), CROSS_ENTROPY, **options).on(DATA[0])()
+    assert float(loss) == pytest.approx(losses, rel=1e-6)
 
 
 def test_a_step_from_a_file_draws_the_same_numbers(tmp_path: Path) -> None:
