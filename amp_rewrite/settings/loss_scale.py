@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -153,7 +154,7 @@ class FixedLossScale(LossScale):
 
     def __post_init__(self) -> None:
         value = self.loss_scale_value
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise TrainingError(f"invalid loss scale {value!r}; use an int or a float ≥ 1")
         if not 1 <= value <= DType.FLOAT.max:  # a larger one is infinity in float32
             raise TrainingError(f"invalid loss scale {value!r}; use a finite number ≥ 1")
@@ -201,16 +202,17 @@ class DynamicLossScale(LossScale):
         multiplier: float = MULTIPLIER,
         backoff_factor: float | None = None,
     ) -> None:
-        self.initial_loss_scale = float(initial_loss_scale)
-        self.increment_period = int(increment_period)
-        self.multiplier = float(multiplier)
-        self.backoff_factor = None if backoff_factor is None else float(backoff_factor)
+        self.initial_loss_scale = _number("initial loss scale", initial_loss_scale)
+        period = _number("increment period", increment_period)
+        self.increment_period = int(period) if math.isfinite(period) else 0
+        self.multiplier = _number("multiplier", multiplier)
+        self.backoff_factor = None if backoff_factor is None else _number("backoff factor", backoff_factor)
         with np.errstate(over="ignore"):
             initial = np.float32(self.initial_loss_scale)
         if not (np.isfinite(initial) and initial >= FLOOR):
             raise TrainingError(f"invalid initial loss scale {initial_loss_scale!r}; use a finite number ≥ 1")
-        if self.increment_period < 1:
-            raise TrainingError(f"invalid increment period {increment_period!r}; use 1 step or more")
+        if self.increment_period != period or period < 1:
+            raise TrainingError(f"invalid increment period {increment_period!r}; use a whole number of steps ≥ 1")
         if not (math.isfinite(self.multiplier) and self.multiplier > 1):
             raise TrainingError(f"invalid multiplier {multiplier!r}; use a finite number > 1")
         if self.backoff_factor is not None and not 0 < self.backoff_factor < 1:
@@ -281,6 +283,12 @@ class DynamicLossScale(LossScale):
         )
 
 
+def _number(what: str, value: object) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TrainingError(f"invalid {what} {value!r}; use a number")
+    return float(value)
+
+
 _CLASSES: Mapping[str, type[LossScale]] = {c.__name__: c for c in (FixedLossScale, DynamicLossScale)}
 
 
@@ -288,8 +296,8 @@ def get(loss_scale: object) -> LossScale | None:
     """Return the loss scale for a LossScale, None, a number, "dynamic" or a `serialize` result; else TrainingError."""
     if loss_scale is None or isinstance(loss_scale, LossScale):
         return loss_scale
-    if isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool):
-        return FixedLossScale(loss_scale)
+    if isinstance(loss_scale, Real) and not isinstance(loss_scale, bool):
+        return FixedLossScale(float(loss_scale))
     if isinstance(loss_scale, str) and loss_scale == "dynamic":
         return DynamicLossScale()
     if isinstance(loss_scale, Mapping):

@@ -6,6 +6,7 @@ import math
 import re
 import warnings
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from amp_rewrite.dtypes import DType
@@ -274,7 +275,8 @@ def _scale_of(given: object) -> LossScale | None:
 
     if given is None or isinstance(given, loss_scale.LossScale):
         return given
-    number = isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given) and given >= 1
+    plain = isinstance(given, Real) and not isinstance(given, bool)
+    number = plain and 1 <= float(given) < math.inf  # type: ignore[arg-type]
     try:
         if number or given == "dynamic" or isinstance(given, dict):
             return loss_scale.get(given)

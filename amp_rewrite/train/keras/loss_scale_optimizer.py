@@ -226,6 +226,8 @@ def disable_mixed_precision_graph_rewrite() -> None:
 
 def _times(loss: Any, scale: LossScale) -> Array:
     value = np.asarray(loss)
+    if value.dtype.kind in "OSU":
+        raise TrainingError(f"the loss is {loss!r}, which has no scale; pass a number, an array or a ModelLoss")
     with np.errstate(over="ignore"):
         return np.asarray(value * scale().astype(value.dtype))
 

@@ -194,11 +194,25 @@ class LossObject:
         return y_pred.network.loss(f"{self.formula}({y_pred.name}, {target}{options})").on(batch)
 
 
-def _loss(formula: str, words: str, **defaults: object) -> Callable[..., LossObject]:
-    """Return a function from options to the loss object of a formula; it is documented as `words`."""
+_LOGITS, _SMOOTHING = "from_logits", "label_smoothing"
+_MEAN = (None, "auto", "sum_over_batch_size", "AUTO", "SUM_OVER_BATCH_SIZE")
+"""Reductions of Keras that are the mean."""
 
-    def make(**options: object) -> LossObject:
-        return LossObject(formula, {**defaults, **options})
+
+def _loss(formula: str, words: str, *places: str, **defaults: object) -> Callable[..., LossObject]:
+    """Return a function from options to the loss object of a formula; it is documented as `words`.
+
+    `places`: the options that Keras takes by place.
+    """
+
+    def make(*given: object, reduction: str | None = None, name: str | None = None, **options: object) -> LossObject:
+        if len(given) > len(places) or set(places[: len(given)]) & options.keys():
+            raise TrainingError(f"{formula} takes {', '.join(places) or 'nothing'} by place; name other options")
+        if reduction not in _MEAN:
+            raise TrainingError(
+                f"reduction={reduction!r} is not here: losses are means; multiply them, as in loss * 32"
+            )
+        return LossObject(formula, {**defaults, **dict(zip(places, given, strict=False)), **options})
 
     make.__doc__ = words
     return make
@@ -208,18 +222,22 @@ class Losses:
     """Keras's loss objects, for predictions of a `Network`. Options are those of the formula in `training_step`'s text.
 
     `from_logits` may be left out: the result of a Softmax or Sigmoid is recognized. Classes are on the last axis, or on
-    that of `axis`.
+    that of `axis`. All are means over all numbers or rows; `KLDivergence` divides by the rows alone, as PyTorch does.
     """
 
-    SparseCategoricalCrossentropy = staticmethod(_loss("cross_entropy", "Cross entropy with class indices.", axis=-1))
-    CategoricalCrossentropy = staticmethod(
-        _loss("categorical_cross_entropy", "Cross entropy with class probabilities.", axis=-1)
+    SparseCategoricalCrossentropy = staticmethod(
+        _loss("cross_entropy", "Cross entropy with class indices.", _LOGITS, axis=-1)
     )
-    BinaryCrossentropy = staticmethod(_loss("binary_cross_entropy", "Cross entropy of two classes."))
+    CategoricalCrossentropy = staticmethod(
+        _loss("categorical_cross_entropy", "Cross entropy with class probabilities.", _LOGITS, _SMOOTHING, axis=-1)
+    )
+    BinaryCrossentropy = staticmethod(
+        _loss("binary_cross_entropy", "Cross entropy of two classes.", _LOGITS, _SMOOTHING)
+    )
     KLDivergence = staticmethod(_loss("kl_divergence", "Kullback-Leibler divergence."))
     MeanSquaredError = staticmethod(_loss("mean_squared_error", "Mean squared error."))
     MeanAbsoluteError = staticmethod(_loss("mean_absolute_error", "Mean absolute error."))
-    Huber = staticmethod(_loss("huber", "Huber's loss."))
+    Huber = staticmethod(_loss("huber", "Huber's loss.", "delta"))
 
 
 class GradientTape:

@@ -15,8 +15,18 @@ from amp_rewrite.evidence.data.npy import Npz
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.serialized import serialize
-from amp_rewrite.train.keras.variables import GradsAndVars, Variable, Variables, differentiable, listed, pairs_of, times
+from amp_rewrite.train.keras.variables import (
+    GradsAndVars,
+    Variable,
+    Variables,
+    checked,
+    differentiable,
+    listed,
+    pairs_of,
+    times,
+)
 from amp_rewrite.train.update import optimizers
+from amp_rewrite.train.update.plain_numbers import whole_number
 
 
 class Followed(Protocol):
@@ -44,6 +54,16 @@ class OptimizerState:
     added: set[str] = field(default_factory=set)
     followed: Followed | None = None
     stale: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a copy, which changes variables of its own and follows no training."""
+        slots = self.followed.optimizer_slots() if self.stale and self.followed is not None else self.slots
+        own = {"slots": slots, "variables": {}, "followed": None, "stale": False}
+        return {part.name: getattr(self, part.name) for part in fields(self)} | own
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
 
 
 class StatefulOptimizer:
@@ -106,7 +126,7 @@ class StatefulOptimizer:
         if name in {part.name for part in fields(self.rule)}:
             self._state.rule = replace(self.rule, **{name: value})
         elif name == "iterations":
-            self._count(value)
+            self._count(whole_number(name, value.item() if isinstance(value, np.ndarray) else value, 0))
         else:
             known = ", ".join(part.name for part in fields(self.rule))
             raise AttributeError(f"{type(self.rule).__name__} has no hyperparameter {name!r}; it has {known}")
@@ -208,7 +228,7 @@ class StatefulOptimizer:
         Raises:
             TrainingError: the first value does not fit the variable.
         """
-        own = self.slots().setdefault(var.name, {})
+        own = self.slots().setdefault(checked(var).name, {})
         if slot_name not in own:
             own[slot_name] = _first(initializer, var, slot_name)
             self._state.added.add(slot_name)

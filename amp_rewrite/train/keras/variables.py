@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
@@ -15,8 +16,8 @@ from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.policy import TypeName
 
 
-class Variable:
-    """A named, mutable float32 array, the counterpart of tf.Variable.
+class Variable(NDArrayOperatorsMixin):
+    """A named, mutable float32 array, the counterpart of tf.Variable; arithmetic with it gives arrays.
 
     Args:
         value: the first value.
@@ -44,8 +45,16 @@ class Variable:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self._value, dtype)
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        return getattr(ufunc, method)(*(i.numpy() if isinstance(i, Variable) else i for i in inputs), **options)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.numpy()[key]
+
     def __float__(self) -> float:
         return float(self._value)
+
+    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__  # a variable is equal to itself alone
 
     def assign(self, value: object) -> None:
         """Set the value.
@@ -89,7 +98,16 @@ def listed(variables: Variables) -> list[Variable]:
     """Return variables as a list."""
     if isinstance(variables, Variable):
         return [variables]
-    return list(variables() if callable(variables) else variables)
+    if isinstance(variables, Differentiable) or not isinstance(variables, (Iterable, Callable)):  # type: ignore[arg-type]
+        raise TrainingError(f"{variables!r} are not variables; pass a Variable or several, after the loss")
+    return [checked(variable) for variable in (variables() if callable(variables) else variables)]
+
+
+def checked(variable: object) -> Variable:
+    """Return a variable. TrainingError for another object."""
+    if isinstance(variable, Variable):
+        return variable
+    raise TrainingError(f"{type(variable).__name__} is not a Variable; pass Variable objects, gradients before them")
 
 
 class Multiplied:
@@ -104,6 +122,11 @@ class Multiplied:
 
     def __truediv__(self, divisor: float) -> Product:
         return self * (1 / divisor)
+
+    def __add__(self, other: object) -> Product:
+        raise TrainingError("losses are added in their text; write 'cross_entropy(logits, t) + 0.1 * aux'")
+
+    __radd__ = __add__
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +187,10 @@ def differentiable(loss: object) -> Differentiable:
 
 def pairs_of(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Variable]]:
     """Return the pairs as a list. TrainingError if no variable has a gradient."""
-    pairs = list(grads_and_vars)
+    pairs = [pair if isinstance(pair, (tuple, list)) else () for pair in grads_and_vars]
+    if any(len(pair) != 2 for pair in pairs):
+        raise TrainingError("not pairs of a gradient and its variable; pass zip(gradients, variables)")
+    pairs = [(gradient, checked(variable)) for gradient, variable in pairs]
     if all(gradient is None for gradient, _ in pairs):
         names = ", ".join(repr(variable.name) for _, variable in pairs) or "no variables"
         raise TrainingError(f"no gradient for any variable: {names}; pass variables that the loss depends on")

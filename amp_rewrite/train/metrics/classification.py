@@ -9,7 +9,8 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.train.metrics.metric import Means, Metric, OfAllRows
-from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, TargetInput
+from amp_rewrite.train.objective.prediction import CLASSES, LOGARITHMS, SHARES, YES_OR_NO, TargetInput
+from amp_rewrite.train.update.plain_numbers import whole_number
 
 _CLOSE = 1e-3
 """Largest difference from 1 of the sum of probabilities."""
@@ -45,7 +46,7 @@ class ClassMetric(Metric):
         """Return the classes that count, and for each a row with the predictions of all classes, or of yes alone.
 
         Raises:
-            TrainingError: the shapes do not fit, or targets could be read in two ways.
+            TrainingError: the shapes do not fit, targets could be read in two ways, or one is no class, yes or no.
         """
         shape, own = predictions.shape, targets
         classes = shape[self.axis] if -len(shape) <= self.axis < len(shape) else 1
@@ -65,11 +66,19 @@ class ClassMetric(Metric):
         ignored = self._goal.ignored if self.ignore_index is None and self._goal is not None else self.ignore_index
         own = own.reshape(-1)
         kept = np.ones(len(own), bool) if ignored is None else own != ignored
-        return own[kept], rows[kept]
+        own, rows = own[kept], rows[kept]
+        if rows.shape[1] == 1:
+            _check_yes_or_no(own, shape, self.name)
+        elif (strange := own[(own < 0) | (own >= classes) | (own % 1 != 0)]).size:
+            raise TrainingError(
+                f"the metric {self.name!r} has the target {strange[0]:g}, but predictions have classes 0 to"
+                f" {classes - 1}; correct the targets, or leave a class out by ignore_index"
+            )
+        return own, rows
 
     def _is_one_hot(self, targets: Array, shape: tuple[int, ...]) -> bool:
         """True if targets of the shape of the predictions are numbers of classes that exclude each other."""
-        known = {CLASSES: True, SHARES: True, YES_OR_NO: False}
+        known = {CLASSES: True, SHARES: True, LOGARITHMS: True, YES_OR_NO: False}
         told = known.get("" if self._goal is None else self._goal.kind) if self.one_hot is None else self.one_hot
         if told is None:
             _check_yes_or_no(targets, shape, self.name)
@@ -84,12 +93,11 @@ class ClassMetric(Metric):
         """Return the classes that count, and the predicted ones: a prediction of yes alone is 1 from the threshold on.
 
         Raises:
-            TrainingError: the shapes do not fit, or a yes or no is not 1 or 0.
+            TrainingError: as `rows` raises it.
         """
         targets, rows = self.rows(targets, predictions)
         if rows.shape[1] > 1:
             return targets.astype(np.int64), rows.argmax(axis=1)
-        _check_yes_or_no(targets, predictions.shape, self.name)
         return targets.astype(np.int64), (rows[:, 0] >= threshold).astype(np.int64)
 
 
@@ -122,11 +130,15 @@ class TopKAccuracy(ClassMetric, Means):
     """Share of rows whose class is among the `k` largest predictions; equal ones count as in scikit-learn.
 
     Args:
-        k: number of predictions that count.
+        k: number of predictions that count, 1 or more.
     """
 
     NAME = "top_k"
     k: int = 5
+
+    def __post_init__(self) -> None:
+        self.k = whole_number("k", self.k, 1)
+        super().__post_init__()
 
     def update(self, targets: Array, predictions: Array) -> None:
         targets, rows = self.rows(targets, predictions)
@@ -186,7 +198,7 @@ class F1Score(ClassMetric):
 
 @dataclass(eq=False, kw_only=True)
 class AUC(ClassMetric, OfAllRows):
-    """Area under the curve of true over false positives, from all rows, exact.
+    """Area under the curve of true over false positives, from all rows, exact. NaN for rows of one class.
 
     Predictions are scores of the class 1, or have an axis of classes. More than two classes give the mean of one
     against the rest.
@@ -235,10 +247,10 @@ class Perplexity(ClassMetric, Means):
 
 
 def area(positive: Array, scores: Array) -> float:
-    """Return the area under the ROC curve, by ranks; equal scores share their mean rank. NaN for one class."""
+    """Return the area under the ROC curve, by ranks; equal scores share their mean rank. NaN for one class or a NaN."""
     ones = int(positive.sum())
     zeros = len(positive) - ones
-    if not ones or not zeros:
+    if not ones or not zeros or np.isnan(scores).any():
         return float("nan")
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2

@@ -7,94 +7,122 @@ probability close to 1 has lost.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from amp_rewrite.ir.attributes import attribute
-from amp_rewrite.ir.dataflow import axes_of, casts_floats, origin, trail
-from amp_rewrite.ir.op_classes import MOVES
+from amp_rewrite.ir.attributes import attribute, ints_attribute
+from amp_rewrite.ir.dataflow import axes_of, casts_floats, trail
+from amp_rewrite.ir.op_classes import MOVES, PERMUTES, PICKS, RELABELS
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.rewrite.autodiff.facts import Shape
 
-_BLENDS = ("Concat", "Mul", "Min", "Max", "Mean")
-"""Ops whose result lies in [0, 1] where all their operands do."""
-_NARROWS = ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "Sqrt")
-"""Ops whose result lies in [0, 1] where their first operand does."""
-_UNIT = ("Softmax", "Sigmoid", "HardSigmoid", "Hardmax")
-"""Ops whose result lies in [0, 1]."""
-_MOST = 64
-"""Ops that the search for an interval visits."""
+_PASSED = (MOVES | PERMUTES | PICKS | {"Split"}) - {"Identity"}
+"""Ops whose results are elements of their first input, so that they can also move logarithms."""
+_SAME_AXES = frozenset({"Slice", "Split", "Expand", "Tile", "Gather", "GatherElements", "ReverseSequence"})
+"""Those that keep the axes of an input of the same rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """The softmax or sigmoid that computes a value: its op type, the value that it reads, and its axis."""
+    """The softmax or sigmoid that computes a value, or its logarithm.
+
+    `kind`: its op type. `logits`: the value that it reads. `own_axis`: its axis. `logarithm`: the value is the
+    logarithm. `moves`: the ops behind it that move its elements, each with the result that is read, the last one first.
+    `axis`: where its axis is in the value; None if that is not known.
+    """
 
     kind: str
     logits: ValueId
+    own_axis: int | None = None
+    logarithm: bool = False
+    moves: tuple[tuple[Op, int], ...] = ()
     axis: int | None = None
 
 
-def activation(view: View, value: ValueId, rank: int | None) -> Activation | None:
-    """Return the softmax or sigmoid behind copies and Casts of a value; None without one."""
-    op = view.producer(origin(view, value, lambda op: _passed(view, op)))
-    if op is None:
-        return None
-    if op.kind == "Sigmoid" and op.inputs[0] is not None:
-        return Activation("Sigmoid", op.inputs[0])
-    if op.kind == "Softmax" and op.inputs[0] is not None and rank:
-        of_rows = view.opset >= FIRST_ROW_SOFTMAX
-        stated = attribute(op.node, "axis")
-        axis = (stated.i if stated is not None else (-1 if of_rows else 1)) % rank
-        # before opset 13 a softmax runs over all axes from this one on
-        return Activation("Softmax", op.inputs[0], axis) if of_rows or axis == rank - 1 else None
-    return _written_out(view, op, rank)
+def activation(view: View, value: ValueId, shapes: Mapping[ValueId, Shape]) -> Activation | None:
+    """Return the softmax or sigmoid behind copies, Casts and moves of a value; None without one.
+
+    `shapes`: those of values as far as they are known.
+    """
+    moves: list[tuple[Op, int]] = []
+    logarithms = 0
+    while (op := view.producer(value)) is not None:
+        step = 1 if op.kind in ("Log", "LogSoftmax") else -1 if op.kind == "Exp" else 0
+        found = _computed(view, op, shapes)
+        if found is not None:
+            kind, logits, axis = found
+            logarithms += step
+            if logarithms not in (0, 1):
+                return None
+            place = axis
+            for move, slot in reversed(moves):
+                place = None if place is None else _moved_axis(move, slot, place, shapes)
+            return Activation(kind, logits, axis, logarithms == 1, tuple(moves), place)
+        if op.kind in _PASSED:
+            moves.append((op, op.outputs.index(value)))
+        elif not step and _passed(view, op) is None:
+            return None
+        if op.inputs[0] is None:
+            return None
+        logarithms += step
+        value = op.inputs[0]
+    return None
 
 
 def _passed(view: View, op: Op) -> ValueId | None:
     return op.inputs[0] if op.kind == "Identity" or casts_floats(view, op) else None
 
 
-def _written_out(view: View, op: Op, rank: int | None) -> Activation | None:
-    """Return a softmax written out as e / ReduceSum(e) with e = Exp(logits)."""
-    if op.kind != "Div" or not rank:
+def _computed(view: View, op: Op, shapes: Mapping[ValueId, Shape]) -> tuple[str, ValueId, int | None] | None:
+    """Return kind, logits and axis of a softmax, its logarithm, or a sigmoid; None for another op."""
+    if op.kind == "Sigmoid" and op.inputs[0] is not None:
+        return "Sigmoid", op.inputs[0], None
+    shape = shapes.get(op.outputs[0]) if op.outputs and op.outputs[0] is not None else None
+    if not shape:
+        return None
+    rank = len(shape)
+    if op.kind in ("Softmax", "LogSoftmax") and op.inputs[0] is not None:
+        of_rows = view.opset >= FIRST_ROW_SOFTMAX
+        stated = attribute(op.node, "axis")
+        axis = (stated.i if stated is not None else (-1 if of_rows else 1)) % rank
+        # before opset 13 a softmax runs over all axes from this one on
+        return ("Softmax", op.inputs[0], axis) if of_rows or axis == rank - 1 else None
+    return _written_out(view, op, rank)
+
+
+def _written_out(view: View, op: Op, rank: int) -> tuple[str, ValueId, int | None] | None:
+    """Return a softmax written out as e / ReduceSum(e), or e * Reciprocal(ReduceSum(e)), with e = Exp(logits)."""
+    if op.kind not in ("Div", "Mul"):
         return None
     above, below = (trail(view, v, lambda op: _passed(view, op))[1] for v in op.inputs)
-    exp, total = view.producer(above), view.producer(below)
+    if op.kind == "Mul":
+        inverse = view.producer(below, "Reciprocal")
+        below = None if inverse is None else trail(view, inverse.inputs[0], lambda op: _passed(view, op))[1]
+    exp, total = (None if v is None else view.producer(v) for v in (above, below))
     if exp is None or total is None or (exp.kind, total.kind) != ("Exp", "ReduceSum") or exp.inputs[0] is None:
         return None
     axes = [axis % rank for axis in axes_of(view, total)]
     if trail(view, total.inputs[0], lambda op: _passed(view, op))[1] != above or len(axes) != 1:
         return None
-    return Activation("Softmax", exp.inputs[0], axes[0])
+    return "Softmax", exp.inputs[0], axes[0]
 
 
-def in_unit_interval(view: View, value: ValueId) -> bool:
-    """True if all elements of a value are known to lie in [0, 1]: moved, multiplied or averaged probabilities."""
-    pending, seen = [value], 0
-    while pending:
-        op = view.producer(pending.pop())
-        seen += 1
-        if op is None or seen > _MOST:
-            return False
-        if _gives_unit(view, op):
-            continue
-        if op.kind in MOVES or op.kind in _NARROWS or casts_floats(view, op):
-            read = [op.inputs[0]]
-        elif op.kind in _BLENDS:
-            read = list(op.inputs)
-        else:
-            return False
-        if any(v is None or view.constant(v) is not None for v in read):
-            return False
-        pending += [v for v in read if v is not None]
-    return True
-
-
-def _gives_unit(view: View, op: Op) -> bool:
-    """True for an op whose result lies in [0, 1], whatever it reads."""
-    if op.kind == "Exp":
-        return view.producer(op.inputs[0], "LogSoftmax") is not None
-    if op.kind != "Clip":
-        return op.kind in _UNIT
-    bounds = [view.array(v) if v is not None else None for v in (*op.inputs[1:], None, None)[:2]]
-    return all(b is not None and b.size == 1 and 0 <= b.item() <= 1 for b in bounds)
+def _moved_axis(op: Op, slot: int, axis: int, shapes: Mapping[ValueId, Shape]) -> int | None:
+    """Return where an axis of the first input of a move is in a result; None if that is not known."""
+    before, after = (None if v is None else shapes.get(v) for v in (op.inputs[0], op.outputs[slot]))
+    if before is None or after is None:
+        return None
+    if op.kind == "Transpose":
+        perm = ints_attribute(op.node, "perm") or list(range(len(before)))[::-1]
+        return perm.index(axis)
+    if op.kind in _SAME_AXES and len(before) == len(after):
+        return axis
+    if op.kind not in RELABELS:
+        return None
+    if axis == len(before) - 1 and after and after[-1] == before[-1]:
+        return len(after) - 1
+    around = [[d for d in part if d != 1] for part in (before[:axis], before[axis + 1 :])]
+    places = (at for at, size in enumerate(after) if size == before[axis])
+    kept = (at for at in places if [[d for d in part if d != 1] for part in (after[:at], after[at + 1 :])] == around)
+    return next(kept, None)

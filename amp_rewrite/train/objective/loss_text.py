@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.errors import TrainingError, advice
 
+_NUMBER = r"[\d.]+(?:e[-+]?\d+)?"
 _TERM = re.compile(
-    r"\s*(?P<sign>[-+]?)\s*(?:(?P<factor>[\d.]+(?:e[-+]?\d+)?)\s*\*\s*)?(?P<rest>.+?)\s*", re.DOTALL | re.IGNORECASE
+    rf"\s*(?P<sign>[-+]?)\s*(?:(?P<factor>{_NUMBER})\s*\*\s*)?(?P<rest>.+?)\s*", re.DOTALL | re.IGNORECASE
 )
+_SCALED = re.compile(rf"(?P<rest>.+?)\s*(?P<sign>[*/])\s*(?P<number>{_NUMBER})\s*", re.DOTALL | re.IGNORECASE)
 _EXPONENT = re.compile(r"[\d.]e$", re.IGNORECASE)
 _CALL = re.compile(r"(\w+)\s*\((.*)\)", re.DOTALL)
 _OPTION = re.compile(r"(?P<before>.*),\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<value>\[[^\[\]]*\]|[^,\[\]=]+)\s*", re.DOTALL)
 
-_INPUTS = ("sample_weight",)
-"""Options that name an input of the step."""
+_WORDS = ("sample_weight", "average", "name")
+"""Options that are words."""
 _ELSEWHERE = {
     **dict.fromkeys(("sparse_categorical_crossentropy", "crossentropy", "crossentropyloss"), "cross_entropy"),
     "categorical_crossentropy": "categorical_cross_entropy",
@@ -51,6 +53,10 @@ def terms(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> tup
     """
     if known(text):
         return (LossTerm(text),)
+    if not text.strip():
+        raise TrainingError(
+            "the loss is empty; use the name of a value, or text such as cross_entropy(LOGITS, TARGETS)"
+        )
     splits = (list(_summands(text, signs)) for signs in ("+-", "+"))  # a name may contain a sign
     parts = next((parts for parts in splits if all(_is_term(part, known, losses) for part in parts)), [text])
     return tuple(_term(part, known, losses) for part in parts)
@@ -68,19 +74,31 @@ def _summands(text: str, signs: str) -> Iterator[str]:
 
 
 def _is_term(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> bool:
+    _, rest = _factored(text, known)
+    call = _CALL.fullmatch(rest)
+    return known(rest) or (call is not None and call[1] in losses)
+
+
+def _factored(text: str, known: Known) -> tuple[float, str]:
+    """Split a term into its factor and the rest: "-0.5 * x", "x * 0.5" and "x / 2"."""
     match = _TERM.fullmatch(text)
-    call = match and _CALL.fullmatch(match["rest"])
-    return match is not None and (known(match["rest"]) or (call is not None and call[1] in losses))
+    if match is None:
+        return 1.0, text
+    factor = (-1.0 if match["sign"] == "-" else 1.0) * _number(match["factor"] or "1")
+    product, rest = factor, match["rest"]
+    while not known(rest) and (behind := _SCALED.fullmatch(rest)) is not None:
+        number, rest = _number(behind["number"]), behind["rest"]
+        if not number:
+            raise TrainingError(f"the loss {text.strip()!r} is multiplied or divided by 0; leave such a term out")
+        product = product * number if behind["sign"] == "*" else product / number
+    return (product, rest) if known(rest) or _CALL.fullmatch(rest) else (factor, match["rest"])
 
 
 def _term(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> LossTerm:
-    match = _TERM.fullmatch(text)
-    if match is None:
-        return LossTerm(text)
-    factor = (-1.0 if match["sign"] == "-" else 1.0) * (1.0 if match["factor"] is None else _number(match["factor"]))
-    call = _CALL.fullmatch(match["rest"])
-    if known(match["rest"]) or call is None:
-        return LossTerm(match["rest"] if match["factor"] or match["sign"] else text, factor=factor)
+    factor, rest = _factored(text, known)
+    call = _CALL.fullmatch(rest)
+    if known(rest) or call is None:
+        return LossTerm(rest, factor=factor)
     if call[1] not in losses:
         own = _ELSEWHERE.get(call[1].lower().removesuffix("_loss"))
         hint = f"it is {own} here" if own else advice(call[1], losses, f"use one of {', '.join(losses)}")
@@ -104,18 +122,17 @@ def _options(loss: str, text: str, known: Known, allowed: Collection[str]) -> tu
         name = match["name"]
         if name not in allowed:
             legal = f"it has {', '.join(allowed)}" if allowed else "it has no options"
-            raise TrainingError(f"the loss {loss} has no option {name!r}; {advice(name, allowed, legal)}")
+            raise TrainingError(f"{loss} has no option {name!r}; {advice(name, allowed, legal)}")
         try:
             value = ast.literal_eval(match["value"].strip())
         except (ValueError, SyntaxError):
             value = match["value"].strip()
-            if name not in _INPUTS:
+            if name not in _WORDS:
                 raise TrainingError(
-                    f"{name}={value} of the loss {loss} is neither a number nor a list of numbers, True or False;"
-                    " correct it"
+                    f"{name}={value} of {loss} is neither a number nor a list of numbers, True or False; correct it"
                 ) from None
         if name in options:
-            raise TrainingError(f"the loss {loss} sets {name} twice; set it once")
+            raise TrainingError(f"{loss} sets {name} twice; set it once")
         options[name] = value
         text = match["before"]
     return text, options

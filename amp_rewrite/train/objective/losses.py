@@ -14,6 +14,7 @@ from amp_rewrite.ir.op_classes import LABEL_LOSSES
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
+from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.train.objective.divisor import append_divisor
 from amp_rewrite.train.objective.formulas import LOSSES
 from amp_rewrite.train.objective.loss_text import LossTerm, terms
@@ -61,7 +62,7 @@ def objective(model: Model, loss: str) -> Objective:
         raise TrainingError(
             f"the loss is {loss!r}, not text; use the name of a value, or text such as cross_entropy(LOGITS, TARGETS)"
         )
-    b = Builder.of(model, region=REGION)
+    b = Builder.of(inlined(model), region=REGION)
     summed = terms(loss, lambda name: b.known(name) is not None, {name: f.options for name, f in LOSSES.items()})
     if len(summed) == 1 and not summed[0].loss and summed[0].factor == 1:
         shape, weight = _ones(b, loss), _weight(b, (loss,))

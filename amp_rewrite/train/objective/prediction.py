@@ -14,12 +14,15 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.train.objective.divisor import share_of
-from amp_rewrite.train.objective.logits import Activation, activation, in_unit_interval
+from amp_rewrite.train.objective.intervals import in_unit_interval
+from amp_rewrite.train.objective.logits import Activation, activation
 from amp_rewrite.train.objective.loss_text import LossTerm
 
 DEFAULT_TARGET = "targets"
-CLASSES, SHARES, YES_OR_NO, NUMBERS = "classes", "shares of classes", "yes or no", "numbers"
-"""Kinds of targets: class indices; a number for each class of a row; 0 and 1, each by itself; other numbers."""
+CLASSES, SHARES, LOGARITHMS = "classes", "shares of classes", "logarithms of shares"
+YES_OR_NO, NUMBERS = "yes or no", "numbers"
+"""Kinds of targets: class indices; a number for each class of a row; the logarithms of such; 0 and 1, each by itself;
+other numbers."""
 _FLOOR = 1e-12
 """Least probability whose logarithm is taken."""
 
@@ -59,8 +62,8 @@ class AppendedLoss(NamedTuple):
 class Prediction:
     """The prediction that a formula reads, while it appends its nodes.
 
-    `x`: the prediction in float32, logits or (`logits` False) probabilities. `declared`: targets that losses of the
-    same text added before, by name. `notes`: what the report tells about the loss.
+    `x`: the prediction in float32, logits, logarithms of probabilities (`logarithmic`), or (neither) probabilities.
+    `declared`: targets that losses of the same text added before, by name. `notes`: what the report tells of the loss.
     """
 
     b: Builder
@@ -69,6 +72,7 @@ class Prediction:
     notes: list[str]
     x: str = ""
     logits: bool = True
+    logarithmic: bool = False
     found: Activation | None = None
     moved: list[int] = field(default_factory=list)
 
@@ -100,8 +104,7 @@ class Prediction:
         wanted = self.option("from_logits", None)
         if wanted not in (None, True, False):
             raise self.wrong("from_logits", wanted, "True or False")
-        shape = self.b.shape(self.name)
-        self.found = found = activation(view, known.id, None if shape is None else len(shape))
+        self.found = found = activation(view, known.id, self.b.facts.shapes)
         if wanted is True:
             if found is not None:
                 self.notes.append(
@@ -112,11 +115,17 @@ class Prediction:
             return
         if found is not None and found.kind == kind:
             logits = view.value_name(found.logits)
-            self.x = self.b.cast(logits, DType.FLOAT)
+            self.x = self._behind(found, self.b.cast(logits, DType.FLOAT))
             self.notes.append(
                 f"{self.term.loss} reads the logits {logits!r} in place of {self.name!r}, which a {kind} computes"
             )
             return
+        if found is not None and found.logarithm and wanted is None:
+            own = "cross_entropy" if found.kind == "Softmax" else "binary_cross_entropy"
+            raise TrainingError(
+                f"{self.term.loss}({self.name}): {self.name!r} is the logarithm of a {found.kind}; use {own}, or say"
+                " from_logits=True to take it for logits"
+            )
         if found is not None and kind == "Softmax" and wanted is None:
             raise TrainingError(
                 f"{self.term.loss}({self.name}): a Sigmoid computes {self.name!r}, so its classes do not exclude each"
@@ -127,8 +136,19 @@ class Prediction:
             self.logits = False
             self.notes.append(f"{self.term.loss} takes {self.name!r} for probabilities: it reads their logarithm")
 
+    def _behind(self, found: Activation, x: str) -> str:
+        """Move logits, or the logarithms of a softmax, as the model moves its probabilities."""
+        if found.moves and found.own_axis is not None:
+            x = self.b.op("LogSoftmax", x, axis=found.own_axis)
+            self.logits, self.logarithmic = False, True
+        for op, slot in reversed(found.moves):
+            x = self.b.like(op.node, [x, *op.node.input[1:]])[slot]
+        return x
+
     def logarithms(self, axis: int) -> str:
         """The logarithms of the probabilities over an axis."""
+        if self.logarithmic:
+            return self.x
         return self.b.op("LogSoftmax", self.x, axis=axis) if self.logits else self.log_of(self.x)
 
     def log_of(self, x: str) -> str:
@@ -272,6 +292,13 @@ class Prediction:
         value = self.option(name, None)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise self.wrong(name, value, "a whole number")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """True or False, which is the default."""
+        value = self.option(name, False)
+        if not isinstance(value, bool):
+            raise self.wrong(name, value, "True or False")
         return value
 
     def share(self, name: str) -> float:

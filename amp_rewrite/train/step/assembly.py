@@ -27,6 +27,7 @@ from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import backward, differentiable
 from amp_rewrite.rewrite.autodiff.lowering.opset import for_gradients
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import RandomState, with_random_state
+from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.signatures import PAINTING, Painting
@@ -82,7 +83,7 @@ class Prepared:
         `held`: in training mode, which running statistics stay, by name; else None. `select`: of a view, by the name of
         the loss.
         """
-        at_opset, moved = for_gradients(source)
+        at_opset, moved = for_gradients(inlined(source))
         aim = losses.objective(at_opset if held is None else in_training(at_opset, held), loss)
         graph = aim.model.proto.graph
         statistics(graph.node, (t.name for t in graph.initializer))  # before all else

@@ -1,7 +1,8 @@
-"""Inputs of a step: those that a runner reads, and checks of a batch: sizes of named dimensions, classes of targets."""
+"""Inputs of a step: those that a runner reads, and checks of a batch: sizes of named dimensions, ranges of targets."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from onnx import ModelProto
@@ -11,7 +12,14 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
-from amp_rewrite.train.objective.prediction import CLASSES, TargetInput
+from amp_rewrite.train.objective.prediction import CLASSES, LOGARITHMS, SHARES, YES_OR_NO, TargetInput
+
+_RANGES = {SHARES: (0.0, math.inf), LOGARITHMS: (-math.inf, 0.0), YES_OR_NO: (0.0, 1.0)}
+_OTHER_TARGETS = {
+    SHARES: "kl_divergence takes logarithms with log_target=True",
+    LOGARITHMS: "leave log_target out for numbers that are no logarithms",
+    YES_OR_NO: "write no as 0 and yes as 1",
+}
 
 
 def read_by(runner: BufferedRunner, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -37,7 +45,7 @@ def batches(data: object, declared: Model, targets: Iterable[TargetInput]) -> Fe
 
 
 def check_batch(declared: Model, targets: Iterable[TargetInput], batch: Batch, number: int) -> None:
-    """Raise FeedError if a named dimension has two sizes, TrainingError if a class is out of range.
+    """Raise FeedError if a named dimension has two sizes, TrainingError if a target is out of range.
 
     The backward pass assumes one size, and could be wrong. `declared`: a model of the inputs of a batch; `number`: the
     number of the batch, for messages.
@@ -53,11 +61,19 @@ def check_batch(declared: Model, targets: Iterable[TargetInput], batch: Batch, n
                     f" {formal.name!r}; use inputs of one size, or export the model with two dimension names"
                 )
     for target in targets:
-        _check_classes(target, batch[target.name], number)
+        _check_range(target, batch[target.name], number)
 
 
-def _check_classes(target: TargetInput, classes: Array, number: int) -> None:
-    """Raise TrainingError if a class is out of range."""
+def _check_range(target: TargetInput, classes: Array, number: int) -> None:
+    """Raise TrainingError if a class is out of range, and for a share of a class that is none."""
+    least, most = _RANGES.get(target.kind, (-math.inf, math.inf))
+    strange = classes[(classes < least) | (classes > most)] if target.kind in _RANGES else classes[:0]
+    if strange.size:
+        legal = "at least 0" if most == math.inf else "at most 0" if least == -math.inf else "from 0 to 1"
+        raise TrainingError(
+            f"input {target.name!r} of batch {number} has {strange.flat[0]:g}, but its targets are {target.kind},"
+            f" {legal}; {_OTHER_TARGETS[target.kind]}"
+        )
     if target.classes is None:
         return
     wrong = classes[((classes < 0) | (classes >= target.classes)) & (classes != target.ignored)]

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -157,10 +158,11 @@ class LearningRateScheduler(Callback):
     In the first epoch the rate before is that of `fit`, else of the optimizer.
 
     Args:
-        schedule: a function of the number of the epoch and of the rate before, which returns the rate of the epoch.
+        schedule: a function of the number of the epoch and, if it takes a second argument, of the rate before, which
+            returns the rate of the epoch.
     """
 
-    schedule: Callable[[int, float], float]
+    schedule: Callable[..., float]
 
     def begin(self, trainer: Trained) -> None:
         self._epoch, self._rate = -1, math.nan
@@ -168,7 +170,12 @@ class LearningRateScheduler(Callback):
     def rate(self, epoch: int, rate: float) -> float:
         if epoch != self._epoch:
             before = rate if math.isnan(self._rate) else self._rate
-            self._epoch, self._rate = epoch, self.schedule(epoch, before)
+            try:
+                signature(self.schedule).bind(epoch, before)
+            except TypeError:
+                self._epoch, self._rate = epoch, self.schedule(epoch)
+            else:
+                self._epoch, self._rate = epoch, self.schedule(epoch, before)
         return self._rate
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import Any, TypedDict
 
 from amp_rewrite.errors import TrainingError
@@ -33,6 +34,7 @@ class FitOptions(TypedDict, total=False):
         metrics: metrics of the validation data, as `evaluate` takes them.
         callbacks: objects derived from `Callback`, or one.
         first_epoch: number of the first epoch, for a run that is resumed.
+        steps_per_epoch: runs of an epoch; the next one goes on where it ends, and data that end begin again.
     """
 
     batch_size: int | None
@@ -43,6 +45,7 @@ class FitOptions(TypedDict, total=False):
     metrics: Sequence[Metric | str]
     callbacks: Sequence[Callback] | Callback
     first_epoch: int
+    steps_per_epoch: int | None
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,13 @@ _OF_KERAS = {
     "class_weight": _WHERE,
     "sample_weight": "give sample_weight=NAME to the loss, as in 'cross_entropy(logits, label, sample_weight=weight)',"
     " and the weights with the data",
-    "steps_per_epoch": "an epoch has all batches; pass fewer of them",
-    "validation_batch_size": "validation data may be batches of any size",
+    **dict.fromkeys(
+        ("validation_batch_size", "validation_steps"), "validation data may be batches of any size and number"
+    ),
+    "validation_freq": "validation data are evaluated after each epoch; steps_per_epoch makes epochs longer",
+    **dict.fromkeys(
+        ("workers", "use_multiprocessing", "max_queue_size"), "pass batches that load so, such as a DataLoader"
+    ),
     "initial_epoch": "it is first_epoch here, and epochs are counted from there",
     "verbose": "progress=amp_rewrite.progress_bar(…) draws, and CSVLog or JSONLog writes",
 }
@@ -117,6 +125,7 @@ class Fitting:
     validation: object
     callbacks: Sequence[Callback]
     validation_metrics: Sequence[Metric | str] = ()
+    steps: int | None = None
     losses: list[float] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
     epochs: list[Mapping[str, float]] = field(default_factory=list)
@@ -139,6 +148,8 @@ class Fitting:
         if share and rows is not None:
             rows, held = rows.split(share)
             validation = held.arrays
+        if validation is not None and Rows.of(validation, names, None, False) is None:
+            validation = trainer.feed(validation)  # a generator gives its batches once
         feed = trainer.feed(data if rows is None else lambda: rows.batches(0))
         given = options.get("callbacks", ())
         callbacks = (given,) if isinstance(given, (Callback, str, type)) else tuple(given)
@@ -149,21 +160,24 @@ class Fitting:
         asked = options.get("metrics", ())
         if asked and validation is None:
             raise TrainingError("metrics are computed on validation data; give validation_data or validation_split")
-        return cls(trainer, rows, feed, validation, callbacks, asked, metrics=metrics)
+        steps = options.get("steps_per_epoch")
+        steps = None if steps is None else whole_number("steps_per_epoch", steps, 1)
+        return cls(trainer, rows, feed, validation, callbacks, asked, steps, metrics=metrics)
 
     def run(self, epochs: range, learning_rate: Rate | str | None, progress: Progress | None) -> History:
         """Run the epochs."""
         trainer, learning_rate = self.trainer, rate_of_config(learning_rate)
         before = (trainer.skipped, trainer.nonfinite)
-        per_epoch = self.rows.count if self.rows is not None else len(self.feed) if progress is not None else 0
-        total = len(epochs) * per_epoch
+        per_epoch = self.steps or (self.rows.count if self.rows is not None else len(self.feed) if progress else 0)
+        total, stream = len(epochs) * per_epoch, self._stream(epochs.start)
         with ExitStack() as stack:
             for callback in self.callbacks:
                 callback.begin(trainer)
                 stack.callback(callback.end, trainer)
             for epoch in epochs:
                 rate = self._rate(epoch, learning_rate)
-                log = self._epoch(self._batches(epoch), rate, lambda done: progress and progress(done, total))
+                batches = self._batches(epoch) if self.steps is None else islice(stream, self.steps)
+                log = self._epoch(batches, rate, lambda done: progress and progress(done, total))
                 self.epochs.append(log)
                 stops = [callback.epoch_end(trainer, epoch, log) for callback in self.callbacks]  # all of them look
                 if any(stops):
@@ -188,6 +202,12 @@ class Fitting:
         """Return the batches of an epoch."""
         rows = self.rows
         return self.feed if rows is None else self.trainer.feed(lambda: rows.batches(epoch))
+
+    def _stream(self, first: int) -> Iterator[Any]:
+        """Yield batches without end, of rows those that follow the runs of the epochs before the first."""
+        passed, skipped = divmod(first * (self.steps or 0), self.rows.count) if self.rows is not None else (0, 0)
+        for number in count(passed):
+            yield from islice(self._batches(number), skipped if number == passed else 0, None)
 
     def _epoch(
         self, batches: Iterable[Any], learning_rate: Rate | None, done: Callable[[int], object]

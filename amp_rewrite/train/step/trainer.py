@@ -166,7 +166,7 @@ class Trainer:
             epochs: passes over the batches.
             learning_rate: a number ≥ 0, a `Schedule` or its text, or a function of the step; None: the optimizer's.
             progress: called as `progress(done, total)` with runs; `amp_rewrite.progress_bar` draws it.
-            **options: batch_size, shuffle, seed, validation_data, validation_split, callbacks, first_epoch.
+            **options: those of `FitOptions`, such as batch_size, seed and callbacks.
 
         Raises:
             TrainingError: a target is out of range, an option is invalid, or a learning rate is not a number ≥ 0.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -98,11 +99,37 @@ def test_counts_of_numpy_count() -> None:
         ("sample_weight", "sample_weight=NAME"),
         ("verbose", "progress="),
         ("initial_epoch", "first_epoch"),
+        ("validation_steps", "any size and number"),
+        ("validation_freq", "after each epoch"),
+        ("workers", "a DataLoader"),
     ],
 )
 def test_arguments_of_keras_lead_to_those_here(word: str, hint: str) -> None:
     with pytest.raises(TypeError, match=rf"^fit\(\) got an unexpected keyword argument '{word}'; .*{hint}"):
         _trainer().fit(_arrays(), **{word: 1})
+
+
+def test_an_epoch_of_some_steps_goes_on_where_the_one_before_ended() -> None:
+    data = _arrays(103)
+    whole, parts, resumed = _trainer(), _trainer(), _trainer()
+    expected = whole.fit(data, epochs=4, batch_size=32)
+    seen: list[tuple[int, int]] = []
+    history = parts.fit(
+        data, epochs=5, batch_size=32, steps_per_epoch=3, progress=lambda done, total: seen.append((done, total))
+    )
+    assert history.losses == expected.losses[:15] and len(history.epochs) == 5
+    assert seen[-1] == (15, 15)
+    resumed.fit(data, epochs=2, batch_size=32, steps_per_epoch=3)
+    resumed.fit(data, epochs=3, batch_size=32, steps_per_epoch=3, first_epoch=2)
+    assert same(resumed.state, parts.state)
+
+
+def test_a_generator_may_be_endless_or_give_the_validation_data_of_all_epochs() -> None:
+    data = _arrays(16)
+    endless = (data for _ in itertools.count())
+    once = iter([data])
+    history = _trainer().fit(endless, epochs=3, steps_per_epoch=2, validation_data=once)
+    assert len(history.losses) == 6 and all("val_loss" in epoch for epoch in history.epochs)
 
 
 def test_rows_come_in_a_new_order_in_each_epoch_that_the_seed_gives() -> None:
@@ -269,6 +296,7 @@ def test_tensorboard_without_a_writer_is_named(monkeypatch: pytest.MonkeyPatch) 
         ),
         ({"first_epoch": -1}, "first_epoch is -1; use a whole number ≥ 0"),
         ({"seed": -1}, "seed is -1; use a whole number ≥ 0"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch is 0; use a whole number ≥ 1"),
         (
             {"callbacks": [EarlyStopping()]},
             "EarlyStopping monitors 'val_loss', but an epoch has loss, accuracy, learning_rate, seconds,"

@@ -63,6 +63,8 @@ LATER: Rules = {
     "sgd": (SGD(0.1), ONE),
     "groups": (AdamW(groups="*a rate=0.3 weight_decay=0.1; *b rate=3"), TWO),
     "frozen group": (SGD(0.1, 0.9, global_clipnorm=0.5, groups="*b frozen"), TWO),
+    "nesterov of torch": (SGD(0.1, 0.9, nesterov=True, rate_in_momentum=False), ONE),
+    "rmsprop of torch": (RMSprop(momentum=0.5, rate_in_momentum=False), ONE),
     "lion": (Lion(), ONE),
     "lion, decay": (Lion(weight_decay=0.1), ONE),
     "lamb": (LAMB(), ONE),

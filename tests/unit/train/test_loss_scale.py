@@ -108,7 +108,7 @@ def test_what_is_no_fixed_scale_is_refused(value: Any, message: str) -> None:
     [
         ((0.5,), "invalid initial loss scale 0.5; use a finite number ≥ 1"),
         ((1e39,), "invalid initial loss scale 1e+39; use a finite number ≥ 1"),
-        ((2, 0), "invalid increment period 0; use 1 step or more"),
+        ((2, 0), "invalid increment period 0; use a whole number of steps ≥ 1"),
         ((2, 1, 1.0), "invalid multiplier 1.0; use a finite number > 1"),
     ],
 )

@@ -14,7 +14,8 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import Array
-from amp_rewrite.train.objective.logits import activation, in_unit_interval
+from amp_rewrite.train.objective.intervals import in_unit_interval
+from amp_rewrite.train.objective.logits import activation
 from amp_rewrite.train.objective.losses import objective
 from support.train.nets import F32, parsed
 
@@ -150,11 +151,22 @@ def test_pairs_are_contrasted_in_both_directions(temperature: float) -> None:
         ("a = Constant <value_float = 0.0> () b = Constant <value_float = 2.0> () y = Clip (x, a, b)", False),
         ("a = Constant <value_float = -0.5> () b = Constant <value_float = 1.0> () y = Clip (x, a, b)", False),
         ("b = Constant <value_float = 1.0> () y = Clip (x, , b)", False),
+        ("n = Neg (x) e = Exp (n) o = Constant <value_float = 1.0> () d = Add (o, e) y = Div (o, d)", True),
+        (
+            "t = Tanh (x) o = Constant <value_float = 1.0> () s = Add (t, o) h = Constant <value_float = 0.5> ()"
+            " y = Mul (s, h)",
+            True,
+        ),
+        ("p = Sigmoid (x) o = Constant <value_float = 1.0> () y = Sub (o, p)", True),
+        ("p = Sigmoid (x) o = Constant <value_float = 1.0> () y = Add (o, p)", False),
+        ("a = Abs (x) y = ReduceSum (a)", False),
+        ("y = Add (w, x)", False),
+        ("i = Constant <value_int = 1> () y = Gather (w, i)", False),  # a weight may get any number
         ("y = Identity (x)", False),
     ],
 )
 def test_a_value_in_the_unit_interval_is_taken_for_probabilities(body: str, known: bool) -> None:
-    view = View.of(Model.load(parsed(f"net (float[2,4] x) => (float y) {{ {body} }}")))
+    view = View.of(Model.load(parsed(f"net (float[2,4] x) => (float y) <float[2] w = {{0.5, 0.25}}> {{ {body} }}")))
     (y,) = (value.id for value in view.values if value.name == "y")
     assert in_unit_interval(view, y) is known
 
@@ -187,7 +199,7 @@ def test_logits_are_found_behind_activations_also_if_written_out(
     text = f'<ir_version: 8, opset_import: ["": 11]> net (float[3,4] x) => (float[3,4] y) {{ {body} }}'
     view = View.of(Model.load(onnx.parser.parse_model(text)))
     (y,) = (value.id for value in view.values if value.name == "y")
-    found = activation(view, y, 2)
+    found = activation(view, y, {value.id: (3, 4) for value in view.values})
     assert (found and (found.kind, view.value_name(found.logits), found.axis)) == expected
 
 
@@ -198,6 +210,6 @@ def test_a_softmax_runs_over_one_axis_from_opset_13_on(axis: str, expected: int)
     )
     view = View.of(Model.load(onnx.parser.parse_model(text)))
     (y,) = (value.id for value in view.values if value.name == "y")
-    found = activation(view, y, 3)
+    found = activation(view, y, {y: (3, 4, 5)})
     assert found is not None and found.axis == expected
-    assert activation(view, y, None) is None
+    assert activation(view, y, {}) is None

@@ -35,10 +35,14 @@ WRITTEN_OUT = (
     " y = Div (e, s)"
 )
 
+HEAD = '<domain: "own", opset_import: ["": 20]> Head (a) => (b) { b = Softmax (a) }'
+
 
 def _model(body: str, shape: tuple[int, ...] = (ROWS, CLASSES)) -> Model:
     dims = ",".join(map(str, shape))
-    return Model.load(parsed(f"net (float[{dims}] x) => (float[{dims}] y) {{ {body} }}"))
+    return Model.load(
+        parsed(f"net (float[{dims}] x) => (float[{dims}] y) {{ {body} }} {HEAD if 'own.' in body else ''}")
+    )
 
 
 def _aim(loss: str, body: str, shape: tuple[int, ...] = (ROWS, CLASSES)) -> Objective:
@@ -96,6 +100,12 @@ def _check(loss: str, body: str, ours: Any, target: Array | None, x: Array | Non
         ),
         ("kl_divergence(y, t)", lambda f, x, t: f.kl_div(x.log_softmax(1), t, reduction="batchmean"), SOFT),
         ("kl_divergence(y, t)", lambda f, x, t: f.kl_div(x.log_softmax(1), t, reduction="batchmean"), HARD),
+        (
+            "kl_divergence(y, t, log_target=True)",
+            lambda f, x, t: f.kl_div(x.log_softmax(1), t, reduction="batchmean", log_target=True),
+            np.log(SOFT),
+        ),
+        ("0.5 * cross_entropy(y, t) * 3 / 2", lambda f, x, t: 0.75 * f.cross_entropy(x, t), LABELS),
     ],
 )
 def test_losses_of_classes_equal_torch_for_logits_and_for_probabilities(
@@ -104,8 +114,49 @@ def test_losses_of_classes_equal_torch_for_logits_and_for_probabilities(
     _check(loss, body, ours, target)
 
 
+MOVED = {
+    "reshaped": "a = Softmax <axis = 1> (x) s = Constant <value_ints = [-1, 5]> () y = Reshape (a, s)",
+    "transposed": "u = Transpose <perm = [1, 0]> (x) a = Softmax <axis = 0> (u) y = Transpose <perm = [1, 0]> (a)",
+    "squeezed": "i = Constant <value_ints = [2]> () u = Unsqueeze (x, i) a = Softmax <axis = 1> (u) y = Squeeze (a, i)",
+    "split": "a = Softmax <axis = 1> (x) b, c = Split <axis = 1, num_outputs = 2> (a) y = Concat <axis = 1> (b, c)",
+    "by its logarithm": "a = LogSoftmax <axis = 1> (x) y = Exp (a)",
+    "logarithms": "y = LogSoftmax <axis = 1> (x)",
+    "by a reciprocal": "i = Constant <value_ints = [1]> () e = Exp (x) s = ReduceSum (e, i) r = Reciprocal (s)"
+    " y = Mul (e, r)",
+    "by a function": "y = own.Head (x)",
+    "by a branch": "c = Constant <value = bool {1}> () y = If (c) <then_branch = one () => (float[6,5] p)"
+    " { p = Softmax <axis = 1> (x) }, else_branch = two () => (float[6,5] q) { q = Sigmoid (x) }>",
+    "with an epsilon": "a = Softmax <axis = 1> (x) e = Constant <value_float = 1e-9> () y = Add (a, e)",
+    "not below an epsilon": "a = Softmax <axis = 1> (x) e = Constant <value_float = 1e-9> () y = Clip (a, e)",
+    "of two": "a = Softmax <axis = 1> (x) b = Add (a, a) h = Constant <value_float = 0.5> () y = Mul (b, h)",
+    "normalized": "a = Softmax <axis = 1> (x) i = Constant <value_ints = [1]> () s = ReduceSum (a, i) y = Div (a, s)",
+    "chosen": "a = Softmax <axis = 1> (x) c = IsNaN (a) z = Constant <value_float = 0.0> () y = Where (c, z, a)",
+    "dropped": "a = Softmax <axis = 1> (x) y = Dropout (a)",
+}
+
+
 @pytest.mark.torch
-@pytest.mark.parametrize("body", [LOGITS, SIGMOID])
+@pytest.mark.parametrize("body", MOVED.values(), ids=MOVED)
+def test_probabilities_are_recognized_behind_moves_arithmetic_functions_and_branches(body: str) -> None:
+    _check("cross_entropy(y, t)", body, lambda f, x, t: f.cross_entropy(x, t), LABELS)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("how", ["reshaped", "transposed", "squeezed", "by its logarithm", "by a reciprocal"])
+def test_moved_probabilities_of_0_keep_their_loss(how: str) -> None:
+    far = RNG.normal(size=(ROWS, CLASSES)).astype(F32) * 100
+    _check("cross_entropy(y, t)", MOVED[how], lambda f, x, t: f.cross_entropy(x, t), LABELS, far)
+
+
+def test_classes_are_found_where_moves_put_them() -> None:
+    flat = "s = Constant <value_ints = [-1, 5]> () f = Reshape (x, s) a = Softmax (f)"
+    back = "s2 = Constant <value_ints = [3, 4, 5]> () y = Reshape (a, s2)"
+    aim = _aim("cross_entropy(y, t)", f"{flat} {back}", (3, 4, 5))
+    assert aim.targets[0].axis == 2
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("body", [LOGITS, SIGMOID, "s = Sigmoid (x) y = Log (s)"])
 @pytest.mark.parametrize(
     ("loss", "ours"),
     [
@@ -338,7 +389,7 @@ def test_of_logits_nothing_is_told() -> None:
         (
             "cross_entropy(y, t, smoothing=0.1)",
             LOGITS,
-            "the loss cross_entropy has no option 'smoothing'; did you mean 'label_smoothing'?",
+            "cross_entropy has no option 'smoothing'; did you mean 'label_smoothing'?",
         ),
         (
             "cross_entropy(y, t, label_smoothing=1.5)",
@@ -353,9 +404,9 @@ def test_of_logits_nothing_is_told() -> None:
         (
             "huber(y, t, delta=big)",
             LOGITS,
-            "delta=big of the loss huber is neither a number nor a list of numbers, True or False; correct it",
+            "delta=big of huber is neither a number nor a list of numbers, True or False; correct it",
         ),
-        ("huber(y, t, delta=1, delta=2)", LOGITS, "the loss huber sets delta twice; set it once"),
+        ("huber(y, t, delta=1, delta=2)", LOGITS, "huber sets delta twice; set it once"),
         (
             "contrastive(y)",
             LOGITS,
@@ -366,6 +417,23 @@ def test_of_logits_nothing_is_told() -> None:
             LOGITS,
             "sample_weight=0.5 of the loss cross_entropy must be the name of an input; correct it",
         ),
+        (
+            "binary_cross_entropy(y, t)",
+            "y = LogSoftmax (x)",
+            "binary_cross_entropy(y): 'y' is the logarithm of a Softmax; use cross_entropy, or say from_logits=True to"
+            " take it for logits",
+        ),
+        (
+            "kl_divergence(y, t, log_target=1)",
+            LOGITS,
+            "log_target=1 of the loss kl_divergence must be True or False; correct it",
+        ),
+        (
+            "cross_entropy(y, t) / 0",
+            LOGITS,
+            "the loss 'cross_entropy(y, t) / 0' is multiplied or divided by 0; leave such a term out",
+        ),
+        ("", LOGITS, "the loss is empty; use the name of a value, or text such as cross_entropy(LOGITS, TARGETS)"),
     ],
 )
 def test_a_loss_that_makes_no_sense_is_refused_with_the_way_out(loss: str, body: str, message: str) -> None:
@@ -389,6 +457,23 @@ def test_an_ignored_class_is_no_wrong_target_and_other_ones_are() -> None:
     assert trainer.fit([{"x": np.ones((2, 8), F32), "t": np.array([0, -100])}]).nonfinite == 0
     with pytest.raises(TrainingError, match="has class -1, but the model has classes 0 to 3"):
         trainer.fit([{"x": np.ones((2, 8), F32), "t": np.array([0, -1])}])
+
+
+@pytest.mark.parametrize(
+    ("loss", "number", "message"),
+    [
+        ("kl_divergence(y, t)", -1, "has -1, but its targets are shares of classes, at least 0; kl_divergence takes"),
+        ("kl_divergence(y, t, log_target=True)", 0.5, "has 0.5, but its targets are logarithms of shares, at most 0;"),
+        ("binary_cross_entropy(y, t)", -1, "has -1, but its targets are yes or no, from 0 to 1; write no as 0"),
+    ],
+)
+def test_targets_outside_their_range_are_refused(loss: str, number: float, message: str) -> None:
+    trainer = Trainer(training_step(mlp(), loss=loss, policy="float32"), **PLACE)
+    targets = np.zeros((2, 4), F32)
+    targets[1, 2] = number
+    with pytest.raises(TrainingError) as error:
+        trainer.evaluate([{"x": np.ones((2, 8), F32), "t": targets}])
+    assert f"input 't' of batch 0 {message}" in str(error.value)
 
 
 def test_training_by_probabilities_equals_training_by_logits() -> None:

@@ -16,7 +16,7 @@ from amp_rewrite.train.step.callbacks import EarlyStopping
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizers import SGD
-from support.train.nets import CROSS_ENTROPY, PLACE, batches, mlp, parsed
+from support.train.nets import CROSS_ENTROPY, F32, PLACE, batches, mlp, parsed
 
 ROWS = 203
 
@@ -216,3 +216,28 @@ def test_rows_are_probabilities_if_they_are_not_negative_and_sum_to_1(row: tuple
         metric.update(np.array([1, 2]), np.array([row, (0.5, 0.25, 0.25)], np.float32))
         found.append(metric.result())
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("metric", "targets", "message"),
+    [
+        ("perplexity(y, t)", [0, 4], "the metric 'perplexity' has the target 4, but predictions have classes 0 to 3;"),
+        ("accuracy(y, t)", [-100, 1], "the metric 'accuracy' has the target -100, but predictions have classes 0"),
+        ("top_k(y, t, k=2)", [0.5, 1], "the metric 'top_k' has the target 0.5, but predictions have classes 0 to 3;"),
+        ("auc(z, t)", [0, 2], "one for each target, so targets must be 0 or 1;"),
+        ("top_k(y, t, k=0)", [0, 1], "k is 0; use a whole number ≥ 1"),
+        ("f1(y, t, average=samples)", [0, 1], "average of F1Score is 'samples'; use macro, micro, weighted or binary"),
+    ],
+)
+def test_targets_that_are_no_classes_are_refused(metric: str, targets: list[float], message: str) -> None:
+    with pytest.raises(TrainingError) as error:
+        (made,) = metrics_of([metric], ("y", "z"))
+        scores = np.ones((2, 4), F32) if made.prediction == "y" else np.ones(2, F32)
+        made.update(np.array(targets), scores)
+    assert message in str(error.value)
+
+
+def test_the_area_of_scores_with_a_nan_is_nan() -> None:
+    metric = AUC("y", "t")
+    metric.update(np.array([0, 1, 1]), np.array([0.1, np.nan, 0.3], F32))
+    assert np.isnan(metric.result())

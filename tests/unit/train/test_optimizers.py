@@ -32,6 +32,7 @@ from amp_rewrite.train.update.optimizers import (
     initial_slots,
     named,
 )
+from amp_rewrite.train.update.schedules import StepDecay
 from unit.train.test_loss_scale import SEQUENCES
 
 F32 = np.float32
@@ -153,6 +154,16 @@ TORCH: Mapping[str, tuple[Optimizer, str, dict[str, Any]]] = {
         "RMSprop",
         {"lr": 0.01, "alpha": 0.9, "eps": 1e-7, "momentum": 0.5},
     ),
+    "schedule, nesterov": (
+        SGD(StepDecay(0.1, 20, 0.5), momentum=0.9, nesterov=True, rate_in_momentum=False),
+        "SGD",
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    ),
+    "schedule, rmsprop": (
+        RMSprop(StepDecay(0.01, 20, 0.5), momentum=0.5, rate_in_momentum=False),
+        "RMSprop",
+        {"lr": 0.01, "alpha": 0.9, "eps": 1e-7, "momentum": 0.5},
+    ),
     "adagrad": (Adagrad(0.1), "Adagrad", {"lr": 0.1, "eps": 1e-7, "initial_accumulator_value": 0.1}),
 }
 
@@ -166,11 +177,13 @@ def test_200_steps_are_those_of_pytorch(name: str) -> None:
     ours = {"v": np.array(rng.normal(size=(4, 3)), F32)}
     theirs = torch.nn.Parameter(torch.tensor(ours["v"].copy()))
     optimizer = getattr(torch.optim, class_name)([theirs], **settings)
+    falling = torch.optim.lr_scheduler.StepLR(optimizer, 20, 1.0 if "schedule" not in name else 0.5)
     slots = initial_slots(rule, ours)
     for step in range(1, 201):
         grads = {"v": np.array(rng.normal(size=(4, 3)), F32)}
         theirs.grad = torch.tensor(grads["v"])
         optimizer.step()
+        falling.step()
         ours, slots = applied(rule, ours, grads, slots, step=step)
 
     # 200 steps, each a handful of float32 roundings of values of order 1
@@ -256,7 +269,8 @@ def test_a_spelling_leads_back(text: str) -> None:
         (
             "sgd,beta_1=0.5",
             "not the configuration of SGD: {'beta_1': 0.5}; it has clipnorm, clipvalue, global_clipnorm, weight_decay,"
-            " groups, decay_biases_and_norms, ema_momentum, momentum_dtype, learning_rate, momentum, nesterov",
+            " groups, decay_biases_and_norms, ema_momentum, momentum_dtype, learning_rate, momentum, nesterov,"
+            " rate_in_momentum",
         ),
         ("adam,beta_1=1", "beta_1 of Adam must be at least 0 and less than 1 and finite, not 1.0"),
         ("sgd,lr=-1", "learning_rate of SGD must be at least 0 and finite, not -1.0"),

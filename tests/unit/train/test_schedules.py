@@ -227,6 +227,8 @@ def test_fit_takes_a_text_and_callbacks_that_set_the_rate_of_epochs() -> None:
     assert [epoch["learning_rate"] for epoch in text] == [0.25, 0.125]
     assert [epoch["learning_rate"] for epoch in set_by] == [0.25, 0.125, 0.0625]
     assert seen == [(0, 0.5), (1, 0.25), (2, 0.125)]
+    alone = trainer.fit([BATCH], epochs=2, callbacks=[LearningRateScheduler(lambda epoch: 0.5**epoch)]).epochs
+    assert [epoch["learning_rate"] for epoch in alone] == [1.0, 0.5]
 
 
 @pytest.mark.torch

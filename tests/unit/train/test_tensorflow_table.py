@@ -368,6 +368,12 @@ def test_arithmetic_alone_says_which_object_has_the_methods_of_keras() -> None:
         SGD(0.1).tau  # noqa: B018
 
 
+def test_arithmetic_with_a_variable_gives_arrays() -> None:
+    variable = Variable([1.0, 2.0], "v")
+    assert (2 * variable + np.ones(2) - variable / 2)[1] == 4
+    assert (variable[0], (variable**2).tolist(), {variable: 1}[variable]) == (1, [1, 4], 1)
+
+
 def test_a_variable_is_an_array_for_numpy_and_can_be_changed_in_place() -> None:
     v = Variable([1.0, 2.0], "v")
     v.assign_add([1.0, 1.0])
@@ -602,3 +608,58 @@ def test_a_step_in_float16_names_sizes_that_tensor_cores_pad() -> None:
     )
     plain = training_step(mlp(), loss=CROSS_ENTROPY, policy="float32").report
     assert plain is not None and plain.notes == ()
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_a_copy_of_an_optimizer_goes_on_with_variables_of_the_same_names(twin: Any) -> None:
+    one, optimizer = Variable([1.0, 2.0], "v"), LossScaleOptimizer(SGD(0.5, momentum=0.9))
+    for gradient in ([1.0, 1.0], [np.inf, 1.0]):
+        optimizer.apply_gradients([(gradient, one)])
+    other, copied = Variable(one.numpy(), "v"), twin(optimizer)
+    for made, variable in ((optimizer, one), (copied, other)):
+        made.apply_gradients([([0.0, 3.0], variable)])
+    assert other.numpy().tobytes() == one.numpy().tobytes()
+    assert (copied.iterations, copied.loss_scale.state) == (optimizer.iterations, optimizer.loss_scale.state)
+
+
+def test_a_copy_of_an_optimizer_that_shows_a_training_leaves_the_training_alone() -> None:
+    optimizer = LossScaleOptimizer(Adam(0.01))
+    trainer = Trainer(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=optimizer), **PLACE)
+    trainer.fit(list(batches(2)))
+    copied = copy.deepcopy(optimizer)
+    copied.iterations = 7
+    assert (trainer.steps, optimizer.iterations) == (2, 2)
+    assert sorted(copied.slots()) == sorted(optimizer.slots())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda o, v: o.minimize((v,), _square()), "are not variables; pass a Variable or several, after the loss"),
+        (lambda o, v: o.apply_gradients([(v, np.ones(2))]), "ndarray is not a Variable; pass Variable objects"),
+        (
+            lambda o, v: o.apply_gradients([v]),
+            "not pairs of a gradient and its variable; pass zip(gradients, variables)",
+        ),
+        (lambda o, v: o.add_slot("v", "m"), "str is not a Variable"),
+        (lambda o, v: o.get_scaled_loss(None), "the loss is None, which has no scale"),
+        (lambda o, v: setattr(o, "iterations", -1), "iterations is -1; use a whole number ≥ 0"),
+        (lambda o, v: DynamicLossScale("big"), "invalid initial loss scale 'big'; use a number"),  # type: ignore[arg-type]
+        (lambda o, v: DynamicLossScale(4, 1.5), "invalid increment period 1.5; use a whole number"),  # type: ignore[arg-type]
+        (lambda o, v: _square() + 1, "losses are added in their text"),
+        (lambda o, v: Losses.Huber(1.0, 2.0), "huber takes delta by place; name other options"),
+        (lambda o, v: Losses.Huber(reduction="none"), "reduction='none' is not here: losses are means"),
+    ],
+)
+def test_arguments_in_another_order_or_of_another_kind_are_refused(call: Any, message: str) -> None:
+    with pytest.raises(TrainingError) as error:
+        call(LossScaleOptimizer(SGD(0.1)), Variable([1.0, 2.0], "v"))
+    assert message in str(error.value)
+
+
+def test_numbers_of_numpy_are_loss_scales_and_options_of_losses_come_by_place() -> None:
+    assert LossScaleOptimizer(SGD(0.1), np.float32(128)).loss_scale == FixedLossScale(128)
+    assert Policy("mixed_float16", loss_scale=np.int64(64)).loss_scale == FixedLossScale(64)
+    assert Losses.CategoricalCrossentropy(True, 0.1) == Losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=0.1, reduction="auto", name="loss"
+    )

@@ -18,6 +18,8 @@ class SGD(Optimizer):
     Args:
         momentum: factor of the velocity; 0 for none.
         nesterov: change by momentum * velocity - rate * gradient (Sutskever et al., 2013).
+        rate_in_momentum: False as in PyTorch: velocity = momentum * velocity + gradient, and each step multiplies it by
+            its own rate. The two differ if the rate changes.
 
     Example:
         >>> from amp_rewrite.train import SGD
@@ -28,6 +30,7 @@ class SGD(Optimizer):
     learning_rate: float | Schedule = 0.01
     momentum: float = 0.0
     nesterov: bool = False
+    rate_in_momentum: bool = True
 
     def slots(self) -> Mapping[str, float]:
         return {"momentum": 0.0} if self.momentum else {}
@@ -36,6 +39,10 @@ class SGD(Optimizer):
         if not self.momentum:
             return variable - rate * gradient, {}
         factor = number(self.momentum)
+        if not self.rate_in_momentum:
+            velocity = factor * slots["momentum"] + gradient
+            move = factor * velocity + gradient if self.nesterov else velocity
+            return variable - rate * move, {"momentum": velocity}
         velocity = factor * slots["momentum"] - rate * gradient
         move = factor * velocity - rate * gradient if self.nesterov else velocity
         return variable + move, {"momentum": velocity}
@@ -49,22 +56,28 @@ class RMSprop(Optimizer):
         rho: decay of the mean square.
         momentum: factor of the velocity; 0 for none.
         epsilon: added to the root.
+        rate_in_momentum: as in `SGD`.
     """
 
     learning_rate: float | Schedule = 0.001
     rho: float = 0.9
     momentum: float = 0.0
     epsilon: float = 1e-7
+    rate_in_momentum: bool = True
 
     def slots(self) -> Mapping[str, float]:
         return {"rms": 0.0, "momentum": 0.0} if self.momentum else {"rms": 0.0}
 
     def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         rms = number(self.rho) * slots["rms"] + number(1 - self.rho) * (gradient * gradient)
-        move = rate * (gradient / (by.sqrt(rms) + number(self.epsilon)))
+        change = gradient / (by.sqrt(rms) + number(self.epsilon))
         if not self.momentum:
-            return variable - move, {"rms": rms}
-        velocity = number(self.momentum) * slots["momentum"] + move
+            return variable - rate * change, {"rms": rms}
+        before = number(self.momentum) * slots["momentum"]
+        if not self.rate_in_momentum:
+            velocity = before + change
+            return variable - rate * velocity, {"rms": rms, "momentum": velocity}
+        velocity = before + rate * change
         return variable - velocity, {"rms": rms, "momentum": velocity}
 
 

@@ -17,7 +17,7 @@ from amp_rewrite.train.update.schedules import Schedule, rate_after, rate_of_con
 
 _RATE = "learning_rate"
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
-_FLAGS = ("nesterov", "decay_biases_and_norms")
+_FLAGS = ("nesterov", "rate_in_momentum", "decay_biases_and_norms")
 _GROUPS = "groups"
 _OWN_CHECKS = (_GROUPS, "momentum_dtype")
 AVERAGE = "average"
