@@ -72,15 +72,15 @@ def scale_after(
     rule: DynamicLossScale, by: ScaleArithmetic, scale: Any, good_steps: Any, finite: Any
 ) -> tuple[Any, Any]:
     """Return the scale and the finite steps since its last change that follow a step, in any arithmetic."""
-    factor = by.number(np.float32(rule.multiplier))
     counted = good_steps + np.int64(1)
     due = counted >= np.int64(rule.increment_period)
-    grown = scale * factor
-    up = by.where(due & (grown <= np.float32(DType.FLOAT.max)), grown, scale)
     if rule.backoff_factor is None:
-        less = scale / factor
-    else:  # a product of doubles, as PyTorch computes it
-        less = by.single(by.double(scale) * np.float64(rule.backoff_factor))
+        factor = by.number(np.float32(rule.multiplier))
+        grown, less = scale * factor, scale / factor
+    else:  # products of doubles, as PyTorch computes them
+        wide = by.double(scale)
+        grown, less = (by.single(wide * np.float64(factor)) for factor in (rule.multiplier, rule.backoff_factor))
+    up = by.where(due & (grown <= np.float32(DType.FLOAT.max)), grown, scale)
     down = by.maximum(less, FLOOR)
     going_on = finite & ~due
     return by.where(finite, up, down), by.where(going_on, counted, np.int64(0))
@@ -229,8 +229,8 @@ class DynamicLossScale(LossScale):
     ) -> DynamicLossScale:
         """Return the scale with the settings of torch.amp.GradScaler, under its names and with its defaults.
 
-        It goes through the same scales as a GradScaler, but stays 1 or more. A growth factor other than 2 can differ in
-        the last bit. At scales above about 2**120 gradients may overflow in one of them alone.
+        It goes through the same scales as a GradScaler, but stays 1 or more. At scales above about 2**120 gradients may
+        overflow in one of them alone.
 
         Args:
             init_scale: the first scale.

@@ -136,6 +136,8 @@ class LossScaleOptimizer(StatefulOptimizer):
         self.inner.restore(saved)
         if isinstance(scale, DynamicLossScale) and state is not None:
             scale.state = state
+            if self.followed is not None:
+                self.followed.set_loss_scale(scale)
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`: the inner optimizer's and the scale's."""

@@ -38,6 +38,9 @@ class Followed(Protocol):
     def set_optimizer_state(self, iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> None:
         """Continue from another step count and other slots."""
 
+    def set_loss_scale(self, scale: object) -> None:
+        """Continue from the state of a loss scale, if it is that of the training."""
+
 
 @dataclass(slots=True, eq=False)
 class OptimizerState:
@@ -96,6 +99,11 @@ class StatefulOptimizer:
         """Show the state of a training, which is now after so many steps; slots are read when they are asked for."""
         state = self._state
         state.followed, state.stale, state.iterations = training, True, iterations
+
+    @property
+    def followed(self) -> Followed | None:
+        """The training whose state is shown; None before one."""
+        return self._state.followed
 
     def slots(self) -> dict[str, dict[str, Array]]:
         """Return the slots by variable; do not modify them."""

@@ -32,6 +32,8 @@ _NAMES = re.compile(
 _ROWS = 4096  # of a table that is examined
 _LEAST_ROWS, _LEAST_EQUATIONS = 4, 8
 _CLOSE = 1e-3
+_TURN = 0.1
+"""Least difference from 2 of the factor of some column: 0 is that of a line."""
 _FEW = 0.6
 """Share of pairs of positions with numbers of their own in an expanded table, at most: 9 of 16 for windows of 2 x 2."""
 _FREQUENCIES = 4
@@ -56,6 +58,8 @@ def reason(view: View, value: Value, readers: Collection[str]) -> str | None:
         return "a mask that masks nothing"
     if set(readers) == {"Mul"} and _scales_tokens(view, value, array):
         return "a mask of tokens that masks nothing"
+    if set(readers) == {"Mul"} and array.ndim > 1 and not _equal(array) and np.isin(array, (0, 1)).all():
+        return "a mask of zeros and ones"
     if set(readers) == {"Add"} and is_expanded(array):
         return "a table that an exporter expanded from fewer numbers, which would part"
     return _computed_table(array)
@@ -131,22 +135,26 @@ def is_frequencies(row: Array) -> bool:
 def is_sinusoids(table: Array) -> bool:
     """True for a table [positions, features] whose columns are sinusoids of the position.
 
-    Such a column x obeys x(p + 1) + x(p - 1) = 2 cos(w) x(p), for sine and cosine alike.
+    Such a column x obeys x(p + 1) + x(p - 1) = 2 cos(w) x(p), for sine and cosine alike. First rows up to one of zeros,
+    that of padding, are left out.
     """
+    padding = np.flatnonzero(~table[:_LEAST_ROWS].any(axis=1))
+    table = table[padding[-1] + 1 :] if padding.size else table
     if len(table) < _LEAST_ROWS or (len(table) - _LEAST_ROWS + 1) * table.shape[1] < _LEAST_EQUATIONS:
         return False
     few = table[:_LEAST_ROWS]  # rejects most weights without a copy of all
     for rows in (few, table[:_ROWS]):
-        x = rows.astype(np.float64)
-        size = np.abs(x).max()
-        if not 0.5 <= size <= 1 + _CLOSE or _equal(x):
+        size = np.abs(rows).max()
+        if not 0 < size < np.inf or _equal(rows):
             return False
+        x = rows.astype(np.float64) / size
         sums, middle = x[2:] + x[:-2], x[1:-1]
         square = (middle * middle).sum(0)
         factor = np.where(square > 0, (sums * middle).sum(0) / np.where(square > 0, square, 1), 0)
-        if np.abs(sums - factor * middle).max() > _CLOSE or np.abs(factor).max() > 2 + _CLOSE:
+        turns = np.abs(factor).max() <= 2 + _CLOSE and factor.min() < 2 - _TURN
+        if not turns or np.abs(sums - factor * middle).max() > _CLOSE:
             return False
-    return bool(np.ptp(table[:_ROWS], axis=0).max() > _CLOSE)
+    return bool(np.ptp(table[:_ROWS], axis=0).max() > _CLOSE * np.abs(table[:_ROWS]).max())
 
 
 # -- merged and expanded weights -----------------------------------------------------------------------

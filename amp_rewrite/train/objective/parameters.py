@@ -90,8 +90,18 @@ def trained(view: View, loss: str, choice: ParameterGlobs) -> Selection:
     one_row = tuple(n for n in left if fixed_values.one_row(view, names[n]))
     twins = split(view, [names[n] for n in left])
     named = {v.name for v in floats} - asked.keys() | {n for n, why in choice.module.declared.items() if not why}
-    rows = [*_rows(view, floats, left, reasons, (named, excluded, one_row, twins)), *choice.module.lost()]
+    rows = [*_rows(view, floats, left, reasons, (named, excluded, one_row, twins)), *_constants(view)]
+    rows += choice.module.lost()
     return Selection(tuple(left), tuple(rows), one_row)
+
+
+def _constants(view: View) -> Iterator[ParameterRow]:
+    """Yield the rows of weights that nodes hold: float32 constants of several numbers that a layer reads."""
+    for value, tensor in view.constants.items():
+        of_node = view.producer(value) is not None and view.dtype(value) is DType.FLOAT and math.prod(tensor.dims) > 1
+        if of_node and any(view.ops[use.op].kind in WEIGHTED for use in view.uses[value]):
+            why = "a Constant node; write it as an initializer to train it"
+            yield ParameterRow(view.value_name(value), FROZEN, tuple(map(int, tensor.dims)), why)
 
 
 def _matched(names: Mapping[str, Value], globs: str | Sequence[str]) -> list[str]:

@@ -32,9 +32,14 @@ def by_path(
     """Return a step count, slots and the state of a dynamic loss scale by their paths in checkpoints."""
     values = {f"slot/{name}/{slot}": array for name, own in slots.items() for slot, array in own.items()}
     if isinstance(scale, DynamicLossScale):
-        values["loss_scale"] = np.array(scale.state.scale, np.float32)
-        values["good_steps"] = np.array(scale.state.good_steps, np.int64)
+        values |= scale_state(scale)
     return {"step": np.array(iterations, np.int64), **values}
+
+
+def scale_state(scale: DynamicLossScale) -> dict[str, Array]:
+    """Return the state of a loss scale by its paths in checkpoints."""
+    state = scale.state
+    return {"loss_scale": np.array(state.scale, np.float32), "good_steps": np.array(state.good_steps, np.int64)}
 
 
 def slot_of(path: str) -> tuple[str, str]:

@@ -21,13 +21,14 @@ from onnx import AttributeProto, NodeProto, TensorProto
 from onnx.helper import make_node
 from onnx.numpy_helper import from_array
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.graphs import in_order, names_read
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import UNREPEATABLE
-from amp_rewrite.ir.view import View
+from amp_rewrite.ir.view import MAIN, View
 
 REGION = "amp.recompute"
 
@@ -48,7 +49,10 @@ def recomputed(model: Model, forward: Collection[str], batch: Collection[str], r
 
 @dataclass(eq=False)
 class _StepNodes:
-    """The nodes of a step by position. `forward`: positions of nodes that compute activations for the loss."""
+    """The nodes of a step by position. `forward`: positions of nodes that compute activations for the loss.
+
+    `flags`: names of bool values.
+    """
 
     model: Model
     nodes: Sequence[NodeProto]
@@ -57,6 +61,7 @@ class _StepNodes:
     producer: Mapping[str, int]
     batch: frozenset[str]
     taken: set[str]
+    flags: frozenset[str]
     added: list[NodeProto] = field(default_factory=list)
     constants: dict[str, TensorProto] = field(default_factory=dict)
 
@@ -75,7 +80,9 @@ class _StepNodes:
         forward = dict.fromkeys(
             at for at, n in enumerate(nodes) if needed.intersection(n.output) and varying.intersection(n.output)
         )
-        return cls(model, nodes, forward, reads, producer, frozenset(batch), set(View.of(model).names))
+        view = View.of(model)
+        flags = frozenset(v.name for v in view.values if v.scope == MAIN and view.dtype(v.id) is DType.BOOL)
+        return cls(model, nodes, forward, reads, producer, frozenset(batch), set(view.names), flags)
 
     @cached_property
     def readers(self) -> dict[str, list[int]]:
@@ -92,19 +99,22 @@ class _StepNodes:
         kept = self._kept(place)
         for region in range(regions - 1):
             self._settle(region, place, kept)
+        late: list[list[int]] = [[] for _ in range(regions)]
+        for at, region in place.items():
+            passing = [name for name in self.nodes[at].output if name not in kept]
+            late[region] += [reader for name in passing for reader in self.readers.get(name, []) if reader not in place]
+        reached: list[set[int]] = []  # what depends on activations of a region or of one before it, so cannot signal it
+        for own in late:
+            reached.append(self._descendants(own).union(*reached[-1:]))
         above: set[int] = set()
         renamed: dict[int, dict[str, str]] = {}
         for region in reversed(range(regions)):
-            saved = [name for at in self.forward if place[at] == region for name in self.nodes[at].output]
-            passing = [name for name in saved if name not in kept]
-            late = [at for name in passing for at in self.readers.get(name, []) if at not in place]
-            below = self._descendants(late)
-            signals = self._last(above - below)
-            if region < regions - 1 and late and signals:
+            signals = self._last(above - reached[region])
+            if region < regions - 1 and late[region] and signals:
                 again = self._again(region, place, kept, self._condition(self.nodes[at].output[0] for at in signals))
-                for at in late:
+                for at in late[region]:
                     renamed.setdefault(at, {}).update(again)
-            above = below if late else above
+            above = reached[region] if late[region] else above
         return self._finished(renamed)
 
     def _regions(self, regions: int) -> dict[int, int]:
@@ -161,6 +171,12 @@ class _StepNodes:
             numbers.append(self._node("Cast", first, to=TensorProto.FLOAT))
         return self._node("IsNaN", self._node("Sum", *numbers))
 
+    def _after(self, condition: str, name: str) -> str:
+        """Append a copy of a value that is known when a condition is; onnxruntime's Where takes no bool on a CPU."""
+        if name not in self.flags:
+            return self._node("Where", condition, name, name)
+        return self._node("And", name, self._node("Or", condition, self._node("Not", condition)))
+
     def _settle(self, region: int, place: Mapping[int, int], kept: set[str]) -> None:
         """Let later regions read the last value of a region through a Where that waits for its activations.
 
@@ -173,7 +189,7 @@ class _StepNodes:
         if not read or not crossing:
             return
         last = crossing[-1]
-        settled = self._node("Where", self._condition(read), last, last)
+        settled = self._after(self._condition(read), last)
         kept.add(settled)
         for at in self.readers[last]:
             if place.get(at) != region:
@@ -205,7 +221,7 @@ class _StepNodes:
             node.CopyFrom(self.nodes[at])
             for slot, name in enumerate(node.input):
                 if name and name not in names and (name in kept or name in self.batch):
-                    names[name] = self._node("Where", condition, name, name)
+                    names[name] = self._after(condition, name)
                 node.input[slot] = names.get(name, name)
             for slot, name in enumerate(self.nodes[at].output):
                 if name:

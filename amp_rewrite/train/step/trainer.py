@@ -20,6 +20,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.metrics.metric import Metric
 from amp_rewrite.train.metrics.metric_text import metrics_of
 from amp_rewrite.train.step import checkpoint
@@ -28,7 +29,7 @@ from amp_rewrite.train.step.batch_check import batches as batches_of
 from amp_rewrite.train.step.evaluation import Evaluation
 from amp_rewrite.train.step.execution import Execution, Steps
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, Scores, range_of
-from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, shown, slots_of
+from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, scale_state, shown, slots_of
 from amp_rewrite.train.step.rows import Rows
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.update.optimizers.optimizer import AVERAGE
@@ -97,6 +98,11 @@ class Trainer:
         self._checkpointed = step.state
         self.last_rate = 0.0
         self._now = _Position(steps=next(int(v.initial) for v in step.state if v.name == "step"))
+        owner = step.owner
+        if owner is not None and owner.followed is None:  # it may have been restored after the step was made
+            self.set_loss_scale(vars(owner).get("loss_scale"))
+            self.set_optimizer_state(owner.iterations, owner.slots())
+        self._show()
 
     def _open(self) -> Steps:
         step, runner = self.step, Runner.open(self._model, self._options)
@@ -225,6 +231,17 @@ class Trainer:
         values = by_path(iterations, slots)
         self._stepper.buffer.put(self._now.side, {v.input: values[v.name] for v in self.step.state if v.name in values})
         self._now = replace(self._now, steps=iterations)
+
+    def set_loss_scale(self, scale: object) -> None:
+        """Continue from the state of a loss scale; nothing changes for another one than the step's.
+
+        Args:
+            scale: the loss scale.
+        """
+        if scale is self.step.loss_scale and isinstance(scale, DynamicLossScale):
+            values = scale_state(scale)
+            put = {v.input: values[v.name] for v in self.step.state if v.name in values}
+            self._stepper.buffer.put(self._now.side, put)
 
     def rate(self, learning_rate: Rate | None = None) -> Array:
         """Return the learning rate of the next step, a float32 scalar.

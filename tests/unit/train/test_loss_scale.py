@@ -151,7 +151,9 @@ def test_a_broken_configuration_is_named() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("settings", [(1024.0, 2.0, 0.5, 3), (512.0, 1.5, 0.25, 2), (2.0**16, 3.0, 0.7, 1)])
+@pytest.mark.parametrize(
+    "settings", [(1024.0, 2.0, 0.5, 3), (512.0, 1.5, 0.25, 2), (2.0**16, 3.0, 0.7, 1), (12345.0, 1.1, 0.7, 1)]
+)
 def test_growth_and_backoff_go_through_the_scales_of_pytorch(settings: tuple[float, float, float, int]) -> None:
     torch = pytest.importorskip("torch")
     theirs = torch.amp.GradScaler("cpu", *settings)

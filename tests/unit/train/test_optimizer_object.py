@@ -114,6 +114,26 @@ def test_an_optimizer_restores_a_checkpoint_of_a_trainer(tmp_path: Path) -> None
     assert (optimizer.checkpoint()["w2/v"] == trainer.state["w2/v"]).all()
 
 
+@pytest.mark.parametrize("when", ["before the trainer", "before fit", "after fit"])
+def test_what_an_optimizer_restores_reaches_its_trainer(when: str, tmp_path: Path) -> None:
+    before = _trainer(_wrapped(DynamicLossScale(2.0**12, 2)))
+    before.fit(DATA[:3])
+    before.save(tmp_path / "saved.npz")
+    optimizer = _wrapped(DynamicLossScale(2.0**12, 2))
+    step = training_step(mlp(), loss=CROSS_ENTROPY, optimizer=optimizer)
+    if when == "before the trainer":
+        optimizer.restore(tmp_path / "saved.npz")
+    trainer = Trainer(step, **PLACE)
+    if when == "after fit":
+        trainer.fit(DATA[:1])
+    if when != "before the trainer":
+        optimizer.restore(tmp_path / "saved.npz")
+    trainer.set_weights(before.get_weights())
+
+    assert (trainer.steps, trainer.loss_scale) == (3, before.loss_scale)
+    assert same(trainer.state, before.state)
+
+
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_the_custom_loop_and_fit_share_one_checkpoint(policy: str, tmp_path: Path) -> None:
     """Half by fit and half by the loop, or the other way round: the same as all by fit."""

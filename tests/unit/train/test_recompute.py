@@ -72,6 +72,36 @@ def test_other_models_and_settings_learn_the_same_bits() -> None:
     compare(steps[0], steps[1], image)
 
 
+def _filled(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        array = rng.uniform(0.1, 0.9, shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+IMAGES = """net (float[N,1,8,8] x) => (float[N,4] y) {
+  h = Conv (x, w1) n = BatchNormalization (h, s, z, m, v) g = Gelu (n) k = Conv (g, w2) r = Relu (k)
+  p = GlobalAveragePool (r) f = Flatten (p) y = Gemm (f, w3) }"""
+SEQUENCES = """net (float[N,7,6] x) => (float[N,4] y) { u = Transpose <perm = [1, 0, 2]> (x)
+  q, last, c = LSTM <hidden_size = 5> (u, w, r) i = Constant <value_ints = [0]> () f = Squeeze (last, i)
+  y = MatMul (f, o) }"""
+
+
+@pytest.mark.parametrize("regions", [2, 3, 5])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_regions_without_gradients_of_their_own_and_bool_values_wait_for_nothing_of_theirs(
+    regions: int, policy: str
+) -> None:
+    rng = np.random.default_rng(1)
+    images = _filled(parsed(IMAGES), w1=(4, 1, 3, 3), s=(4,), z=(4,), m=(4,), v=(4,), w2=(8, 4, 3, 3), w3=(8, 4))
+    sequences = _filled(parsed(SEQUENCES), w=(1, 20, 6), r=(1, 20, 5), o=(5, 4))
+    for model, shape in ((images, (6, 1, 8, 8)), (sequences, (6, 7, 6))):
+        batch = {"x": rng.normal(size=shape).astype(np.float32), "t": rng.integers(0, 4, 6)}
+        options: dict[str, Any] = {"loss": CROSS_ENTROPY, "policy": policy}
+        compare(training_step(model, **options), training_step(model, recompute=regions, **options), batch)
+
+
 def test_onnxruntime_leaves_the_recomputed_regions_in_place(tmp_path: Path) -> None:
     counts = []
     for regions in (None, 4):

@@ -54,7 +54,13 @@ def _positions(table: Array, name: str = "table") -> ModelProto:
 # -- buffers -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", [SINUSOIDS, INTERLEAVED, SINUSOIDS[None], np.sin(POSITIONS * np.tile(WAVES, 2))])
+@pytest.mark.parametrize(
+    "table",
+    [
+        *(SINUSOIDS, INTERLEAVED, SINUSOIDS[None], np.sin(POSITIONS * np.tile(WAVES, 2))),
+        *(SINUSOIDS * 8**0.5, SINUSOIDS * 0.02, np.concatenate((np.zeros((1, 8)), SINUSOIDS[:11]))),
+    ],
+)
 def test_a_table_of_sinusoids_is_not_trained_unless_it_is_named(table: Array) -> None:
     model = _positions(table)
     assert _why(_step(model)) == {"table": ("frozen", "a table of sinusoids"), "w": ("trained", "")}
@@ -66,8 +72,11 @@ def test_a_table_of_sinusoids_is_not_trained_unless_it_is_named(table: Array) ->
 
 @pytest.mark.parametrize(
     "table",
-    [np.zeros((12, 8)), np.ones((12, 8)), RNG.normal(size=(12, 8)) * 0.02, RNG.uniform(-1, 1, (12, 8))],
-    ids=["zeros", "ones", "normal", "uniform"],
+    [
+        *(np.zeros((12, 8)), np.ones((12, 8)), RNG.normal(size=(12, 8)) * 0.02, RNG.uniform(-1, 1, (12, 8))),
+        *(np.arange(96.0).reshape(12, 8) / 96, np.eye(12, 8)),
+    ],
+    ids=["zeros", "ones", "normal", "uniform", "line", "identity"],
 )
 def test_a_learned_table_is_trained_even_if_all_its_numbers_are_equal(table: Array) -> None:
     assert _step(_positions(table)).parameters == ("table", "w")
@@ -122,6 +131,22 @@ def test_ones_that_multiply_tokens_of_a_batch_are_a_mask(shape: tuple[int, ...],
     )
     step = _step(_with(model, g=RNG.normal(size=8), ones=np.ones(shape), w=RNG.normal(size=(8, 8))))
     assert ("ones" in step.parameters) is trained
+
+
+def test_zeros_and_ones_that_multiply_are_a_mask_and_weights_in_nodes_are_listed() -> None:
+    model = parsed(
+        """net (float[N,4] x) => (float loss) {
+          held = Constant <value = float[4,2] {1, 2, 3, 4, 5, 6, 7, 8}> ()
+          m = Mul (w, mask)  h = MatMul (x, m)  a = MatMul (h, held)  s = Mul (a, a)
+          loss = ReduceMean <keepdims = 0> (s)
+        }"""
+    )
+    step = _step(_with(model, w=RNG.normal(size=(4, 4)), mask=np.tril(np.ones((4, 4)))))
+    assert _why(step) == {
+        "w": ("trained", ""),
+        "mask": ("frozen", "a mask of zeros and ones"),
+        "held": ("frozen", "a Constant node; write it as an initializer to train it"),
+    }
 
 
 @pytest.mark.parametrize("name", ["model.rotary_emb.inv_freq", "causal_mask", "layers.0.cos_cached", "pixel_mean"])
