@@ -89,7 +89,7 @@ class ClassMetric(Metric):
             )
         return told
 
-    def chosen(self, targets: Array, predictions: Array, threshold: float) -> tuple[Array, Array]:
+    def chosen(self, targets: Array, predictions: Array, threshold: float | None) -> tuple[Array, Array]:
         """Return the classes that count, and the predicted ones: a prediction of yes alone is 1 from the threshold on.
 
         Raises:
@@ -98,6 +98,8 @@ class ClassMetric(Metric):
         targets, rows = self.rows(targets, predictions)
         if rows.shape[1] > 1:
             return targets.astype(np.int64), rows.argmax(axis=1)
+        if threshold is None:
+            threshold = 0.0 if self._goal is not None and self._goal.logits == self.prediction else 0.5
         return targets.astype(np.int64), (rows[:, 0] >= threshold).astype(np.int64)
 
 
@@ -114,11 +116,11 @@ class Accuracy(ClassMetric, Means):
     """Share of rows whose class is predicted.
 
     Args:
-        threshold: from which on a prediction of two classes is 1; use 0 for logits.
+        threshold: from which on a prediction of two classes is 1; None: 0 for what the loss takes for logits, else 0.5.
     """
 
     NAME = "accuracy"
-    threshold: float = 0.5
+    threshold: float | None = None
 
     def update(self, targets: Array, predictions: Array) -> None:
         targets, classes = self.chosen(targets, predictions, self.threshold)
@@ -163,7 +165,7 @@ class F1Score(ClassMetric):
 
     NAME = "f1"
     average: str = "macro"
-    threshold: float = 0.5
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         if self.average not in (*AVERAGES, "binary"):

@@ -138,7 +138,8 @@ def _binary_cross_entropy(p: Prediction) -> AppendedLoss:
         factor = b.op("Add", p.one, p.times(targets, positive - 1))
         misses = b.op("Mul", factor, b.op("Softplus", b.op("Neg", p.x)))
         each = b.op("Add", b.op("Mul", b.op("Sub", p.one, targets), p.x), misses)
-    return AppendedLoss(p.mean(each), {}, TargetInput(given, kind=YES_OR_NO))
+    logits = p.name if p.logits and p.found is None else ""
+    return AppendedLoss(p.mean(each), {}, TargetInput(given, kind=YES_OR_NO, logits=logits))
 
 
 # -- numbers -----------------------------------------------------------------------------------------

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
-from amp_rewrite.ir.dataflow import casts_floats
+from amp_rewrite.ir.dataflow import axes_of, casts_floats
 from amp_rewrite.ir.op_classes import MOVES, PERMUTES, PICKS
 from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.rewrite.autodiff.facts import Shape
+from amp_rewrite.train.objective.logits import activation
 
 Interval = tuple[float, float]
 
@@ -38,9 +41,12 @@ _KNOWN: Mapping[str, Interval] = {
 """Intervals of results, whatever is read."""
 
 
-def in_unit_interval(view: View, value: ValueId) -> bool:
-    """True if all elements of a value are known to lie in [0, 1], up to a small epsilon."""
-    low, high = _Search(view).of(value)
+def in_unit_interval(view: View, value: ValueId, shapes: Mapping[ValueId, Shape] = MappingProxyType({})) -> bool:
+    """True if all elements of a value are known to lie in [0, 1], up to a small epsilon.
+
+    `shapes`: those of values as far as they are known.
+    """
+    low, high = _Search(view, shapes).of(value)
     return low >= -_CLOSE and high <= 1 + _CLOSE
 
 
@@ -84,6 +90,7 @@ _STEPS: Mapping[str, Callable[..., Interval]] = {
 @dataclass(slots=True)
 class _Search:
     view: View
+    shapes: Mapping[ValueId, Shape]
     seen: dict[ValueId, Interval] = field(default_factory=dict)
     left: int = _MOST
 
@@ -117,6 +124,9 @@ class _Search:
             return self.of(op.inputs[0])
         if op.kind in _SAME:
             return _hull([self.of(v) for v in (op.inputs[:1] if op.kind in _FIRST else op.inputs)])
+        mixed = self._mixed(op)
+        if mixed is not None:
+            return self.of(mixed)
         step = _STEPS.get(op.kind)
         if step is None:
             return _ANY
@@ -125,6 +135,25 @@ class _Search:
         given = [self.of(v) for v in op.inputs]
         low, high = step(*given)
         return (-math.inf if math.isnan(low) else low), (math.inf if math.isnan(high) else high)
+
+    def _mixed(self, op: Op) -> ValueId | None:
+        """Return the value of which a product or sum is a mean, weighted by a softmax; None for another op."""
+        if op.kind == "MatMul":
+            return next((op.inputs[1 - slot] for slot in (0, 1) if self._weighs(op.inputs[slot], -1 - slot)), None)
+        product = self.view.producer(op.inputs[0], "Mul") if op.kind == "ReduceSum" else None
+        shape = self.shapes.get(product.outputs[0]) if product is not None and product.outputs[0] is not None else None
+        axes = axes_of(self.view, op) if shape is not None else ()
+        if product is None or shape is None or len(axes) != 1:
+            return None
+        axis = axes[0] % len(shape) - len(shape)
+        return next((product.inputs[1 - slot] for slot in (0, 1) if self._weighs(product.inputs[slot], axis)), None)
+
+    def _weighs(self, value: ValueId | None, axis: int) -> bool:
+        """True for the result of a softmax over this axis, counted from the end."""
+        found = None if value is None else activation(self.view, value, self.shapes)
+        shape = () if value is None else self.shapes.get(value, ())
+        whole = found is not None and found.kind == "Softmax" and not found.logarithm and found.axis is not None
+        return whole and found is not None and found.axis == len(shape) + axis
 
     def _shares(self, op: Op) -> bool:
         """True for numbers ≥ 0 divided by their sum, also by its reciprocal."""

@@ -120,9 +120,11 @@ def _moved_axis(op: Op, slot: int, axis: int, shapes: Mapping[ValueId, Shape]) -
         return axis
     if op.kind not in RELABELS:
         return None
-    if axis == len(before) - 1 and after and after[-1] == before[-1]:
-        return len(after) - 1
-    around = [[d for d in part if d != 1] for part in (before[:axis], before[axis + 1 :])]
+    front, back = _dims(before[:axis]), _dims(before[axis + 1 :])
     places = (at for at, size in enumerate(after) if size == before[axis])
-    kept = (at for at in places if [[d for d in part if d != 1] for part in (after[:at], after[at + 1 :])] == around)
-    return next(kept, None)
+    return next((at for at in places if _dims(after[:at]) == front or _dims(after[at + 1 :]) == back), None)
+
+
+def _dims(shape: Shape) -> list[object]:
+    """Return the dims of a part of a shape that say how many elements it has."""
+    return [dim for dim in shape if dim != 1]

@@ -33,6 +33,7 @@ class TargetInput:
 
     `classes`: number of classes, for integer targets; `ignored`: one more, which does not count. `kind`: what the
     targets are. `axis`: that of the classes in the prediction. `class_weights`: how much each class counts in the mean.
+    `logits`: the prediction of yes or no, if it is taken for logits.
     """
 
     name: str
@@ -41,6 +42,7 @@ class TargetInput:
     kind: str = NUMBERS
     axis: int | None = None
     class_weights: tuple[float, ...] | None = None
+    logits: str = ""
 
     def counts(self, classes: Array) -> tuple[float, float]:
         """Return what the loss divides its sum by, the weights of the classes that count, and their number."""
@@ -132,7 +134,7 @@ class Prediction:
                 " other; use binary_cross_entropy, or say from_logits=False to take it for probabilities"
             )
         self.found = None
-        if wanted is False or found is not None or in_unit_interval(view, known.id):
+        if wanted is False or found is not None or in_unit_interval(view, known.id, self.b.facts.shapes):
             self.logits = False
             self.notes.append(f"{self.term.loss} takes {self.name!r} for probabilities: it reads their logarithm")
 

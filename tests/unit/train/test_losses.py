@@ -148,11 +148,40 @@ def test_moved_probabilities_of_0_keep_their_loss(how: str) -> None:
     _check("cross_entropy(y, t)", MOVED[how], lambda f, x, t: f.cross_entropy(x, t), LABELS, far)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "mix",
+    [
+        "i = Constant <value_ints = [1]> () u = Unsqueeze (g, i) m = MatMul (u, p) y = Squeeze (m, i)",
+        "i = Constant <value_ints = [2]> () u = Unsqueeze (g, i) m = Mul (u, p) j = Constant <value_ints = [1]> ()"
+        " y = ReduceSum <keepdims = 0> (m, j)",
+    ],
+)
+def test_a_mixture_of_probabilities_is_one(mix: str) -> None:
+    torch = pytest.importorskip("torch")
+    x = (RNG.normal(size=(ROWS, 3, 4)) * 2).astype(F32)
+    model = parsed(
+        f"""net (float[6,3,4] x) => (float[6,4] y) {{ l = Constant <value_ints = [2]> ()
+        s = ReduceMax <keepdims = 0> (x, l) g = Softmax (s) p = Softmax (x) {mix} }}"""
+    )
+    aim = objective(Model.load(model), "cross_entropy(y, t)")
+    aim.model.proto.graph.output.append(make_tensor_value_info(aim.loss, 1, []))
+    found = Runner.open(aim.model, SessionOptions(threads=1)).run({"x": x, "t": LABELS % 4}, [aim.loss])
+    gates = torch.tensor(x).amax(2).softmax(1)
+    expected = torch.nn.functional.nll_loss(
+        (gates[:, :, None] * torch.tensor(x).softmax(2)).sum(1).log(), torch.tensor(LABELS % 4)
+    )
+    assert float(found[aim.loss]) == pytest.approx(expected.item(), rel=1e-6)
+
+
 def test_classes_are_found_where_moves_put_them() -> None:
     flat = "s = Constant <value_ints = [-1, 5]> () f = Reshape (x, s) a = Softmax (f)"
     back = "s2 = Constant <value_ints = [3, 4, 5]> () y = Reshape (a, s2)"
     aim = _aim("cross_entropy(y, t)", f"{flat} {back}", (3, 4, 5))
     assert aim.targets[0].axis == 2
+    joined = "a = Softmax <axis = 1> (x) s = Constant <value_ints = [2, 3, 20]> () f = Reshape (a, s)"
+    graph = f"net (float[2,3,4,5] x) => (float[2,20,3] y) {{ {joined} y = Transpose <perm = [0, 2, 1]> (f) }}"
+    assert objective(Model.load(parsed(graph)), "cross_entropy(y, t)").targets[0].axis == 2
 
 
 @pytest.mark.torch

@@ -166,14 +166,32 @@ def test_targets_of_a_number_for_each_class_are_read_as_the_loss_reads_them(loss
     assert {"accuracy", "top_k", "f1", "auc", "perplexity"} == scores.metrics.keys()
 
 
-def test_targets_of_a_yes_or_no_each_count_each() -> None:
+@pytest.mark.parametrize(
+    ("text", "least"),
+    [("accuracy(y, t)", 0), ("accuracy(y, t, threshold=0.5)", 0.5), ("accuracy(y, t, threshold=0)", 0)],
+)
+def test_targets_of_a_yes_or_no_each_count_each_from_where_the_loss_decides(text: str, least: float) -> None:
     trainer = Trainer(training_step(mlp(), loss="binary_cross_entropy(y, t)", policy="float32"), **PLACE)
     batch = next(batches(1))
     targets = np.eye(4, dtype=np.float32)[batch["t"]]
     y = trainer.predict({"x": batch["x"]})["y"]
-    scores = trainer.evaluate([{**batch, "t": targets}], metrics=["accuracy(y, t, threshold=0)"])
+    scores = trainer.evaluate([{**batch, "t": targets}], metrics=[text])
 
-    assert scores.metrics["accuracy"] == np.mean((y >= 0) == targets)
+    assert scores.metrics["accuracy"] == np.mean((y >= least) == targets)
+
+
+def test_yes_begins_at_a_half_for_the_probability_beside_logits_that_the_loss_reads() -> None:
+    model = parsed(
+        "net (float[N,3] x) => (float[N,2] y, float[N,2] p) <float[3,2] w = {1,-2,3,1,-1,2}>"
+        " { y = MatMul (x, w) p = Sigmoid (y) }"
+    )
+    batch = {"x": np.random.default_rng(0).normal(size=(40, 3)).astype(F32), "t": np.eye(2, dtype=F32)[[0, 1] * 20]}
+    found = []
+    for output in ("y", "p"):
+        trainer = Trainer(training_step(model, loss=f"binary_cross_entropy({output}, t)", policy="float32"), **PLACE)
+        found += [trainer.evaluate([batch], metrics=[f"f1({o}, t)"]).metrics["f1"] for o in (output, "p")]
+
+    assert len(set(found)) == 1
 
 
 def test_targets_with_two_readings_are_refused_unless_told() -> None:
