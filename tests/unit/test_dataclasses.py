@@ -54,12 +54,15 @@ NUMBERS = {
     "train.metrics.classification.Perplexity.axis": -1,
     "train.metrics.classification.TopKAccuracy.k": 5,
     "train.objective.adapters.Adapters.rank": 8,
+    "train.objective.intervals._Search.left": 64,
     "train.objective.prediction.Prediction.logits": True,
     "train.parallel.replicas.SingleReplica.world": 1,
     "train.step.callbacks.ReduceLROnPlateau.patience": 10,
     "train.step.rows.Rows.batch_size": 32,
     "train.update.graph.ForwardPass.micro_batches": 1,
     "train.update.row_chunks._Rows.each": 1,
+    "train.update.optimizers.descent.RMSprop.rate_in_momentum": True,
+    "train.update.optimizers.descent.SGD.rate_in_momentum": True,
     "train.update.optimizers.optimizer.Optimizer.decay_biases_and_norms": True,
 }
 """Defaults that are numbers or switches, but for 0 and False."""
