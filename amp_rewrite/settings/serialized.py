@@ -24,9 +24,10 @@ def class_of(
     name, inner = str(config.get("class_name")), config.get("config")
     found = (custom_objects or {}).get(name) or classes.get(name) or classes.get(name.lower())
     if found is None or not isinstance(inner, Mapping):
+        known = ", ".join(sorted({known.__name__ for known in classes.values()}))
         raise TrainingError(
-            f"not a serialized {what}: {dict(config)!r}; use the result of serialize(), and name your own classes in"
-            " custom_objects"
+            f"not a serialized {what}: {dict(config)!r}; use the result of serialize() of {known}, and name your own"
+            " classes in custom_objects"
         )
     return found, inner
 

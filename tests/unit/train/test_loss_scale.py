@@ -145,8 +145,8 @@ def test_a_broken_configuration_is_named() -> None:
     with pytest.raises(TrainingError) as error:
         scales.deserialize({"class_name": "Scale"})
     assert str(error.value) == (
-        "not a serialized loss scale: {'class_name': 'Scale'}; use the result of serialize(), and name your own classes"
-        " in custom_objects"
+        "not a serialized loss scale: {'class_name': 'Scale'}; use the result of serialize() of DynamicLossScale,"
+        " FixedLossScale, and name your own classes in custom_objects"
     )
 
 

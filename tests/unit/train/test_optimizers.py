@@ -291,8 +291,8 @@ def test_an_optimizer_comes_back_from_its_plain_form() -> None:
     with pytest.raises(TrainingError) as error:
         deserialize({"class_name": "Shampoo", "config": {}})
     assert str(error.value) == (
-        "not a serialized optimizer: {'class_name': 'Shampoo', 'config': {}}; use the result of serialize(), and name"
-        " your own classes in custom_objects"
+        "not a serialized optimizer: {'class_name': 'Shampoo', 'config': {}}; use the result of serialize() of"
+        " Adafactor, Adagrad, Adam, AdamW, LAMB, Lion, RMSprop, SGD, and name your own classes in custom_objects"
     )
 
 

@@ -164,7 +164,7 @@ def test_a_step_file_holds_the_schedule_also_one_of_your_own(tmp_path: Path) -> 
         (lambda: OneCycle(0.1, 9, 1.0), "is not a cycle"),
         (lambda: WarmUp(None, 5), "after of WarmUp must be a finite number"),
         (lambda: CosineDecay.from_config({"steps": 3}), "it has initial_learning_rate, decay_steps, alpha"),
-        (lambda: SGD({"class_name": "Nothing", "config": {}}), "not a serialized schedule"),
+        (lambda: SGD({"class_name": "Nothing", "config": {}}), r"use the result of serialize\(\) of CosineDecay, Exp"),
         (lambda: trainer_of(SGD(Halving(-1.0))), "start of Halving must be"),
     ],
 )
