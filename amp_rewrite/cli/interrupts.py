@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
+    from types import FrameType
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _MOMENT = 0.01  # seconds
@@ -29,14 +30,14 @@ def ended_by_signals() -> Iterator[None]:
     def hook(unraisable: UnraisableHookArgs, /) -> None:
         """Interrupt again a moment later: a callback or a finalizer was interrupted, from which nothing is raised."""
         if ours and isinstance(unraisable.exc_value, KeyboardInterrupt):
-            _thread.start_new_thread(_interrupt, (next(iter(numbers), signal.SIGINT),))
+            _again(next(iter(numbers), signal.SIGINT))
         else:
             before(unraisable)
 
     try:
         sys.unraisablehook = hook
         for number in numbers:
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, _raised)
         yield
     finally:
         for number in numbers:
@@ -44,9 +45,23 @@ def ended_by_signals() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _interrupt(number: signal.Signals) -> None:
+def _raised(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, but not in the middle of the import of a compiled module: some crash of it."""
+    while frame is not None:
+        if frame.f_code.co_qualname.startswith("ExtensionFileLoader."):
+            return _again(number)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _again(number: int) -> None:
+    """Send a signal to this process a moment later."""
+    _thread.start_new_thread(_sent, (number,))
+
+
+def _sent(number: int) -> None:
     time.sleep(_MOMENT)
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, number)  # ends a wait, too
     else:  # Windows
-        _thread.interrupt_main(number)
+        signal.raise_signal(number)

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from amp_rewrite.cli import program
-from amp_rewrite.cli.interrupts import ended_by_signals
+from amp_rewrite.cli.interrupts import _raised, ended_by_signals
 from amp_rewrite.runtime import runner
 
 MODEL = '<ir_version: 10, opset_import: ["": 20]> g (float[n, 3] x) => (float[n, 3] y) { y = Neg (x) }'
@@ -67,9 +67,28 @@ with ended_by_signals():
 """
 
 
+IN_AN_EXTENSION = """
+import signal, threading
+from amp_rewrite.cli.interrupts import ended_by_signals
+
+class ExtensionFileLoader:
+    def create_module(self):
+        signal.raise_signal(signal.SIGTERM)
+
+with ended_by_signals():
+    ExtensionFileLoader().create_module()
+    try:
+        threading.Event().wait(600)
+        print("lost")
+    except KeyboardInterrupt:
+        print("ended")
+"""
+
+
 @posix
-def test_an_interrupt_in_a_finalizer_is_raised_after_it() -> None:
-    command = [sys.executable, "-c", IN_A_FINALIZER]
+@pytest.mark.parametrize("program", [IN_A_FINALIZER, IN_AN_EXTENSION], ids=["finalizer", "extension"])
+def test_an_interrupt_where_none_may_be_raised_is_raised_after_it(program: str) -> None:
+    command = [sys.executable, "-c", program]
     preexec = partial(heard, signal.SIGTERM)
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=preexec, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
@@ -139,7 +158,7 @@ def test_signals_that_end_a_process_interrupt_it_and_others_handlers_stay() -> N
     ]
     try:
         with ended_by_signals():
-            assert [*map(signal.getsignal, numbers)] == [signal.default_int_handler, signal.SIG_IGN]
+            assert [*map(signal.getsignal, numbers)] == [_raised, signal.SIG_IGN]
         assert [*map(signal.getsignal, numbers)] == [signal.SIG_DFL, signal.SIG_IGN]
     finally:
         for number, handler in zip(numbers, before, strict=True):
