@@ -31,7 +31,7 @@ class Evaluation:
     def scores(self, side: Side, batches: Iterable[Batch], metrics: Sequence[Metric]) -> Scores:
         """Return loss, the step's own metrics and the requested ones over batches, with the state of one side."""
         runner, loss, own, weight = self._evaluator
-        rate = {self.step.learning_rate: np.array(0, np.float32)}
+        rate = {self.step.learning_rate: np.zeros((), np.float32)}
         sums = BatchMeans(loss, own, self.step.targets, weight)
         for batch in batches:
             results = runner.run(side, read_by(runner, {**batch, **rate}))

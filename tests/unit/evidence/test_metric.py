@@ -163,6 +163,8 @@ def test_a_complex_number_counts_as_two() -> None:
         # 10 log10((9 + 16) / 0.25) and 10 log10(16 / (0.25 / 2))
         ("snr", f32(3, 4), f32(3, 4.5), 20.0),
         ("psnr", f32(3, 4), f32(3, 4.5), 10 * math.log10(128)),
+        ("snr", f32(3, 4), f32(-3, 4), 10 * math.log10(25 / 36)),
+        ("snr", f32(1, 0), f32(0, 0), 0.0),
         ("snr", f32(3, 4), f32(3, 4), math.inf),
         ("snr", f32(0, 0), f32(1, 0), -math.inf),
         ("psnr", f32(3, 4), f32(3, 4), math.inf),

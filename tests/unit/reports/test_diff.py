@@ -245,6 +245,8 @@ def test_the_alignment_is_as_long_as_the_quadratic_table_says() -> None:
 def test_an_alignment_over_budget_matches_nothing() -> None:
     pairs, spent = common("a" * 50 + "b" * 50, "c" * 50 + "b" * 50, 20)
     assert (pairs, spent < 100) == ([], True)
+    steps = [common(a, b, 10**6)[1] for a, b in (("abc", "abc"), ("ab", "cd"), ("abc", "ab"))]
+    assert steps == [3, 1 + 3 + 5 + 7, 2 + 1]
 
 
 def test_a_diff_of_many_rows_takes_seconds_not_minutes() -> None:
