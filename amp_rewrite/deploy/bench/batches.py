@@ -55,9 +55,10 @@ def batch_axis(ports: Sequence[Port], batch: Batch) -> BatchAxis | None:
     dimension of each input is.
     """
     fed = [port for port in ports if port.name in batch and port.container == TENSOR and port.shape]
-    leading = next((port.shape[0] for port in fed if port.shape and not isinstance(port.shape[0], int)), 0)
-    if isinstance(leading, int):
+    free = [port.shape[0] for port in fed if port.shape and not isinstance(port.shape[0], int)]
+    if not free:
         return None
+    leading = free[0]
     places = [
         (port.name, axis)
         for port in fed

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from amp_rewrite.deploy.session import digest
-from amp_rewrite.deploy.session.cache import Cache, key_of
+from amp_rewrite.deploy.session.cache import Cache, _nbytes, key_of
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.fingerprint import full_digest
 from amp_rewrite.files.model import Model
@@ -359,3 +359,9 @@ def test_every_part_of_a_files_state_counts_for_its_digest(
     assert before is not None and before == digest._identity(model)
     status[field] = 2
     assert digest._identity(model) not in (None, before)
+
+
+def test_the_size_of_an_entry_is_that_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(5))
+    (tmp_path / "b").write_bytes(bytes(7))
+    assert (_nbytes(tmp_path), _nbytes(tmp_path / "none")) == (12, 0)

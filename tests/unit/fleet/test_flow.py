@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -136,3 +137,19 @@ def test_processes_start_blind_to_what_a_terminal_sends_to_all() -> None:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - before
     assert blocked == {signal.SIGINT, signal.SIGHUP} - before
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_at_the_end_what_runs_is_waited_for_unless_it_ends_at_once(at_once: bool) -> None:
+    go, begun = threading.Event(), threading.Event()
+
+    def job() -> bool:
+        begun.set()
+        return go.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        running, waiting = pool.submit(job), pool.submit(job)
+        assert begun.wait(60)
+        threading.Timer(0.05, go.set).start()
+        flow._end([running, waiting], None, at_once=at_once)
+        assert waiting.cancelled() and (running.done() or at_once)
