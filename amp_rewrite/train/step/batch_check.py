@@ -14,12 +14,14 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
 from amp_rewrite.train.objective.prediction import CLASSES, LOGARITHMS, SHARES, YES_OR_NO, TargetInput
 
-_RANGES = {SHARES: (0.0, math.inf), LOGARITHMS: (-math.inf, 0.0), YES_OR_NO: (0.0, 1.0)}
-_OTHER_TARGETS = {
-    SHARES: "kl_divergence takes logarithms with log_target=True",
-    LOGARITHMS: "leave log_target out for numbers that are no logarithms",
-    YES_OR_NO: "write no as 0 and yes as 1",
+_RANGES = {
+    SHARES: (0.0, math.inf, "at least 0; kl_divergence takes logarithms with log_target=True"),
+    LOGARITHMS: (-math.inf, 0.0, "at most 0; leave log_target out for numbers that are no logarithms"),
+    YES_OR_NO: (0.0, 1.0, "from 0 to 1; write no as 0 and yes as 1"),
 }
+"""The least and the largest number of targets of a kind, in words with the way out."""
+_ROUNDING = 1e-5
+"""How far rounding may carry a target outside its range."""
 
 
 def read_by(runner: BufferedRunner, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -66,14 +68,14 @@ def check_batch(declared: Model, targets: Iterable[TargetInput], batch: Batch, n
 
 def _check_range(target: TargetInput, classes: Array, number: int) -> None:
     """Raise TrainingError if a class is out of range, and for a share of a class that is none."""
-    least, most = _RANGES.get(target.kind, (-math.inf, math.inf))
-    strange = classes[(classes < least) | (classes > most)] if target.kind in _RANGES else classes[:0]
-    if strange.size:
-        legal = "at least 0" if most == math.inf else "at most 0" if least == -math.inf else "from 0 to 1"
-        raise TrainingError(
-            f"input {target.name!r} of batch {number} has {strange.flat[0]:g}, but its targets are {target.kind},"
-            f" {legal}; {_OTHER_TARGETS[target.kind]}"
-        )
+    if target.kind in _RANGES:
+        least, most, told = _RANGES[target.kind]
+        strange = classes[(classes < least - _ROUNDING) | (classes > most + _ROUNDING)]
+        if strange.size:
+            raise TrainingError(
+                f"input {target.name!r} of batch {number} has {strange.flat[0]:g}, but its targets are {target.kind},"
+                f" {told}"
+            )
     if target.classes is None:
         return
     wrong = classes[((classes < 0) | (classes >= target.classes)) & (classes != target.ignored)]

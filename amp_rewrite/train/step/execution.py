@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
+from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
@@ -29,6 +30,17 @@ class Steps(Protocol):
 
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Read the state of one side and write the other; return loss, metrics and flags, valid until the next run."""
+
+
+class HoldsSession:
+    """Base of objects with an open session, of which there are no copies."""
+
+    def __reduce__(self) -> NoReturn:
+        """Say how to go on in place of a copy."""
+        raise TrainingError(
+            f"a {type(self).__name__} holds an open session, which cannot be copied; save() writes its state, and"
+            " load() of a new one reads it"
+        )
 
 
 @dataclass(frozen=True, slots=True)

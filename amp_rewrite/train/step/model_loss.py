@@ -29,6 +29,7 @@ from amp_rewrite.train.objective.parameters import ParameterGlobs
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.assembly import policy_of, with_state, with_values
 from amp_rewrite.train.step.batch_check import batch_model, batches, check_batch
+from amp_rewrite.train.step.execution import HoldsSession
 from amp_rewrite.train.step.loss_graph import LossGraph, loss_graph
 from amp_rewrite.train.step.optimizer_state import by_path
 from amp_rewrite.train.step.training_report import TrainingReport
@@ -44,7 +45,7 @@ class _RunningState:
 
 
 @dataclass(frozen=True, eq=False)
-class ModelLoss(Multiplied):
+class ModelLoss(HoldsSession, Multiplied):
     """A `Differentiable` loss of a model: call it for its value, or compute its gradients from a seed.
 
     In training mode gradients also move running statistics and draw the next random numbers; calls for the value see

@@ -27,7 +27,7 @@ from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.batch_check import batch_model, check_batch
 from amp_rewrite.train.step.batch_check import batches as batches_of
 from amp_rewrite.train.step.evaluation import Evaluation
-from amp_rewrite.train.step.execution import Execution, Steps
+from amp_rewrite.train.step.execution import Execution, HoldsSession, Steps
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, Scores, range_of
 from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, scale_state, shown, slots_of
 from amp_rewrite.train.step.rows import Rows
@@ -50,7 +50,7 @@ class _Position:
     nonfinite: int = 0
 
 
-class Trainer:
+class Trainer(HoldsSession):
     """A training step with its state.
 
     Steps are deterministic on a CPU: a resumed run gives the same bits, also with Dropout, whose random numbers are

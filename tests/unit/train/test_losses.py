@@ -505,6 +505,13 @@ def test_targets_outside_their_range_are_refused(loss: str, number: float, messa
     assert f"input 't' of batch 0 {message}" in str(error.value)
 
 
+@pytest.mark.parametrize("loss", ["kl_divergence(y, t, log_target=True)", "binary_cross_entropy(y, t)"])
+def test_targets_may_be_rounded_past_their_range(loss: str) -> None:
+    trainer = Trainer(training_step(mlp(), loss=loss, policy="float32"), **PLACE)
+    targets = np.full((2, 4), 1e-7 if "log" in loss else 1 + 1e-7, F32)
+    assert np.isfinite(trainer.evaluate([{"x": np.ones((2, 8), F32), "t": targets}]).loss)
+
+
 def test_training_by_probabilities_equals_training_by_logits() -> None:
     model = mlp()
     model.graph.node.append(onnx.helper.make_node("Softmax", ["y"], ["p"], axis=1))

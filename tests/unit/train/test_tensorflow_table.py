@@ -632,6 +632,14 @@ def test_a_copy_of_an_optimizer_that_shows_a_training_leaves_the_training_alone(
     assert sorted(copied.slots()) == sorted(optimizer.slots())
 
 
+def test_what_holds_a_session_is_not_copied_and_says_what_to_do() -> None:
+    trainer = Trainer(training_step(mlp(), loss=CROSS_ENTROPY), **PLACE)
+    for made in (trainer, _square()):
+        for copying in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(TrainingError, match=r"holds an open session, which cannot be copied; save\(\) writes"):
+                copying(made)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
