@@ -139,8 +139,13 @@ class _Writing:
             finished.append(temporary)
         self.sources.confirm()
         with alone(self.first.path.parent):
-            for saving, _ in self.models:
-                check_target(saving.path, saving.overwrite)  # another process may have been faster
+            try:
+                for saving, _ in self.models:
+                    check_target(saving.path, saving.overwrite)  # another process may have been faster
+            except ModelError:
+                if parts is not None:
+                    parts.clear()
+                raise
             self._commit(finished, data)
         if parts is not None:
             parts.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -176,6 +177,23 @@ def test_shards_of_another_source_are_not_taken_up_and_go(
     changed.save(out / "m.onnx", shard_size=1, resume=True)
     assert begun == [1, 1, 1]
     assert not list(out.glob(".*"))
+
+
+def test_who_finds_the_model_written_by_another_leaves_no_finished_data(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model.load(net(tmp_path / "m.onnx"))
+
+    def late(folder: Path) -> AbstractContextManager[None]:
+        monkeypatch.undo()
+        model.save(out / "m.onnx", external_data=True)
+        return alone(folder)
+
+    alone = store.alone
+    monkeypatch.setattr(store, "alone", late)
+    with pytest.raises(ModelError, match="exists"):
+        model.save(out / "m.onnx", external_data=True, resume=True)
+    assert len(list(out.iterdir())) == 2
 
 
 def test_without_resume_an_interrupt_leaves_nothing(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
