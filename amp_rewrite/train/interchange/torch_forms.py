@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import refill
 from amp_rewrite.rewrite.autodiff.vjp.paths import STOP
+from amp_rewrite.train.interchange.torch_functions import in_known_functions
 
 _CHANNELS = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_dropout_")
 _FEATURES = ("feature_alpha_dropout", "feature_alpha_dropout_")
@@ -181,6 +182,9 @@ def written_out(torch: Any) -> Any:
                 given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
                 if given.get("dropout_p") or given["query"].ndim != _EXPORTED:
                     return _attention(torch, given)
+            known = in_known_functions(torch, name, args, kwargs)
+            if known is not None:
+                return known
             return 0.0 if is_number(name, args) else func(*args, **kwargs)
 
     return WrittenOut()

@@ -45,10 +45,14 @@ Call = Callable[[dict[str, Any]], list[Any]]
 
 @dataclass(frozen=True)
 class ForwardFindings:
-    """Names of modules whose dropout an export can keep, and sentences for the report."""
+    """Names of modules whose dropout an export can keep, and sentences for the report.
+
+    `outputs`: those of evaluation; None where they are random, or the call failed.
+    """
 
     kept: tuple[str, ...]
     notes: tuple[Note, ...]
+    outputs: list[Any] | None
 
     @classmethod
     def of(cls, torch: Any, module: Any, call: Call, dropout: bool) -> ForwardFindings:
@@ -81,7 +85,8 @@ class ForwardFindings:
             Note(f"in training mode PyTorch computes {_names(others, own)} {_OTHERWISE}", False) if others else None,
             Note(f"{_names(gradients, own)} {_OWN_GRADIENT}", True) if gradients else None,
         )
-        return cls(tuple(kept), tuple(note for note in notes if note is not None))
+        outputs = None if expected.draws else expected.outputs
+        return cls(tuple(kept), tuple(note for note in notes if note is not None), outputs)
 
 
 _LEFT_OUT = "from_torch(…, dropout=True) keeps dropout of all kinds, but not layers that are skipped"

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from amp_rewrite.errors import TrainingError, one_line
+from amp_rewrite.errors import AmpRewriteError, TrainingError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import as_names, claimed
 from amp_rewrite.rewrite.autodiff.vjp.indexing import PADDING
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.interchange.binding import bind
 from amp_rewrite.train.interchange.torch_forms import mark_stops, rows_dropped, stopping, training, written_out
 from amp_rewrite.train.interchange.torch_forward import ForwardFindings
-from amp_rewrite.train.objective.module_parameters import BUFFER, NO_GRAD, described
+from amp_rewrite.train.objective.module_parameters import BUFFER, NO_GRAD, Note, described
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,9 @@ def from_torch(
     _mark_padding(torch, module, model)
     mark_stops(model)
     model.proto.graph.name = type(module).__name__
-    described(model, state.declared(), found.notes)
+    if found.outputs is not None:
+        _check_outputs(model, inputs, found.outputs)
+    described(model, state.declared(), (*found.notes, *_fixed(model, settings.axes)))
     return model
 
 
@@ -334,6 +337,48 @@ def _switch_off(model: Model) -> None:
     for node in model.proto.graph.node:
         if node.op_type == "Dropout" and not node.domain:
             del node.input[2:]
+
+
+def _fixed(model: Model, axes: Mapping[str, Mapping[int, str]]) -> Iterator[Note]:
+    """Yield a sentence for the report if PyTorch fixed dimensions that may change."""
+    dims = [v.type.tensor_type.shape.dim for v in model.proto.graph.input]
+    found = [
+        f"axis {axis} of {name!r} at {own[axis].dim_value}"
+        for (name, changing), own in zip(axes.items(), dims, strict=False)
+        for axis in changing
+        if axis < len(own) and own[axis].HasField("dim_value")
+    ]
+    if found:
+        told = f"PyTorch's exporter fixed {', '.join(found)}, as in the example; batches need this size"
+        yield Note(told, True)
+
+
+def _check_outputs(model: Model, inputs: Mapping[str, Any], expected: Sequence[Any]) -> None:
+    """Raise TrainingError if the model computes other outputs on the example than the module."""
+    graph = model.proto.graph
+    if len(graph.input) != len(inputs) or len(graph.output) != len(expected):
+        return
+    example = {v.name: tensor.detach().cpu().numpy() for v, tensor in zip(graph.input, inputs.values(), strict=True)}
+    try:
+        found = Runner.open(model, SessionOptions(optimized=False, planned=False)).run(example)
+    except AmpRewriteError:  # a training step will say why
+        return
+    for (name, made), tensor in zip(found.items(), expected, strict=True):
+        ours, theirs = np.asarray(made), tensor.detach().cpu().numpy()
+        if theirs.dtype.kind != "f" or not theirs.size:
+            continue
+        most = np.abs(theirs[np.isfinite(theirs)]).max(initial=0)
+        if not np.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * most + 1e-6, equal_nan=True):
+            off = np.nanmax(np.abs(ours - theirs))
+            raise TrainingError(
+                f"PyTorch exports another function than the module: on the example {name!r} differs by {off:.2g}, and"
+                f" is {most:.2g} at most; replace the part that is exported wrong, or, if the example decides by a hair"
+                " (equal scores, rounding), pass another one"
+            )
+
+
+_TOLERANCE = 1e-3
+"""Part of an output by which an export may differ from its module."""
 
 
 def _mark_padding(torch: Any, module: Any, model: Model) -> None:
