@@ -537,3 +537,16 @@ def test_the_summary_counts_by_type_and_is_short() -> None:
 def test_lines_of_a_table_are_shown_while_their_bytes_fit(room: int, shown: int) -> None:
     lines = ["|a|", "|-|", "|é", "|b|"]  # with the ends of lines: 4, 4, 4 and 4 bytes
     assert delta._fitting(lines, room) == lines[:shown]
+
+
+def test_ops_of_inputs_in_another_order_match_by_the_inputs_names() -> None:
+    """No op has a name, and all are of one kind."""
+    texts = [
+        f"g ({inputs}) => (float[2] y) {{ {a} = Neg (p) {b} = Neg (q) {c} = Neg (r) y = Sum ({a}, {b}, {c}) }}"
+        for inputs, a, b, c in (
+            ("float[2] p, float[2] q, float[2] r", "a", "b", "c"),
+            ("float[2] r, float[2] p, float[2] q", "d", "e", "f"),
+        )
+    ]
+    reports = [inventory(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')) for text in texts]
+    assert set(match(*reports)) == {(0, 0), (1, 1), (2, 2), (3, 3)}
