@@ -27,7 +27,7 @@ class Sensitivity:
     def __init__(self, by: Criterion) -> None:
         self._by = by
         self._first: tuple[Mapping[str, object], Sequence[Given]] | None = None
-        self._compared = 0
+        self._compared = False
         self._differs = not math.isfinite(by.limit)  # a criterion that accepts every number never sees a difference
 
     def add(self, batch: Batch, outputs: Sequence[Given]) -> None:
@@ -35,7 +35,7 @@ class Sensitivity:
         if self._differs:
             return
         for before, after in self._pairs(batch, outputs):
-            self._compared += 1
+            self._compared = True
             if not all(_same(a, b, self._by) for a, b in zip(before, after, strict=True)):
                 self._differs, self._first = True, None
                 return

@@ -42,8 +42,8 @@ from amp_rewrite.settings.options import KEYWORDS
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.signatures import OptionsAndCriterion, takes
 
-_ROUNDS = 8
-"""Times that a search starts again with a margin. Verdicts of earlier trials stay, so each round costs few more."""
+_ROUNDS = 9
+"""Searches at most, each but the first with a margin. Verdicts of earlier trials stay, so each round costs few more."""
 
 BUDGET = 100
 """Default bound on the trials of a search, which needs about 2 log2(n) where one op of n is to blame."""
@@ -272,12 +272,12 @@ class _Repair:
 
         trials.paints = lambda held: painted(self.draft, self.guarded.pins, [regions[i] for i in sorted(held)])
         trials.whole = frozenset(range(len(regions)))
-        for attempt in range(_ROUNDS + 1):
+        for _ in range(_ROUNDS):
             chosen = minimal_set(len(regions), enough)
             repaired = self._finished(chosen, regions, trials, reference)
             if repaired.solved or chosen is None:
                 return repaired
-            if attempt == _ROUNDS or not trials.learn(frozenset(chosen), repaired.verdict):
+            if not trials.learn(frozenset(chosen), repaired.verdict):
                 break
         return self._finished(None, regions, trials, reference)
 

@@ -133,6 +133,9 @@ def test_a_budget_in_which_nothing_was_found_solves_nothing() -> None:
     )
     assert found.verdict is not None
     assert found.to_dict()["verdict"] == found.verdict.to_dict()  # also of a verdict that failed
+    for other in (replace(found, budget=2), replace(found, regions=())):
+        assert other.text().splitlines()[1].startswith("  all regions are float32, and the error is still larger")
+    assert "all regions" not in replace(found, solved=True).text()
 
 
 def test_trials_that_the_last_bits_deny_do_not_outvote_the_real_model(monkeypatch: pytest.MonkeyPatch) -> None:
