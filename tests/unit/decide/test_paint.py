@@ -30,7 +30,7 @@ def test_deprecated_keywords_paint_as_the_objects_do(view: View) -> None:
     risks = find_hazards(view, DType.FLOAT16)
     options = PaintOptions(level=Level.LOWER_ALL, target=Target.ONNX, norms=risks.clusters, spare_casts=True)
     expected = paint(view, LISTS, DType.FLOAT16, options, risks)
-    with pytest.warns(DeprecationWarning, match="pass PaintOptions and Hazards"):
+    with pytest.warns(DeprecationWarning, match="pass PaintOptions and Hazards") as caught:
         given = paint(
             view,
             LISTS,
@@ -45,7 +45,7 @@ def test_deprecated_keywords_paint_as_the_objects_do(view: View) -> None:
             benign=risks.benign,
             spare_casts=True,
         )
-    assert given.paints == expected.paints
+    assert given.paints == expected.paints and {warning.filename for warning in caught} == {__file__}
     assert expected.paints != paint(view, LISTS, DType.FLOAT16).paints
 
 
