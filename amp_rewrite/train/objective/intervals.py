@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from amp_rewrite.ir.dataflow import axes_of, casts_floats
-from amp_rewrite.ir.op_classes import MOVES, PERMUTES, PICKS
+from amp_rewrite.ir.op_classes import MOVES, PERMUTES, PICKS, SCALINGS
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.train.objective.logits import activation
@@ -130,7 +130,7 @@ class _Search:
         step = _STEPS.get(op.kind)
         if step is None:
             return _ANY
-        if op.kind in ("Div", "Mul") and self._shares(op):
+        if op.kind in SCALINGS and self._shares(op):
             return (0.0, 1.0)
         given = [self.of(v) for v in op.inputs]
         low, high = step(*given)

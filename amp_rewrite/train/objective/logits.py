@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.ir.attributes import attribute, ints_attribute
 from amp_rewrite.ir.dataflow import axes_of, casts_floats, trail
-from amp_rewrite.ir.op_classes import MOVES, PERMUTES, PICKS, RELABELS
+from amp_rewrite.ir.op_classes import MOVES, PERMUTES, PICKS, RELABELS, SCALINGS, SOFTMAXES
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.autodiff.facts import Shape
@@ -82,7 +82,7 @@ def _computed(view: View, op: Op, shapes: Mapping[ValueId, Shape]) -> tuple[str,
     if not shape:
         return None
     rank = len(shape)
-    if op.kind in ("Softmax", "LogSoftmax") and op.inputs[0] is not None:
+    if op.kind in SOFTMAXES and len(op.inputs) == 1 and op.inputs[0] is not None:
         of_rows = view.opset >= FIRST_ROW_SOFTMAX
         stated = attribute(op.node, "axis")
         axis = (stated.i if stated is not None else (-1 if of_rows else 1)) % rank
@@ -93,7 +93,7 @@ def _computed(view: View, op: Op, shapes: Mapping[ValueId, Shape]) -> tuple[str,
 
 def _written_out(view: View, op: Op, rank: int) -> tuple[str, ValueId, int | None] | None:
     """Return a softmax written out as e / ReduceSum(e), or e * Reciprocal(ReduceSum(e)), with e = Exp(logits)."""
-    if op.kind not in ("Div", "Mul"):
+    if op.kind not in SCALINGS:
         return None
     above, below = (trail(view, v, lambda op: _passed(view, op))[1] for v in op.inputs)
     if op.kind == "Mul":

@@ -268,7 +268,7 @@ def test_squares_of_few_elements_are_drawn_towards_the_mean_of_all(elements: int
     assert _shrunk(squares, 0).shape == (1, elements)
 
 
-def test_squares_of_errors_are_by_row_and_nothing_is_said_of_other_shapes_or_overflow() -> None:
+def test_squares_of_errors_are_by_row_and_unknown_for_other_shapes_and_overflow() -> None:
     values = {name: np.array([[1.0, 2.0], [3.0, np.inf]], np.float32) for name in ("y", "short", "over")}
     low = {"y": np.array([[1.5, 2.0], [1.0, 9.0]], np.float16), "short": np.zeros(4, np.float16)}
     low["over"] = np.array([[np.inf, 2.0], [3.0, 4.0]], np.float16)

@@ -90,9 +90,7 @@ SEQUENCES = """net (float[N,7,6] x) => (float[N,4] y) { u = Transpose <perm = [1
 
 @pytest.mark.parametrize("regions", [2, 3, 5])
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_regions_without_gradients_of_their_own_and_bool_values_wait_for_nothing_of_theirs(
-    regions: int, policy: str
-) -> None:
+def test_regions_without_gradients_and_bool_values_wait_for_nothing_of_their_own(regions: int, policy: str) -> None:
     rng = np.random.default_rng(1)
     images = _filled(parsed(IMAGES), w1=(4, 1, 3, 3), s=(4,), z=(4,), m=(4,), v=(4,), w2=(8, 4, 3, 3), w3=(8, 4))
     sequences = _filled(parsed(SEQUENCES), w=(1, 20, 6), r=(1, 20, 5), o=(5, 4))
