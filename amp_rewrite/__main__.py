@@ -1,14 +1,15 @@
 """`python -m amp_rewrite` is `amp-rewrite`."""
 
-import signal
 import sys
 
 
 def main() -> None:
     """Run the command line of this process, and exit."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is to be undone before and after a command
     try:
+        import signal  # takes a while, in which a user may interrupt
+
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is to be undone before and after a command
         from amp_rewrite.cli import main as run
 
         run()
