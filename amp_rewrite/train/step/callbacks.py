@@ -158,8 +158,7 @@ class LearningRateScheduler(Callback):
     In the first epoch the rate before is that of `fit`, else of the optimizer.
 
     Args:
-        schedule: a function of the number of the epoch and, if it takes a second argument, of the rate before, which
-            returns the rate of the epoch.
+        schedule: the rate of an epoch, a function of its number and, with a second argument, of the rate before.
     """
 
     schedule: Callable[..., float]

@@ -15,11 +15,13 @@ from amp_rewrite.train.update.schedules import Schedule
 class SGD(Optimizer):
     """Gradient descent, with Keras's momentum: velocity = momentum * velocity - rate * gradient.
 
+    PyTorch's is velocity = momentum * velocity + gradient, which each step multiplies by its own rate. The two differ
+    if the rate changes.
+
     Args:
         momentum: factor of the velocity; 0 for none.
         nesterov: change by momentum * velocity - rate * gradient (Sutskever et al., 2013).
-        rate_in_momentum: False as in PyTorch: velocity = momentum * velocity + gradient, and each step multiplies it by
-            its own rate. The two differ if the rate changes.
+        rate_in_momentum: False for the momentum of PyTorch.
 
     Example:
         >>> from amp_rewrite.train import SGD
