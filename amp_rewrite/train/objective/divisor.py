@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.attributes import attribute, int_attribute
+from amp_rewrite.ir.attributes import attribute, int_attribute, text_attribute
 from amp_rewrite.ir.dataflow import multiples, origin
 from amp_rewrite.ir.nodes import MAIN, Op, ValueId
 from amp_rewrite.ir.op_classes import AFFINE, CASTS, CLAMPS, LABEL_LOSSES, SUMS
@@ -89,7 +89,7 @@ class _Terms:
             return frozenset()
         if op is None:
             return None
-        if op.kind in LABEL_LOSSES and _reduction(op) == b"mean":
+        if op.kind in LABEL_LOSSES and _reduction(op) == "mean":
             return frozenset((self.classes(op),))
         varying = [v for v in op.operands if v in self.varying]
         numerator = op.kind != "Div" or varying == [op.inputs[0]]
@@ -117,7 +117,7 @@ class _Terms:
             return False
         if op.kind in SUMS:
             return all(v not in self.varying or self.sums(v) for v in op.operands)
-        return op.kind == "ReduceSum" or (op.kind in LABEL_LOSSES and _reduction(op) == b"sum")
+        return op.kind == "ReduceSum" or (op.kind in LABEL_LOSSES and _reduction(op) == "sum")
 
     def bounded(self, op: Op) -> ValueId | None:
         """Return what a Cast converts, and what a Clip, Max or Min bounds by constants."""
@@ -125,6 +125,5 @@ class _Terms:
         return varying[0] if op.kind in CASTS | CLAMPS and len(varying) == 1 else None
 
 
-def _reduction(op: Op) -> bytes:
-    stated = attribute(op.node, "reduction")
-    return b"mean" if stated is None else stated.s
+def _reduction(op: Op) -> str:
+    return text_attribute(op.node, "reduction", "mean")

@@ -62,7 +62,7 @@ def _inverse(a: Interval) -> Interval:
 
 
 def _exp(x: float) -> float:
-    return math.exp(min(x, 700.0)) if x < 700 else math.inf
+    return math.exp(x) if x < 700 else math.inf
 
 
 _STEPS: Mapping[str, Callable[..., Interval]] = {
@@ -151,9 +151,9 @@ class _Search:
     def _weighs(self, value: ValueId | None, axis: int) -> bool:
         """True for the result of a softmax over this axis, counted from the end."""
         found = None if value is None else activation(self.view, value, self.shapes)
-        shape = () if value is None else self.shapes.get(value, ())
-        whole = found is not None and found.kind == "Softmax" and not found.logarithm and found.axis is not None
-        return whole and found is not None and found.axis == len(shape) + axis
+        if value is None or found is None or found.kind != "Softmax" or found.logarithm:
+            return False
+        return found.axis == len(self.shapes.get(value, ())) + axis
 
     def _shares(self, op: Op) -> bool:
         """True for numbers ≥ 0 divided by their sum, also by its reciprocal."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from amp_rewrite.ir.attributes import attribute, ints_attribute
+from amp_rewrite.ir.attributes import int_attribute, ints_attribute
 from amp_rewrite.ir.dataflow import axes_of, casts_floats, trail
 from amp_rewrite.ir.op_classes import MOVES, PERMUTES, PICKS, RELABELS, SCALINGS, SOFTMAXES
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
@@ -84,8 +85,7 @@ def _computed(view: View, op: Op, shapes: Mapping[ValueId, Shape]) -> tuple[str,
     rank = len(shape)
     if op.kind in SOFTMAXES and len(op.inputs) == 1 and op.inputs[0] is not None:
         of_rows = view.opset >= FIRST_ROW_SOFTMAX
-        stated = attribute(op.node, "axis")
-        axis = (stated.i if stated is not None else (-1 if of_rows else 1)) % rank
+        axis = int_attribute(op.node, "axis", -1 if of_rows else 1) % rank
         # before opset 13 a softmax runs over all axes from this one on
         return ("Softmax", op.inputs[0], axis) if of_rows or axis == rank - 1 else None
     return _written_out(view, op, rank)
@@ -95,15 +95,16 @@ def _written_out(view: View, op: Op, rank: int) -> tuple[str, ValueId, int | Non
     """Return a softmax written out as e / ReduceSum(e), or e * Reciprocal(ReduceSum(e)), with e = Exp(logits)."""
     if op.kind not in SCALINGS:
         return None
-    above, below = (trail(view, v, lambda op: _passed(view, op))[1] for v in op.inputs)
+    copies = partial(_passed, view)
+    above, below = (trail(view, v, copies)[1] for v in op.inputs)
     if op.kind == "Mul":
         inverse = view.producer(below, "Reciprocal")
-        below = None if inverse is None else trail(view, inverse.inputs[0], lambda op: _passed(view, op))[1]
+        below = None if inverse is None else trail(view, inverse.inputs[0], copies)[1]
     exp, total = (None if v is None else view.producer(v) for v in (above, below))
     if exp is None or total is None or (exp.kind, total.kind) != ("Exp", "ReduceSum") or exp.inputs[0] is None:
         return None
     axes = [axis % rank for axis in axes_of(view, total)]
-    if trail(view, total.inputs[0], lambda op: _passed(view, op))[1] != above or len(axes) != 1:
+    if trail(view, total.inputs[0], copies)[1] != above or len(axes) != 1:
         return None
     return "Softmax", exp.inputs[0], axes[0]
 
