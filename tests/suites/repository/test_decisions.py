@@ -1,0 +1,56 @@
+"""The tool that dumps and compares decisions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+
+from support.corpus import text_model
+from support.paths import ROOT
+
+
+def tool(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "tools" / "decisions.py", *arguments]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+
+
+def dumped(folder: Path, text: str, model: onnx.ModelProto) -> Path:
+    (folder / text).mkdir()
+    onnx.save(model, folder / text / "model.onnx")
+    path = folder / f"{text}.json.xz"
+    done = tool("dump", path, "--group", "--also", f"mine={folder / text}", "--jobs", 1)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_a_dump_equals_itself_and_differs_where_a_model_does(tmp_path: Path) -> None:
+    before = dumped(tmp_path, "before", text_model("tied_weights"))
+    same = tool("compare", before, before)
+    assert same.returncode == 0 and "all 1: " in same.stdout
+
+    after = dumped(tmp_path, "after", text_model("rotary"))
+    other = tool("compare", before, after, "--mode", "default", "--to", "float16")
+    assert "mine/model: not the same model" in other.stdout
+
+
+def test_decisions_compare_by_variable_cast_and_reason() -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        from decisions import Decisions, differences
+    finally:
+        sys.path.pop(0)
+    low = {"ops": [["a", "MatMul", {"T": "float16"}, "allow", ""]], "casts": [["x", "float32", "float16", "inserted"]]}
+    high = {"ops": [["a", "MatMul", {"T": "float32"}, "keep", "b"]], "casts": [["x", "float16", "float32", "folded"]]}
+    before, after = Decisions.of(low), Decisions.of(high)
+    assert (before.low, after.low) == ({("a", "T")}, set())
+    assert (before.net, after.net, before.inserted, after.inserted) == (1, -1, 1, 0)
+    assert list(differences(before, before)) == []
+    assert list(differences(before, after)) == [
+        "a T: float16 (allow) → float32 (keep because of b)",
+        "Cast of x, float16 → float32, folded: +1",
+        "Cast of x, float32 → float16, inserted: -1",
+    ]
+    assert list(differences(before, Decisions.of({"refused": "no"})))[0] == "refused: not before → no"
