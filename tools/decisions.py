@@ -1,7 +1,7 @@
 """Decisions of conversions: dump them for a set of models, and compare two dumps.
 
     python tools/decisions.py dump DUMP.json.xz [--group exports …] [--also NAME=FOLDER …] [--jobs 2]
-    python tools/decisions.py compare BEFORE.json.xz AFTER.json.xz [--mode plain …] [--to float16] [--models PATTERN] [-v]
+    python tools/decisions.py compare BEFORE.json.xz AFTER.json.xz [--mode plain …] [--to float16] [--models PATTERN]
 
 A dump holds, for each model, type and mode, every op with its floating variables, their types and the reason, and
 every Cast. The groups are the shipped exports, the hit and near models of the rules, the catalogue of failures and the
@@ -234,7 +234,7 @@ def compare(before: Path, after: Path, modes: Sequence[str], types: Sequence[str
     """Print the differences of two dumps; return True if there are any."""
     dumps = [_read(path) for path in (before, after)]
     names = [name for name in dumps[0] if name in dumps[1] and fnmatch.fnmatch(name, pattern)]
-    for name in sorted((dumps[0].keys() ^ dumps[1].keys())):
+    for name in sorted(dumps[0].keys() ^ dumps[1].keys()):
         if fnmatch.fnmatch(name, pattern):
             print(f"in one dump only: {name}")
     different = False

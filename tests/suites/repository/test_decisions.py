@@ -53,4 +53,4 @@ def test_decisions_compare_by_variable_cast_and_reason() -> None:
         "Cast of x, float16 → float32, folded: +1",
         "Cast of x, float32 → float16, inserted: -1",
     ]
-    assert list(differences(before, Decisions.of({"refused": "no"})))[0] == "refused: not before → no"
+    assert next(differences(before, Decisions.of({"refused": "no"}))) == "refused: not before → no"
