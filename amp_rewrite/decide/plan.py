@@ -49,6 +49,7 @@ class Plan:
         widened: ops whose attributes of an inner type become float32.
         drop: folded Casts.
         identities: Casts that became copies but make a public value.
+        parted: Transposes to write between two Reshapes, which part them from what reads them.
         io: types of public values.
         findings: findings about the plan.
     """
@@ -63,6 +64,7 @@ class Plan:
     widened: frozenset[OpId] = frozenset()
     drop: frozenset[OpId] = frozenset()
     identities: frozenset[OpId] = frozenset()
+    parted: frozenset[OpId] = frozenset()
     io: Mapping[ValueId, DType] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 

@@ -151,6 +151,7 @@ KINDS = {
     "kernel_table": "the release of the target has no kernel table of its own",
     "not_shifted": "a value beyond the type that no shift brings into it",
     "opset": "a change of the opset, or the obstacle to it",
+    "parted": "Transposes between two Reshapes, which keep them from a fusion that fails",
     "placement": "Casts that moving the border between the types saves",
     "repaired": "ops pinned until the outputs are within tolerance",
     "runtime_hazard": "a valid model on which a release of a runtime crashes or miscomputes, and the workaround",
@@ -167,7 +168,7 @@ KINDS = {
 """Kinds of findings by id. The kind of a finding about an op that keeps its type is the id of the reason."""
 
 FACTS = frozenset(
-    {"calibrated", "fused", "inlined", "not_fused", "opset", "placement", "repaired", "selected", "shifted"}
+    {"calibrated", "fused", "inlined", "not_fused", "opset", "parted", "placement", "repaired", "selected", "shifted"}
 )
 """Kinds of findings that are facts, not warnings."""
 
@@ -208,6 +209,7 @@ _SELF_EVIDENT = {
     "inlined": ("its ops are decided one by one; `diff` takes a call for its body", "nothing"),
     "not_shifted": ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
     "opset": ("operators and kernels of another opset apply", "leave --opset out to keep the model's own"),
+    "parted": ("the same numbers and kernels; the file opens where it would not", "nothing"),
     "runtime_hazard": (
         "the process crashes, or numbers are wrong, in sessions with default settings",
         "open the model with the options that the message names",

@@ -14,7 +14,8 @@ from amp_rewrite.decide.bounds.bound import Bound, BoundClass, counted
 from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.plan import Plan
-from amp_rewrite.errors import Finding, PolicyError, spelled
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import Finding, PolicyError, count, spelled
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.files.protos import clone
@@ -34,7 +35,7 @@ from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
-from amp_rewrite.runtime.faults import told
+from amp_rewrite.runtime.faults import told, turned
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, METADATA_KEY
 from amp_rewrite.settings.keywords import checked
@@ -286,8 +287,12 @@ def finish(
     """
     view = draft.view
     plan = plan_casts(view, coloring, draft.io, draft.hazards.saturate)
+    made, aim = _made(view, plan), draft.request.target.aim
+    if not plan.empty:
+        plan = replace(plan, parted=frozenset(op.id for op in turned(view, made)))
+    dangers = (*told(view, made, aim, plan.parted), *_parted(view, plan))
     view.forget()  # the checks need the memory, and little of what the rules shared
-    beyond = target_findings(view, draft.request.target)
+    beyond = (*target_findings(view, draft.request.target), *dangers)
     findings = (*unserved(view, coloring), *beyond, *coloring.findings, *findings)
     if plan.empty:
         result = draft.base
@@ -297,9 +302,7 @@ def finish(
         unchecked = check(view.model, view, plan, result)
         known = {(finding.kind, finding.subject) for finding in draft.hazards.findings}  # they say what harm it does
         plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in known))
-        aim = draft.request.target.aim
-        dangers = told(view, lambda value: plan.retype.get(value) or view.dtype(value), aim)
-        findings = (*draft.expansions, *draft.hazards.findings, *unchecked, *dangers, *findings)
+        findings = (*draft.expansions, *draft.hazards.findings, *unchecked, *findings)
     report = _report(draft, coloring, plan, (*findings, *few_low(view, coloring)), measured)
     if draft.request.annotate:
         result = replace(result, proto=clone(result.proto)) if plan.empty else result
@@ -307,6 +310,23 @@ def finish(
     elif not plan.empty and annotated(view):
         unannotate(result.proto)  # an earlier conversion's
     return Converted(result, report, view, coloring, plan)
+
+
+def _made(view: View, plan: Plan) -> Callable[[ValueId], DType | None]:
+    """Return the types in which values are made by the plan."""
+    return lambda value: plan.retype.get(value) or view.dtype(value)
+
+
+def _parted(view: View, plan: Plan) -> Iterator[Finding]:
+    """Yield the finding about Transposes between Reshapes."""
+    if plan.parted:
+        number = count(len(plan.parted), "Transpose stands", "Transposes stand")
+        yield Finding(
+            "parted",
+            view.ops[min(plan.parted)].name,
+            f"{number} between two Reshapes, which move nothing: onnxruntime from 1.20 on swaps such a Transpose with"
+            " the Cast before a product, and crashes",
+        )
 
 
 def _report(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
@@ -12,8 +13,8 @@ from amp_rewrite.decide.plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.attributes import attribute
-from amp_rewrite.ir.builder import new_cast, new_node, restate
+from amp_rewrite.ir.attributes import attribute, ints_attribute
+from amp_rewrite.ir.builder import new_cast, new_constant, new_node, restate
 from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, TENSOR, normal_domain, set_element_type
@@ -86,7 +87,8 @@ class _CastEmitter:
         for op_id, node in zip(scope.ops, graph.node, strict=True):
             op = self.view.ops[op_id]
             if op_id not in self.plan.drop:
-                yield self._node(op, node)
+                written = self._node(op, node)
+                yield from self._parted(written) if op_id in self.plan.parted else (written,)
             for result in op.outputs:
                 if result in self.bakes and self.bakes[result].keeps_original:
                     yield self._second_constant(op, self.bakes[result])
@@ -115,6 +117,26 @@ class _CastEmitter:
             value = onnx.helper.make_tensor("value", TensorProto.FLOAT, (), [bound])
             yield new_node("Constant", [], bounds[-1], name=self._node_name(bounds[-1]), value=value)
         yield new_node("Clip", [source, *bounds], clamped, name=name)
+
+    def _parted(self, node: NodeProto) -> Iterator[NodeProto]:
+        """Yield a Transpose between Reshapes that add and remove a last dimension of 1. They move nothing.
+
+        Runtimes keep them, unlike a Reshape to the same shape.
+        """
+        source, result = node.input[0], node.output[0]
+        axes = len(ints_attribute(node, "perm"))
+        ends = [self._node_name(f"{result}_{word}") for word in ("raised", "turned")]
+        node.input[0], node.output[0] = ends
+        restate(node, "perm", [*ints_attribute(node, "perm"), axes])
+        yield from self._reshaped(source, ends[0], [0] * axes + [1])
+        yield node
+        yield from self._reshaped(ends[1], result, [0] * axes)
+
+    def _reshaped(self, source: str, result: str, shape: Sequence[int]) -> Iterator[NodeProto]:
+        """Yield a Reshape; 0 keeps a dimension."""
+        stated = self._node_name(f"{result}_shape")
+        yield new_constant(stated, np.array(shape, np.int64))
+        yield new_node("Reshape", [source, stated], result, name=self._node_name(f"{result}_view"))
 
     def _node_name(self, name: str) -> str:
         """Return a free node name derived from a value name."""

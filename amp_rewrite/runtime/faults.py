@@ -7,17 +7,17 @@ name the ops. Tests hold the rows of this machine's onnxruntime in subprocesses;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.attributes import int_attribute, ints_attribute
-from amp_rewrite.ir.dataflow import Flow, first_input_of, only_reader, origin
-from amp_rewrite.ir.op_classes import CASTS, COPIES, DEQUANTIZES, LAYERS, QUANTIZES, RELABELS
+from amp_rewrite.ir.dataflow import behind, first_input_of
+from amp_rewrite.ir.op_classes import CASTS, DEQUANTIZES, LAYERS, QUANTIZES
 from amp_rewrite.ir.shapes.onnx_shapes import shape_of
-from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.runtime.kernels import release_number
 
 CPU = "CPUExecutionProvider"
@@ -106,42 +106,74 @@ class RuntimeTarget:
 
 # -- patterns ----------------------------------------------------------------------------------------
 
-_MOVED = RELABELS | {"Transpose"}
-_NATIVE = {*CASTS, *COPIES, "Clip", "Dropout", "If", "LayerNormalization", "Loop", "Max", "Min", "Scan"} - {"Pad"}
-"""Ops that the CPU provider runs in float16; the others it runs in float32, between Casts of its own."""
+_SEEN_THROUGH = {*CASTS, "Dropout", "Expand", "Identity", "Reshape", "Transpose"}
+"""Ops between a Transpose and a product that onnxruntime removes, merges or swaps, if they do not change the shape."""
 
 
-def _batch_transposes(view: View, made: Made) -> Iterator[Op]:
-    """Yield float16 Transposes that move the batch axis inwards, and that a product with a constant reads."""
-    passed = Flow.of(view, dict.fromkeys((*CASTS, "Identity"), (0,)))
-    for op in _low(view, made, "Transpose"):
-        perm = ints_attribute(op.node, "perm")
-        inner = (*range(1, len(perm)), 0)
-        if len(perm) < 3 or perm not in (inner, (*inner[:-2], 0, inner[-2])) or not _native(view, op, made):
+def turned(view: View, made: Made) -> Iterator[Op]:
+    """Yield the Transposes that onnxruntime swaps with a Cast before a product, and then does not fuse with it.
+
+    It leaves the graph half rewritten. They move the first axis inwards (`_inwards`), and a product reads them by a
+    Cast: one of the model, or one that the CPU provider adds because it has no float16 product. The other operand has
+    another rank, or a rank is not known; else the fusion succeeds. O(nodes).
+    """
+    found = dict.fromkeys(op.id for op, _ in _turned(view, made))
+    return (view.ops[op] for op in found)
+
+
+def _turned_and_cast(view: View, made: Made) -> Iterator[Op]:
+    """Yield those of the Transposes whose Cast is one of the model."""
+    ends = ((op, product.results[0]) for op, product in _turned(view, made))
+    return (op for op, result in ends if made(op.results[0]) is not made(result))
+
+
+def _turned(view: View, made: Made) -> Iterator[tuple[Op, Op]]:
+    """Yield Transposes and the products."""
+    for product in view.of_kinds(_PRODUCTS):
+        if product.signature is None or (not product.domain and product.signature.since < _FIRST_FUSED_PRODUCT):
             continue
-        copies = passed.forth(dict.fromkeys(op.results))
-        products = [reader for value in copies for reader in view.readers(value) if reader.kind == "MatMul"]
-        if any(_by_constant(view, product) and not _biased(view, product) for product in products):
-            yield op
+        wanted = made(product.results[0])
+        for side, other in ((0, 1), (1, 0)):
+            op = _inwards(view, product, side)
+            kept = made(op.results[0]) if op is not None else None
+            if op is None or kept is DType.FLOAT or (kept is wanted and wanted is not DType.FLOAT16):
+                continue
+            shapes = shape_of(view, op.inputs[0]), shape_of(view, product.inputs[other])
+            if None in shapes or len({len(shape) for shape in shapes if shape is not None}) > 1:
+                yield op, product
 
 
-def _native(view: View, op: Op, made: Made) -> bool:
-    """True if the values that an op moves come in float16: fed, cast to it, or computed in it."""
-    source = op.inputs[0]
-    maker = view.producer(source)
-    return maker is None or maker.kind in _NATIVE or source is None or made(source) is not DType.FLOAT16
+_PRODUCTS = ("MatMul", "com.microsoft::FusedMatMul")
+_FIRST_FUSED_PRODUCT = 9
 
 
-def _by_constant(view: View, op: Op) -> bool:
-    """True if an operand of a product is a constant, or a moved one."""
-    origins = (origin(view, value, first_input_of(_MOVED | CASTS)) for value in op.operands)
-    return any(view.constant(value) is not None for value in origins)
+def _inwards(view: View, product: Op, side: int) -> Op | None:
+    """Return the nearest Transpose before an operand, if it moves the first axis to one of the last two places.
+
+    By itself, or together with those before it.
+    """
+    turns: list[Op] = []
+    moved: tuple[int, ...] = ()
+    views: list[Op] = []
+    for op, _ in behind(view, product.inputs[side], first_input_of(_SEEN_THROUGH)):
+        if op.scope != product.scope:
+            break
+        if op.kind != "Transpose":
+            views += [op] if op.kind in ("Expand", "Reshape") else []
+            continue
+        perm = ints_attribute(op.node, "perm")
+        if len(perm) < 3 or len(perm) != len(moved or perm):
+            break
+        turns.append(op)
+        moved = tuple(perm[axis] for axis in moved) if moved else perm
+        if moved[:-2] == (*range(1, len(perm) - 1),):
+            return turns[0] if all(_keeps_shape(view, op) for op in views) else None
+    return None
 
 
-def _biased(view: View, op: Op) -> bool:
-    """True if the only reader of a product adds a constant to it, since onnxruntime fuses these two first."""
-    total = only_reader(view, op.outputs[0], "Add", yielded=True)
-    return total is not None and any(view.constant(value) is not None for value in total.inputs)
+def _keeps_shape(view: View, op: Op) -> bool:
+    shapes = shape_of(view, op.inputs[0]), shape_of(view, op.outputs[0])
+    return None not in shapes and shapes[0] == shapes[1]
 
 
 def _biased_layers(view: View, made: Made) -> Iterator[Op]:
@@ -201,17 +233,32 @@ def _grouped(view: View, made: Made) -> Iterator[Op]:
 
 
 _ISSUES = "https://github.com/microsoft/onnxruntime/issues"
+_TURN = "https://github.com/microsoft/onnxruntime/pull/9734"
+"""Since this one the fusion takes such Transposes; refused behind a Cast, it has already changed the graph."""
+_NO_TURN = ("MatmulTransposeFusion",)
 
 FAULTS = (
     RuntimeFault(
         name="transposed_product",
-        since=(1, 23),
+        since=(1, 20),
         provider=CPU,
-        kinds=frozenset({"Transpose", "MatMul"}),
-        find=_batch_transposes,
-        harm="crashes (SIGSEGV) at its default level of a float16 Transpose of the batch axis before MatMul with a"
-        " constant",
-        skip=("MatmulTransposeFusion",),
+        kinds=frozenset({"Transpose"}),
+        find=turned,
+        harm="may crash (SIGSEGV) at its default level of a Transpose that moves the first axis inwards before a"
+        " product with an operand of another rank",
+        skip=_NO_TURN,
+        source=_TURN,
+    ),
+    RuntimeFault(
+        name="cast_transpose",
+        since=(1, 20),
+        provider=CUDA,
+        kinds=frozenset({"Cast", "Transpose"}),
+        find=_turned_and_cast,
+        harm="does not open a Transpose that moves the first axis inwards before a Cast and a product with an operand"
+        " of another rank",
+        skip=_NO_TURN,
+        source=_TURN,
     ),
     RuntimeFault(
         name="quantized_bias",
@@ -221,16 +268,6 @@ FAULTS = (
         find=_biased_layers,
         harm="quantizes a bias between float16 quantizers anew, with a scale that float16 does not hold",
         skip=("WeightBiasQuantization",),
-    ),
-    RuntimeFault(
-        name="recurrent_layout",
-        since=(1, 31),
-        provider=CPU,
-        kinds=frozenset({"LSTM"}),
-        find=_low_ops("LSTM"),
-        harm="may crash at its default level of a float16 LSTM before a Transpose",
-        skip=("NchwcTransformer",),
-        told=False,
     ),
     RuntimeFault(
         name="captured_convolution",
@@ -294,14 +331,16 @@ FAULTS = (
 """All known faults."""
 
 
-def told(view: View, made: Made, aim: RuntimeTarget = RuntimeTarget()) -> Iterator[Finding]:
+def told(
+    view: View, made: Made, aim: RuntimeTarget = RuntimeTarget(), mended: Collection[OpId] = ()
+) -> Iterator[Finding]:
     """Yield one finding per fault in a model, about the first op concerned. O(nodes).
 
-    `made`: the type of a value after a conversion.
+    `made`: the type of a value after a conversion. `mended`: ops that the conversion writes in another way.
     """
     for fault in FAULTS:
         met = fault.told and fault.affects(aim)
-        op = next(fault.find(view, made), None) if met else None
+        op = next((op for op in fault.find(view, made) if op.id not in mended), None) if met else None
         if op is not None:
             yield Finding("runtime_hazard", op.name, fault.finding)
 
@@ -322,7 +361,7 @@ def faults(view: View, to: DType, aim: RuntimeTarget) -> Iterator[tuple[Op, Runt
 def skipped(model: Model, kinds: frozenset[str], release: str, providers: Sequence[str]) -> list[str]:
     """Return the optimizers to disable before a model with ops of these kinds is opened.
 
-    A model that this package cannot read is taken to have each fault whose ops it has.
+    A model that this package cannot read, or that calls functions, is taken to have each fault whose ops it has.
     """
     return [name for fault in _present(model, kinds, release, providers, "skip") for name in fault.skip]
 
@@ -342,8 +381,8 @@ def _present(
     possible = [
         fault for fault in FAULTS if getattr(fault, way) and fault.kinds <= kinds and fault.holds(release, providers)
     ]
-    if not possible:
-        return []
+    if not possible or model.proto.functions:
+        return possible
     try:
         view = View.of(model)
     except ModelError:

@@ -299,7 +299,8 @@ def _opened(
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if options.profile is not None:
         settings.enable_profiling, settings.profile_file_prefix = True, options.profile
-    kinds = frozenset(node.op_type for node in nodes) if options.optimized else frozenset()
+    called = (node for function in model.proto.functions for node in all_nodes(function.node))
+    kinds = frozenset(node.op_type for node in (*nodes, *called)) if options.optimized else frozenset()
     avoided = skipped(model, kinds, ort.__version__, options.providers)
     safe = {options.providers[0]: avoiding(model, kinds, ort.__version__, options.providers)}
     by_provider = {

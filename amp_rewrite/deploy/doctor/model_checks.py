@@ -46,6 +46,10 @@ def model_checks(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mappin
     converted = convert(source, to=low)
     view = View.of(converted.result)
     yield _lowered(converted.report.totals, low)
+    for finding in converted.report.findings:
+        if finding.kind == "runtime_hazard":
+            fact, _, remedy = finding.message.partition(" · ")
+            yield Check("runtime", FINDING, f"{fact} ({finding.subject})", remedy)
     yield from _fallen(view, installed_kernels(runtimes()))
     if kinds := Counter(op.kind for op in view.ops if op.signature is None):
         described = f"{count(kinds.total(), 'op')} that no schema here describes ({shortened(list(kinds))})"
