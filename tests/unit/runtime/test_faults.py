@@ -46,7 +46,7 @@ MET = {
     "a bias behind": "t = Transpose <perm = [1, 0, 2]> (x)  p = MatMul (t, w)  y = Add (p, one)",
 }
 UNMET = {
-    "two Casts": "f = Cast <to = 1> (x)  t = Transpose <perm = [1, 0, 2]> (f)  c = Cast <to = 10> (t) y = MatMul (c, w)",
+    "two Casts": "f = Cast <to = 1> (x) t = Transpose <perm = [1, 0, 2]> (f) c = Cast <to = 10> (t) y = MatMul (c, w)",
     "a public Transpose behind a product": "p = MatMul (x, w)  y = Transpose <perm = [1, 0, 2]> (p)",
     "the default order of axes": "t = Transpose (x)  y = MatMul (t, u)",
 }
@@ -95,7 +95,7 @@ def test_the_table_says_which_models_die(tmp_path: Path) -> None:
 @FORKS
 def test_a_conversion_writes_what_opens(tmp_path: Path) -> None:
     """Each row of the table, in float16, and with the product in float32 behind a Transpose in float16."""
-    table = rows()
+    table = [row for number, row in enumerate(rows()) if avoided(row.model(HALF)) or number % 4 == 0]
     converted = [lowered(row) for row in table]
     parted = [bool(result.plan.parted) for result in converted]
     assert parted == [bool(avoided(row.model(HALF))) for row in table]
@@ -130,11 +130,10 @@ def test_a_transpose_in_bfloat16_is_parted_from_a_product_in_float32_alone() -> 
 
 
 def test_parting_costs_two_views_and_is_told() -> None:
-    source = Row((1, 0, 2)).model(FLOAT)
-    result = lowered(Row((1, 0, 2)))
-    ops = Counter(node.op_type for node in result.model.graph.node)
-    ops.subtract(node.op_type for node in source.graph.node)
-    assert {kind: number for kind, number in ops.items() if number} == {"Reshape": 2, "Constant": 2, "Cast": 2}
+    """Against a product whose other operand has as many axes, which onnxruntime fuses."""
+    result, fused = lowered(Row((1, 0, 2))), lowered(Row((1, 0, 2), flat=False))
+    parted, whole = (Counter(node.op_type for node in each.model.graph.node) for each in (result, fused))
+    assert parted - whole == Counter(Reshape=2, Constant=2) and not whole - parted
     (finding,) = (f for f in result.report.findings if f.kind == "parted")
     assert finding.subject == "Transpose_0" and "runtime_hazard" not in {f.kind for f in result.report.findings}
     again = amp_rewrite.convert(result.model)

@@ -262,12 +262,6 @@ def test_a_norm_that_sums_in_float16_is_told_for_the_releases_that_do(release: s
     assert any("enable_skip_layer_norm_strict_mode=1" in message for message in messages) is told
 
 
-def test_faults_of_another_release_are_not_told() -> None:
-    transposed = graph("t = Transpose <perm = [1, 0, 2]> (x)  y = MatMul (t, w)")
-    assert "runtime_hazard" in kinds(convert(transposed, target=f"ort-cuda:{NEWEST}"))  # type: ignore[arg-type]
-    assert "runtime_hazard" not in kinds(convert(transposed, target="ort-cuda:1.22"))
-
-
 def test_fusions_into_operators_that_a_release_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     body = "a = MatMul (x, w)  s = Add (a, x)  y = LayerNormalization (s, one, one)"
     fused = {node.op_type for node in convert(graph(body), fuse="contrib").model.graph.node}
