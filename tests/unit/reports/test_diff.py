@@ -264,7 +264,9 @@ def test_a_diff_of_many_rows_takes_seconds_not_minutes() -> None:
 def test_a_conversion_s_report_and_the_inventory_of_what_it_made_do_not_differ(path: Path) -> None:
     converted = convert(path)
     delta = diff(converted.report, inventory(converted.model))
-    assert delta.text() == "no difference\n"
+    views = 2 * len(converted.plan.parted)  # the Reshapes around a Transpose, which the report tells as a finding
+    assert {kind: number for kind, number in delta.counts.items() if number} == ({"added": views} if views else {})
+    assert views or delta.text() == "no difference\n"
     assert diff(inventory(onnx.load(path)), converted.report).counts["raised"] == 0
 
 
