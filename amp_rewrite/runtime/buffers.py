@@ -84,7 +84,6 @@ class BufferedRunner:
         """
         session, provider = opened
         inputs = frozenset(port.name for port in session.get_inputs())
-        shapes = {port.name: port.shape for port in session.get_outputs()}
         state, _ = buffer.sides
         read = [name for name in state if name in inputs]
         shielded = {name: copied(ort, state[name], *buffer.place) for name in read if name in spoiled}
@@ -95,12 +94,7 @@ class BufferedRunner:
             for name in told:  # first, so that they are the first results
                 here.bind_output(name)
             for name, output in successors.items():
-                value, shape = after[name], shapes[output]
-                if all(isinstance(dim, int) for dim in shape) and list(shape) != list(value.shape()):
-                    room = (*buffer.place, value.element_type(), shape, value.data_ptr())
-                    here.bind_output(output, *room)  # the same memory in another shape
-                else:
-                    here.bind_ortvalue_output(output, value)
+                here.bind_ortvalue_output(output, after[name])
         fed = inputs - state.keys()
         return cls(buffer, fed, tuple(told), provider, session, ort, (bound[0], bound[1]), {}, shielded)
 

@@ -29,7 +29,7 @@ _STEP = (
     option(
         "--optimizer",
         "NAME,KEY=NUMBER,…",
-        "sgd, rmsprop, adam, adamw, adagrad, adafactor, lion or lamb, as in adam,lr=0.001,clipnorm=1.",
+        "sgd, rmsprop, adam, adamw or adagrad, as in adam,lr=0.001,clipnorm=1.",
         _HEAD,
         default="sgd",
         show_default=True,
@@ -50,13 +50,6 @@ _STEP = (
     option("--freeze", "GLOB", "Initializers not to train; repeatable.", _HEAD, multiple=True),
     option(
         "--micro-batches", "N", "Runs whose gradients make one step.", _HEAD, type=int, default=1, show_default=True
-    ),
-    option("--recompute", "N", "Regions whose activations the backward pass computes again.", _HEAD, type=int),
-    option(
-        "--adapters",
-        "PATTERN,…:r=RANK",
-        "Train low-rank factors of these weights (LoRA), as in q_proj,v_proj:r=8.",
-        _HEAD,
     ),
     parameters.flag("--training-mode", "Normalize by statistics of the batch, and apply dropout.", _HEAD),
     *parameters.STEP,
@@ -120,8 +113,6 @@ _OWN = (
     "parameters",
     "freeze",
     "micro_batches",
-    "recompute",
-    "adapters",
     "training_mode",
 )
 """Options of a training step alone."""

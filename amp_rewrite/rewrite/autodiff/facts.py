@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import onnx.checker
 import onnx.shape_inference
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import refill
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.graphs import all_graphs
-from amp_rewrite.ir.nodes import MAIN, Op, ValueId
+from amp_rewrite.ir.nodes import Op, ValueId
 from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES, StatedDims, infer_shapes, stated_dims
 from amp_rewrite.ir.view import View
 
@@ -47,11 +47,6 @@ class ModelFacts:
             outer = ids[scope.parent] if scope.parent is not None else ChainMap[str, ValueId]()
             ids.append(outer.new_child({value.name: value.id for value in values}))
         return cls(view, tuple(ids), _shapes(view, ids))
-
-    def ints(self, node: NodeProto, slot: int) -> list[int]:
-        """Return the integers that a node of the main graph reads as a constant; none if it reads no constant there."""
-        array = self.view.array(self.ids[MAIN].get(node.input[slot])) if slot < len(node.input) else None
-        return [] if array is None else [int(n) for n in array.reshape(-1)]
 
 
 def known_dims(shape: Shape | None) -> tuple[int, ...] | None:

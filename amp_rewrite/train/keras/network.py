@@ -195,6 +195,8 @@ class LossObject:
 
 
 _LOGITS, _SMOOTHING = "from_logits", "label_smoothing"
+_PROBABILITIES = {_LOGITS: False}
+"""What predictions are by default in Keras."""
 _MEAN = (None, "auto", "sum_over_batch_size", "AUTO", "SUM_OVER_BATCH_SIZE")
 """Reductions of Keras that are the mean."""
 
@@ -221,20 +223,28 @@ def _loss(formula: str, words: str, *places: str, **defaults: object) -> Callabl
 class Losses:
     """Keras's loss objects, for predictions of a `Network`. Options are those of the formula in `training_step`'s text.
 
-    `from_logits` may be left out: the result of a Softmax or Sigmoid is recognized. Classes are on the last axis, or on
-    that of `axis`. All are means over all numbers or rows; `KLDivergence` divides by the rows alone, as PyTorch does.
+    Predictions are probabilities, unless `from_logits=True` says otherwise; of the result of a Softmax or Sigmoid the
+    loss reads the logits. Classes are on the last axis, or on that of `axis`. All are means over all numbers or rows;
+    `KLDivergence` divides by the rows alone, as PyTorch does.
     """
 
     SparseCategoricalCrossentropy = staticmethod(
-        _loss("cross_entropy", "Cross entropy with class indices.", _LOGITS, axis=-1)
+        _loss("cross_entropy", "Cross entropy with class indices.", _LOGITS, **_PROBABILITIES, axis=-1)
     )
     CategoricalCrossentropy = staticmethod(
-        _loss("categorical_cross_entropy", "Cross entropy with class probabilities.", _LOGITS, _SMOOTHING, axis=-1)
+        _loss(
+            "categorical_cross_entropy",
+            "Cross entropy with class probabilities.",
+            _LOGITS,
+            _SMOOTHING,
+            **_PROBABILITIES,
+            axis=-1,
+        )
     )
     BinaryCrossentropy = staticmethod(
-        _loss("binary_cross_entropy", "Cross entropy of two classes.", _LOGITS, _SMOOTHING)
+        _loss("binary_cross_entropy", "Cross entropy of two classes.", _LOGITS, _SMOOTHING, **_PROBABILITIES)
     )
-    KLDivergence = staticmethod(_loss("kl_divergence", "Kullback-Leibler divergence."))
+    KLDivergence = staticmethod(_loss("kl_divergence", "Kullback-Leibler divergence.", **_PROBABILITIES))
     MeanSquaredError = staticmethod(_loss("mean_squared_error", "Mean squared error."))
     MeanAbsoluteError = staticmethod(_loss("mean_absolute_error", "Mean absolute error."))
     Huber = staticmethod(_loss("huber", "Huber's loss.", "delta"))

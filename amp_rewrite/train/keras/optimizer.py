@@ -223,7 +223,7 @@ class StatefulOptimizer:
 
     def get_slot_names(self) -> list[str]:
         """Return the names of the slots of each variable."""
-        return sorted({*self.rule.slot_names(), *self._state.added})
+        return sorted({*self.rule.slots(), *self._state.added})
 
     def add_slot(self, var: Variable, slot_name: str, initializer: object = "zeros") -> Array:
         """Add a slot to a variable, for an optimizer of your own; return a copy of it. One that is there stays.

@@ -124,7 +124,7 @@ class Multiplied:
         return self * (1 / divisor)
 
     def __add__(self, other: object) -> Product:
-        raise TrainingError("losses are added in their text; write 'cross_entropy(logits, t) + 0.1 * aux'")
+        raise TrainingError("losses have no sum; compute it in the model, and name its output as the loss")
 
     __radd__ = __add__
 

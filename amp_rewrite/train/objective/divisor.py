@@ -28,11 +28,11 @@ class Divisor(NamedTuple):
     ignored: int | None = None
 
 
-def append_divisor(b: Builder, losses: Iterable[str]) -> str | None:
-    """Append what a sum of losses divides by, a float32 scalar; None unless the graph shows one for all terms."""
-    view = b.facts.view
-    terms = _Terms(view, _varying(view))
-    found = terms.of_all(value.id for name in losses if (value := b.known(name)) is not None)
+def append_divisor(b: Builder, loss: str) -> str | None:
+    """Append what a loss divides by, a float32 scalar; None unless the graph shows one for all terms."""
+    view, value = b.facts.view, b.known(loss)
+    assert value is not None
+    found = _Terms(view, _varying(view)).of(value.id)
     if found is None or len(found) != 1:
         return None
     (divisor,) = found
@@ -43,18 +43,18 @@ def append_divisor(b: Builder, losses: Iterable[str]) -> str | None:
     return b.reduce("ReduceSum", shares, None, keepdims=False)
 
 
-def share_of(b: Builder, labels: str, weights: str | None, ignored: int | None, dtype: DType | None = None) -> str:
+def share_of(b: Builder, labels: str, weights: str | None, ignored: int | None) -> str:
     """Append how much each class of `labels` counts in a mean: the weight of its class, and 0 if it is ignored."""
-    dropped = None
+    dropped, dtype = None, b.dtype(labels) or DType.INT64
     if ignored is not None:
-        dropped = b.op("Equal", labels, b.scalar(ignored, dtype or b.dtype(labels) or DType.INT64))
+        dropped = b.op("Equal", labels, b.scalar(ignored, dtype))
     kept = b.op("Equal", labels, labels) if dropped is None else b.op("Not", dropped)
     share = b.op("Cast", kept, to=DType.FLOAT.code)
     if weights is None:
         return share
     safe = labels
     if dropped is not None:  # it may be out of the range of classes
-        safe = b.op("Where", dropped, b.scalar(0, dtype or b.dtype(labels) or DType.INT64), labels)
+        safe = b.op("Where", dropped, b.scalar(0, dtype), labels)
     return b.op("Mul", b.op("Gather", weights, safe), share)
 
 

@@ -57,7 +57,7 @@ def _cross_entropy(p: Prediction) -> AppendedLoss:
             value = b.op("Add", p.times(value, 1 - smoothing), spread)
     if not whole:
         total = b.reduce("ReduceSum", p.weighted(value, len(shape) - 1), None, keepdims=False)
-        value = b.op("Div", total, b.reduce("ReduceSum", _share(p, labels, weights, ignored), None, keepdims=False))
+        value = b.op("Div", total, b.reduce("ReduceSum", share_of(b, labels, weights, ignored), None, keepdims=False))
     accuracy = _accuracy(p, labels, ignored)
     target = TargetInput(labels, count, ignored, CLASSES, p.class_axis(), p.numbers("class_weights", count))
     return AppendedLoss(value, {"accuracy": accuracy}, target)
@@ -69,11 +69,6 @@ def _spread(p: Prediction, logs: str, labels: str, weights: str | None, ignored:
     of_classes = logs if weights is None else b.op("Mul", logs, p.along_classes(weights))
     rows = b.op("Neg", b.reduce("ReduceSum", of_classes, [1], keepdims=False))
     return b.op("Mul", rows, p.kept(labels, ignored))
-
-
-def _share(p: Prediction, labels: str, weights: str | None, ignored: int | None) -> str:
-    """Return the weight of each row in the mean: that of its class, and 0 if it is ignored."""
-    return share_of(p.b, labels, weights, ignored, p.label_type)
 
 
 def _accuracy(p: Prediction, labels: str, ignored: int | None) -> str:
@@ -138,8 +133,8 @@ def _binary_cross_entropy(p: Prediction) -> AppendedLoss:
         factor = b.op("Add", p.one, p.times(targets, positive - 1))
         misses = b.op("Mul", factor, b.op("Softplus", b.op("Neg", p.x)))
         each = b.op("Add", b.op("Mul", b.op("Sub", p.one, targets), p.x), misses)
-    logits = p.name if p.logits and p.found is None else ""
-    return AppendedLoss(p.mean(each), {}, TargetInput(given, kind=YES_OR_NO, logits=logits))
+    target = TargetInput(given, kind=YES_OR_NO, logits=p.logits and p.found is None)
+    return AppendedLoss(p.mean(each), {}, target)
 
 
 # -- numbers -----------------------------------------------------------------------------------------

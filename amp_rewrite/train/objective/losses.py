@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx.helper
 
@@ -17,8 +16,8 @@ from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.train.objective.divisor import append_divisor
 from amp_rewrite.train.objective.formulas import LOSSES
-from amp_rewrite.train.objective.loss_text import LossTerm, terms
-from amp_rewrite.train.objective.prediction import CLASSES, AppendedLoss, Prediction, TargetInput
+from amp_rewrite.train.objective.loss_text import parsed
+from amp_rewrite.train.objective.prediction import CLASSES, Prediction, TargetInput
 
 REGION = "amp.loss"
 
@@ -35,7 +34,7 @@ class Objective:
     loss: str
     shape: tuple[int, ...] = ()
     metrics: tuple[str, ...] = ()
-    targets: tuple[TargetInput, ...] = ()
+    target: TargetInput | None = None
     notes: tuple[str, ...] = ()
     weight: str = ""
 
@@ -48,12 +47,12 @@ class Objective:
 def objective(model: Model, loss: str) -> Objective:
     """Return the model with its loss: the name of a value with one element, or a text.
 
-    A text is LOSS(PREDICTION[, TARGET][, OPTION=VALUE, …]), or a sum of such terms and of values, each perhaps times
-    a number: "cross_entropy(logits, label, label_smoothing=0.1) + 0.5 * aux_loss". PREDICTION: a value of the model.
-    TARGET: an input of the model, or the name of a new input, by default "targets". `formulas` has the losses.
+    A text is LOSS(PREDICTION[, TARGET][, OPTION=VALUE, …]): "cross_entropy(logits, label, label_smoothing=0.1)".
+    PREDICTION: a value of the model. TARGET: an input of the model, or the name of a new input, by default "targets".
+    `formulas` has the losses.
 
-    Cross entropies and kl_divergence take logits or probabilities: the result of a Softmax or Sigmoid is replaced by
-    what goes into it, and other values in [0, 1] are taken for probabilities. from_logits=True or False decides.
+    Cross entropies and kl_divergence take logits, or with from_logits=False probabilities. The result of a Softmax or
+    Sigmoid is replaced by what goes into it.
 
     TrainingError for an unknown loss, option or value, a loss that is not a float32 scalar, and targets that do not
     fit.
@@ -63,57 +62,36 @@ def objective(model: Model, loss: str) -> Objective:
             f"the loss is {loss!r}, not text; use the name of a value, or text such as cross_entropy(LOGITS, TARGETS)"
         )
     b = Builder.of(inlined(model), region=REGION)
-    summed = terms(loss, lambda name: b.known(name) is not None, {name: f.options for name, f in LOSSES.items()})
-    if len(summed) == 1 and not summed[0].loss and summed[0].factor == 1:
-        shape, weight = _ones(b, loss), _weight(b, (loss,))
-        labels = _labels(b, bool(weight))
-        return Objective(b.model(), loss, shape, targets=() if labels is None else (labels,), weight=weight)
-    notes: list[str] = []
-    computed = _appended(b, summed, notes)
-    metrics = {name: value for one in reversed(computed) for name, value in one.metrics.items()}
-    if len(summed) > 1:
-        metrics.update({term.loss: one.value for term, one in zip(summed, computed, strict=True) if term.loss})
-    own = [term.prediction for term in summed if not term.loss]
-    weight = _weight(b, own) if len(own) == len(summed) else ""
-    names = {name: b.fresh(name) for name in ("loss", *metrics)}
-    for name, source in {"loss": _sum(b, summed, computed), **metrics}.items():
+    options = {name: formula.options for name, formula in LOSSES.items()}
+    call = None if b.known(loss) is not None else parsed(loss, lambda name: b.known(name) is not None, options)
+    if call is None:
+        shape, weight = _ones(b, loss), _weight(b, loss)
+        return Objective(b.model(), loss, shape, target=_labels(b, bool(weight)), weight=weight)
+    if b.known(call.prediction) is None:
+        raise TrainingError(f"the model has no value {call.prediction!r}; {_outputs(b)}{_of_terms(call.prediction)}")
+    dtype = b.dtype(call.prediction)
+    if dtype is None or not dtype.floating:
+        raise TrainingError(f"{call.prediction!r} is {type_name(dtype)}; use a floating prediction")
+    formula, prediction = LOSSES[call.loss], Prediction(b, call)
+    if formula.activation is not None:
+        prediction.decide(formula.activation)
+    made = formula.append(prediction)
+    names = {name: b.fresh(name) for name in ("loss", *made.metrics)}
+    for name, source in {"loss": made.value, **made.metrics}.items():
         b.append(onnx.helper.make_node("Identity", [source], [names[name]], name=b.fresh(f"{REGION}/{name}")))
-    targets = tuple(dict.fromkeys(one.target for one in computed if one.target is not None))
-    return Objective(b.model(), names["loss"], (), tuple(names[m] for m in metrics), targets, tuple(notes), weight)
+    target = None if made.target is None else replace(made.target, prediction=call.prediction)
+    metrics = tuple(names[metric] for metric in made.metrics)
+    return Objective(b.model(), names["loss"], (), metrics, target, tuple(prediction.notes))
 
 
-def _appended(b: Builder, summed: Sequence[LossTerm], notes: list[str]) -> list[AppendedLoss]:
-    """Append the terms of a loss."""
-    declared: dict[str, DType] = {}
-    computed = []
-    for term in summed:
-        if not term.loss:
-            scalar = b.reshape(term.prediction, []) if _ones(b, term.prediction) != () else term.prediction
-            computed.append(AppendedLoss(scalar, {}, None))
-            continue
-        dtype = b.dtype(term.prediction)
-        if b.known(term.prediction) is None:
-            raise TrainingError(f"the model has no value {term.prediction!r}; {_outputs(b)}")
-        if dtype is None or not dtype.floating:
-            raise TrainingError(f"{term.prediction!r} is {type_name(dtype)}; use a floating prediction")
-        formula, prediction = LOSSES[term.loss], Prediction(b, term, declared, notes)
-        if formula.activation is not None:
-            prediction.decide(formula.activation)
-        computed.append(formula.append(prediction))
-    return computed
+def _of_terms(name: str) -> str:
+    """Text that says what to do with a sum of losses; "" for the name of a value."""
+    return "; a loss is one value or one formula, so compute sums in the model" if {*name} & {*"+*()"} else ""
 
 
-def _sum(b: Builder, summed: Sequence[LossTerm], computed: Sequence[AppendedLoss]) -> str:
-    parts = [
-        one.value if term.factor == 1 else b.op("Mul", one.value, b.scalar(term.factor, DType.FLOAT))
-        for term, one in zip(summed, computed, strict=True)
-    ]
-    return parts[0] if len(parts) == 1 else b.op("Sum", *parts)
-
-
-def _weight(b: Builder, losses: Sequence[str]) -> str:
-    """Append what a sum of the model's own losses divides by; "" where that is not known."""
-    divisor = append_divisor(b, losses)
+def _weight(b: Builder, loss: str) -> str:
+    """Append what a loss of the model's own divides by; "" where that is not known."""
+    divisor = append_divisor(b, loss)
     if divisor is None:
         return ""
     name = b.fresh("weight")
@@ -145,7 +123,9 @@ def _ones(b: Builder, name: str) -> tuple[int, ...]:
     value = b.known(name)
     if value is None:
         losses = ", ".join(f"{n}(…)" for n in LOSSES)
-        raise TrainingError(f"the model has no value {name!r} that could be the loss; {_outputs(b)}, or use {losses}")
+        raise TrainingError(
+            f"the model has no value {name!r} that could be the loss; {_outputs(b)}, or use {losses}{_of_terms(name)}"
+        )
     kind = b.facts.view.types[value.id]
     if kind is None or kind.container != TENSOR or kind.dtype is not DType.FLOAT:
         what = type_name(kind.dtype if kind else None)

@@ -14,9 +14,8 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.train.objective.divisor import share_of
-from amp_rewrite.train.objective.intervals import in_unit_interval
 from amp_rewrite.train.objective.logits import Activation, activation
-from amp_rewrite.train.objective.loss_text import LossTerm
+from amp_rewrite.train.objective.loss_text import LossCall
 
 DEFAULT_TARGET = "targets"
 CLASSES, SHARES, LOGARITHMS = "classes", "shares of classes", "logarithms of shares"
@@ -33,7 +32,7 @@ class TargetInput:
 
     `classes`: number of classes, for integer targets; `ignored`: one more, which does not count. `kind`: what the
     targets are. `axis`: that of the classes in the prediction. `class_weights`: how much each class counts in the mean.
-    `logits`: the prediction of yes or no, if it is taken for logits.
+    `prediction`: the value that the loss names; `logits`: it is one of yes or no, and taken for logits.
     """
 
     name: str
@@ -42,7 +41,8 @@ class TargetInput:
     kind: str = NUMBERS
     axis: int | None = None
     class_weights: tuple[float, ...] | None = None
-    logits: str = ""
+    prediction: str = ""
+    logits: bool = False
 
     def counts(self, classes: Array) -> tuple[float, float]:
         """Return what the loss divides its sum by, the weights of the classes that count, and their number."""
@@ -64,17 +64,14 @@ class AppendedLoss(NamedTuple):
 class Prediction:
     """The prediction that a formula reads, while it appends its nodes.
 
-    `x`: the prediction in float32, logits, logarithms of probabilities (`logarithmic`), or (neither) probabilities.
-    `declared`: targets that losses of the same text added before, by name. `notes`: what the report tells of the loss.
+    `x`: the prediction in float32, logits or probabilities. `notes`: what the report tells of the loss.
     """
 
     b: Builder
-    term: LossTerm
-    declared: dict[str, DType]
-    notes: list[str]
+    call: LossCall
+    notes: list[str] = field(default_factory=list)
     x: str = ""
     logits: bool = True
-    logarithmic: bool = False
     found: Activation | None = None
     moved: list[int] = field(default_factory=list)
 
@@ -84,11 +81,11 @@ class Prediction:
     @property
     def name(self) -> str:
         """The value that the text names."""
-        return self.term.prediction
+        return self.call.prediction
 
     @property
     def options(self) -> Mapping[str, object]:
-        return self.term.options
+        return self.call.options
 
     @property
     def one(self) -> str:
@@ -97,60 +94,32 @@ class Prediction:
     # -- logits and probabilities ----------------------------------------------------------------------
 
     def decide(self, kind: str) -> None:
-        """Find out if the prediction holds logits or probabilities of this kind of activation; read logits if it can.
-
-        TrainingError for another activation, and for an axis that contradicts that of the Softmax.
-        """
-        view, known = self.b.facts.view, self.b.known(self.name)
+        """Take the prediction for logits or probabilities; read the logits behind such an activation."""
+        view, known, loss = self.b.facts.view, self.b.known(self.name), self.call.loss
         assert known is not None
         wanted = self.option("from_logits", None)
         if wanted not in (None, True, False):
             raise self.wrong("from_logits", wanted, "True or False")
-        self.found = found = activation(view, known.id, self.b.facts.shapes)
-        if wanted is True:
-            if found is not None:
-                self.notes.append(
-                    f"{self.term.loss} takes {self.name!r} for logits, as from_logits=True says, although a"
-                    f" {found.kind} computes it"
-                )
-            self.found = None
+        found = activation(view, known.id, self.b.facts.shapes)
+        if not wanted and found is not None and found.kind == kind:
+            self.found, logits = found, view.value_name(found.logits)
+            self.x = self.b.cast(logits, DType.FLOAT)
+            self.notes.append(f"{loss} reads the logits {logits!r} in place of {self.name!r}, which a {kind} computes")
             return
-        if found is not None and found.kind == kind:
-            logits = view.value_name(found.logits)
-            self.x = self._behind(found, self.b.cast(logits, DType.FLOAT))
-            self.notes.append(
-                f"{self.term.loss} reads the logits {logits!r} in place of {self.name!r}, which a {kind} computes"
-            )
-            return
-        if found is not None and found.logarithm and wanted is None:
-            own = "cross_entropy" if found.kind == "Softmax" else "binary_cross_entropy"
+        if wanted is None and found is not None and kind == "Softmax":
             raise TrainingError(
-                f"{self.term.loss}({self.name}): {self.name!r} is the logarithm of a {found.kind}; use {own}, or say"
-                " from_logits=True to take it for logits"
+                f"{loss}({self.name}): a Sigmoid computes {self.name!r}, so its classes do not exclude each other; use"
+                " binary_cross_entropy, or say from_logits=False to take it for probabilities"
             )
-        if found is not None and kind == "Softmax" and wanted is None:
-            raise TrainingError(
-                f"{self.term.loss}({self.name}): a Sigmoid computes {self.name!r}, so its classes do not exclude each"
-                " other; use binary_cross_entropy, or say from_logits=False to take it for probabilities"
-            )
-        self.found = None
-        if wanted is False or found is not None or in_unit_interval(view, known.id, self.b.facts.shapes):
-            self.logits = False
-            self.notes.append(f"{self.term.loss} takes {self.name!r} for probabilities: it reads their logarithm")
-
-    def _behind(self, found: Activation, x: str) -> str:
-        """Move logits, or the logarithms of a softmax, as the model moves its probabilities."""
-        if found.moves and found.own_axis is not None:
-            x = self.b.op("LogSoftmax", x, axis=found.own_axis)
-            self.logits, self.logarithmic = False, True
-        for op, slot in reversed(found.moves):
-            x = self.b.like(op.node, [x, *op.node.input[1:]])[slot]
-        return x
+        self.logits = found is None if wanted is None else bool(wanted)
+        if not self.logits:
+            self.notes.append(f"{loss} takes {self.name!r} for probabilities: it reads their logarithm")
+        else:
+            although = f", although a {found.kind} computes it" if found is not None else ""
+            self.notes.append(f"{loss} takes {self.name!r} for logits{although}")
 
     def logarithms(self, axis: int) -> str:
         """The logarithms of the probabilities over an axis."""
-        if self.logarithmic:
-            return self.x
         return self.b.op("LogSoftmax", self.x, axis=axis) if self.logits else self.log_of(self.x)
 
     def log_of(self, x: str) -> str:
@@ -193,7 +162,7 @@ class Prediction:
         shape = self.b.shape(self.name)
         if shape is None or len(shape) < 2:
             dims = "an unknown shape" if shape is None else f"shape {list(shape)}"
-            raise TrainingError(f"{self.term.loss} needs logits of shape [batch, classes, …]; {self.name!r} has {dims}")
+            raise TrainingError(f"{self.call.loss} needs logits of shape [batch, classes, …]; {self.name!r} has {dims}")
         axis = self.class_axis()
         self.moved = [a for a in range(len(shape)) if a != axis]
         self.moved.insert(1 if axis else 0, axis)
@@ -229,16 +198,16 @@ class Prediction:
 
     def second_value(self) -> str | None:
         """The value of the model that stands in the place of the target, in float32; None without one."""
-        name = self.term.target
+        name = self.call.target
         if name is None:
             return None
         if self.b.known(name) is None:
-            raise TrainingError(f"the model has no value {name!r}; {self.term.loss} takes two values of the model")
+            raise TrainingError(f"the model has no value {name!r}; {self.call.loss} takes two values of the model")
         return self.b.cast(name, DType.FLOAT)
 
     def targets(self, shape: Shape, *kinds: DType) -> str:
         """Return the input of the targets, appended if new. TrainingError for another type or shape."""
-        return self._input("target", self.term.target or DEFAULT_TARGET, shape, kinds)
+        return self._input("target", self.call.target or DEFAULT_TARGET, shape, kinds)
 
     def weighted(self, each: str, rank: int) -> str:
         """Multiply what belongs to rows, of this rank, by the weights of the rows, an input; without them leave it."""
@@ -253,21 +222,15 @@ class Prediction:
     def _input(self, what: str, name: str, shape: Shape, kinds: Sequence[DType]) -> str:
         b = self.b
         if b.known(name) is None:
-            if name not in self.declared:
-                given = b.input(name, kinds[0], shape)
-                self.declared[given] = self.declared[name] = kinds[0]
-                return given
-            dtype: DType | None = self.declared[name]
-        elif all(formal.name != name for formal in b.graph.input):
+            return b.input(name, kinds[0], shape)
+        if all(formal.name != name for formal in b.graph.input):
             raise TrainingError(
                 f"the {what} {name!r} is a value of the model, but not an input; use an input or a new name"
             )
-        else:
-            dtype = b.dtype(name)
+        dtype, own = b.dtype(name), b.shape(name)
         if dtype not in kinds:
             kind = dtype.spelling if dtype else "of unknown type"
             raise TrainingError(f"the {what} {name!r} is {kind}; this loss needs {kinds[0].spelling}")
-        own = b.shape(name) if b.known(name) is not None else None
         if own is not None and not _agree(own, shape):
             raise TrainingError(
                 f"the {what} {name!r} is an input of shape {list(own)}, but this loss needs {list(shape)}; use another"
@@ -277,12 +240,7 @@ class Prediction:
 
     def kept(self, labels: str, ignored: int | None) -> str:
         """1 for rows that count and 0 for ignored ones, of the shape of the labels."""
-        return share_of(self.b, labels, None, ignored, self.label_type)
-
-    @property
-    def label_type(self) -> DType:
-        name = self.term.target or DEFAULT_TARGET
-        return self.b.dtype(name) or self.declared.get(name) or DType.INT64
+        return share_of(self.b, labels, None, ignored)
 
     # -- options ---------------------------------------------------------------------------------------
 
@@ -346,7 +304,7 @@ class Prediction:
         return count
 
     def wrong(self, name: str, value: object, legal: str) -> TrainingError:
-        return TrainingError(f"{name}={value!r} of the loss {self.term.loss} must be {legal}; correct it")
+        return TrainingError(f"{name}={value!r} of the loss {self.call.loss} must be {legal}; correct it")
 
 
 def _agree(shape: Shape, other: Shape) -> bool:

@@ -9,7 +9,7 @@ alike. This is TensorFlow's rule for replicas (a step is finite only if it is on
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.parallel.replicas import Replicas, averaged, check_strategy
-from amp_rewrite.train.parallel.sharding import handed_round, owners_of
-from amp_rewrite.train.step import checkpoint
-from amp_rewrite.train.step.assembly import with_outputs
 from amp_rewrite.train.step.batch_check import read_by
-from amp_rewrite.train.step.optimizer_state import slot_of
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.graph import REGION
@@ -46,55 +42,29 @@ class DataParallelTrainer(Trainer):
     own rows. `evaluate` uses only its own data. `save` writes on replica 0 and returns on all replicas after that.
     Each micro-batch needs an exchange.
 
-    With `shard_slots` each replica keeps the slots of some parameters and updates these (ZeRO stage 1, Rajbhandari et
-    al., 2020); a second exchange hands the new parameters round. The numbers are those without it. `state` has the
-    slots of this replica; checkpoints hold all of them, and load with any number of replicas. `save`, `averaged` and
-    `optimizer_slots` are then exchanges, which all replicas have to call.
-
     Args:
         step: the step.
         replicas: the replicas, from `join_replicas`.
-        shard_slots: split the optimizer's slots among the replicas.
         **options: those of `Trainer`.
 
     Raises:
-        TrainingError: `replicas` is another object or has ended, starts differ, or slots to split are an object's.
+        TrainingError: `replicas` is another object or has ended, or starts differ.
     """
 
-    def __init__(self, step: TrainingStep, replicas: Replicas, *, shard_slots: bool = False, **options: Any) -> None:
+    def __init__(self, step: TrainingStep, replicas: Replicas, **options: Any) -> None:
         check_strategy(replicas)
-        if shard_slots and step.owner is not None:
-            raise TrainingError(
-                "the optimizer object of the step shows all slots, so they cannot be split; make the step with an"
-                " Optimizer such as Adam(0.001), or leave out shard_slots"
-            )
         self.replicas = replicas
-        owners = owners_of(step.state, replicas.world) if shard_slots else {}
-        self._foreign = tuple(name for name, owner in owners.items() if owner != replicas.rank)
-        self._sharded = shard_slots
-        own = tuple(v for v in step.state if slot_of(v.name)[0] not in self._foreign)  # others keep slots of their own
-        super().__init__(replace(step, state=own), **options)
-        self._checkpointed = step.state
+        super().__init__(step, **options)
         self._number()
         self._check_same()
 
     def _open(self) -> Exchange:
-        return Exchange(self._model, self.step, self.replicas, self._options, self._foreign if self._sharded else None)
-
-    def _saved(self, *, keep: bool = True) -> dict[str, Array]:
-        """Return the state by path, with the slots of all replicas; without those of others if `keep` is False."""
-        saved = super()._saved()
-        for variable in self._checkpointed if self._sharded else ():
-            if variable.name.startswith("slot/"):
-                whole = handed_round(self.replicas, saved, {variable.name: variable.initial})
-                saved |= whole if keep else {}
-        return saved
+        return Exchange(self._model, self.step, self.replicas, self._options)
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint on replica 0; return on all replicas after that."""
-        saved = self._saved(keep=self.replicas.rank == 0)
         if self.replicas.rank == 0:
-            checkpoint.save(path, saved, self.step.fingerprint)
+            super().save(path)
         self._check_same()
 
     def load(self, path: str | Path) -> None:
@@ -112,7 +82,7 @@ class DataParallelTrainer(Trainer):
     def _check_same(self) -> None:
         """Wait for all replicas; raise TrainingError unless they have the same step and state."""
         digest = hashlib.sha256(self.step.model.proto.SerializeToString(deterministic=True))
-        own = {v.input for v in self.step.state if v.name == "replica" or (self._sharded and slot_of(v.name)[1])}
+        own = {v.input for v in self.step.state if v.name == "replica"}
         for name, array in sorted(self._views().items()):
             digest.update(b"" if name in own else array.tobytes())
         bits = np.unpackbits(np.frombuffer(digest.digest(), np.uint8)).astype(np.float32)
@@ -130,31 +100,17 @@ class Exchange:
     The state stays on the device; values that cross go through the host.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        step: TrainingStep,
-        replicas: Replicas,
-        options: SessionOptions,
-        foreign: Collection[str] | None = None,
-    ) -> None:
-        """Open the halves of `model`, that of the step or its emulation.
-
-        `foreign`: the parameters that other replicas update, which are handed round; None if each updates all.
-        """
-        own = [v for v in step.state if v.name.startswith("parameter/")] if foreign is not None else []
-        self.parameters = {v.input: v.initial for v in own}
-        self.foreign = frozenset(foreign or ())
-        successors = {v.input: v.output for v in step.state if v.input not in self.foreign}
+    def __init__(self, model: Model, step: TrainingStep, replicas: Replicas, options: SessionOptions) -> None:
+        """Open the halves of `model`, that of the step or its emulation."""
+        successors = {v.input: v.output for v in step.state}
         flags = (step.finite, step.applied)
-        halves = cut(with_outputs(model, (), (*step.scalars, *flags, *successors.values())))
+        halves = cut(model)
         first, second = (Runner.open(half, options) for half in (halves.gradients, halves.apply))
         self.buffer = second.double_buffer({v.input: v.initial for v in step.state})
         self.means = step.scalars
         averages = tuple(dict.fromkeys((*self.means, *halves.crossing)))
         self.gradients = first.buffered(self.buffer, {}, averages)
         self.apply = second.buffered(self.buffer, successors, flags)
-        self.applied = step.applied
         self.provider = self.gradients.provider
         self.batch = step.batch
         self.replicas = replicas
@@ -166,18 +122,7 @@ class Exchange:
         means = averaged(self.replicas, list(local.values()), rows)
         shared = {name: mean for name, mean in zip(local, means, strict=True) if mean is not None}
         flags = self.apply.run(side, read_by(self.apply, {**feeds, **shared}))
-        if self.parameters:
-            self._hand_round(side, bool(flags[self.applied]))
         return {**flags, **{name: shared[name] for name in self.means}}
-
-    def _hand_round(self, side: Side, applied: bool) -> None:
-        """Put the new values of parameters that other replicas update beside those of this one."""
-        other: Side = 1 if side == 0 else 0
-        new = {name: self.buffer.view(other if applied else side, name) for name in self.parameters}
-        if applied:
-            own = {name: array for name, array in new.items() if name not in self.foreign}
-            new = handed_round(self.replicas, own, self.parameters)
-        self.buffer.put(other, {name: new[name] for name in self.foreign})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,8 +144,7 @@ def cut(model: Model) -> SplitStep:
     last: list[NodeProto] = []
     updated: set[str] = set()
     for node in graph.node:
-        # emulation adds Casts of slots in 16 bits before the update and behind it
-        later = node.name.startswith(f"{REGION}/") or (node.op_type in _COPIED and bool(updated & {*node.input}))
+        later = node.name.startswith(f"{REGION}/")
         (last if later else first).append(node)
         updated.update(node.output if later else ())
     back = next((name for name in names_read(first) if name in updated), None)
@@ -209,8 +153,7 @@ def cut(model: Model) -> SplitStep:
         raise TrainingError(f"the model cannot be cut into gradients and update: {what}; pass a step's model")
     needed = dict.fromkeys(name for name in names_read(last) if name not in updated)
     producer = {o: n for n in first for o in n.output}
-    copied = {id(n): n for name in needed for n in _given(name, producer)}
-    constants = [n for n in first if id(n) in copied]
+    constants = [n for n in first if n.op_type == "Constant" and n.output[0] in needed]
     results = producer.keys() - {n.output[0] for n in constants}
     crossing = tuple(name for name in needed if name in results)
     view = View.of(model)
@@ -227,21 +170,6 @@ def cut(model: Model) -> SplitStep:
         _half(model, [*constants, *last], crossing, after),
         crossing,
     )
-
-
-_COPIED = ("Constant", "Cast", "Identity")
-"""Ops that both halves may have, on constants and state."""
-
-
-def _given(name: str, producer: Mapping[str, NodeProto]) -> list[NodeProto]:
-    """Return the nodes that give a value by copies and Casts of a constant or an input; none for other values."""
-    nodes = []
-    while name in producer:
-        nodes.append(producer[name])
-        if nodes[-1].op_type not in _COPIED:
-            return []
-        name = next(iter(nodes[-1].input), "")
-    return nodes
 
 
 def _half(model: Model, nodes: Sequence[NodeProto], extra: Sequence[str], outputs: Sequence[str]) -> Model:

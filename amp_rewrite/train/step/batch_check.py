@@ -37,16 +37,18 @@ def batch_model(model: Model, batch: Iterable[str]) -> Model:
     return Model(proto)
 
 
-def batches(data: object, declared: Model, targets: Iterable[TargetInput]) -> Feed:
+def batches(data: object, declared: Model, target: TargetInput | None) -> Feed:
     """Return data as batches of a step: they may change, have NaN, and class indices may keep the axis of the classes.
 
     `declared`: a model of the inputs of a batch.
     """
-    axes = {t.name: t.axis for t in targets if t.kind == CLASSES and t.axis is not None}
+    axes = {}
+    if target is not None and target.kind == CLASSES and target.axis is not None:
+        axes = {target.name: target.axis}
     return Feed.of(data, declared, allow_nonfinite=True, allow_change=True, extra_axes=axes)
 
 
-def check_batch(declared: Model, targets: Iterable[TargetInput], batch: Batch, number: int) -> None:
+def check_batch(declared: Model, target: TargetInput | None, batch: Batch, number: int) -> None:
     """Raise FeedError if a named dimension has two sizes, TrainingError if a target is out of range.
 
     The backward pass assumes one size, and could be wrong. `declared`: a model of the inputs of a batch; `number`: the
@@ -62,7 +64,7 @@ def check_batch(declared: Model, targets: Iterable[TargetInput], batch: Batch, n
                     f"batch {number} has size {before} for {dim.dim_param!r} in {where!r}, but {size} in"
                     f" {formal.name!r}; use inputs of one size, or export the model with two dimension names"
                 )
-    for target in targets:
+    if target is not None:
         _check_range(target, batch[target.name], number)
 
 

@@ -12,13 +12,13 @@ from amp_rewrite.train.objective.prediction import CLASSES, TargetInput
 class BatchMeans:
     """Sums of a loss and of metrics over batches.
 
-    A batch weighs the classes that count in it, for the loss times their weights, if the loss has this target alone;
-    else its rows. `targets`: those of the loss. `weight`: the result that the loss weighs, if there is one.
+    A batch weighs the classes that count in it, for the loss times their weights, if the target of the loss are
+    classes; else its rows. `weight`: the result that the loss weighs, if there is one.
     """
 
-    def __init__(self, loss: str, metrics: Sequence[str], targets: Sequence[TargetInput], weight: str = "") -> None:
+    def __init__(self, loss: str, metrics: Sequence[str], target: TargetInput | None, weight: str = "") -> None:
         self.rows, self._weight = 0, weight
-        self._loss, self._targets = loss, targets
+        self._loss, self._target = loss, target
         self._sums = dict.fromkeys((loss, *metrics), 0.0)
         self._weights = self._sums.copy()
 
@@ -27,8 +27,8 @@ class BatchMeans:
         rows = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
         self.rows += rows
         weight = counted = float(rows)
-        if len(self._targets) == 1 and self._targets[0].kind == CLASSES:
-            weight, counted = self._targets[0].counts(batch[self._targets[0].name])
+        if self._target is not None and self._target.kind == CLASSES:
+            weight, counted = self._target.counts(batch[self._target.name])
         if self._weight:
             weight = results[self._weight].item()
         for name in self._sums:

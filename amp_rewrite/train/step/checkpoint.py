@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.npy import Npz
 from amp_rewrite.files.casting import Array
@@ -40,7 +39,7 @@ def save(path: str | Path, state: Mapping[str, Array], fingerprint: str) -> None
     header = {_VERSION: np.array(VERSION, np.int64), _MODEL: np.frombuffer(fingerprint.encode(), np.uint8)}
     try:
         with replacing(path) as file:
-            np.savez(file, **header, **{name: _storable(array) for name, array in state.items()})  # type: ignore[arg-type]
+            np.savez(file, **header, **state)  # type: ignore[arg-type]
     except OSError as cause:
         raise TrainingError(f"cannot write a checkpoint to {path}: {cause.strerror or cause}") from cause
 
@@ -81,11 +80,6 @@ def load(
     return _fitted(path, arrays, variables, micro_batches)
 
 
-def _storable(array: Array) -> Array:
-    """Return bfloat16, which .npz files lack, as float32; it is exact."""
-    return array.astype(np.float32) if array.dtype == DType.BFLOAT16.numpy else array
-
-
 def _fitted(
     path: Path, arrays: Mapping[str, Array], variables: Sequence[StateVariable], micro_batches: int
 ) -> dict[str, Array]:
@@ -107,8 +101,6 @@ def _fitted(
         if name not in arrays and not name.startswith(_OPTIONAL):
             raise TrainingError(f"{path} lacks {name!r}; {_differs(name)}")
         array = arrays.get(name, variable.initial)
-        if variable.initial.dtype == DType.BFLOAT16.numpy and array.dtype == np.float32:
-            array = array.astype(variable.initial.dtype)
         if (array.shape, array.dtype) != (variable.initial.shape, variable.initial.dtype):
             expected = f"{variable.initial.dtype} {list(variable.initial.shape)}"
             raise TrainingError(

@@ -12,7 +12,7 @@ from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.train.metrics.metric import Metric
+from amp_rewrite.train.keras.accuracy import Accuracy
 from amp_rewrite.train.step.batch_check import read_by
 from amp_rewrite.train.step.batch_means import BatchMeans
 from amp_rewrite.train.step.fitting import Scores
@@ -28,11 +28,11 @@ class Evaluation:
     options: SessionOptions
     buffer: DoubleBuffer
 
-    def scores(self, side: Side, batches: Iterable[Batch], metrics: Sequence[Metric]) -> Scores:
+    def scores(self, side: Side, batches: Iterable[Batch], metrics: Sequence[Accuracy]) -> Scores:
         """Return loss, the step's own metrics and the requested ones over batches, with the state of one side."""
         runner, loss, own, weight = self._evaluator
         rate = {self.step.learning_rate: np.zeros((), np.float32)}
-        sums = BatchMeans(loss, own, self.step.targets, weight)
+        sums = BatchMeans(loss, own, self.step.target, weight)
         for batch in batches:
             results = runner.run(side, read_by(runner, {**batch, **rate}))
             sums.add(batch, results)

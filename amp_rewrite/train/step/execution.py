@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
@@ -14,9 +13,6 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.buffers import DoubleBuffer, Side
 from amp_rewrite.runtime.runner import CPU, CUDA, SessionOptions, cuda_opens
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.update.blocks import BLOCK, in_blocks
-from amp_rewrite.train.update.channel_blocks import in_channel_blocks
-from amp_rewrite.train.update.row_chunks import in_row_chunks
 
 
 class Steps(Protocol):
@@ -45,7 +41,7 @@ class HoldsSession:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """The model of a step, in the arithmetic and the layout of its provider. `emulated`: in float32 ops that round."""
+    """The model of a step in the arithmetic of its provider. `emulated`: in float32 ops that round."""
 
     model: Model
     options: SessionOptions
@@ -66,10 +62,6 @@ class Execution:
             providers = providers[1:]
         emulated = step.lowered and providers[0] == CPU if emulated is None else emulated
         model = emulate(step.model, io="same") if emulated else step.model
-        if providers[0] == CPU:
-            block = BLOCK * (threads or os.cpu_count() or 1)
-            model = in_row_chunks(in_blocks(model, block), block)
-            model = in_channel_blocks(model)
         # a memory pool would hold the memory of a step twice; planned reuse would give colder memory, and more of it
         options = SessionOptions(
             providers=providers, threads=threads, pooled=False, planned=False, provider_options=provider_options

@@ -10,9 +10,9 @@ from itertools import count, islice
 from typing import Any, TypedDict
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.metrics.metric import Metric
+from amp_rewrite.train.keras.accuracy import Metrics
 from amp_rewrite.train.step.batch_means import BatchMeans
-from amp_rewrite.train.step.callbacks import Callback
+from amp_rewrite.train.step.callbacks import Callback, Monitor, callbacks_of, stops
 from amp_rewrite.train.step.rows import Rows
 from amp_rewrite.train.update.plain_numbers import whole_number
 from amp_rewrite.train.update.schedules import rate_of_config
@@ -32,7 +32,8 @@ class FitOptions(TypedDict, total=False):
         validation_data: data to evaluate after each epoch, as `fit` takes them.
         validation_split: evaluate the last rows of arrays, this share of them, and do not train on them.
         metrics: metrics of the validation data, as `evaluate` takes them.
-        callbacks: objects derived from `Callback`, or one.
+        callbacks: `EarlyStopping`, `BestCheckpoint`, and functions of the number of an epoch, from 0, and its numbers;
+            one that returns True stops.
         first_epoch: number of the first epoch, for a run that is resumed.
         steps_per_epoch: runs of an epoch; the next one goes on where it ends, and data that end begin again.
     """
@@ -42,7 +43,7 @@ class FitOptions(TypedDict, total=False):
     seed: int
     validation_data: object
     validation_split: float
-    metrics: Sequence[Metric | str]
+    metrics: Metrics
     callbacks: Sequence[Callback] | Callback
     first_epoch: int
     steps_per_epoch: int | None
@@ -110,7 +111,7 @@ _OF_KERAS = {
         ("workers", "use_multiprocessing", "max_queue_size"), "pass batches that load so, such as a DataLoader"
     ),
     "initial_epoch": "it is first_epoch here, and epochs are counted from there",
-    "verbose": "progress=amp_rewrite.progress_bar(…) draws, and CSVLog or JSONLog writes",
+    "verbose": "progress=amp_rewrite.progress_bar(…) draws, and a function in callbacks= gets each epoch",
 }
 """Arguments of Keras's fit, with what stands for them."""
 
@@ -124,7 +125,7 @@ class Fitting:
     feed: Any
     validation: object
     callbacks: Sequence[Callback]
-    validation_metrics: Sequence[Metric | str] = ()
+    validation_metrics: Metrics = ()
     steps: int | None = None
     losses: list[float] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
@@ -151,11 +152,7 @@ class Fitting:
         if validation is not None and Rows.of(validation, names, None, False) is None:
             validation = trainer.feed(validation)  # a generator gives its batches once
         feed = trainer.feed(data if rows is None else lambda: rows.batches(0))
-        given = options.get("callbacks", ())
-        callbacks = (given,) if isinstance(given, (Callback, str, type)) else tuple(given)
-        strange = next((callback for callback in callbacks if not isinstance(callback, Callback)), None)
-        if strange is not None:
-            raise TrainingError(f"not a callback: {strange!r}; pass objects derived from Callback, as EarlyStopping(…)")
+        callbacks = callbacks_of(options.get("callbacks", ()))
         metrics: dict[str, list[float]] = {name: [] for name in trainer.step.metrics}
         asked = options.get("metrics", ())
         if asked and validation is None:
@@ -166,37 +163,24 @@ class Fitting:
 
     def run(self, epochs: range, learning_rate: Rate | str | None, progress: Progress | None) -> History:
         """Run the epochs."""
-        trainer, learning_rate = self.trainer, rate_of_config(learning_rate)
+        trainer = self.trainer
+        rate: Rate | None = rate_of_config(learning_rate)
         before = (trainer.skipped, trainer.nonfinite)
         per_epoch = self.steps or (self.rows.count if self.rows is not None else len(self.feed) if progress else 0)
         total, stream = len(epochs) * per_epoch, self._stream(epochs.start)
         with ExitStack() as stack:
-            for callback in self.callbacks:
+            for callback in (c for c in self.callbacks if isinstance(c, Monitor)):
                 callback.begin(trainer)
                 stack.callback(callback.end, trainer)
             for epoch in epochs:
-                rate = self._rate(epoch, learning_rate)
                 batches = self._batches(epoch) if self.steps is None else islice(stream, self.steps)
                 log = self._epoch(batches, rate, lambda done: progress and progress(done, total))
                 self.epochs.append(log)
-                stops = [callback.epoch_end(trainer, epoch, log) for callback in self.callbacks]  # all of them look
-                if any(stops):
+                if stops(self.callbacks, trainer, epoch, log):
                     break
         metrics = {name: tuple(values) for name, values in self.metrics.items()}
         skipped, nonfinite = trainer.skipped - before[0], trainer.nonfinite - before[1]
         return History(tuple(self.losses), metrics, skipped, nonfinite, tuple(self.epochs))
-
-    def _rate(self, epoch: int, learning_rate: Any) -> Rate | None:
-        """Return the learning rate of an epoch, changed by callbacks that set it."""
-        setting = [callback for callback in self.callbacks if type(callback).rate is not Callback.rate]
-
-        def changed(step: int) -> float:
-            rate = float(self.trainer.rate(learning_rate))
-            for callback in setting:
-                rate = callback.rate(epoch, rate)
-            return rate
-
-        return changed if setting else learning_rate
 
     def _batches(self, epoch: int) -> Any:
         """Return the batches of an epoch."""
@@ -214,7 +198,7 @@ class Fitting:
     ) -> dict[str, float]:
         """Run one epoch; return its numbers."""
         trainer, step = self.trainer, self.trainer.step
-        sums, start = BatchMeans(step.loss, step.metrics, step.targets, step.weight), time.perf_counter()
+        sums, start = BatchMeans(step.loss, step.metrics, step.target, step.weight), time.perf_counter()
         for number, batch in enumerate(batches):
             results = trainer.take(batch, number, learning_rate)
             sums.add(batch, results)

@@ -28,7 +28,7 @@ class LossGraph:
 
     `gradients`: outputs by parameter. `buffers`: the running statistics by input, each with its output and its first
     value. `random`: the inputs of the random state. `source`: the model as it was given. `declared`: a model of the
-    inputs of a batch. `targets`: those of the loss.
+    inputs of a batch. `target`: that of the loss.
     """
 
     runner: Runner
@@ -42,7 +42,7 @@ class LossGraph:
     random: RandomState | None
     source: Model
     declared: Model
-    targets: tuple[TargetInput, ...]
+    target: TargetInput | None
     fingerprint: str
     report: TrainingReport
 
@@ -87,7 +87,7 @@ def loss_graph(
         random=ready.random,
         source=source,
         declared=batch_model(whole, batch),
-        targets=aim.targets,
+        target=aim.target,
         fingerprint=fingerprint(source).graph,
         report=report,
     )

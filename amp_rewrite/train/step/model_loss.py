@@ -203,8 +203,8 @@ class ModelLoss(HoldsSession, Multiplied):
         missing = sorted({v.name for v in graph.declared.proto.graph.input} - self._batch.keys())
         if missing:
             raise TrainingError(f"the batch lacks the inputs {missing}; pass a batch with loss.on(batch)")
-        (batch,) = batches([self._batch], graph.declared, graph.targets)
-        check_batch(graph.declared, graph.targets, batch, 0)
+        (batch,) = batches([self._batch], graph.declared, graph.target)
+        check_batch(graph.declared, graph.target, batch, 0)
         feeds = {**self._values(), **self._state.values, **batch, graph.seed: seed}
         inputs = {port.name for port in graph.runner.inputs}
         read = {name: array for name, array in feeds.items() if name in inputs}

@@ -42,18 +42,12 @@ def scale_state(scale: DynamicLossScale) -> dict[str, Array]:
     return {"loss_scale": np.array(state.scale, np.float32), "good_steps": np.array(state.good_steps, np.int64)}
 
 
-def slot_of(path: str) -> tuple[str, str]:
-    """Return parameter and slot of a path in checkpoints; two empty texts for that of another value."""
-    parameter, _, slot = path.removeprefix("slot/").rpartition("/") if path.startswith("slot/") else ("", "", "")
-    return parameter, slot
-
-
 def slots_of(saved: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
     """Return copies of the slots among values by path, by parameter and slot."""
     slots: dict[str, dict[str, Array]] = {}
     for path, array in saved.items():
-        parameter, slot = slot_of(path)
-        if slot:
+        if path.startswith("slot/"):
+            parameter, _, slot = path.removeprefix("slot/").rpartition("/")
             slots.setdefault(parameter, {})[slot] = np.array(array)
     return slots
 

@@ -13,7 +13,6 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state
 from amp_rewrite.settings import loss_scale as scales
@@ -22,7 +21,6 @@ from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.signatures import Painting
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective import losses
-from amp_rewrite.train.objective.adapters import merged, with_adapters
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
 from amp_rewrite.train.objective.parameters import ParameterGlobs, Selection, trained
 from amp_rewrite.train.objective.prediction import TargetInput
@@ -36,7 +34,6 @@ from amp_rewrite.train.step.assembly import (
     with_values,
 )
 from amp_rewrite.train.step.optimizer_state import brought
-from amp_rewrite.train.step.recompute import recomputed
 from amp_rewrite.train.step.size_hints import size_hints
 from amp_rewrite.train.step.training_report import TrainingReport, model_name
 from amp_rewrite.train.update import optimizers
@@ -60,7 +57,7 @@ class TrainingStep:
         finite: bool, all gradients of the step are finite.
         applied: bool, the step changed the parameters (with micro-batches only the last run can).
         learning_rate: the input for the rate; the optimizer's is its default in a step file.
-        targets: the targets of a loss given as text; of others, the classes of the model's own loss.
+        target: the target of a loss given as text; of others, the classes of the model's own loss, if it shows them.
         optimizer: the optimizer's arithmetic.
         owner: the optimizer object that was given; it shows the state of the `Trainer`. None for a bare Optimizer.
         loss_scale: the loss scale.
@@ -69,9 +66,8 @@ class TrainingStep:
         training_mode: True if statistics are trained.
         objective: the `loss` argument of `training_step`.
         fingerprint: identifies the model in checkpoints.
-        forward: the trained model, with its adapters; None for a step read from a file without it.
+        forward: the trained model; None for a step read from a file without it.
         report: what is trained and why, and the type of each op; None for a step from a file.
-        adapters: the `adapters` argument of `training_step`.
         weight: a float32 scalar, what the model's own loss divides by; "" if batches weigh targets or rows.
     """
 
@@ -83,7 +79,7 @@ class TrainingStep:
     finite: str
     applied: str
     learning_rate: str
-    targets: tuple[TargetInput, ...]
+    target: TargetInput | None
     optimizer: optimizers.Optimizer
     owner: StatefulOptimizer | None
     loss_scale: LossScale | None
@@ -94,18 +90,12 @@ class TrainingStep:
     fingerprint: str
     forward: Model | None
     report: TrainingReport | None
-    adapters: str = ""
     weight: str = ""
 
     @property
     def scalars(self) -> tuple[str, ...]:
         """The outputs that are float32 scalars: loss, metrics, and the weight if there is one."""
         return (self.loss, *self.metrics, *([self.weight] if self.weight else []))
-
-    @property
-    def target(self) -> TargetInput | None:
-        """The first of the targets; None without any."""
-        return self.targets[0] if self.targets else None
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -165,13 +155,12 @@ class TrainingStep:
         return self.forward
 
     def trained(self, state: Mapping[str, Array]) -> Model:
-        """Return the trained model with the parameters and running statistics of a state, adapters merged.
+        """Return the trained model with the parameters and running statistics of a state.
 
         Raises:
             TrainingError: the step was read from a file without its model.
         """
-        model = with_values(self._forward(), {name: state[name] for name in self._shapes})
-        return merged(model) if self.adapters else model
+        return with_values(self._forward(), {name: state[name] for name in self._shapes})
 
 
 def training_step(
@@ -184,8 +173,6 @@ def training_step(
     parameters: str | Sequence[str] | None = None,
     freeze: str | Sequence[str] = (),
     micro_batches: int = 1,
-    recompute: int | None = None,
-    adapters: str = "",
     training_mode: bool = False,
     seed: int = 0,
     folder: str | Path | None = None,
@@ -201,9 +188,7 @@ def training_step(
 
     In training mode BatchNormalization uses batch statistics and updates the running ones, unless these are frozen by
     name, and Dropout drops; otherwise both behave as in the model. With micro-batches the last run makes the step, with
-    the mean of their gradients. With `recompute` a step takes less memory and more time, and gives the same gradients.
-    With `adapters` only their factors are trained, and what `parameters` names besides; the exported model has them
-    merged.
+    the mean of their gradients.
 
     A process chooses a policy by `set_policy`, or by enabling or disabling the graph rewrite.
 
@@ -216,10 +201,8 @@ def training_step(
         parameters: globs on initializers to train, see `parameters.trained`.
         freeze: globs on initializers to leave as they are, also on running statistics.
         micro_batches: runs per step.
-        recompute: number of regions, such as that of the layers, whose activations the backward pass computes again.
-        adapters: weights to adapt by low-rank factors, such as "q_proj,v_proj:r=8,alpha=16".
         training_mode: train statistics and drop.
-        seed: of Dropout, random ops and adapters; equal seeds give equal bits.
+        seed: of Dropout and random ops; equal seeds give equal bits.
         folder: where the external data of a ModelProto lies.
         **painting: lists, level, target, safety, keep, lower and gray_follows_allow of `convert`.
 
@@ -242,12 +225,7 @@ def training_step(
     rule, scale = _rule_and_scale(optimizer, loss_scale, policy)
     micro_batches, seed = whole_number("micro_batches", micro_batches, 1), whole_number("seed", seed, 0)
     source = Model.load(model, folder=folder)
-    own = ModuleParameters.of(model, source)
-    if adapters:
-        source, factors = with_adapters(source, adapters, seed)
-        own = replace(own, declared={**own.declared, **dict.fromkeys(factors, "")}) if own.declared else own
-        parameters = (*map(glob.escape, factors), *as_names(parameters))
-    choice = ParameterGlobs(parameters, freeze, own)
+    choice = ParameterGlobs(parameters, freeze, ModuleParameters.of(model, source))
     held = (lambda name: choice.freezes(name) or rule.group_of(name).frozen) if training_mode else None
     ready = Prepared.of(source, loss, held, lambda view, name: _unfrozen(view, name, choice, rule))
     b, aim = ready.b, ready.aim
@@ -262,8 +240,6 @@ def training_step(
     whole = ready.with_results((update.finite, update.applied, *(s.output for s in update.state)))
     result, report = lowered(whole, policy, painting)
     batch = _batch(whole, update)
-    if recompute is not None:
-        result = recomputed(result, (aim.loss, *aim.scalars), batch, recompute)
     notes = (*ready.notes, *size_hints(result, policy.lowers))
     return TrainingStep(
         **vars(update),
@@ -271,7 +247,7 @@ def training_step(
         batch=batch,
         loss=aim.loss,
         metrics=aim.metrics,
-        targets=aim.targets,
+        target=aim.target,
         optimizer=rule,
         owner=owner,
         loss_scale=scale,
@@ -282,7 +258,6 @@ def training_step(
         fingerprint=fingerprint(source).graph,
         forward=source,
         report=TrainingReport(model_name(source), loss, ready.selection.rows, notes, report),
-        adapters=adapters,
         weight=aim.weight,
     )
 

@@ -24,7 +24,6 @@ from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.serialized import serialize
-from amp_rewrite.train.objective.adapters import with_adapters
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.update import optimizers
@@ -33,11 +32,18 @@ from amp_rewrite.train.update.graph import StateVariable
 KEY = "amp_rewrite.training_step"
 VERSION = 1
 _OUTPUTS = ("loss", "finite", "applied")
-_NAMES = (*_OUTPUTS, "learning_rate", "micro_batches", "training_mode", "objective", "fingerprint")
+_NAMES = (*_OUTPUTS, "learning_rate", "micro_batches", "training_mode", "objective", "fingerprint", "weight")
 """Fields of a step that are text or numbers in the metadata, too."""
-_LEFT_OUT = ("model", "forward", "report", "targets", "owner")
+_LEFT_OUT = ("model", "forward", "report", "owner")
 """Fields of a step that the metadata lack, or spell in another way."""
-_KINDS = {"micro_batches": int, "training_mode": bool, "objective": str, "fingerprint": str, "policy": str}
+_KINDS = {
+    "micro_batches": int,
+    "training_mode": bool,
+    "objective": str,
+    "fingerprint": str,
+    "policy": str,
+    "weight": str,
+}
 
 
 def save_step(
@@ -107,8 +113,6 @@ def load_step(
         raise TrainingError(f"{path} is not a training step; write one with `amp-rewrite train-step`")
     metadata = _metadata(entry.value, path)
     trained = None if forward is None else Model.load(forward)
-    if trained is not None and metadata.get("adapters"):
-        trained, _ = with_adapters(trained, metadata["adapters"])
     if trained is not None and fingerprint(trained).graph != metadata.get("fingerprint"):
         raise TrainingError(f"{path} trains another model: its graph differs from that of `forward`; pass its model")
     try:
@@ -125,10 +129,13 @@ def _check_metadata(model: Model, metadata: Mapping[str, Any]) -> None:
     """Raise ValueError, TypeError or KeyError for metadata that does not fit the model, or of other types."""
     paths, before, after = zip(*metadata["state"], strict=True)
     graph = model.proto.graph
-    inputs = {metadata["learning_rate"], *metadata["batch"], *before, *(t["name"] for t in _targets(metadata))}
-    outputs = {*(metadata[name] for name in _OUTPUTS), *metadata["metrics"], *after} | {metadata.get("weight", "")} - {
-        ""
+    inputs = {
+        metadata["learning_rate"],
+        *metadata["batch"],
+        *before,
+        *(t.name for t in [_target(metadata)] if t is not None),
     }
+    outputs = {*(metadata[name] for name in _OUTPUTS), *metadata["metrics"], *after, metadata["weight"]} - {""}
     if inputs - {v.name for v in graph.input} or outputs - {v.name for v in graph.output}:
         raise ValueError("a name is not one of the model's")
     needed = {"step"} if metadata["micro_batches"] == 1 else {"step", "micro_batch"}
@@ -138,11 +145,12 @@ def _check_metadata(model: Model, metadata: Mapping[str, Any]) -> None:
         raise ValueError("micro_batches is below 1")
 
 
-def _targets(metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The targets; earlier files have one, or null."""
-    targets = metadata["target"]
-    listed = targets if isinstance(targets, list) else [] if targets is None else [targets]
-    return [{name: tuple(v) if isinstance(v, list) else v for name, v in target.items()} for target in listed]
+def _target(metadata: Mapping[str, Any]) -> TargetInput | None:
+    target: dict[str, Any] | None = metadata["target"]
+    if target is None:
+        return None
+    weights = target["class_weights"]
+    return TargetInput(**{**target, "class_weights": None if weights is None else tuple(weights)})
 
 
 def _step(
@@ -169,15 +177,13 @@ def _step(
         batch=tuple(metadata["batch"]),
         state=state,
         metrics=tuple(metadata["metrics"]),
-        targets=tuple(TargetInput(**target) for target in _targets(metadata)),
+        target=_target(metadata),
         optimizer=optimizers.deserialize(metadata["optimizer"], custom_objects),
         owner=None,
         loss_scale=scales.get(metadata["loss_scale"]),
         policy=Policy(metadata["policy"]),
         forward=trained,
         report=None,
-        adapters=str(metadata.get("adapters", "")),
-        weight=str(metadata.get("weight", "")),
     )
 
 
@@ -187,7 +193,7 @@ def _described(step: TrainingStep) -> dict[str, Any]:
         "version": VERSION,
         **described,
         "state": [[s.name, s.input, s.output] for s in step.state],
-        "target": [asdict(target) for target in step.targets],
+        "target": None if step.target is None else asdict(step.target),
         "optimizer": serialize(step.optimizer),
         "loss_scale": None if step.loss_scale is None else serialize(step.loss_scale),
         "policy": step.policy.name,

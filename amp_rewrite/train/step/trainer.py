@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,8 +20,7 @@ from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.loss_scale import DynamicLossScale
-from amp_rewrite.train.metrics.metric import Metric
-from amp_rewrite.train.metrics.metric_text import metrics_of
+from amp_rewrite.train.keras.accuracy import Metrics, metrics_of
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.batch_check import batch_model, check_batch
 from amp_rewrite.train.step.batch_check import batches as batches_of
@@ -32,7 +30,6 @@ from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progres
 from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, scale_state, shown, slots_of
 from amp_rewrite.train.step.rows import Rows
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.update.optimizers.optimizer import AVERAGE
 from amp_rewrite.train.update.plain_numbers import whole_number
 
 
@@ -95,7 +92,6 @@ class Trainer(HoldsSession):
         self.emulated, self._model, self._options = execution.emulated, execution.model, execution.options
         self._declared = batch_model(step.model, step.batch)
         self._stepper = self._open()
-        self._checkpointed = step.state
         self.last_rate = 0.0
         self._now = _Position(steps=next(int(v.initial) for v in step.state if v.name == "step"))
         owner = step.owner
@@ -193,7 +189,7 @@ class Trainer(HoldsSession):
             number: the number of the batch, for messages.
             learning_rate: as `fit` takes it.
         """
-        check_batch(self._declared, self.step.targets, batch, number)
+        check_batch(self._declared, self.step.target, batch, number)
         owner = self.step.owner
         if owner is not None:
             check_unchanged(owner, self.step.optimizer)
@@ -260,23 +256,21 @@ class Trainer(HoldsSession):
 
     def feed(self, batches: object) -> Feed:
         """Return data as batches of the step."""
-        return batches_of(batches, self._declared, self.step.targets)
+        return batches_of(batches, self._declared, self.step.target)
 
-    def evaluate(
-        self, batches: object, *, batch_size: int | None = None, metrics: Sequence[Metric | str] = ()
-    ) -> Scores:
+    def evaluate(self, batches: object, *, batch_size: int | None = None, metrics: Metrics = ()) -> Scores:
         """Return loss and metrics over data with the current state; see `TrainingStep.evaluation` for training mode.
 
         Args:
             batches: as `fit` takes them.
             batch_size: as `fit` takes it.
-            metrics: `Metric` objects, or text such as "auc(probability, label)", of the predictions in float32.
+            metrics: "accuracy", that of the loss, or `Accuracy` objects, of the predictions in float32.
 
         Raises:
             FeedError: the data do not fit.
             TrainingError: a target is out of range.
         """
-        asked = metrics_of(metrics, self._evaluation.predictor.told if metrics else (), self.step.targets)
+        asked = metrics_of(metrics, self.step.target, self.step.metrics)
         rows_of = Rows.of(batches, self.step.batch, batch_size, False)
         data = batches if rows_of is None else lambda: rows_of.batches(0)
         return self._evaluation.scores(self._now.side, self._checked(data), asked)
@@ -284,7 +278,7 @@ class Trainer(HoldsSession):
     def _checked(self, batches: object) -> Iterator[Batch]:
         """Yield batches whose targets are in range."""
         for number, batch in enumerate(self.feed(batches)):
-            check_batch(self._declared, self.step.targets, batch, number)
+            check_batch(self._declared, self.step.target, batch, number)
             yield batch
 
     @cached_property
@@ -304,7 +298,7 @@ class Trainer(HoldsSession):
     def load(self, path: str | Path) -> None:
         """Continue from a checkpoint, saved with or without a loss scale; see `checkpoint.load` for the errors."""
         step, side = self.step, self._now.side
-        saved = checkpoint.load(path, self._checkpointed, step.fingerprint, micro_batches=step.micro_batches)
+        saved = checkpoint.load(path, step.state, step.fingerprint, micro_batches=step.micro_batches)
         other: Side = 1 if side == 0 else 0
         self._stepper.buffer.put(other, {v.input: saved[v.name] for v in step.state})
         counts = ("step", "micro_batch", "count/skipped", "count/nonfinite")
@@ -319,31 +313,6 @@ class Trainer(HoldsSession):
         micro_batch = next((int(state[v.input]) for v in self.step.state if v.name == "micro_batch"), 0)
         self._now = replace(self._now, side=other, steps=steps, micro_batch=micro_batch)
         self._show()
-
-    @contextmanager
-    def averaged(self) -> Iterator[Trainer]:
-        """Return a context in which the parameters are their averages, to evaluate, predict, save or export.
-
-        Afterwards the state is that of before, so a training inside is undone.
-
-        Returns:
-            A context manager, which gives the trainer.
-
-        Raises:
-            TrainingError: the optimizer has no `ema_momentum`.
-        """
-        before, saved = self.state, self._saved()
-        parameters = [v for v in self.step.state if v.name.startswith("parameter/")]
-        averages = {v.input: saved[key] for v in parameters if (key := f"slot/{v.input}/{AVERAGE}") in saved}
-        if not averages:
-            raise TrainingError(
-                "the optimizer keeps no averages; give it ema_momentum, such as AdamW(ema_momentum=0.999)"
-            )
-        self.set_weights(averages)
-        try:
-            yield self
-        finally:
-            self.set_state(before)
 
     def get_weights(self) -> dict[str, Array]:
         """Return copies of parameters and running statistics by name."""

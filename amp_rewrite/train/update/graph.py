@@ -87,36 +87,13 @@ def _bias_correction(beta: float, step: Operand) -> Operand:
     return (np.float64(1) - exponent.op("Pow", np.float64(beta), exponent)).cast(DType.FLOAT)
 
 
-def _ratio(a: Operand, b: Operand) -> Operand:
-    zero = np.float32(0)
-    both = a.op("And", a.op("Greater", a, zero), b.op("Greater", b, zero))
-    return both.op("Where", both, a / b, np.float32(1))
-
-
-def _step_power(exponent: float, step: Operand) -> Operand:
-    exact = step.cast(DType.DOUBLE)
-    return exact.op("Pow", exact, np.float64(exponent)).cast(DType.FLOAT)
-
-
-def _mean(x: Operand, axis: int | None) -> Operand:
-    if axis is None:
-        return x.reduced("ReduceMean")
-    return Operand(x.b, x.b.reduce("ReduceMean", x.name, [axis], keepdims=True))
-
-
 NODES = Arithmetic(
     sqrt=lambda x: x.op("Sqrt", x),
     maximum=lambda x, bound: x.op("Max", x, bound),
-    minimum=lambda a, b: a.op("Min", a, b),
     clamp=lambda x, bound: x.op("Clip", x, -bound, bound),
-    sign=lambda x: x.op("Sign", x),
-    ratio=_ratio,
     square_sum=lambda x: x.reduced("ReduceSumSquare"),
-    mean=_mean,
     sum=lambda xs: xs[0].op("Sum", *xs) if len(xs) > 1 else xs[0],
     bias_correction=_bias_correction,
-    step_power=_step_power,
-    at_first=lambda step, first, later: step.op("Where", step.op("Equal", step, np.int64(1)), first, later),
 )
 """The arithmetic of `optimizers` as graph nodes."""
 
@@ -201,15 +178,14 @@ def append_update(
             update.give(f"parameter/{name}", name, Operand(b, name), variables[name], None)
         for name, gradient in zip(exact, clipped, strict=True):
             initial = variables[name]
-            inputs = {
-                slot: b.input(f"{name}/{slot}", DType.parse(s.dtype), s.shape) for slot, s in starts[name].items()
+            slots = {
+                slot: Operand(b, b.input(f"{name}/{slot}", DType.FLOAT, s.shape)) for slot, s in starts[name].items()
             }
-            slots = {slot: Operand(b, b.cast(given, DType.FLOAT)) for slot, given in inputs.items()}
             own, own_rate = optimizer.for_parameter(name, initial.shape), optimizer.rate_of(name, Operand(b, rate))
-            new, after = own.stepped(NODES, Operand(b, name), gradient, slots, own_rate, number)
+            new, after = own.updated(NODES, Operand(b, name), gradient, slots, own_rate, number)
             update.give(f"parameter/{name}", name, new, initial, applied)
             for slot, start in starts[name].items():
-                update.give(f"slot/{name}/{slot}", inputs[slot], after[slot], start, applied)
+                update.give(f"slot/{name}/{slot}", slots[slot].name, after[slot], start, applied)
         for name, (result, initial) in forward.buffers.items():
             update.give(f"buffer/{name}", name, Operand(b, result), initial, allowed)
         if forward.random is not None:
@@ -307,17 +283,9 @@ class _Update:
         self.give("good_steps", good_steps.name, good, np.array(0, np.int64), self.last)
 
     def give(self, path: str, before: str, after: Operand, initial: Array, condition: str | None) -> None:
-        """Output the new value, or the old value if the condition is false; a low one is rounded once."""
-        dtype, b = DType.parse(initial.dtype), self.b
-        if dtype in (DType.FLOAT16, DType.BFLOAT16):
-            kept = (
-                after
-                if condition is None
-                else after.op("Where", Operand(b, condition), after, Operand(b, b.cast(before, DType.FLOAT)))
-            )
-            after, condition = kept.cast(dtype), None
+        """Output the new value, or the old value if the condition is false."""
         how = ("Identity", after.name) if condition is None else ("Where", condition, after.name, before)
-        output = self.public(f"{NEW}{before}", dtype, initial.shape, *how)
+        output = self.public(f"{NEW}{before}", DType.parse(initial.dtype), initial.shape, *how)
         self.state.append(StateVariable(path, before, output, initial))
 
     def public(self, name: str, dtype: DType, shape: tuple[int, ...], op_type: str, *inputs: str) -> str:

@@ -23,16 +23,13 @@ NAMES = {
         pareto plan policy_scope progress_bar repair report_of scale_gradients set_policy train
         training_step verify verify_many""",
     "amp_rewrite.train": """
-        AUC Accuracy Adafactor Adagrad Adam AdamW BestCheckpoint CSVLog Callback CosineDecay
-        DataParallelTrainer DynamicLossScale EarlyStopping ExponentialDecay F1Score FixedLossScale
-        FunctionMetric GradientTape History IndexedSlices JSONLog LAMB LearningRateScheduler Lion LossScale
-        LossScaleOptimizer Losses MeanAbsoluteError MeanSquaredError Metric ModelLoss Network OneCycle
-        OnnxMetric OnnxRuntimeCheckpoint Optimizer ParameterGroup ParameterRow Perplexity Policy RMSprop
-        ReduceLROnPlateau Replicas SGD ScaledGradients Schedule Scores StatefulOptimizer StepDecay
-        TensorBoard TopKAccuracy Trainer TrainingReport TrainingStep Variable WarmUp averaged bind
-        check_strategy disable_mixed_precision_graph_rewrite enable_mixed_precision_graph_rewrite from_torch
-        from_transformers global_policy join_replicas load_step policy_scope save_step scale_gradients
-        set_policy shard strategy_supports_loss_scaling training_step""",
+        Accuracy Adagrad Adam AdamW BestCheckpoint CosineDecay DataParallelTrainer DynamicLossScale
+        EarlyStopping ExponentialDecay FixedLossScale GradientTape History IndexedSlices LossScale
+        LossScaleOptimizer Losses ModelLoss Network OneCycle Optimizer ParameterGroup ParameterRow Policy
+        RMSprop Replicas SGD ScaledGradients Schedule Scores StatefulOptimizer StepDecay Trainer TrainingReport
+        TrainingStep Variable WarmUp averaged bind check_strategy disable_mixed_precision_graph_rewrite
+        enable_mixed_precision_graph_rewrite from_torch from_transformers global_policy join_replicas load_step
+        policy_scope save_step scale_gradients set_policy shard strategy_supports_loss_scaling training_step""",
 }
 """By package. A name that leaves is missed by users; a name that comes is a promise."""
 

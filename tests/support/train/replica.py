@@ -1,6 +1,6 @@
 """One of several processes that train together: what tests/unit/train/test_parallel.py starts.
 
-replica.py OUT [--dies AFTER] [--poison STEP] [--shard-slots] [--backend gloo] [--provider CPU…]
+replica.py OUT [--dies AFTER] [--poison STEP] [--backend gloo] [--provider CPU…]
 """
 
 from __future__ import annotations
@@ -29,16 +29,13 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--poison", type=int, help="the step that gets an infinite number on the last replica")
     parser.add_argument("--dies", type=int, help="after how many steps the last replica ends without a word")
-    parser.add_argument("--shard-slots", action="store_true")
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--provider", default=CPU)
     given = parser.parse_args()
     with join_replicas(given.backend, timeout=20) as replicas:
         last = replicas.rank == replicas.world - 1
         step = training_step(mlp(), loss=CROSS_ENTROPY, **OPTIONS)
-        trainer = DataParallelTrainer(
-            step, replicas, shard_slots=given.shard_slots, providers=(given.provider, CPU), threads=1
-        )
+        trainer = DataParallelTrainer(step, replicas, providers=(given.provider, CPU), threads=1)
         for number, batch in enumerate(shard(batches(STEPS), replicas)):
             if last and number == given.dies:
                 os._exit(9)

@@ -14,7 +14,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.gradients import gradients
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.train.objective.loss_text import terms
+from amp_rewrite.train.objective.loss_text import parsed as parsed_loss
 from amp_rewrite.train.objective.losses import Objective, objective
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
@@ -30,11 +30,7 @@ NUMBERS = RNG.normal(size=(ROWS, CLASSES)).astype(F32)
 BITS = (NUMBERS > 0).astype(F32)
 WEIGHTS = [1, 2, 0.5, 0.25, 3]
 LOGITS, SOFTMAX, SIGMOID = "y = Identity (x)", "y = Softmax <axis = 1> (x)", "y = Sigmoid (x)"
-WRITTEN_OUT = (
-    "one = Constant <value_ints = [1]> () m = ReduceMax (x, one) d = Sub (x, m) e = Exp (d) s = ReduceSum (e, one)"
-    " y = Div (e, s)"
-)
-
+FUNCTION = "y = own.Head (x)"
 HEAD = '<domain: "own", opset_import: ["": 20]> Head (a) => (b) { b = Softmax (a) }'
 
 
@@ -71,7 +67,7 @@ def _check(loss: str, body: str, ours: Any, target: Array | None, x: Array | Non
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("body", [LOGITS, SOFTMAX, WRITTEN_OUT, "a = Softmax <axis = 1> (x) y = Identity (a)"])
+@pytest.mark.parametrize("body", [LOGITS, SOFTMAX, FUNCTION, "a = Softmax <axis = 1> (x) y = Identity (a)"])
 @pytest.mark.parametrize(
     ("loss", "ours", "target"),
     [
@@ -105,7 +101,6 @@ def _check(loss: str, body: str, ours: Any, target: Array | None, x: Array | Non
             lambda f, x, t: f.kl_div(x.log_softmax(1), t, reduction="batchmean", log_target=True),
             np.log(SOFT),
         ),
-        ("0.5 * cross_entropy(y, t) * 3 / 2", lambda f, x, t: 0.75 * f.cross_entropy(x, t), LABELS),
     ],
 )
 def test_losses_of_classes_equal_torch_for_logits_and_for_probabilities(
@@ -114,78 +109,31 @@ def test_losses_of_classes_equal_torch_for_logits_and_for_probabilities(
     _check(loss, body, ours, target)
 
 
-MOVED = {
-    "reshaped": "a = Softmax <axis = 1> (x) s = Constant <value_ints = [-1, 5]> () y = Reshape (a, s)",
-    "transposed": "u = Transpose <perm = [1, 0]> (x) a = Softmax <axis = 0> (u) y = Transpose <perm = [1, 0]> (a)",
-    "squeezed": "i = Constant <value_ints = [2]> () u = Unsqueeze (x, i) a = Softmax <axis = 1> (u) y = Squeeze (a, i)",
-    "split": "a = Softmax <axis = 1> (x) b, c = Split <axis = 1, num_outputs = 2> (a) y = Concat <axis = 1> (b, c)",
-    "by its logarithm": "a = LogSoftmax <axis = 1> (x) y = Exp (a)",
-    "logarithms": "y = LogSoftmax <axis = 1> (x)",
-    "by a reciprocal": "i = Constant <value_ints = [1]> () e = Exp (x) s = ReduceSum (e, i) r = Reciprocal (s)"
-    " y = Mul (e, r)",
-    "by a function": "y = own.Head (x)",
-    "by a branch": "c = Constant <value = bool {1}> () y = If (c) <then_branch = one () => (float[6,5] p)"
-    " { p = Softmax <axis = 1> (x) }, else_branch = two () => (float[6,5] q) { q = Sigmoid (x) }>",
-    "with an epsilon": "a = Softmax <axis = 1> (x) e = Constant <value_float = 1e-9> () y = Add (a, e)",
-    "not below an epsilon": "a = Softmax <axis = 1> (x) e = Constant <value_float = 1e-9> () y = Clip (a, e)",
-    "of two": "a = Softmax <axis = 1> (x) b = Add (a, a) h = Constant <value_float = 0.5> () y = Mul (b, h)",
-    "normalized": "a = Softmax <axis = 1> (x) i = Constant <value_ints = [1]> () s = ReduceSum (a, i) y = Div (a, s)",
-    "chosen": "a = Softmax <axis = 1> (x) c = IsNaN (a) z = Constant <value_float = 0.0> () y = Where (c, z, a)",
-    "dropped": "a = Softmax <axis = 1> (x) y = Dropout (a)",
-}
+@pytest.mark.torch
+@pytest.mark.parametrize("loss", ["cross_entropy", "kl_divergence"])
+def test_logarithms_of_a_softmax_are_logits_with_its_loss(loss: str) -> None:
+    target = LABELS if loss == "cross_entropy" else SOFT
+
+    def ours(f: Any, x: Any, t: Any) -> Any:
+        return f.cross_entropy(x, t) if target is LABELS else f.kl_div(x.log_softmax(1), t, reduction="batchmean")
+
+    _check(f"{loss}(y, t)", "y = LogSoftmax <axis = 1> (x)", ours, target)
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("body", MOVED.values(), ids=MOVED)
-def test_probabilities_are_recognized_behind_moves_arithmetic_functions_and_branches(body: str) -> None:
-    _check("cross_entropy(y, t)", body, lambda f, x, t: f.cross_entropy(x, t), LABELS)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("how", ["reshaped", "transposed", "squeezed", "by its logarithm", "by a reciprocal"])
-def test_moved_probabilities_of_0_keep_their_loss(how: str) -> None:
+def test_a_probability_of_0_keeps_its_loss_where_a_softmax_computes_it() -> None:
     far = RNG.normal(size=(ROWS, CLASSES)).astype(F32) * 100
-    _check("cross_entropy(y, t)", MOVED[how], lambda f, x, t: f.cross_entropy(x, t), LABELS, far)
+    _check("cross_entropy(y, t)", SOFTMAX, lambda f, x, t: f.cross_entropy(x, t), LABELS, far)
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    "mix",
-    [
-        "i = Constant <value_ints = [1]> () u = Unsqueeze (g, i) m = MatMul (u, p) y = Squeeze (m, i)",
-        "i = Constant <value_ints = [2]> () u = Unsqueeze (g, i) m = Mul (u, p) j = Constant <value_ints = [1]> ()"
-        " y = ReduceSum <keepdims = 0> (m, j)",
-    ],
-)
-def test_a_mixture_of_probabilities_is_one(mix: str) -> None:
-    torch = pytest.importorskip("torch")
-    x = (RNG.normal(size=(ROWS, 3, 4)) * 2).astype(F32)
-    model = parsed(
-        f"""net (float[6,3,4] x) => (float[6,4] y) {{ l = Constant <value_ints = [2]> ()
-        s = ReduceMax <keepdims = 0> (x, l) g = Softmax (s) p = Softmax (x) {mix} }}"""
-    )
-    aim = objective(Model.load(model), "cross_entropy(y, t)")
-    aim.model.proto.graph.output.append(make_tensor_value_info(aim.loss, 1, []))
-    found = Runner.open(aim.model, SessionOptions(threads=1)).run({"x": x, "t": LABELS % 4}, [aim.loss])
-    gates = torch.tensor(x).amax(2).softmax(1)
-    expected = torch.nn.functional.nll_loss(
-        (gates[:, :, None] * torch.tensor(x).softmax(2)).sum(1).log(), torch.tensor(LABELS % 4)
-    )
-    assert float(found[aim.loss]) == pytest.approx(expected.item(), rel=1e-6)
-
-
-def test_classes_are_found_where_moves_put_them() -> None:
-    flat = "s = Constant <value_ints = [-1, 5]> () f = Reshape (x, s) a = Softmax (f)"
-    back = "s2 = Constant <value_ints = [3, 4, 5]> () y = Reshape (a, s2)"
-    aim = _aim("cross_entropy(y, t)", f"{flat} {back}", (3, 4, 5))
-    assert aim.targets[0].axis == 2
-    joined = "a = Softmax <axis = 1> (x) s = Constant <value_ints = [2, 3, 20]> () f = Reshape (a, s)"
-    graph = f"net (float[2,3,4,5] x) => (float[2,20,3] y) {{ {joined} y = Transpose <perm = [0, 2, 1]> (f) }}"
-    assert objective(Model.load(parsed(graph)), "cross_entropy(y, t)").targets[0].axis == 2
+def test_from_logits_says_that_probabilities_are_computed_otherwise() -> None:
+    body = "a = Softmax <axis = 1> (x) b = Add (a, a) h = Constant <value_float = 0.5> () y = Mul (b, h)"
+    _check("cross_entropy(y, t, from_logits=False)", body, lambda f, x, t: f.cross_entropy(x, t), LABELS)
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("body", [LOGITS, SIGMOID, "s = Sigmoid (x) y = Log (s)"])
+@pytest.mark.parametrize("body", [LOGITS, SIGMOID])
 @pytest.mark.parametrize(
     ("loss", "ours"),
     [
@@ -260,25 +208,9 @@ def test_from_logits_keeps_a_softmax_that_is_meant() -> None:
             None,
             "y = Identity (x) z = Tanh (x)",
         ),
-        (
-            "0.5 * cross_entropy(y, t) + 2 * cross_entropy(z, t, label_smoothing=0.1) + 1e-1 * r",
-            lambda f, x, t: (
-                0.5 * f.cross_entropy(x, t)
-                + 2 * f.cross_entropy(x.tanh(), t, label_smoothing=0.1)
-                + 0.1 * (x * x).sum()
-            ),
-            LABELS,
-            f"{SOFTMAX} z = Tanh (x) r = ReduceSumSquare <keepdims = 1> (x)",
-        ),
-        (
-            "huber(y, t) - 0.5 * mean_squared_error(y, t) - r",
-            lambda f, x, t: f.huber_loss(x, t) - 0.5 * f.mse_loss(x, t) - (x * x).sum(),
-            SOFT,
-            f"{LOGITS} r = ReduceSumSquare <keepdims = 0> (x)",
-        ),
     ],
 )
-def test_losses_of_numbers_pairs_and_sums_equal_torch(loss: str, ours: Any, target: Array, body: str) -> None:
+def test_losses_of_numbers_and_pairs_equal_torch(loss: str, ours: Any, target: Array, body: str) -> None:
     _check(loss, body, ours, target)
 
 
@@ -383,21 +315,33 @@ def test_a_probability_of_0_has_a_finite_loss() -> None:
         (
             "cross_entropy(y, t)",
             "a = Softmax (x) b = Mul (a, a) y = Sqrt (b)",
+            "cross_entropy takes 'y' for logits",
+        ),
+        ("cross_entropy(y, t)", LOGITS, "cross_entropy takes 'y' for logits"),
+        (
+            "cross_entropy(y, t, from_logits=False)",
+            LOGITS,
             "cross_entropy takes 'y' for probabilities: it reads their logarithm",
+        ),
+        (
+            "cross_entropy(y, t, from_logits=False)",
+            SOFTMAX,
+            "cross_entropy reads the logits 'x' in place of 'y', which a Softmax computes",
+        ),
+        (
+            "binary_cross_entropy(y, t)",
+            SOFTMAX,
+            "binary_cross_entropy takes 'y' for probabilities: it reads their logarithm",
         ),
         (
             "cross_entropy(y, t, from_logits=True)",
             SOFTMAX,
-            "cross_entropy takes 'y' for logits, as from_logits=True says, although a Softmax computes it",
+            "cross_entropy takes 'y' for logits, although a Softmax computes it",
         ),
     ],
 )
 def test_the_report_tells_how_the_loss_reads_its_prediction(loss: str, body: str, note: str) -> None:
     assert _aim(loss, body).notes == (note,)
-
-
-def test_of_logits_nothing_is_told() -> None:
-    assert _aim("cross_entropy(y, t)", LOGITS).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -447,22 +391,10 @@ def test_of_logits_nothing_is_told() -> None:
             "sample_weight=0.5 of the loss cross_entropy must be the name of an input; correct it",
         ),
         (
-            "binary_cross_entropy(y, t)",
-            "y = LogSoftmax (x)",
-            "binary_cross_entropy(y): 'y' is the logarithm of a Softmax; use cross_entropy, or say from_logits=True to"
-            " take it for logits",
-        ),
-        (
             "kl_divergence(y, t, log_target=1)",
             LOGITS,
             "log_target=1 of the loss kl_divergence must be True or False; correct it",
         ),
-        (
-            "cross_entropy(y, t) / 0",
-            LOGITS,
-            "the loss 'cross_entropy(y, t) / 0' is multiplied or divided by 0; leave such a term out",
-        ),
-        ("", LOGITS, "the loss is empty; use the name of a value, or text such as cross_entropy(LOGITS, TARGETS)"),
     ],
 )
 def test_a_loss_that_makes_no_sense_is_refused_with_the_way_out(loss: str, body: str, message: str) -> None:
@@ -471,13 +403,20 @@ def test_a_loss_that_makes_no_sense_is_refused_with_the_way_out(loss: str, body:
     assert str(error.value) == message
 
 
-def test_a_sum_reports_its_parts_as_metrics() -> None:
-    step = training_step(mlp(), loss="cross_entropy(y, t) + 0.5 * huber(h, goal)", policy="float32")
-    batch = {"x": np.ones((2, 8), F32), "t": np.array([0, 1]), "goal": np.zeros((2, 16), F32)}
-    scores = Trainer(step, **PLACE).evaluate([batch])
-
-    assert step.metrics == ("accuracy", "cross_entropy", "huber")
-    assert scores.loss == pytest.approx(scores.metrics["cross_entropy"] + 0.5 * scores.metrics["huber"], rel=1e-6)
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        ("cross_entropy(y, t) / 2", "cross_entropy(y, t) / 2"),
+        ("0.5 * huber(y, t)", "0.5 * huber(y, t)"),
+        ("huber(y, t) - 0.5 * mean_squared_error(y, t)", "y, t) - 0.5 * mean_squared_error(y, t"),
+        ("0.5 * r", "0.5 * r"),
+    ],
+)
+def test_a_loss_with_arithmetic_is_refused_and_says_where_to_compute_it(loss: str, name: str) -> None:
+    with pytest.raises(TrainingError) as error:
+        _aim(loss, LOGITS)
+    assert str(error.value).startswith(f"the model has no value {name!r}")
+    assert str(error.value).endswith("; a loss is one value or one formula, so compute sums in the model")
 
 
 def test_an_ignored_class_is_no_wrong_target_and_other_ones_are() -> None:
@@ -537,5 +476,5 @@ def test_training_by_probabilities_equals_training_by_logits() -> None:
 )
 def test_names_of_losses_in_keras_and_pytorch_lead_to_those_here(name: str, own: str) -> None:
     with pytest.raises(TrainingError) as error:
-        terms(f"{name}(y, t)", {"y"}.__contains__, {"cross_entropy": ()})
+        parsed_loss(f"{name}(y, t)", {"y"}.__contains__, {"cross_entropy": ()})
     assert str(error.value) == f"unknown loss {name!r}; it is {own} here"

@@ -98,18 +98,9 @@ def test_that_mean_is_the_loss_of_pytorch(way: str) -> None:
 def test_a_loss_without_one_divisor_weighs_rows(loss: str) -> None:
     step, data = _step(loss), _data()[:2]
     trainer = Trainer(step, **PLACE)
-    assert not step.weight and not step.targets
+    assert not step.weight and step.target is None
     each = [trainer.evaluate([batch]).loss for batch in data]
     assert trainer.evaluate(data).loss == pytest.approx(sum(each) / 2)
-
-
-def test_a_sum_of_losses_of_the_model_has_their_divisor() -> None:
-    data = _data()
-    step = training_step(_step(LOSSES["ignored"]).forward, loss="0.5 * loss", parameters="w", policy="float32")
-    scores = Trainer(step, **PLACE).evaluate(data)
-    assert step.weight and scores.loss == pytest.approx(
-        Trainer(_step(LOSSES["ignored"]), **PLACE).evaluate(data).loss / 2
-    )
 
 
 def test_classes_beside_the_ignored_one_are_checked() -> None:

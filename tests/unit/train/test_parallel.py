@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.helper
-import onnx.numpy_helper
 import pytest
 
 from amp_rewrite.errors import TrainingError
@@ -19,10 +17,8 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
-from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.parallel import replicas as parallel
-from amp_rewrite.train.parallel import sharding
 from amp_rewrite.train.parallel.replicas import SingleReplica, averaged, check_strategy, join_replicas, shard
 from amp_rewrite.train.parallel.trainer import DataParallelTrainer, cut
 from amp_rewrite.train.step import checkpoint
@@ -253,161 +249,6 @@ def test_a_checkpoint_of_replicas_is_one_of_a_trainer(tmp_path: Path) -> None:
     assert same(made.state, other.state)
 
 
-# -- slots split among replicas ----------------------------------------------------------------------------
-
-
-def _slots(trainer: Trainer) -> dict[str, Array]:
-    return {v.name: trainer.state[v.input] for v in trainer.step.state if v.name.startswith("slot/")}
-
-
-def _both(world: int, options: dict[str, Any]) -> list[tuple[Trainer, Trainer, bool]]:
-    """Trainers with whole and with split slots of each replica, and if their losses have the same bits."""
-    whole = step(**options)
-
-    def work(replicas: Any) -> tuple[Trainer, Trainer, bool]:
-        rows = [dict(batch) for batch in shard(DATA, replicas)]
-        if replicas.rank == 0 and isinstance(whole.loss_scale, DynamicLossScale):
-            rows[5]["x"] = np.full_like(rows[5]["x"], np.inf)  # a step that is skipped
-        full, split = (DataParallelTrainer(whole, replicas, shard_slots=s, **PLACE) for s in (False, True))
-        losses = [trainer.fit(rows).losses for trainer in (full, split)]
-        return full, split, np.array_equal(*losses, equal_nan=True)
-
-    return together(world, work)
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"policy": "float32", "optimizer": "adam,lr=0.01,clipvalue=0.5", "loss_scale": "dynamic"},
-        {"optimizer": "adamw,momentum_dtype=bfloat16,ema_momentum=0.9", "micro_batches": 3},
-        {"policy": "float32", "optimizer": "sgd"},
-    ],
-)
-def test_split_slots_train_to_the_bits_of_whole_ones(world: int, options: dict[str, Any]) -> None:
-    found = _both(world, options)
-    for full, split, equal in found:
-        kept = split.state
-        assert equal and full.skipped == split.skipped == ("sgd" not in options["optimizer"])
-        assert same(kept, {name: array for name, array in full.state.items() if name in kept})
-    names = [name for _, split, _ in found for name in _slots(split)]
-    assert sorted(names) == sorted(_slots(found[0][0]))  # each slot is on one replica
-
-
-@pytest.mark.parametrize("optimizer", ["adam,global_clipnorm=0.1", "lamb", "adafactor"])
-def test_split_slots_with_norms_agree_up_to_the_order_of_sums(optimizer: str) -> None:
-    found = _both(2, {"policy": "float32", "optimizer": f"{optimizer},lr=0.01"})
-    for full, split, _ in found:
-        assert same(split.get_weights(), found[0][1].get_weights())
-        for name, array in split.state.items():
-            np.testing.assert_allclose(array, full.state[name], rtol=1e-4, atol=ROUNDING)
-
-
-def test_each_replica_keeps_its_share_of_the_bytes_of_slots() -> None:
-    model = mlp()
-    sizes = {"w1": 128, "b1": 16, "w2": 64, "b2": 4}
-    whole = training_step(model, loss=CROSS_ENTROPY, optimizer="adam", policy="float32")
-    owners = sharding.owners_of(whole.state, 2)
-    assert owners == {"w1": 0, "w2": 1, "b1": 1, "b2": 1}
-
-    found = together(2, lambda r: _slots(DataParallelTrainer(whole, r, shard_slots=True, **PLACE)))
-    kept = [sum(array.nbytes for array in slots.values()) for slots in found]
-    assert kept == [2 * 4 * sum(size for name, size in sizes.items() if owners[name] == rank) for rank in (0, 1)]
-
-
-def test_a_checkpoint_of_split_slots_is_whole_and_loads_with_any_number_of_replicas(tmp_path: Path) -> None:
-    whole = step(optimizer="adamw,lr=0.01,momentum_dtype=bfloat16")
-    halves, full = tmp_path / "split.npz", tmp_path / "whole.npz"
-
-    def saved(replicas: Any) -> None:
-        rows = list(shard(DATA[:5], replicas))
-        for path, split in ((full, False), (halves, True)):
-            trainer = DataParallelTrainer(whole, replicas, shard_slots=split, **PLACE)
-            trainer.fit(rows)
-            trainer.save(path)
-
-    def resumed(replicas: Any) -> dict[str, Array]:
-        trainer = DataParallelTrainer(whole, replicas, shard_slots=True, **PLACE)
-        trainer.load(halves)
-        trainer.fit([DATA[5]])  # the same rows on each: their mean is that of one, to the bit
-        return trainer.state
-
-    together(2, saved)
-    with np.load(halves) as one, np.load(full) as other:
-        assert same(dict(one), dict(other))
-    alone = Trainer(whole, **PLACE)
-    alone.load(halves)
-    alone.fit([DATA[5]])
-    for world in (1, 2, 4):
-        for state in together(world, resumed):
-            assert same(state, {name: alone.state[name] for name in state})
-
-
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-def test_split_slots_resume_inside_a_step_with_dropout_and_any_number_of_replicas(policy: str, tmp_path: Path) -> None:
-    model = mlp()
-    model.graph.node[2].output[0] = "full"
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.3), "ratio"))
-    model.graph.node.insert(3, onnx.helper.make_node("Dropout", ["full", "ratio"], ["a"]))
-    optimizer = "adamw,lr=0.01,momentum_dtype=bfloat16,ema_momentum=0.9"
-    options = {"micro_batches": 3, "training_mode": True, "seed": 5, "policy": policy, "loss_scale": "dynamic"}
-    whole = training_step(model, loss=CROSS_ENTROPY, optimizer=optimizer, **options)
-
-    def work(replicas: Any, *, split: bool, begin: int, end: int) -> dict[str, Array]:
-        trainer = DataParallelTrainer(whole, replicas, shard_slots=split, **PLACE)
-        if begin:
-            trainer.load(tmp_path / f"{begin}.npz")
-        trainer.fit(list(shard(DATA[begin:end], replicas)))
-        trainer.save(tmp_path / f"{end}.npz")
-        with np.load(tmp_path / f"{end}.npz") as saved:
-            return dict(saved)
-
-    straight, *_ = together(2, functools.partial(work, split=True, begin=0, end=12))
-    together(2, functools.partial(work, split=True, begin=0, end=5))  # two of the three runs of the second step
-    for world in (1, 2, 3, 4):
-        split, full = (together(world, functools.partial(work, split=s, begin=5, end=12))[0] for s in (True, False))
-        assert same(split, full) and (split["step"], split["micro_batch"]) == (4, 0)
-        assert same(split, straight) == (world == 2)  # other numbers are dropped by other numbers of replicas
-
-
-def test_averages_and_slots_of_all_replicas_are_handed_round() -> None:
-    whole = step(policy="float32", optimizer="adam,lr=0.01,ema_momentum=0.5")
-
-    def work(replicas: Any) -> tuple[bool, bool]:
-        rows = list(shard(DATA[:3], replicas))
-        full, split = (DataParallelTrainer(whole, replicas, shard_slots=s, **PLACE) for s in (False, True))
-        for trainer in (full, split):
-            trainer.fit(rows)
-        with full.averaged(), split.averaged():
-            averages = same(full.get_weights(), split.get_weights())
-        slots = [trainer.optimizer_slots() for trainer in (full, split)]
-        return averages, all(same(own, slots[1][name]) for name, own in slots[0].items())
-
-    assert together(2, work) == [(True, True)] * 2
-
-
-def test_values_that_one_replica_has_reach_all_with_their_bits() -> None:
-    own = np.array([-0.0, 0.0, 1e-45, -np.inf, np.nan, 3.4e38], np.float32)
-    like = {"a": np.zeros(6, np.float32), "b": np.zeros((1, 2), np.float16), "none": np.zeros(0, np.float32)}
-
-    def work(replicas: Any) -> dict[str, Array]:
-        mine = {"a": own} if replicas.rank else {"b": np.array([[65504, -0.0]], np.float16)}
-        return sharding.handed_round(replicas, mine, like)
-
-    for found in together(2, work):
-        assert found["a"].tobytes() == own.tobytes()
-        assert found["b"].tobytes() == np.array([[65504, -0.0]], np.float16).tobytes()
-        assert found["none"].shape == (0,)
-
-
-def test_slots_that_an_optimizer_object_shows_are_not_split() -> None:
-    whole = step(optimizer=StatefulOptimizer(SGD(0.1, momentum=0.9)))
-    with pytest.raises(
-        TrainingError, match="the optimizer object of the step shows all slots, so they cannot be split"
-    ):
-        DataParallelTrainer(whole, SingleReplica(), shard_slots=True, **PLACE)
-
-
 # -- loops of one's own ----------------------------------------------------------------------------------
 
 
@@ -529,26 +370,6 @@ def test_two_processes_train_as_one_and_skip_together(tmp_path: Path) -> None:
     assert (alone.skipped, alone.steps, alone.loss_scale) == (1, int(first["step"]), float(first["loss_scale"]))
     for name, value in alone.state.items():
         np.testing.assert_allclose(first[name], value, rtol=1e-4, atol=ROUNDING)
-
-
-@pytest.mark.torch
-def test_two_processes_with_split_slots_end_with_the_bits_of_whole_ones(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed: make extras")
-    found: dict[str, list[dict[str, Array]]] = {}
-    for kind, options in (("whole", ()), ("split", ("--shard-slots",))):
-        (tmp_path / kind).mkdir()
-        ended = started(tmp_path / kind, *options)
-        assert [code for code, _ in ended] == [0, 0], ended
-        found[kind] = [dict(np.load(tmp_path / kind / f"{rank}.npz")) for rank in (0, 1)]
-
-    whole = found["whole"][0]
-    slots = {name for name in whole if name.endswith(("/m", "/v"))}
-    parts = [slots & state.keys() for state in found["split"]]
-    assert parts[0] | parts[1] == slots and not parts[0] & parts[1] and all(parts)
-    for state in found["split"]:
-        assert same(state, {name: whole[name] for name in state}) and whole.keys() - state.keys() <= slots
-    with np.load(tmp_path / "whole/checkpoint.npz") as one, np.load(tmp_path / "split/checkpoint.npz") as other:
-        assert same(dict(one), dict(other))
 
 
 @pytest.mark.torch

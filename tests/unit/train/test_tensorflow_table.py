@@ -654,7 +654,7 @@ def test_what_holds_a_session_is_not_copied_and_says_what_to_do() -> None:
         (lambda o, v: setattr(o, "iterations", -1), "iterations is -1; use a whole number ≥ 0"),
         (lambda o, v: DynamicLossScale("big"), "invalid initial loss scale 'big'; use a number"),  # type: ignore[arg-type]
         (lambda o, v: DynamicLossScale(4, 1.5), "invalid increment period 1.5; use a whole number"),  # type: ignore[arg-type]
-        (lambda o, v: _square() + 1, "losses are added in their text"),
+        (lambda o, v: _square() + 1, "losses have no sum; compute it in the model"),
         (lambda o, v: Losses.Huber(1.0, 2.0), "huber takes delta by place; name other options"),
         (lambda o, v: Losses.Huber(reduction="none"), "reduction='none' is not here: losses are means"),
     ],

@@ -3,14 +3,11 @@ from amp_rewrite.train.update.optimizers.arithmetic import NUMPY as NUMPY
 from amp_rewrite.train.update.optimizers.arithmetic import Result as Result
 from amp_rewrite.train.update.optimizers.arithmetic import Values as Values
 from amp_rewrite.train.update.optimizers.arithmetic import number as number
-from amp_rewrite.train.update.optimizers.adam import LAMB as LAMB
-from amp_rewrite.train.update.optimizers.descent import Lion as Lion
 from amp_rewrite.train.update.optimizers.optimizer import Optimizer as Optimizer
 from amp_rewrite.train.update.optimizers.descent import SGD as SGD
 from amp_rewrite.train.update.optimizers.descent import RMSprop as RMSprop
 from amp_rewrite.train.update.optimizers.adam import Adam as Adam
 from amp_rewrite.train.update.optimizers.adam import AdamW as AdamW
-from amp_rewrite.train.update.optimizers.adafactor import Adafactor as Adafactor
 from amp_rewrite.train.update.optimizers.descent import Adagrad as Adagrad
 from amp_rewrite.train.update.optimizers.registry import OPTIMIZERS as OPTIMIZERS
 from amp_rewrite.train.update.optimizers.registry import deserialize as deserialize

@@ -10,11 +10,11 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.loss_scale import Gradient, IndexedSlices
 from amp_rewrite.train.update.optimizers.arithmetic import NUMPY
-from amp_rewrite.train.update.optimizers.optimizer import AVERAGE, Optimizer
+from amp_rewrite.train.update.optimizers.optimizer import Optimizer
 
 
 def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-    """Return the slots of all variables before the first step; frozen ones have none. An average is the variable."""
+    """Return the slots of all variables before the first step; frozen ones have none."""
     return {
         name: {} if optimizer.group_of(name).frozen else _slots(optimizer, array) for name, array in variables.items()
     }
@@ -23,12 +23,10 @@ def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[
 def _slots(optimizer: Optimizer, variable: Array) -> dict[str, Array]:
     slots = {}
     for slot, value in optimizer.slots().items():
-        shape = optimizer.slot_shape(slot, variable.shape)
-        if shape is not None:
-            slots[slot] = np.zeros(shape, optimizer.slot_type(slot).numpy)  # takes no memory until it is written
-            if value:
-                slots[slot].fill(value)
-    return slots if optimizer.ema_momentum is None else {**slots, AVERAGE: np.array(variable, np.float32)}
+        slots[slot] = np.zeros(variable.shape, np.float32)  # takes no memory until it is written
+        if value:
+            slots[slot].fill(value)
+    return slots
 
 
 def applied(
@@ -42,8 +40,7 @@ def applied(
 ) -> tuple[dict[str, Array], dict[str, dict[str, Array]]]:
     """Return variables and slots after step number `step`, counted from 1; the arguments are not changed.
 
-    All arrays are float32, but for low slots; `slots` has them by variable and slot. A frozen variable, or one with
-    gradient None, keeps
+    All arrays are float32; `slots` has them by variable and slot. A frozen variable, or one with gradient None, keeps
     its value and slots. A sparse gradient is zero in absent rows, so slots decay there too (as in Keras's Adam, unlike
     its momentum).
     """
@@ -56,9 +53,8 @@ def applied(
         for name, gradient in zip(names, optimizer.clipped(NUMPY, dense), strict=True):
             variable, count = variables[name], np.array(step, np.int64)
             own, own_rate = optimizer.for_parameter(name, variable.shape), optimizer.rate_of(name, rate)
-            full = {slot: np.asarray(array, np.float32) for slot, array in slots[name].items()}
-            new_variables[name], after = own.stepped(NUMPY, variable, gradient, full, own_rate, count)
-            new_slots[name] = {slot: np.asarray(a, own.slot_type(slot).numpy) for slot, a in after.items()}
+            new_variables[name], after = own.updated(NUMPY, variable, gradient, slots[name], own_rate, count)
+            new_slots[name] = {slot: np.asarray(array) for slot, array in after.items()}
     return new_variables, new_slots
 
 

@@ -1,10 +1,10 @@
-"""Gradient descent and its relatives: SGD, RMSprop, Adagrad, Lion."""
+"""Gradient descent and its relatives: SGD, RMSprop, Adagrad."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic, Result, Values, number
 from amp_rewrite.train.update.optimizers.optimizer import Optimizer
@@ -102,32 +102,3 @@ class Adagrad(Optimizer):
     def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         accumulator = slots["accumulator"] + gradient * gradient
         return variable - rate * gradient / (by.sqrt(accumulator) + number(self.epsilon)), {"accumulator": accumulator}
-
-
-@dataclass(frozen=True)
-class Lion(Optimizer):
-    """Lion of Chen et al. (Symbolic Discovery of Optimization Algorithms, 2023, algorithm 2), with decoupled decay.
-
-    A step is the sign of a momentum, times the rate. Take a rate 3 to 10 times smaller than that of AdamW, and a weight
-    decay as many times larger. Defaults are the paper's.
-
-    Args:
-        beta_1: share of the momentum in the direction of a step.
-        beta_2: decay of the momentum.
-
-    Example:
-        >>> from amp_rewrite.train import Lion
-        >>> Lion(1e-4, weight_decay=0.1).spelling
-        'lion,weight_decay=0.1,learning_rate=0.0001'
-    """
-
-    learning_rate: float | Schedule = 0.0001
-    beta_1: float = 0.9
-    beta_2: float = 0.99
-    SLOTS: ClassVar[Mapping[str, float]] = {"m": 0.0}
-    DECOUPLED: ClassVar[bool] = True
-
-    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        direction = number(self.beta_1) * slots["m"] + number(1 - self.beta_1) * gradient
-        m = number(self.beta_2) * slots["m"] + number(1 - self.beta_2) * gradient
-        return variable - rate * by.sign(direction), {"m": m}

@@ -19,19 +19,12 @@ _RATE = "learning_rate"
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 _FLAGS = ("nesterov", "rate_in_momentum", "decay_biases_and_norms")
 _GROUPS = "groups"
-_OWN_CHECKS = (_GROUPS, "momentum_dtype")
-AVERAGE = "average"
-"""Slot of the moving average of a variable."""
-_MOMENTA = ("m", "momentum")
-"""Slots that `momentum_dtype` stores in a low type."""
-_TYPES = {d.spelling: d for d in (DType.FLOAT, DType.FLOAT16, DType.BFLOAT16)}
 _OFF_IN_KERAS: Mapping[str, tuple[object, ...]] = {"decay": (0,), "amsgrad": (False,), "centered": (False,)}
 """Hyperparameters of Keras that are not here, with the values that change nothing."""
 _OF_OBJECTS = ("minimize", "apply_gradients", "get_gradients", "compute_gradients", "iterations", "get_weights")
 _EVERY = ParameterGroup("*")
 _RANGES = {
-    **dict.fromkeys(("beta_1", "beta_2", "rho", "ema_momentum"), (0.0, 1.0, "at least 0 and less than 1")),
-    "beta_2_decay": (-1.0, math.nextafter(0.0, 1.0), "at least -1 and at most 0"),
+    **dict.fromkeys(("beta_1", "beta_2", "rho"), (0.0, 1.0, "at least 0 and less than 1")),
     "momentum": (0.0, math.nextafter(1.0, 2.0), "at least 0 and at most 1"),  # as in Keras
 }
 
@@ -43,10 +36,6 @@ class Optimizer:
     Gradients are clipped first, by at most one of three. Then `weight_decay` times the variable is added to its
     gradient.
 
-    The first step sets a moving average to its variable, as in Keras and in PyTorch's swa_utils; `Trainer.averaged`
-    exports it. First moments are computed in float32. Second moments stay float32 in any case: a decay of 0.999 is less
-    than half a unit of their last place in 16 bits, so they would not move.
-
     Args:
         clipnorm: the largest norm of each gradient.
         clipvalue: each element is clipped to ± this.
@@ -54,8 +43,6 @@ class Optimizer:
         weight_decay: factor of the variable in its gradient.
         groups: settings for parameters by name: `ParameterGroup` objects, or text such as "*.bias weight_decay=0".
         decay_biases_and_norms: False keeps weight decay from vectors and from names that end in "bias", but for groups.
-        ema_momentum: decay of a moving average of each variable; None for none.
-        momentum_dtype: type in which first moments are stored, "float32", "float16" or "bfloat16".
         learning_rate: a number, a `Schedule`, or text such as "cosine(0.001, decay_steps=900)".
 
     Raises:
@@ -68,8 +55,6 @@ class Optimizer:
     weight_decay: float = 0.0
     groups: tuple[ParameterGroup, ...] = ()
     decay_biases_and_norms: bool = True
-    ema_momentum: float | None = None
-    momentum_dtype: str = "float32"
     learning_rate: float | Schedule
     SLOTS: ClassVar[Mapping[str, float]] = {}
     DECOUPLED: ClassVar[bool] = False
@@ -80,13 +65,8 @@ class Optimizer:
         object.__setattr__(self, _GROUPS, groups_of(self.groups))
         object.__setattr__(self, _RATE, rate_of_config(self.learning_rate))
         for part in fields(self):
-            if part.name not in _OWN_CHECKS and not (part.name == _RATE and isinstance(self.learning_rate, Schedule)):
+            if part.name != _GROUPS and not (part.name == _RATE and isinstance(self.learning_rate, Schedule)):
                 self._check(part.name, getattr(self, part.name))
-        if self.momentum_dtype not in _TYPES:
-            known = ", ".join(_TYPES)
-            raise TrainingError(
-                f"momentum_dtype of {type(self).__name__} is {self.momentum_dtype!r}; use one of {known}"
-            )
         clips = [name for name in _CLIPS if getattr(self, name) is not None]
         if len(clips) > 1:
             raise TrainingError(f"{type(self).__name__} clips gradients by {' and by '.join(clips)}; set only one")
@@ -97,7 +77,7 @@ class Optimizer:
         raise AttributeError(f"{own!r} object has no attribute {name!r}{hint if name in _OF_OBJECTS else ''}")
 
     def _check(self, name: str, value: object) -> None:
-        if (isinstance(value, bool) and name in _FLAGS) or (value is None and name in (*_CLIPS, "ema_momentum")):
+        if (isinstance(value, bool) and name in _FLAGS) or (value is None and name in _CLIPS):
             return
         if name in _FLAGS:
             raise TrainingError(f"{name} of {type(self).__name__} must be true or false, not {value!r}")
@@ -133,18 +113,6 @@ class Optimizer:
         """Return the slot names of each variable, with their initial fill values."""
         return self.SLOTS
 
-    def slot_names(self) -> tuple[str, ...]:
-        """Return the names of all slots."""
-        return (*self.slots(), *(() if self.ema_momentum is None else (AVERAGE,)))
-
-    def slot_shape(self, slot: str, shape: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the shape of a slot, by default that of its variable; None if such a variable lacks the slot."""
-        return tuple(shape)
-
-    def slot_type(self, slot: str) -> DType:
-        """Return the type in which a slot is stored."""
-        return _TYPES[self.momentum_dtype] if slot in _MOMENTA else DType.FLOAT
-
     def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         """Return the variable and its slots after a step.
 
@@ -165,15 +133,6 @@ class Optimizer:
         elif self.weight_decay:
             gradient = gradient + number(self.weight_decay) * variable
         return self.rule(by, variable, gradient, slots, rate, step)
-
-    def stepped(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        """Make a step by `updated`, then move the average. Return as `rule` does, whose arguments these are."""
-        own = {slot: value for slot, value in slots.items() if slot != AVERAGE}
-        new, after = self.updated(by, variable, gradient, own, rate, step)
-        if self.ema_momentum is None:
-            return new, after
-        kept = by.at_first(step, number(0), number(self.ema_momentum)) * slots[AVERAGE]
-        return new, {**after, AVERAGE: kept + by.at_first(step, number(1), number(1 - self.ema_momentum)) * new}
 
     def clipped(self, by: Arithmetic, gradients: list[Any]) -> list[Any]:
         """Return the gradients of all variables after clipping."""
@@ -218,4 +177,4 @@ def _spelled(value: Any) -> str:
         return str(value)
     if isinstance(value, tuple):
         return "; ".join(group.spelling for group in value)
-    return str(value).lower() if isinstance(value, bool) else value if isinstance(value, str) else f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"

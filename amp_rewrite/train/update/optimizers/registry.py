@@ -8,15 +8,12 @@ from typing import Any
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.settings.serialized import class_of
-from amp_rewrite.train.update.optimizers.adafactor import Adafactor
-from amp_rewrite.train.update.optimizers.adam import LAMB, Adam, AdamW
-from amp_rewrite.train.update.optimizers.descent import SGD, Adagrad, Lion, RMSprop
+from amp_rewrite.train.update.optimizers.adam import Adam, AdamW
+from amp_rewrite.train.update.optimizers.descent import SGD, Adagrad, RMSprop
 from amp_rewrite.train.update.optimizers.optimizer import Optimizer
 from amp_rewrite.train.update.schedules import rate_of_config
 
-OPTIMIZERS: Mapping[str, type[Optimizer]] = {
-    c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad, Adafactor, Lion, LAMB)
-}
+OPTIMIZERS: Mapping[str, type[Optimizer]] = {c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad)}
 """Optimizer classes by name in lower case."""
 _COMMA = re.compile(r",(?![^()]*(?:\([^()]*\)[^()]*)*\))")
 """A comma outside brackets, which stand one in another at most."""
@@ -62,6 +59,6 @@ def named(text: str) -> Optimizer:
 
 def _parsed(key: str, value: str) -> Any:
     """Return the value of a setting in a text. ValueError for one that is not a number, where it must be."""
-    if key in ("groups", "momentum_dtype") or (key == "learning_rate" and "(" in value):
+    if key == "groups" or (key == "learning_rate" and "(" in value):
         return value
     return value.lower() == "true" if value.lower() in ("true", "false") else float(value)

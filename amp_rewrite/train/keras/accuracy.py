@@ -1,0 +1,173 @@
+"""Accuracy of predictions over whole data, for `evaluate` and the validation of `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.casting import Array
+from amp_rewrite.train.objective.prediction import CLASSES, LOGARITHMS, SHARES, YES_OR_NO, TargetInput
+
+_NAME = "accuracy"
+
+
+@dataclass(eq=False)
+class Accuracy:
+    """Share of rows whose class is predicted; `evaluate` calls `reset`, `update` for each batch, and `result`.
+
+    Targets are class indices, where predictions have an axis of classes; or a yes or no for each prediction; or, with
+    `one_hot`, a number for each class of a row.
+
+    Args:
+        prediction: an output of the model.
+        target: an array of the batch.
+        name: under which the result is found.
+        axis: of the classes.
+        one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
+        ignore_index: a class that does not count; None: that of the loss.
+        threshold: from which on a prediction of two classes is 1; None: 0 for what the loss takes for logits, else 0.5.
+    """
+
+    prediction: str
+    target: str = "targets"
+    name: str = _NAME
+    axis: int = 1
+    one_hot: bool | None = None
+    ignore_index: int | None = None
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        self._goal: TargetInput | None = None
+        self.reset()
+
+    def follow(self, goal: TargetInput | None) -> None:
+        """Read targets as the loss reads them; None: the loss has another target."""
+        self._goal = goal
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        self._right, self._count = 0, 0
+
+    def update(self, targets: Array, predictions: Array) -> None:
+        """Add the rows of a batch.
+
+        Raises:
+            TrainingError: the shapes do not fit, targets could be read in two ways, or one is no class, yes or no.
+        """
+        own, rows = self._rows(targets, predictions)
+        chosen = rows.argmax(axis=1) if rows.shape[1] > 1 else rows[:, 0] >= self._least
+        self._right += int((chosen == own).sum())
+        self._count += len(own)
+
+    def result(self) -> float:
+        """Return the share of all rows since `reset`; NaN without any."""
+        return self._right / self._count if self._count else float("nan")
+
+    def take(self, values: Mapping[str, Array]) -> None:
+        """Add the rows of a batch, from its arrays and the outputs of the model by name.
+
+        Raises:
+            TrainingError: the prediction or the target is not among them.
+        """
+        for name in (self.target, self.prediction):
+            if name not in values:
+                known = ", ".join(values)
+                raise TrainingError(f"the metric {self.name!r} reads {name!r}, but batch and model have {known}")
+        self.update(np.asarray(values[self.target]), np.asarray(values[self.prediction]))
+
+    @property
+    def _least(self) -> float:
+        """The least prediction that is a yes."""
+        if self.threshold is not None:
+            return self.threshold
+        return 0.0 if self._goal is not None and self._goal.logits and self._goal.prediction == self.prediction else 0.5
+
+    def _rows(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
+        """Return the classes that count, and for each a row with the predictions of all classes, or of yes alone."""
+        shape, own = predictions.shape, targets
+        classes = shape[self.axis] if -len(shape) <= self.axis < len(shape) else 1
+        rows = (
+            np.moveaxis(predictions, self.axis, -1).reshape(-1, classes) if classes > 1 else predictions.reshape(-1, 1)
+        )
+        if targets.size == predictions.size and np.squeeze(targets).shape == np.squeeze(predictions).shape:
+            if classes > 1 and self._is_one_hot(targets, shape):
+                own = np.moveaxis(targets.reshape(shape), self.axis, -1).reshape(-1, classes).argmax(1)
+            else:
+                rows = predictions.reshape(-1, 1)
+        if own.size != len(rows):
+            raise TrainingError(
+                f"the metric {self.name!r} has predictions of shape {shape} and targets of shape {targets.shape};"
+                f" without axis {self.axis} they must agree"
+            )
+        ignored = self._goal.ignored if self.ignore_index is None and self._goal is not None else self.ignore_index
+        own = own.reshape(-1)
+        kept = np.ones(len(own), bool) if ignored is None else own != ignored
+        own, rows = own[kept], rows[kept]
+        if rows.shape[1] == 1:
+            self._check_yes_or_no(own, shape)
+        elif (strange := own[(own < 0) | (own >= classes) | (own % 1 != 0)]).size:
+            raise TrainingError(
+                f"the metric {self.name!r} has the target {strange[0]:g}, but predictions have classes 0 to"
+                f" {classes - 1}; correct the targets, or leave a class out by ignore_index"
+            )
+        return own, rows
+
+    def _is_one_hot(self, targets: Array, shape: tuple[int, ...]) -> bool:
+        """True if targets of the shape of the predictions are numbers of classes that exclude each other."""
+        known = {CLASSES: True, SHARES: True, LOGARITHMS: True, YES_OR_NO: False}
+        told = known.get("" if self._goal is None else self._goal.kind) if self.one_hot is None else self.one_hot
+        if told is None:
+            self._check_yes_or_no(targets, shape)
+            raise TrainingError(
+                f"the metric {self.name!r} has targets of the shape of the predictions, {shape}, and the loss does not"
+                " tell what they are; give one_hot=True if each row has one class, one_hot=False if each number is a"
+                " yes or no"
+            )
+        return told
+
+    def _check_yes_or_no(self, targets: Array, shape: tuple[int, ...]) -> None:
+        if not np.isin(targets, (0, 1)).all():
+            raise TrainingError(
+                f"the metric {self.name!r} has predictions of shape {shape}, one for each target, so targets must be 0"
+                " or 1; numbers have no accuracy, so compare them with the result of predict"
+            )
+
+
+Metrics = Sequence[Accuracy | str] | Accuracy | str
+"""Metrics as a user gives them."""
+
+
+def metrics_of(given: Metrics, target: TargetInput | None, computed: Sequence[str]) -> tuple[Accuracy, ...]:
+    """Return the metrics, reset, without those that the step computes anyway.
+
+    `target`: that of the loss; `computed`: names of the metrics of the step. TrainingError for anything that is not a
+    metric, and for two of one name.
+    """
+    made: list[Accuracy] = []
+    for one in (given,) if isinstance(given, (str, Accuracy)) else given:
+        if one == _NAME and _NAME in computed:
+            continue
+        metric = _of_loss(target) if one == _NAME else one
+        if not isinstance(metric, Accuracy):
+            raise TrainingError(
+                f"not a metric: {metric!r}; use 'accuracy' or Accuracy(OUTPUT, TARGET), and compute others from the"
+                " result of predict"
+            )
+        if metric.name in [other.name for other in made]:
+            raise TrainingError(f"two metrics are named {metric.name!r}; give one of them another name=")
+        metric.reset()
+        metric.follow(target if target is not None and target.name == metric.target else None)
+        made.append(metric)
+    return tuple(made)
+
+
+def _of_loss(target: TargetInput | None) -> Accuracy:
+    """Return the accuracy of the prediction of a loss. TrainingError for a loss that names none."""
+    if target is None or not target.prediction:
+        raise TrainingError(
+            "'accuracy' is that of the loss, which names no prediction with a target; pass Accuracy(OUTPUT, TARGET)"
+        )
+    return Accuracy(target.prediction, target.name, axis=1 if target.axis is None else target.axis)

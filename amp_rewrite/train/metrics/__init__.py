@@ -1,1 +1,0 @@
-"""Metrics of predictions over whole data, for `evaluate` and the validation of `fit`."""
