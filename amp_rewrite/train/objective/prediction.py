@@ -114,9 +114,10 @@ class Prediction:
         self.logits = found is None if wanted is None else bool(wanted)
         if not self.logits:
             self.notes.append(f"{loss} takes {self.name!r} for probabilities: it reads their logarithm")
-        else:
-            although = f", although a {found.kind} computes it" if found is not None else ""
-            self.notes.append(f"{loss} takes {self.name!r} for logits{although}")
+        elif found is not None:
+            self.notes.append(
+                f"{loss} takes {self.name!r} for logits, as from_logits=True says, although a {found.kind} computes it"
+            )
 
     def logarithms(self, axis: int) -> str:
         """The logarithms of the probabilities over an axis."""

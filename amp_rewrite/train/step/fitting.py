@@ -77,7 +77,7 @@ class Scores:
 
     A batch weighs its targets that are not ignored, times the weights of their classes in the loss, as in torch's mean.
     A batch that is ignored as a whole has the weight 0. For a loss of the model's own it weighs what that divides by,
-    where its graph shows it. Batches of other losses, with several targets or none, weigh their rows.
+    where its graph shows it. Batches of other losses weigh their rows.
 
     Attributes:
         loss: the loss.

@@ -313,12 +313,6 @@ def test_a_probability_of_0_has_a_finite_loss() -> None:
             "binary_cross_entropy reads the logits 'x' in place of 'y', which a Sigmoid computes",
         ),
         (
-            "cross_entropy(y, t)",
-            "a = Softmax (x) b = Mul (a, a) y = Sqrt (b)",
-            "cross_entropy takes 'y' for logits",
-        ),
-        ("cross_entropy(y, t)", LOGITS, "cross_entropy takes 'y' for logits"),
-        (
             "cross_entropy(y, t, from_logits=False)",
             LOGITS,
             "cross_entropy takes 'y' for probabilities: it reads their logarithm",
@@ -336,12 +330,17 @@ def test_a_probability_of_0_has_a_finite_loss() -> None:
         (
             "cross_entropy(y, t, from_logits=True)",
             SOFTMAX,
-            "cross_entropy takes 'y' for logits, although a Softmax computes it",
+            "cross_entropy takes 'y' for logits, as from_logits=True says, although a Softmax computes it",
         ),
     ],
 )
 def test_the_report_tells_how_the_loss_reads_its_prediction(loss: str, body: str, note: str) -> None:
     assert _aim(loss, body).notes == (note,)
+
+
+@pytest.mark.parametrize("body", [LOGITS, "a = Softmax (x) b = Mul (a, a) y = Sqrt (b)"])
+def test_of_logits_and_of_what_is_taken_for_them_nothing_is_told(body: str) -> None:
+    assert _aim("cross_entropy(y, t)", body).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -317,7 +317,7 @@ def test_quiet_says_nothing(folder: Path) -> None:
         ),
         (
             "net.onnx --loss cross_entropy(y) --optimizer adamax",
-            "unknown optimizer 'adamax'; use one of sgd, rmsprop, adam, adamw, adagrad, adafactor, lion, lamb",
+            "unknown optimizer 'adamax'; use one of sgd, rmsprop, adam, adamw, adagrad",
         ),
         (
             "net.onnx --loss cross_entropy(y) --loss-scale much",

@@ -671,3 +671,20 @@ def test_numbers_of_numpy_are_loss_scales_and_options_of_losses_come_by_place() 
     assert Losses.CategoricalCrossentropy(True, 0.1) == Losses.CategoricalCrossentropy(
         from_logits=True, label_smoothing=0.1, reduction="auto", name="loss"
     )
+
+
+@pytest.mark.parametrize("way", ["Softmax", "Sigmoid"])
+def test_predictions_are_probabilities_unless_from_logits_says_otherwise(way: str) -> None:
+    model = mlp()
+    model.graph.node.append(onnx.helper.make_node(way, ["y"], ["p"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("p", 1, ["N", 4]))
+    network, (batch,) = Network(model, policy="float32"), batches(1)
+    kind = Losses.CategoricalCrossentropy if way == "Softmax" else Losses.BinaryCrossentropy
+    targets, predictions = np.eye(4, dtype=F32)[batch["t"]], network(batch["x"])
+    read, of_logits = (float(kind(**o)(targets, predictions[n])) for n, o in (("p", {}), ("y", {"from_logits": True})))
+    p = np.clip(predictions["y"].numpy(), 1e-12, None)
+    rest = np.clip(1 - predictions["y"].numpy(), 1e-12, None)
+    each = -(targets * np.log(p)).sum(1) if way == "Softmax" else -np.where(targets == 1, np.log(p), np.log(rest))
+
+    assert read == of_logits
+    assert float(kind()(targets, predictions["y"])) == pytest.approx(each.mean(), rel=1e-5)
