@@ -147,29 +147,14 @@ class Product(Multiplied):
         return differentiable(self.loss).gradients(variables, np.asarray(seed * self.factor, np.float32))
 
 
-@dataclass(frozen=True, eq=False)
-class Weighted:
-    """A loss whose gradients are multiplied by the gradient with respect to it; `Differentiable` if the loss is."""
-
-    loss: Callable[[], Any]
-    weight: Array
-
-    def __call__(self) -> Any:
-        return self.loss()
-
-    def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
-        """Return the gradients of the weighted loss."""
-        return differentiable(self.loss).gradients(variables, np.asarray(seed * self.weight, np.float32))
-
-
 def times(loss: Callable[[], Any], weight: object) -> Callable[[], Any]:
-    """Return the loss with this gradient with respect to it; the loss itself for None."""
+    """Return the loss times the gradient with respect to it; the loss itself for None."""
     if weight is None:
         return loss
     array = np.asarray(weight, np.float32)
     if array.size != 1:
         raise TrainingError(f"grad_loss has shape {array.shape}, but the loss is one number; pass one number")
-    return Weighted(loss, array.reshape(()))
+    return Product(loss, np.float32(array.reshape(())))
 
 
 GradsAndVars = Iterable[tuple[Gradient, Variable]]
