@@ -80,7 +80,7 @@ class Accuracy:
 
     @property
     def _least(self) -> float:
-        """The least prediction that is a yes."""
+        """The least prediction of a yes."""
         if self.threshold is not None:
             return self.threshold
         return 0.0 if self._goal is not None and self._goal.logits and self._goal.prediction == self.prediction else 0.5
@@ -141,7 +141,7 @@ Metrics = Sequence[Accuracy | str] | Accuracy | str
 
 
 def metrics_of(given: Metrics, target: TargetInput | None, computed: Sequence[str]) -> tuple[Accuracy, ...]:
-    """Return the metrics, reset, without those that the step computes anyway.
+    """Return the metrics, reset, without those of the step itself.
 
     `target`: that of the loss; `computed`: names of the metrics of the step. TrainingError for anything that is not a
     metric, and for two of one name.
@@ -165,7 +165,7 @@ def metrics_of(given: Metrics, target: TargetInput | None, computed: Sequence[st
 
 
 def _of_loss(target: TargetInput | None) -> Accuracy:
-    """Return the accuracy of the prediction of a loss. TrainingError for a loss that names none."""
+    """Return the accuracy of the prediction of a loss. TrainingError for a loss without one."""
     if target is None or not target.prediction:
         raise TrainingError(
             "'accuracy' is that of the loss, which names no prediction with a target; pass Accuracy(OUTPUT, TARGET)"

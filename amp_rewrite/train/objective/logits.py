@@ -19,7 +19,7 @@ from amp_rewrite.rewrite.autodiff.facts import Shape
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """The Softmax or Sigmoid that computes a value: its op type, the value that it reads, and the axis of a Softmax."""
+    """The Softmax or Sigmoid behind a value: its op type, its input, and the axis of a Softmax."""
 
     kind: str
     logits: ValueId
@@ -27,7 +27,7 @@ class Activation:
 
 
 def activation(view: View, value: ValueId, shapes: Mapping[ValueId, Shape]) -> Activation | None:
-    """Return the Softmax or Sigmoid that computes a value, also behind copies and Casts; None without one.
+    """Return the Softmax or Sigmoid behind a value, through copies and Casts; None without one.
 
     `shapes`: those of values as far as they are known.
     """

@@ -85,7 +85,7 @@ def objective(model: Model, loss: str) -> Objective:
 
 
 def _of_terms(name: str) -> str:
-    """Text that says what to do with a sum of losses; "" for the name of a value."""
+    """Return advice on a sum of losses; "" for the name of a value."""
     return "; a loss is one value or one formula, so compute sums in the model" if {*name} & {*"+*()"} else ""
 
 

@@ -30,9 +30,9 @@ class Trained(Protocol):
 
 
 class Monitor:
-    """Base of callbacks that compare a number with its best value so far; subclasses have these fields.
+    """Base of early stopping and the best checkpoint: a number, compared with its best value so far.
 
-    `fit` calls `begin`, `epoch_end` after each epoch, and `end`, also after an error.
+    Subclasses have these fields. `fit` calls `begin`, `epoch_end` after each epoch, and `end`, also after an error.
 
     Args:
         monitor: a number of an epoch.
@@ -133,7 +133,7 @@ Callback = Monitor | Callable[[int, Log], object]
 
 
 def callbacks_of(given: Sequence[Callback] | Callback) -> tuple[Callback, ...]:
-    """Return callbacks as a tuple. TrainingError for anything that is not one."""
+    """Return callbacks as a tuple. TrainingError for anything else."""
     listed = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     for callback in listed:
         if isinstance(callback, type) or not (isinstance(callback, Monitor) or callable(callback)):
