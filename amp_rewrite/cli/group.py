@@ -40,16 +40,13 @@ COMMANDS = {
     "emulate": "Write MODEL as float32 ops that round as half precision does.",
     "explain": "Print why NODE gets its type, back to the op that decides.",
     "gate": "Compare each FILE with the same file in a commit of git; exit with 1 if one differs.",
-    "help": "Print the help of COMMAND, or this program's.",
     "lists": "Print the list of each OP, its source and its reason.",
     "locate": "Print where values of B depart from A, and the ops that add most.",
-    "olive-config": "Print a package configuration of Microsoft Olive with the pass AmpRewrite in it.",
     "pareto": "Print predicted time against error, from the conversion to float32.",
     "ranges": "Merge and show files that `amp-rewrite calibrate` wrote.",
     "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
     "rule": "Print what the rule or fusion NAME does and why, with the smallest model that needs it.",
     "train-step": "Write one ONNX model that makes a training step of MODEL.",
-    "triton": "Print the config.pbtxt of MODEL for the Triton Inference Server.",
     "verify": "Compare the outputs of B with those of A on the same data.",
 }
 """Each command and the first sentence of its help. `cli/commands/NAME.py` defines it, as a function of that name."""

@@ -104,26 +104,15 @@ def _chosen(choices: Any, ctx: click.Context, incomplete: str) -> list[Completio
     return [CompletionItem(word) for word in known if word.startswith(incomplete)]
 
 
-def commands(ctx: click.Context) -> list[str]:
-    """Return the names of all commands."""
-    root = ctx.find_root()
-    return root.command.list_commands(root) if isinstance(root.command, click.Group) else []
-
-
 def argument(name: str, *, choices: Any, **more: Any) -> Callable[[F], F]:
     """Return the decorator of an argument whose words shells complete."""
     return click.argument(name, shell_complete=lambda ctx, _param, text: _chosen(choices, ctx, text), **more)
 
 
-def help_of(command: click.Command, ctx: click.Context, *, whole: bool) -> str:
-    """Return the help of a command; with `whole`, also the options that are rarely used."""
-    ctx.meta[__name__] = whole
-    return command.get_help(ctx)
-
-
 def _show_whole(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
     if asked and not ctx.resilient_parsing:
-        click.echo(help_of(ctx.command, ctx, whole=True))
+        ctx.meta[__name__] = True
+        click.echo(ctx.get_help())
         ctx.exit()
 
 
@@ -243,10 +232,6 @@ def output(default: str, what: str = "model") -> Callable[[F], F]:
     metavar, kind = ("OUT", MODEL_OUT) if what == "model" else ("FILE", FILE_OUT)
     words = f"The {what} to write; - is stdout.  [default: {default}]"
     return option("-o --output", metavar, words, OUTPUT, type=kind)
-
-
-text_output = option("-o --output", "FILE", "The file to write, replaced if it exists.", OUTPUT, type=FILE_OUT)
-"""The option for the file of a command that prints by default."""
 
 
 def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
