@@ -17,8 +17,7 @@ from click.shell_completion import CompletionItem, shell_complete
 from amp_rewrite.cli import terminal
 from amp_rewrite.cli.completion import COMPLETE, NAME, register
 from amp_rewrite.cli.examples import Group
-from amp_rewrite.cli.interrupts import ended_by_signals
-from amp_rewrite.errors import AmpRewriteError, advice, interrupted, options_spelled
+from amp_rewrite.errors import AmpRewriteError, advice, options_spelled
 from amp_rewrite.reports.render import WIDTH, plain
 from amp_rewrite.version import VERSION
 
@@ -111,7 +110,7 @@ class Program(Group):
         """Run, print an error in one line, and exit."""
         if COMPLETE in os.environ:
             self._complete(os.environ[COMPLETE], extra)
-        with options_spelled(), ended_by_signals():
+        with options_spelled():
             code = self._outcome(list(sys.argv[1:] if args is None else args), extra)
         sys.exit(code)
 
@@ -159,8 +158,6 @@ class Program(Group):
             where = error.filename or "output"
             return _fail(f"{where}: {error.strerror or error}")
         except Exception as error:  # noqa: BLE001 a bug of ours: shown whole; Python's exit code 1 would be "a difference"
-            if interrupted(error):
-                return INTERRUPTED
             if isinstance(error, ImportError) and _of_runtime(error):
                 return _fail(f"onnxruntime cannot be imported: {error}; `amp-rewrite doctor` says what to install")
             traceback.print_exc()

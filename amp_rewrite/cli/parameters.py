@@ -252,15 +252,10 @@ SAVING = (ROWS["external_data"], ROWS["overwrite"])
 """Options of a command that writes a model."""
 
 
-PARALLEL = (
-    option("-j --jobs", "N", "Work on N at a time, in processes.  [default: 1]", MANY, type=int, rare=True),
-    option("--scheduler", "local|dask://…", "Work on Dask: here, or at the address of a scheduler.", MANY, rare=True),
-)
-"""Options of a command whose work is in independent parts."""
-
 _globs = partial(option, metavar="GLOB", heading=MANY, multiple=True, rare=True)
 BATCH = (
-    *PARALLEL,
+    option("-j --jobs", "N", "Convert N at a time, in processes.  [default: 1]", MANY, type=int, rare=True),
+    option("--scheduler", "HOST:PORT", "Convert on the workers of a scheduler of Dask.", MANY, rare=True),
     option("--name", "RULE", "Names of results, as in '{stem}_fp16.onnx'.  [default: {stem}.onnx]", MANY, rare=True),
     _globs("--include", words="Take only files that match, by name or, with a /, by path."),
     _globs("--exclude", words="Leave out files and folders that match."),

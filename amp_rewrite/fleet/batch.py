@@ -13,10 +13,10 @@ from typing import Any
 from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, options_are_spelled, spelled
 from amp_rewrite.files.store import SaveOptions
 from amp_rewrite.fleet.configs import with_new_names
-from amp_rewrite.fleet.flow import Inline, Lost, Processes, cores, through
 from amp_rewrite.fleet.job import Job, Task, key_of
 from amp_rewrite.fleet.naming import SAME, NamingRule, fields_of, placed
 from amp_rewrite.fleet.outcome import FAILED, Outcome
+from amp_rewrite.fleet.processes import Lost, cores, in_processes, through
 from amp_rewrite.fleet.staging import copy, run
 from amp_rewrite.fleet.summary import Summary
 from amp_rewrite.fleet.tree import FileGlobs, Item, Listing, find
@@ -135,18 +135,18 @@ class Batch:
         threads = max(1, cores() // jobs) if executor is None else 1
         folder = os.fspath(Path.cwd()) if executor is not None else ""
         planned = (replace(job, threads=threads, folder=folder) for job in self.jobs)
-        local: Executor | Processes = Inline() if jobs == 1 else Processes(min(jobs, len(self.jobs)))
-
-        def here(job: Job) -> list[Outcome]:
-            return run(job, progress)
-
-        inline = executor is None and jobs == 1
-        for result in through(planned, here if inline else run, executor or local, jobs):
-            if isinstance(result, Lost):
-                tasks = [(name_of(task.source), name_of(task.target)) for task in result.job.tasks]
-                yield from (Outcome(*pair, rc=FAILED, error=result.reason) for pair in tasks)
-            else:
-                yield from result
+        results: Generator[list[Outcome] | Lost[Job], None, None]
+        if executor is not None:
+            results = through(planned, run, executor, jobs)
+        elif jobs > 1 and len(self.jobs) > 1:
+            results = in_processes(planned, run, min(jobs, len(self.jobs)))
+        else:
+            results = (run(job, progress) for job in planned)
+        with closing(results):
+            for result in results:
+                yield from _failed(result.job, result.reason) if isinstance(result, Lost) else result
+        for job in planned:
+            yield from _failed(job, "the executor lost its processes")
 
     def _copied(self) -> Iterator[Outcome]:
         """Copy the other files; yield an outcome for each that fails. Configurations get the new names of models."""
@@ -171,6 +171,10 @@ class Batch:
                 first = models[0]
                 where = f"{pattern!r} matches in none of {count(len(models), 'model')}; in {first.source}: "
                 raise PatternError((where if len(models) > 1 else f"{first.source}: ") + first.unmatched[pattern])
+
+
+def _failed(job: Job, reason: str) -> list[Outcome]:
+    return [Outcome(name_of(task.source), name_of(task.target), rc=FAILED, error=reason) for task in job.tasks]
 
 
 def _bytes(path: Path, listing: Listing) -> int:

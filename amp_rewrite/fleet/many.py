@@ -11,9 +11,9 @@ from typing import Unpack
 from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.files.store import SaveOptions
 from amp_rewrite.fleet.batch import Batch, BatchSettings
-from amp_rewrite.fleet.flow import cores
 from amp_rewrite.fleet.naming import SAME
 from amp_rewrite.fleet.outcome import Outcome
+from amp_rewrite.fleet.processes import cores
 from amp_rewrite.fleet.tree import FileGlobs
 from amp_rewrite.fleet.urls import local
 from amp_rewrite.ir.names import as_names

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from amp_rewrite.errors import AmpRewriteError, ModelError, one_line, spelled
 from amp_rewrite.files.regular_files import open_regular
-from amp_rewrite.files.scratch import make_folder, replacing
+from amp_rewrite.files.scratch import make_folder, replacing, undoing
 from amp_rewrite.files.tensors import stamp
 from amp_rewrite.fleet.job import Job
 from amp_rewrite.fleet.job import run as job_here
@@ -115,8 +115,9 @@ def run(job: Job, progress: Progress | None = None) -> list[Outcome]:
         there = (size_of(_place(job, task.target)) is not None for task in job.tasks)
         if all(k is not None and (k.rc, k.options) == (OK, key) for k in known) and all(there):
             return [replace(k, finished=True) for k in known if k is not None]
-        with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as name:
-            outcomes = _run_in(Path(name), replace(job, key=key), progress)
+        with undoing() as undo:
+            folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="amp-rewrite-")))
+            outcomes = _run_in(folder, replace(job, key=key), progress)
     except (AmpRewriteError, OSError) as cause:
         return [Outcome(*pair, rc=FAILED, error=one_line(cause)) for pair in names]
     return [
