@@ -68,12 +68,13 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     try:
         with (
             _executor_for(asked["scheduler"], asked["jobs"]) as (executor, jobs),
-            _bar(batch, jobs, quiet=talk.quiet) as (progress, advance),
+            terminal.progress(count(batch.models, "model"), quiet=talk.quiet) as draw,
         ):
-            for outcome in batch.run(executor, jobs, progress):
+            for outcome in batch.run(executor, jobs):
                 worst = max(worst, outcome.rc)
                 done, failed = done + (outcome.rc == 0), failed + (outcome.rc != 0)
-                advance(outcome)
+                if draw is not None:
+                    draw(min(done + failed, batch.models), batch.models)
                 _show(outcome, talk, dry_run=asked["dry_run"])
     except KeyboardInterrupt:
         how = "the same command with --resume goes on" if not asked["dry_run"] else "nothing was written"
@@ -112,28 +113,6 @@ def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring
         guidance=measuring.guidance,
         summary=asked["summary"] and Path(local(asked["summary"])),
     )
-
-
-@contextmanager
-def _bar(batch: Batch, jobs: int, *, quiet: bool) -> Iterator[tuple[Any, Any]]:
-    """Yield what draws the one bar of a batch: a function of the bytes of a model, and one of outcomes."""
-    sizes = list(batch.sizes.values())
-    total, done, current = sum(sizes), 0, sizes[0] if sizes else 0
-    with terminal.progress(count(batch.models, "model"), quiet=quiet) as draw:
-
-        def progress(_name: str, part: int, whole: int) -> None:
-            if draw is not None:
-                draw(done + current * part // max(1, whole), total)
-
-        def advance(outcome: Outcome) -> None:
-            nonlocal done, current
-            done += batch.sizes.get(outcome.source, 0)
-            position = batch.order.get(outcome.source, -1) + 1
-            current = sizes[position] if position < len(sizes) else 0
-            if draw is not None:
-                draw(done, total)
-
-        yield (progress if draw is not None and jobs == 1 else None), advance
 
 
 def _show(outcome: Outcome, talk: Any, *, dry_run: bool) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import parse_pattern
-
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,6 @@ class Batch:
     names: Mapping[str, Path]
     remarks: Sequence[str]
     order: Mapping[str, int]
-    sizes: Mapping[str, int]
     patterns: tuple[str, ...]
     earlier: Mapping[str, Outcome] = field(default_factory=dict)
 
@@ -87,7 +84,7 @@ class Batch:
         listing.models = list(targets.values())
         listing.data = {item.path: listing.data[item.path] for item in listing.models if item.path in listing.data}
         copies = [(item.path, asked.out / item.relative) for item in listing.others]
-        summary = Summary.of(asked.summary) if asked.summary else None
+        summary = Summary(asked.summary) if asked.summary else None
         stay = [asked.summary] if asked.summary else []
         copies = [(path, to) for path, to in copies if not any(_same(path, other) for other in (to, *stay))]
         if summary is not None and asked.write:
@@ -98,25 +95,21 @@ class Batch:
         jobs = [replace(job, options=dict(options), key=key) for job in _jobs(targets, listing, rule, asked, known)]
         order = {name_of(task.source): i for i, task in enumerate(task for job in jobs for task in job.tasks)}
         earlier = {source: outcome for source, outcome in known.items() if source in order}
-        sizes = {name_of(task.source): _bytes(task.source, listing) for job in jobs for task in job.tasks}
         names = {real(item.path): target for target, item in targets.items()}
-        return cls(asked, jobs, copies, names, listing.remarks, order, sizes, (*patterns, *strict, *cache), earlier)
+        return cls(asked, jobs, copies, names, listing.remarks, order, (*patterns, *strict, *cache), earlier)
 
-    def run(self, executor: Executor | None, jobs: int, progress: Tell | None = None) -> Iterator[Outcome]:
+    def run(self, executor: Executor | None, jobs: int) -> Iterator[Outcome]:
         """Copy and convert; yield the outcome of each model as soon as it is known, and of copies that fail.
 
         PatternError at the end for a pattern that matches in none of the models.
         """
         asked = self.asked
-        summary = Summary.of(asked.summary) if asked.summary and asked.write else None
+        summary = Summary(asked.summary) if asked.summary and asked.write else None
         known: dict[str, Outcome] = dict(self.earlier)
         if summary is not None:
-            summary.begin(self._sorted(known))
+            summary.complete(self._sorted(known))
         seen: list[Outcome] = []
-        with (
-            closing(summary) if summary is not None else nullcontext(),
-            closing(self._outcomes(executor, jobs, progress)) as outcomes,
-        ):
+        with closing(self._outcomes(executor, jobs)) as outcomes:
             for outcome in outcomes:
                 seen.append(replace(outcome, findings=(), trace=""))  # without what takes memory: there may be many
                 known[outcome.source] = outcome
@@ -129,7 +122,7 @@ class Batch:
                 summary.complete(self._sorted(known))
         self._check_patterns(seen)
 
-    def _outcomes(self, executor: Executor | None, jobs: int, progress: Tell | None) -> Generator[Outcome, None, None]:
+    def _outcomes(self, executor: Executor | None, jobs: int) -> Generator[Outcome, None, None]:
         if self.asked.write:
             yield from self._copied()
         threads = max(1, cores() // jobs) if executor is None else 1
@@ -141,7 +134,7 @@ class Batch:
         elif jobs > 1 and len(self.jobs) > 1:
             results = in_processes(planned, run, min(jobs, len(self.jobs)))
         else:
-            results = (run(job, progress) for job in planned)
+            results = (run(job) for job in planned)
         with closing(results):
             for result in results:
                 yield from _failed(result.job, result.reason) if isinstance(result, Lost) else result
@@ -175,17 +168,6 @@ class Batch:
 
 def _failed(job: Job, reason: str) -> list[Outcome]:
     return [Outcome(name_of(task.source), name_of(task.target), rc=FAILED, error=reason) for task in job.tasks]
-
-
-def _bytes(path: Path, listing: Listing) -> int:
-    """Return the bytes of a model and its external data; 1 for files that cannot be looked at."""
-    if path in listing.sizes:
-        files = {path, *map(Path, listing.data.get(path, ()))}
-        return 1 + sum(listing.sizes.get(file, 0) for file in files)
-    try:
-        return 1 + sum(Path(file).stat().st_size for file in (str(path), *listing.data.get(path, ())))
-    except OSError:
-        return 1
 
 
 def _absolute(option: Any) -> Any:

@@ -9,12 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from amp_rewrite.cli.batch import _bar
 from support.repositories import net, repository, tree
 from unit.cli.test_cli import run
 
@@ -28,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_bar_of_a_batch_goes_by_the_bytes_of_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_of_a_batch_counts_models(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = list[tuple[int, int]]()
 
     @contextmanager
@@ -37,20 +35,8 @@ def test_the_bar_of_a_batch_goes_by_the_bytes_of_its_models(monkeypatch: pytest.
         yield None if quiet else lambda done, whole: drawn.append((done, whole))
 
     monkeypatch.setattr("amp_rewrite.cli.terminal.progress", progress)
-    sizes = {"a": 10, "b": 20, "c": 70}
-    batch: Any = SimpleNamespace(models=3, sizes=sizes, order={name: at for at, name in enumerate(sizes)})
-    with _bar(batch, 1, quiet=False) as (part, advance):
-        part("a", 1, 2)
-        for name in ("a", "b", "elsewhere"):
-            advance(SimpleNamespace(source=name))
-            part("", 1, 10)
-            part("", 0, 0)
-    assert drawn == [(done, 100) for done in (5, 10, 12, 10, 30, 37, 30, 30, 31, 30)]
-    with _bar(batch, 2, quiet=False) as (part, _):
-        assert part is None  # several models at once
-    with _bar(batch, 1, quiet=True) as (part, advance):
-        advance(SimpleNamespace(source="a"))
-        assert part is None
+    assert run("src", "-o", "out").exit_code == run("src", "-o", "quiet", "-q").exit_code == 0
+    assert drawn == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_a_folder_is_converted_with_a_line_for_each_model() -> None:
