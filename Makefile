@@ -85,7 +85,7 @@ clients: $(DEV) ## run other tools before and after conversion, update docs/how-
 	$(PIP) -e '.[clients]' onnxsim
 	PYTHONPATH=tests $(BIN)/python -m suites.clients --workers $(WORKERS) --write docs/how-to/order-of-tools.md $(ARGS)
 
-integrations: $(addprefix integrations-,$(INTEGRATIONS)) ## test beside other packages, each in an environment of its own: INTEGRATIONS="olive mlflow"
+integrations: $(addprefix integrations-,$(INTEGRATIONS)) ## test beside other packages, each in an environment of its own: INTEGRATIONS="olive genai"
 
 integrations-%: $(INTEGRATION_VENVS)/%/.installed
 	$(<D)/bin/python -m pytest -n 0 -W default -m integrations tests/suites/integrations/test_$*.py $(ARGS)

@@ -41,8 +41,6 @@ from amp_rewrite.evidence.verify import verify as verify
 from amp_rewrite.evidence.weights import check_weights as check_weights
 from amp_rewrite.files.model import Model as Model
 from amp_rewrite.fleet.many import convert_many as convert_many
-from amp_rewrite.fleet.shards import calibrate_many as calibrate_many
-from amp_rewrite.fleet.shards import verify_many as verify_many
 from amp_rewrite.fleet.outcome import Outcome as Outcome
 from amp_rewrite.ir.view import View as View
 from amp_rewrite.pipeline.convert import Converted as Converted

@@ -1,22 +1,48 @@
 """`python -m amp_rewrite` is `amp-rewrite`."""
 
+import os
+import signal
 import sys
+from contextlib import suppress
+from types import FrameType
+
+_INTERRUPTED = 130  # as shells report death by SIGINT
+_MOMENT = 0.01  # seconds
 
 
 def main() -> None:
-    """Run the command line of this process, and exit."""
+    """Run the command line of this process, and exit; Ctrl-C and SIGTERM end it with 130."""
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     try:
-        import signal  # takes a while, in which a user may interrupt
-
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is to be undone before and after a command
-        from amp_rewrite.cli import main as run
+        for number in numbers:
+            signal.signal(number, _interrupt)
+        from amp_rewrite.cli import main as run  # takes a while, in which a user may interrupt
 
         run()
     except KeyboardInterrupt:
-        sys.exit(130)  # as shells report death by SIGINT
+        pass
+    except SystemExit as stop:
+        if stop.code != _INTERRUPTED:
+            raise
     finally:
-        exec("")  # else Python ends itself by SIGINT if the last text that it executed was interrupted
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)  # it comes too late
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(_INTERRUPTED)  # sys.exit would end by SIGINT where an `exec` was interrupted
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, but after an import: compiled modules crash of it, and locks of imports lose it."""
+    while frame is not None and hasattr(signal, "setitimer"):  # not on Windows
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            signal.signal(signal.SIGALRM, _interrupt)
+            signal.setitimer(signal.ITIMER_REAL, _MOMENT)
+            return
+        frame = frame.f_back
+    signal.signal(number, signal.SIG_IGN)  # one is enough, and cleaning up must not be interrupted
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -65,13 +65,6 @@ def one_line(cause: object) -> str:
     return " ".join(str(cause).split())
 
 
-def interrupted(error: BaseException | None) -> bool:
-    """True if an interrupt caused the error: in the middle of an import it comes out as an ImportError."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
 def count(number: int, one: str, many: str | None = None) -> str:
     """Return the number and its noun: "1 op", "2 ops", "0 casts"."""
     return f"{number} {one if number == 1 else many or one + 's'}"

@@ -22,7 +22,7 @@ FEW = 10
 """Options that need headings."""
 HEAD = """# Commands and their options
 
-Every command with every option; `amp-rewrite help COMMAND --all` prints the same. [Command line](command-line.md) has
+Every command with every option. [Command line](command-line.md) has
 what commands share: exit codes, patterns, settings, environment. `tools/build_commands.py` writes this page.
 """
 WORDS = """## Options of other tools

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.data import DataOptions, MeasuringOptions
+from amp_rewrite.cli.data import MeasuringOptions
 from amp_rewrite.cli.files import as_folder, is_stdout
 from amp_rewrite.errors import count
 from amp_rewrite.fleet.urls import local, name_of, url_of
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from amp_rewrite.fleet.batch import Batch, BatchSettings
     from amp_rewrite.fleet.outcome import Outcome
     from amp_rewrite.settings.config_file import Settings
-
-R = TypeVar("R")
 
 _SHOWN = 3  # findings of a model, with -v
 
@@ -51,7 +49,8 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
         if value:
             raise click.UsageError(f"{why}; leave it out for several models")
     measuring = MeasuringOptions.taken(given)
-    check_parallel(asked["scheduler"], asked["jobs"])
+    if asked["jobs"] is not None and asked["jobs"] < 1:
+        raise click.UsageError(f"{asked['jobs']} is not a number of jobs at a time; use 1 or more")
     if output is None or is_stdout(output):
         raise click.UsageError("several models go to a folder; add -o FOLDER")
     if output.suffix.lower() == ".onnx" and any(url_of(word) for word in (*words, output)):
@@ -68,13 +67,14 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     worst, done, failed = 0, 0, 0
     try:
         with (
-            executor_for(asked["scheduler"], asked["jobs"]) as (executor, jobs),
-            _bar(batch, jobs, quiet=talk.quiet) as (progress, advance),
+            _executor_for(asked["scheduler"], asked["jobs"]) as (executor, jobs),
+            terminal.progress(count(batch.models, "model"), quiet=talk.quiet) as draw,
         ):
-            for outcome in batch.run(executor, jobs, progress):
+            for outcome in batch.run(executor, jobs):
                 worst = max(worst, outcome.rc)
                 done, failed = done + (outcome.rc == 0), failed + (outcome.rc != 0)
-                advance(outcome)
+                if draw is not None:
+                    draw(min(done + failed, batch.models), batch.models)
                 _show(outcome, talk, dry_run=asked["dry_run"])
     except KeyboardInterrupt:
         how = "the same command with --resume goes on" if not asked["dry_run"] else "nothing was written"
@@ -85,42 +85,15 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
 
 
 @contextmanager
-def executor_for(scheduler: str | None, jobs: int | None) -> Iterator[tuple[Executor | None, int]]:
+def _executor_for(scheduler: str | None, jobs: int | None) -> Iterator[tuple[Executor | None, int]]:
     """Yield the executor that is asked for, None for our own processes, and the number of jobs at a time."""
     if not scheduler:
         yield None, jobs or 1
         return
     from amp_rewrite.fleet.schedulers import executor_of
 
-    with executor_of(scheduler, jobs or 1) as (executor, threads):
+    with executor_of(scheduler) as (executor, threads):
         yield executor, jobs or threads
-
-
-def over_shards(
-    many: Callable[..., R], feeding: DataOptions, scheduler: str | None, jobs: int | None, verb: str
-) -> tuple[R, str]:
-    """Return the result of `many` over the files of a data folder, done at the same time, and the name of the folder.
-
-    UsageError without a folder; `verb` says what is done with its files.
-    """
-    if feeding.data is None:
-        raise click.UsageError(f"-j and --scheduler {verb} the files of a folder at the same time; add --data FOLDER")
-    from amp_rewrite.evidence.data.sources import shards_of
-
-    data = Path(feeding.data)
-    with executor_for(scheduler, jobs) as (executor, count):
-        result = many(shards_of(data), executor=executor, jobs=count, allow_nonfinite=feeding.allow_nonfinite)
-    return result, data.name or str(data)
-
-
-def check_parallel(scheduler: str | None, jobs: int | None) -> None:
-    """Raise UsageError for a number of jobs, PolicyError for a scheduler, that cannot be."""
-    if jobs is not None and jobs < 1:
-        raise click.UsageError(f"{jobs} is not a number of jobs at a time; use 1 or more")
-    if scheduler:
-        from amp_rewrite.fleet.schedulers import check_scheduler
-
-        check_scheduler(scheduler)
 
 
 def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring: MeasuringOptions) -> BatchSettings:
@@ -140,28 +113,6 @@ def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring
         guidance=measuring.guidance,
         summary=asked["summary"] and Path(local(asked["summary"])),
     )
-
-
-@contextmanager
-def _bar(batch: Batch, jobs: int, *, quiet: bool) -> Iterator[tuple[Any, Any]]:
-    """Yield what draws the one bar of a batch: a function of the bytes of a model, and one of outcomes."""
-    sizes = list(batch.sizes.values())
-    total, done, current = sum(sizes), 0, sizes[0] if sizes else 0
-    with terminal.progress(count(batch.models, "model"), quiet=quiet) as draw:
-
-        def progress(_name: str, part: int, whole: int) -> None:
-            if draw is not None:
-                draw(done + current * part // max(1, whole), total)
-
-        def advance(outcome: Outcome) -> None:
-            nonlocal done, current
-            done += batch.sizes.get(outcome.source, 0)
-            position = batch.order.get(outcome.source, -1) + 1
-            current = sizes[position] if position < len(sizes) else 0
-            if draw is not None:
-                draw(done, total)
-
-        yield (progress if draw is not None and jobs == 1 else None), advance
 
 
 def _show(outcome: Outcome, talk: Any, *, dry_run: bool) -> None:

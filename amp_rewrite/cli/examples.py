@@ -20,13 +20,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "emulate": ("emulate model.float16.onnx",),
     "explain": ("explain model.onnx /encoder/layer.0/MatMul",),
     "gate": ("gate model.onnx --base origin/main --fail-on raised,casts",),
-    "help": ("help convert --all",),
     "lists": ("lists Softmax Resize",),
     "locate": (
         "locate model.onnx model.float16.onnx --data batches.npz",
         "locate model.onnx model.float16.onnx --data batches.npz --predict",
     ),
-    "olive-config": ("olive-config -o package.json",),
     "pareto": (
         "pareto model.onnx --data batches.npz --html pareto.html",
         "pareto model.onnx --data batches.npz --point 1 -o faster.onnx",
@@ -37,7 +35,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "report": ("report model.onnx --expect 'float16 >= 95%'",),
     "rule": ("rule mask_fill",),
     "train-step": ("train-step model.onnx --loss 'cross_entropy(logits,labels)'",),
-    "triton": ("triton model_fp16.onnx --name bert -o repository/bert/config.pbtxt",),
     "verify": ("verify model.onnx model.float16.onnx --data d.npz --tolerance 1e-2",),
 }
 """Command lines by the words of the command; "" is the program itself."""

@@ -17,8 +17,7 @@ from click.shell_completion import CompletionItem, shell_complete
 from amp_rewrite.cli import terminal
 from amp_rewrite.cli.completion import COMPLETE, NAME, register
 from amp_rewrite.cli.examples import Group
-from amp_rewrite.cli.interrupts import ended_by_signals
-from amp_rewrite.errors import AmpRewriteError, advice, interrupted, options_spelled
+from amp_rewrite.errors import AmpRewriteError, advice, options_spelled
 from amp_rewrite.reports.render import WIDTH, plain
 from amp_rewrite.version import VERSION
 
@@ -40,16 +39,13 @@ COMMANDS = {
     "emulate": "Write MODEL as float32 ops that round as half precision does.",
     "explain": "Print why NODE gets its type, back to the op that decides.",
     "gate": "Compare each FILE with the same file in a commit of git; exit with 1 if one differs.",
-    "help": "Print the help of COMMAND, or this program's.",
     "lists": "Print the list of each OP, its source and its reason.",
     "locate": "Print where values of B depart from A, and the ops that add most.",
-    "olive-config": "Print a package configuration of Microsoft Olive with the pass AmpRewrite in it.",
     "pareto": "Print predicted time against error, from the conversion to float32.",
     "ranges": "Merge and show files that `amp-rewrite calibrate` wrote.",
     "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
     "rule": "Print what the rule or fusion NAME does and why, with the smallest model that needs it.",
     "train-step": "Write one ONNX model that makes a training step of MODEL.",
-    "triton": "Print the config.pbtxt of MODEL for the Triton Inference Server.",
     "verify": "Compare the outputs of B with those of A on the same data.",
 }
 """Each command and the first sentence of its help. `cli/commands/NAME.py` defines it, as a function of that name."""
@@ -114,7 +110,7 @@ class Program(Group):
         """Run, print an error in one line, and exit."""
         if COMPLETE in os.environ:
             self._complete(os.environ[COMPLETE], extra)
-        with options_spelled(), ended_by_signals():
+        with options_spelled():
             code = self._outcome(list(sys.argv[1:] if args is None else args), extra)
         sys.exit(code)
 
@@ -162,8 +158,6 @@ class Program(Group):
             where = error.filename or "output"
             return _fail(f"{where}: {error.strerror or error}")
         except Exception as error:  # noqa: BLE001 a bug of ours: shown whole; Python's exit code 1 would be "a difference"
-            if interrupted(error):
-                return INTERRUPTED
             if isinstance(error, ImportError) and _of_runtime(error):
                 return _fail(f"onnxruntime cannot be imported: {error}; `amp-rewrite doctor` says what to install")
             traceback.print_exc()

@@ -101,14 +101,6 @@ def write_file(file: Path, text: str, fate: str) -> None:
         raise ReportError(f"cannot write {file}: {error.strerror or error}; {fate}") from error
 
 
-def show_or_write(text: str, file: Path | None, fate: str) -> None:
-    """Print a text, or write it to a file as `write_file` does."""
-    if file is None:
-        terminal.show(text)
-    else:
-        write_file(file, text, fate)
-
-
 def _streams(file: Path) -> bool:
     """True for a pipe or a device."""
     return file.exists() and not file.is_file() and not file.is_dir()

@@ -104,26 +104,15 @@ def _chosen(choices: Any, ctx: click.Context, incomplete: str) -> list[Completio
     return [CompletionItem(word) for word in known if word.startswith(incomplete)]
 
 
-def commands(ctx: click.Context) -> list[str]:
-    """Return the names of all commands."""
-    root = ctx.find_root()
-    return root.command.list_commands(root) if isinstance(root.command, click.Group) else []
-
-
 def argument(name: str, *, choices: Any, **more: Any) -> Callable[[F], F]:
     """Return the decorator of an argument whose words shells complete."""
     return click.argument(name, shell_complete=lambda ctx, _param, text: _chosen(choices, ctx, text), **more)
 
 
-def help_of(command: click.Command, ctx: click.Context, *, whole: bool) -> str:
-    """Return the help of a command; with `whole`, also the options that are rarely used."""
-    ctx.meta[__name__] = whole
-    return command.get_help(ctx)
-
-
 def _show_whole(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
     if asked and not ctx.resilient_parsing:
-        click.echo(help_of(ctx.command, ctx, whole=True))
+        ctx.meta[__name__] = True
+        click.echo(ctx.get_help())
         ctx.exit()
 
 
@@ -245,10 +234,6 @@ def output(default: str, what: str = "model") -> Callable[[F], F]:
     return option("-o --output", metavar, words, OUTPUT, type=kind)
 
 
-text_output = option("-o --output", "FILE", "The file to write, replaced if it exists.", OUTPUT, type=FILE_OUT)
-"""The option for the file of a command that prints by default."""
-
-
 def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
     """Return the option that silences a command, `but` for some output."""
     return flag("-q --quiet", f"Print only {but}.", OUTPUT)
@@ -267,15 +252,10 @@ SAVING = (ROWS["external_data"], ROWS["overwrite"])
 """Options of a command that writes a model."""
 
 
-PARALLEL = (
-    option("-j --jobs", "N", "Work on N at a time, in processes.  [default: 1]", MANY, type=int, rare=True),
-    option("--scheduler", "local|dask://…", "Work on Dask: here, or at the address of a scheduler.", MANY, rare=True),
-)
-"""Options of a command whose work is in independent parts."""
-
 _globs = partial(option, metavar="GLOB", heading=MANY, multiple=True, rare=True)
 BATCH = (
-    *PARALLEL,
+    option("-j --jobs", "N", "Convert N at a time, in processes.  [default: 1]", MANY, type=int, rare=True),
+    option("--scheduler", "HOST:PORT", "Convert on the workers of a scheduler of Dask.", MANY, rare=True),
     option("--name", "RULE", "Names of results, as in '{stem}_fp16.onnx'.  [default: {stem}.onnx]", MANY, rare=True),
     _globs("--include", words="Take only files that match, by name or, with a /, by path."),
     _globs("--exclude", words="Leave out files and folders that match."),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from amp_rewrite.errors import EvidenceError, spelled
+from amp_rewrite.errors import spelled
 from amp_rewrite.evidence.metric import Criterion, Tolerance, worse
-from amp_rewrite.evidence.sensitivity import SAME_OUTPUTS
 from amp_rewrite.reports.json_stream import line_by_line
 from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.reports.render import count, table
@@ -123,33 +122,6 @@ class Verdict(Result):
 
         by = self.criterion
         return CriterionLine(str(by), by.measured, by.limit, by.higher)
-
-    def merge(self, other: Verdict) -> Verdict:
-        """Return the verdict over the batches of both, those of this one first.
-
-        Args:
-            other: a verdict on the same models, run in the same way, by the same criterion.
-
-        Raises:
-            EvidenceError: the models, the way they ran, or the criteria differ.
-        """
-        for part, plural in (("reference", "references"), ("candidate", "candidates"), ("criterion", "criteria")):
-            mine, theirs = (_subject(getattr(verdict, part)) for verdict in (self, other))
-            if mine != theirs:
-                fact = f"verdicts of different {plural} do not merge: {mine}, and {theirs}"
-                raise EvidenceError(f"{fact}; verify all shards alike")
-        rows = (*self.rows, *(replace(row, batch=row.batch + self.fed.batches) for row in other.rows))
-        told = dict.fromkeys((*self.notes, *other.notes))
-        return replace(
-            self,
-            fed=replace(
-                self.fed, random=self.fed.random or other.fed.random, batches=self.fed.batches + other.fed.batches
-            ),
-            rows=rows,
-            refusals=tuple(dict.fromkeys((*self.refusals, *other.refusals))),
-            notes=tuple(n for n in told if n != SAME_OUTPUTS or (n in self.notes and n in other.notes)),
-            depth=None,
-        )
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -296,7 +268,3 @@ def plain_json(value: object) -> object:
     if isinstance(value, dict):
         return {key: plain_json(item) for key, item in value.items()}
     return value
-
-
-def _subject(part: ModelRun | Criterion) -> str:
-    return f"{part.model}, {part.as_}" if isinstance(part, ModelRun) else str(part)

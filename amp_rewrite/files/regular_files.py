@@ -14,13 +14,10 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) 
 def open_regular(path: str | Path, *, follow: bool = True, buffering: int = -1) -> BinaryIO:
     """Open a regular file to read; OSError for a pipe, a device or a folder, and without `follow` also for a link."""
     descriptor = os.open(path, _FLAGS | (0 if follow else getattr(os, "O_NOFOLLOW", 0)))
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        return open(descriptor, "rb", buffering=buffering)  # noqa: PTH123
-    except BaseException:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return open(descriptor, "rb", buffering=buffering)  # noqa: PTH123
 
 
 def read_regular(path: str | Path, most: int) -> bytes:

@@ -26,6 +26,26 @@ _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # errors of an unsupport
 _YOUNG = 60  # seconds; an upper bound for the time between creation and lock
 
 
+_undoing: list[ExitStack] = []
+
+
+@contextmanager
+def undoing() -> Iterator[ExitStack]:
+    """Yield a stack of callbacks that undo what is written, unless the body takes them off it."""
+    with ExitStack() as undo:
+        _undoing.append(undo)
+        try:
+            yield undo
+        finally:
+            _undoing.remove(undo)
+
+
+def undo_all() -> None:
+    """Undo what this process is writing, which is about to end."""
+    for undo in reversed(_undoing):
+        undo.close()
+
+
 def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
     """Create a file beside a target, with owner, group and permissions of a file there; closing `undo` removes it.
 
@@ -88,7 +108,7 @@ def make_folder(path: Path) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file that replaces the one at `path` once all of it is on disk; OSError if that fails."""
     sweep(path.parent)
-    with ExitStack() as undo:
+    with undoing() as undo:
         temporary, file = scratch(path, undo)
         yield file
         file.flush()

@@ -22,7 +22,7 @@ from amp_rewrite.files import wire
 from amp_rewrite.files.layout import DataFile, Destinations, Layout, PlacedTensor, located, shard_bytes
 from amp_rewrite.files.parts import Parts
 from amp_rewrite.files.prefetch import WORTH_IT, prefetch
-from amp_rewrite.files.scratch import alone, scratch, sweep, sync
+from amp_rewrite.files.scratch import alone, scratch, sweep, sync, undoing
 from amp_rewrite.files.targets import check_target, data_files, models_beside, outdated, replaces
 from amp_rewrite.files.tensors import Sources, is_stub, payload, source
 
@@ -96,7 +96,7 @@ def save_together(models: Sequence[tuple[Saving, ModelProto]], progress: Progres
             if not path.is_symlink() and os.path.realpath(path) in kept:
                 raise ModelError(f"cannot write {path}: weights of the model are still read from it; name another")
         sweep(paths[0].parent)
-        with Sources() as sources, ExitStack() as undo:
+        with Sources() as sources, undoing() as undo:
             _Writing(models, kept, sources, undo).run(progress or _silent)
     except OSError as cause:
         raise ModelError(f"cannot write {paths[0]}: {cause.strerror or cause}; nothing was changed") from cause

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from typing import Any
 from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, options_are_spelled, spelled
 from amp_rewrite.files.store import SaveOptions
 from amp_rewrite.fleet.configs import with_new_names
-from amp_rewrite.fleet.flow import Inline, Lost, Processes, cores, through
 from amp_rewrite.fleet.job import Job, Task, key_of
 from amp_rewrite.fleet.naming import SAME, NamingRule, fields_of, placed
 from amp_rewrite.fleet.outcome import FAILED, Outcome
+from amp_rewrite.fleet.processes import Lost, cores, in_processes, through
 from amp_rewrite.fleet.staging import copy, run
 from amp_rewrite.fleet.summary import Summary
 from amp_rewrite.fleet.tree import FileGlobs, Item, Listing, find
@@ -25,8 +25,6 @@ from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import parse_pattern
-
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,6 @@ class Batch:
     names: Mapping[str, Path]
     remarks: Sequence[str]
     order: Mapping[str, int]
-    sizes: Mapping[str, int]
     patterns: tuple[str, ...]
     earlier: Mapping[str, Outcome] = field(default_factory=dict)
 
@@ -87,7 +84,7 @@ class Batch:
         listing.models = list(targets.values())
         listing.data = {item.path: listing.data[item.path] for item in listing.models if item.path in listing.data}
         copies = [(item.path, asked.out / item.relative) for item in listing.others]
-        summary = Summary.of(asked.summary) if asked.summary else None
+        summary = Summary(asked.summary) if asked.summary else None
         stay = [asked.summary] if asked.summary else []
         copies = [(path, to) for path, to in copies if not any(_same(path, other) for other in (to, *stay))]
         if summary is not None and asked.write:
@@ -98,25 +95,21 @@ class Batch:
         jobs = [replace(job, options=dict(options), key=key) for job in _jobs(targets, listing, rule, asked, known)]
         order = {name_of(task.source): i for i, task in enumerate(task for job in jobs for task in job.tasks)}
         earlier = {source: outcome for source, outcome in known.items() if source in order}
-        sizes = {name_of(task.source): _bytes(task.source, listing) for job in jobs for task in job.tasks}
         names = {real(item.path): target for target, item in targets.items()}
-        return cls(asked, jobs, copies, names, listing.remarks, order, sizes, (*patterns, *strict, *cache), earlier)
+        return cls(asked, jobs, copies, names, listing.remarks, order, (*patterns, *strict, *cache), earlier)
 
-    def run(self, executor: Executor | None, jobs: int, progress: Tell | None = None) -> Iterator[Outcome]:
+    def run(self, executor: Executor | None, jobs: int) -> Iterator[Outcome]:
         """Copy and convert; yield the outcome of each model as soon as it is known, and of copies that fail.
 
         PatternError at the end for a pattern that matches in none of the models.
         """
         asked = self.asked
-        summary = Summary.of(asked.summary) if asked.summary and asked.write else None
+        summary = Summary(asked.summary) if asked.summary and asked.write else None
         known: dict[str, Outcome] = dict(self.earlier)
         if summary is not None:
-            summary.begin(self._sorted(known))
+            summary.complete(self._sorted(known))
         seen: list[Outcome] = []
-        with (
-            closing(summary) if summary is not None else nullcontext(),
-            closing(self._outcomes(executor, jobs, progress)) as outcomes,
-        ):
+        with closing(self._outcomes(executor, jobs)) as outcomes:
             for outcome in outcomes:
                 seen.append(replace(outcome, findings=(), trace=""))  # without what takes memory: there may be many
                 known[outcome.source] = outcome
@@ -129,24 +122,24 @@ class Batch:
                 summary.complete(self._sorted(known))
         self._check_patterns(seen)
 
-    def _outcomes(self, executor: Executor | None, jobs: int, progress: Tell | None) -> Generator[Outcome, None, None]:
+    def _outcomes(self, executor: Executor | None, jobs: int) -> Generator[Outcome, None, None]:
         if self.asked.write:
             yield from self._copied()
         threads = max(1, cores() // jobs) if executor is None else 1
         folder = os.fspath(Path.cwd()) if executor is not None else ""
         planned = (replace(job, threads=threads, folder=folder) for job in self.jobs)
-        local: Executor | Processes = Inline() if jobs == 1 else Processes(min(jobs, len(self.jobs)))
-
-        def here(job: Job) -> list[Outcome]:
-            return run(job, progress)
-
-        inline = executor is None and jobs == 1
-        for result in through(planned, here if inline else run, executor or local, jobs):
-            if isinstance(result, Lost):
-                tasks = [(name_of(task.source), name_of(task.target)) for task in result.job.tasks]
-                yield from (Outcome(*pair, rc=FAILED, error=result.reason) for pair in tasks)
-            else:
-                yield from result
+        results: Generator[list[Outcome] | Lost[Job], None, None]
+        if executor is not None:
+            results = through(planned, run, executor, jobs)
+        elif jobs > 1 and len(self.jobs) > 1:
+            results = in_processes(planned, run, min(jobs, len(self.jobs)))
+        else:
+            results = (run(job) for job in planned)
+        with closing(results):
+            for result in results:
+                yield from _failed(result.job, result.reason) if isinstance(result, Lost) else result
+        for job in planned:
+            yield from _failed(job, "the executor lost its processes")
 
     def _copied(self) -> Iterator[Outcome]:
         """Copy the other files; yield an outcome for each that fails. Configurations get the new names of models."""
@@ -173,15 +166,8 @@ class Batch:
                 raise PatternError((where if len(models) > 1 else f"{first.source}: ") + first.unmatched[pattern])
 
 
-def _bytes(path: Path, listing: Listing) -> int:
-    """Return the bytes of a model and its external data; 1 for files that cannot be looked at."""
-    if path in listing.sizes:
-        files = {path, *map(Path, listing.data.get(path, ()))}
-        return 1 + sum(listing.sizes.get(file, 0) for file in files)
-    try:
-        return 1 + sum(Path(file).stat().st_size for file in (str(path), *listing.data.get(path, ())))
-    except OSError:
-        return 1
+def _failed(job: Job, reason: str) -> list[Outcome]:
+    return [Outcome(name_of(task.source), name_of(task.target), rc=FAILED, error=reason) for task in job.tasks]
 
 
 def _absolute(option: Any) -> Any:

@@ -22,7 +22,7 @@ from amp_rewrite.files.fingerprint import digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.prefetch import prefetching
 from amp_rewrite.files.scratch import make_folder
-from amp_rewrite.files.store import Progress, SaveOptions, Saving, save_together
+from amp_rewrite.files.store import SaveOptions, Saving, save_together
 from amp_rewrite.files.targets import check_target
 from amp_rewrite.fleet.outcome import FAILED, MISSED, OK, Outcome
 from amp_rewrite.pipeline.guidance import Guidance
@@ -93,13 +93,13 @@ def _with_data(key: str, guidance: Guidance) -> str:
     return content.hexdigest()[:16]
 
 
-def run(job: Job, progress: Callable[[str, int, int], None] | None = None) -> list[Outcome]:
+def run(job: Job) -> list[Outcome]:
     """Do a job and return the outcome of each task. A failure is an outcome, too; only an interrupt gets out."""
     with ExitStack() as stack:
         if job.by_option and not options_are_spelled():
             stack.enter_context(options_spelled())
         stack.enter_context(prefetching(job.threads > 1))
-        works = [_Work(job, task, progress) for task in job.tasks]
+        works = [_Work(job, task) for task in job.tasks]
         for work in works:
             work.attempt(work.convert)
         if len(works) > 1:
@@ -131,7 +131,7 @@ def _write_shared(job: Job, works: Sequence[_Work]) -> None:
         pairs = [(work.task.target, work.converted.result) for work in ready if work.converted is not None]
         models = [(Saving.of(target, model.path, model.nbytes, asked), model.proto) for target, model in pairs]
         try:
-            save_together(models, first.writing)
+            save_together(models, None)
         except ModelError:
             if not all(work.written_before() for work in ready):  # by another run, in the meantime
                 raise
@@ -148,11 +148,11 @@ def _write_shared(job: Job, works: Sequence[_Work]) -> None:
 class _Work:
     """A task on its way, and the outcome so far."""
 
-    def __init__(self, job: Job, task: Task, progress: Callable[[str, int, int], None] | None) -> None:
+    def __init__(self, job: Job, task: Task) -> None:
         key = _with_data(job.key, task.guidance)
         self.outcome = Outcome(os.fspath(task.source), os.fspath(task.target), options=key)
         here = {"source": Path(job.folder, task.source), "target": Path(job.folder, task.target)}
-        self.job, self.task, self.progress = job, replace(task, **here), progress  # type: ignore[arg-type]
+        self.job, self.task = job, replace(task, **here)  # type: ignore[arg-type]
         self.converted: Converted | None = None
         self.pending = False
 
@@ -243,13 +243,7 @@ class _Work:
         if saving.external and not saving.name:
             saving = replace(saving, name=self.task.data)
         try:
-            saving.save(result.proto, self.writing)
+            saving.save(result.proto, None)
         except ModelError:
             if not self.written_before():  # by another run, in the meantime
                 raise
-
-    @property
-    def writing(self) -> Progress | None:
-        """The display of bytes written."""
-        tell, name = self.progress, self.task.source.name
-        return None if tell is None else lambda done, total: tell(name, done, total)

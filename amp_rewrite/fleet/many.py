@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Unpack
@@ -11,9 +11,9 @@ from typing import Unpack
 from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.files.store import SaveOptions
 from amp_rewrite.fleet.batch import Batch, BatchSettings
-from amp_rewrite.fleet.flow import cores
 from amp_rewrite.fleet.naming import SAME
 from amp_rewrite.fleet.outcome import Outcome
+from amp_rewrite.fleet.processes import cores
 from amp_rewrite.fleet.tree import FileGlobs
 from amp_rewrite.fleet.urls import local
 from amp_rewrite.ir.names import as_names
@@ -44,7 +44,6 @@ def convert_many(
     external_data: bool | None = None,
     shard_size: str | int | None = None,
     summary: str | Path | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
     **options: Unpack[Options],
 ) -> Iterator[Outcome]:
     """Convert the models of folders, globs and files into a folder, and copy what is not a model.
@@ -75,7 +74,6 @@ def convert_many(
         external_data: as `save` takes it.
         shard_size: as `save` takes it.
         summary: the .jsonl file to write.
-        progress: called as `progress(name, done, total)` with bytes of a model while it is written here, by one job.
         **options: see docs/reference/options.md.
 
     Returns:
@@ -110,4 +108,4 @@ def convert_many(
     )
     named = [sources] if isinstance(sources, (str, os.PathLike)) else sources
     batch = Batch.of(named, asked, options)
-    return batch.run(executor, jobs or (cores() if executor is not None else 1), progress)
+    return batch.run(executor, jobs or (cores() if executor is not None else 1))

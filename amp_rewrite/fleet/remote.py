@@ -45,8 +45,8 @@ def _named_error(place: Path, verb: str) -> Iterator[None]:
         raise ModelError(f"cannot {verb} {url_of(place)}: {reason}; see that the store may be reached") from cause
 
 
-def listed(place: Path) -> Iterator[tuple[Path, Path, int]]:
-    """Yield the files below a URL, or those that it matches as a glob, sorted: path, path below the URL, and size.
+def listed(place: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the files below a URL, or those that it matches as a glob, sorted: path, and path below the URL.
 
     Folders whose name begins with a dot are left out. ModelError if the store cannot be read.
     """
@@ -64,12 +64,12 @@ def listed(place: Path) -> Iterator[tuple[Path, Path, int]]:
     for path in sorted(entries):
         relative = PurePosixPath(path).relative_to(base)
         if entries[path]["type"] == "file" and not any(part.startswith(".") for part in relative.parts[:-1]):
-            yield place / relative, Path(relative), int(entries[path].get("size") or 0)
+            yield place / relative, Path(relative)
 
 
 def present(out: Path) -> set[Path]:
     """Return the files that are below a URL."""
-    return {path for path, _, _ in listed(out)}
+    return {path for path, _ in listed(out)}
 
 
 def data_files(place: Path) -> list[Path]:
@@ -84,14 +84,6 @@ def read(place: Path, most: int) -> bytes:
     store, path = store_of(place)
     with _named_error(place, "read"), store.open(path, "rb") as file:
         return bytes(file.read(most))
-
-
-def write(place: Path, content: bytes) -> None:
-    """Put a file to a store. ModelError if that fails."""
-    store, path = store_of(place)
-    with _named_error(place, "write"):
-        store.makedirs(store._parent(path), exist_ok=True)
-        store.pipe_file(path, content)
 
 
 def size_of(place: Path) -> int | None:

@@ -5,18 +5,18 @@ An object store cannot rename, but an object appears whole: data files are put f
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from amp_rewrite.errors import AmpRewriteError, ModelError, one_line, spelled
 from amp_rewrite.files.regular_files import open_regular
-from amp_rewrite.files.scratch import make_folder, replacing
+from amp_rewrite.files.scratch import make_folder, replacing, undoing
 from amp_rewrite.files.tensors import stamp
 from amp_rewrite.fleet.job import Job
 from amp_rewrite.fleet.job import run as job_here
@@ -25,7 +25,6 @@ from amp_rewrite.fleet.remote import fetched, put, size_of, state_of
 from amp_rewrite.fleet.tree import SUFFIX
 from amp_rewrite.fleet.urls import name_of, url_of
 
-Progress = Callable[[str, int, int], None]
 _PIECE = 1 << 20  # bytes
 
 
@@ -87,27 +86,16 @@ def _copy_here(source: Path, target: Path, *, overwrite: bool, resume: bool, con
 
 def _equal(source: Path, target: Path, content: bytes | None) -> bool:
     """True if a copy has the bytes of its source, or `content`; files of equal size and time are not read."""
-    if content is not None:
-        return target.stat().st_size == len(content) and target.read_bytes() == content
-    with open_regular(source, buffering=0) as first, open_regular(target, buffering=0) as second:
-        ours, theirs = os.fstat(first.fileno()), os.fstat(second.fileno())
-        if ours.st_size != theirs.st_size:
-            return False
-        if ours.st_mtime_ns == theirs.st_mtime_ns:
-            return True
-        while piece := first.read(_PIECE):
-            if piece != second.read(len(piece)):
-                return False
-        return True
+    return filecmp.cmp(source, target) if content is None else target.read_bytes() == content
 
 
-def run(job: Job, progress: Progress | None = None) -> list[Outcome]:
+def run(job: Job) -> list[Outcome]:
     """Do a job as `job.run` does, also one whose models come from a store or go to one.
 
     Those go by way of a temporary folder of the machine that does the job.
     """
     if not any(url_of(place) for task in job.tasks for place in (task.source, task.target)):
-        return job_here(job, progress)
+        return job_here(job)
     names = [(name_of(task.source), name_of(task.target)) for task in job.tasks]
     try:
         key = _with_states(job)
@@ -115,8 +103,9 @@ def run(job: Job, progress: Progress | None = None) -> list[Outcome]:
         there = (size_of(_place(job, task.target)) is not None for task in job.tasks)
         if all(k is not None and (k.rc, k.options) == (OK, key) for k in known) and all(there):
             return [replace(k, finished=True) for k in known if k is not None]
-        with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as name:
-            outcomes = _run_in(Path(name), replace(job, key=key), progress)
+        with undoing() as undo:
+            folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="amp-rewrite-")))
+            outcomes = _run_in(folder, replace(job, key=key))
     except (AmpRewriteError, OSError) as cause:
         return [Outcome(*pair, rc=FAILED, error=one_line(cause)) for pair in names]
     return [
@@ -125,7 +114,7 @@ def run(job: Job, progress: Progress | None = None) -> list[Outcome]:
     ]
 
 
-def _run_in(folder: Path, job: Job, progress: Progress | None) -> list[Outcome]:
+def _run_in(folder: Path, job: Job) -> list[Outcome]:
     """Fetch the inputs of a job, run it, and upload its outputs: data files first, models last."""
     tasks = []
     for task in job.tasks:
@@ -134,7 +123,7 @@ def _run_in(folder: Path, job: Job, progress: Progress | None) -> list[Outcome]:
             fetched(Path(file), folder / "read" / file)
         target = folder / "written" / task.target if url_of(task.target) else Path(job.folder, task.target)
         tasks.append(replace(task, source=source, target=target, known=None, files=()))
-    outcomes = job_here(replace(job, tasks=tuple(tasks)), progress)
+    outcomes = job_here(replace(job, tasks=tuple(tasks)))
     written = folder / "written"
     files = [path for path in written.rglob("*") if path.is_file()]
     for path in sorted(files, key=lambda path: (path.suffix == SUFFIX, path)):

@@ -31,14 +31,13 @@ class Item:
 class Listing:
     """Models, other files, and remarks on what was left out.
 
-    `data`: the external data of each model that has some. `sizes`: those of files in stores, in bytes.
+    `data`: the external data of each model that has some.
     """
 
     models: list[Item] = field(default_factory=list)
     others: list[Item] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     data: dict[Path, tuple[str, ...]] = field(default_factory=dict)
-    sizes: dict[Path, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: FileGlobs, out: Path
                 raise ModelError(f"cannot read {path}: No such file or directory")
             more: Iterable[Item] = [Item(path, _below(path, base))]
         elif url_of(word):
-            more = list(_in_store(Path(word), own, listing.sizes))
+            more = list(_in_store(Path(word), own))
         elif Path(word).is_dir():
             begin = Path(Path(word).resolve().name) if several else Path()
             more = [Item(item.path, begin / item.relative) for item in _walk(Path(word), own, choice, listing.remarks)]
@@ -116,7 +115,7 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: FileGlobs, out: Path
         raise ModelError(_no_models(words, len(listing.others)))
     weights: set[str] = set()
     for item in listing.models:
-        if item.path in listing.sizes:
+        if url_of(item.path):
             from amp_rewrite.fleet import remote
 
             named_by = remote.data_files(item.path)
@@ -129,13 +128,12 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: FileGlobs, out: Path
     return listing
 
 
-def _in_store(place: Path, out: str, sizes: dict[Path, int]) -> Iterator[Item]:
-    """Yield the files below a URL, but none below `out`, and note their sizes."""
+def _in_store(place: Path, out: str) -> Iterator[Item]:
+    """Yield the files below a URL, but none below `out`."""
     from amp_rewrite.fleet.remote import listed
 
-    for path, relative, size in listed(place):
+    for path, relative in listed(place):
         if not Path(real(path)).is_relative_to(out) or real(place) == out:
-            sizes[path] = size
             yield Item(path, relative)
 
 

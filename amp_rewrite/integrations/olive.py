@@ -1,4 +1,4 @@
-"""Conversion as a pass of Microsoft Olive. `amp-rewrite olive-config` makes the configuration that registers it."""
+"""Conversion as a pass of Microsoft Olive; docs/how-to/pipelines.md says how to register it."""
 
 from __future__ import annotations
 

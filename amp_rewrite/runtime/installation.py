@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.errors import MachineError, count, interrupted, one_line
+from amp_rewrite.errors import MachineError, count, one_line
 
 _MODULE = "onnxruntime"
 _INIT = f"{_MODULE}/__init__.py"
@@ -182,8 +182,6 @@ def onnxruntime(feature: str | None = None) -> Any:
 
         _ = ort.InferenceSession, ort.SessionOptions, ort.get_available_providers
     except Exception as cause:
-        if interrupted(cause):
-            raise KeyboardInterrupt from cause
         fault = _fault_of(cause)
         what = f"{feature} runs models" if feature else "models run"
         raise MachineError(f"{what} in onnxruntime, and {fault.fact}; {fault.remedy}") from cause

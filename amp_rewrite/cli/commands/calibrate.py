@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.batch import check_parallel, over_shards
 from amp_rewrite.cli.commands.ranges import WRITING, check_writable, write
 from amp_rewrite.cli.data import DataOptions
 from amp_rewrite.cli.files import beside
@@ -25,7 +22,6 @@ _RUNNING = (
 @parameters.command(
     parameters.model,
     *_RUNNING,
-    *parameters.PARALLEL,
     *parameters.FEEDING,
     parameters.output("MODEL-stem.ranges.json", "file"),
     *WRITING,
@@ -37,29 +33,20 @@ def calibrate(
     """Run MODEL on data and write the ranges of its values.
 
     The file holds the largest and smallest magnitude of each value, and the number of elements that do not fit the
-    type. With -j or --scheduler, the files of a data folder are measured in parallel; the ranges stay the same.
+    type.
     """
     settings = parameters.in_force({"to": to, "config": config})
     quiet, overwrite = given.pop("quiet"), given.pop("overwrite")
     feeding = DataOptions.taken(given).completed(settings).needed()
-    scheduler, jobs = given.pop("scheduler"), given.pop("jobs")
-    check_parallel(scheduler, jobs)
     from amp_rewrite.evidence.calibrate import calibrate
     from amp_rewrite.files.model import Model
 
     output = output or beside(model, "ranges.json")
     check_writable(output, overwrite)
     check_page(html, overwrite=overwrite, read=(model,))
-    if scheduler or (jobs or 1) > 1:
-        from amp_rewrite.fleet.shards import calibrate_many
-
-        many = partial(calibrate_many, model, to=settings.to, **given)
-        ranges, origin = over_shards(many, feeding, scheduler, jobs, "measure")
-        ranges = replace(ranges, origin=origin)
-    else:
-        with terminal.progress(model.name, quiet=quiet) as progress:
-            loaded = Model.load(model)
-            given |= {"to": settings.to, "progress": progress}
-            ranges = calibrate(loaded, feeding.feed(loaded, quiet=quiet), **given)
+    with terminal.progress(model.name, quiet=quiet) as progress:
+        loaded = Model.load(model)
+        given |= {"to": settings.to, "progress": progress}
+        ranges = calibrate(loaded, feeding.feed(loaded, quiet=quiet), **given)
     write(ranges, output, overwrite, quiet)
     write_page(ranges, html, quiet=quiet)

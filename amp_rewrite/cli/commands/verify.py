@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from amp_rewrite.cli import parameters
-from amp_rewrite.cli.batch import check_parallel, over_shards
 from amp_rewrite.cli.data import DataOptions
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.page import check_page, present
@@ -34,7 +31,6 @@ _RUNNING = (
     *parameters.FEEDING,
     *parameters.CRITERION,
     *_RUNNING,
-    *parameters.PARALLEL,
     parameters.config,
     parameters.as_json,
     parameters.quiet(),
@@ -45,30 +41,18 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, html: Pa
     """Compare the outputs of B with those of A on the same data.
 
     Exit with 1 if they differ by more than you allow. State a criterion, for which no default exists: --tolerance,
-    --rtol and --atol, or a --metric with its bound. With -j or --scheduler, the files of a data folder are compared in
-    parallel.
+    --rtol and --atol, or a --metric with its bound.
     """
     feeding = DataOptions.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
     if all(given[word] is None for word in CRITERION):
         raise click.UsageError(
             "no criterion for the outputs; add --tolerance X, --rtol X and/or --atol X, or --metric NAME and its bound"
         )
-    scheduler, jobs = given.pop("scheduler"), given.pop("jobs")
-    check_parallel(scheduler, jobs)
     check_page(html, overwrite=given.pop("overwrite"), read=(a, b))
     from amp_rewrite.evidence.verify import verify
 
     given["outputs"] = given.pop("only")
-    if scheduler or (jobs or 1) > 1:
-        if given.pop("depth"):
-            raise click.UsageError("--depth follows one run; leave it out, or -j and --scheduler")
-        from amp_rewrite.fleet.shards import verify_many
-
-        many = partial(verify_many, a, b, names=(str(a), str(b)), **given)
-        verdict, origin = over_shards(many, feeding, scheduler, jobs, "compare")
-        verdict = replace(verdict, fed=replace(verdict.fed, origin=origin))
-    else:
-        verdict = feeding.compared(verify, a, b, quiet=quiet, **given)
+    verdict = feeding.compared(verify, a, b, quiet=quiet, **given)
     text = verdict.to_json() if as_json else verdict.text(verbose=verbose)
     present(verdict, text, html, as_json=as_json, quiet=quiet)
     return 0 if verdict.ok else FINDING

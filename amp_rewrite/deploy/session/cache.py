@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -16,21 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_rewrite.deploy.session.digest import Digests
-from amp_rewrite.deploy.session.trust import Seal, make_private, private
+from amp_rewrite.deploy.session.private_folder import make_private, private
 from amp_rewrite.errors import ConfigError, ModelError
 from amp_rewrite.files.fingerprint import full_digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.regular_files import read_regular
-from amp_rewrite.files.scratch import alone
+from amp_rewrite.files.scratch import alone, write_whole
 from amp_rewrite.reports.report import MAX_CHARACTERS
 
 LIMIT = 20 << 30
 """Default limit of a cache in bytes."""
 
 # Version of the layout and of the keys.
-_FORM = 2
-_MODEL, _REPORT, _SEAL, _SCRATCH = "model.onnx", "report.json", "seal", "scratch-"
-_LARGEST_SEAL = 1 << 10  # bytes of a file that holds one digest
+_FORM = 1
+_MODEL, _REPORT, _SCRATCH = "model.onnx", "report.json", "scratch-"
 _IN_USE = 600.0  # seconds after its last use in which an entry stays, since a process may be opening it
 _ABANDONED = 24 * 3600.0  # seconds after which a scratch folder is abandoned
 
@@ -47,8 +45,7 @@ class CacheEntry:
 class Cache:
     """A folder of converted models; the least recently used entries are evicted first.
 
-    Any number of processes of one user may use it at once. An entry appears atomically, with a seal of the digest of
-    its model and of its report, without which it is not used: only this user has the key. A folder in which others may
+    Any number of processes of one user may use it at once. An entry appears atomically. A folder in which others may
     write is not used. Entries used in the last ten minutes are not evicted, so the limit may be exceeded for that long.
 
     Args:
@@ -80,30 +77,25 @@ class Cache:
     @property
     def digests(self) -> Digests:
         """Remembered digests of source models."""
-        return Digests(self._home / "digests", self._seal)
+        return Digests(self._home / "digests")
 
     def load(self, key: str) -> CacheEntry | None:
-        """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed.
-
-        O(bytes) for the first load of an entry, which verifies its seal; O(nodes) for later ones.
-        """
+        """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed."""
         entry = self._root / key
         if not private(self._home):
             return None
         try:
-            seal, report = _text(entry / _SEAL, _LARGEST_SEAL), _text(entry / _REPORT, MAX_CHARACTERS)
-            kept = CacheEntry(Model.load(entry / _MODEL), report)
-            if hmac.compare_digest(seal, self._seal.of(self.digests.of(kept.model), report)):
-                with suppress(OSError):  # the cache may be read-only
-                    os.utime(entry / _REPORT)
-                return kept
-        except (ModelError, UnicodeDecodeError, TypeError, FileNotFoundError, NotADirectoryError):
-            pass  # TypeError: a seal that is not ASCII
+            kept = CacheEntry(Model.load(entry / _MODEL), _text(entry / _REPORT, MAX_CHARACTERS))
+        except (ModelError, UnicodeDecodeError, FileNotFoundError, NotADirectoryError):
+            self._remove(entry)
+            return None
         except OSError as cause:
-            if cause.errno != errno.EINVAL:  # not a regular file
-                return None
-        self._remove(entry)
-        return None
+            if cause.errno == errno.EINVAL:  # not a regular file
+                self._remove(entry)
+            return None
+        with suppress(OSError):  # the cache may be read-only
+            os.utime(entry / _REPORT)
+        return kept
 
     def store(self, key: str, model: Model, report: str) -> None:
         """Store a model and its report; existing entries stay.
@@ -123,9 +115,7 @@ class Cache:
             self._root.mkdir(mode=0o700, exist_ok=True)
             scratch.mkdir(mode=0o700)
             model.save(scratch / _MODEL)
-            (scratch / _REPORT).write_text(report, encoding="utf-8", newline="\n")
-            seal = self._seal.of(full_digest(Model.load(scratch / _MODEL)), report)  # of the files as read back
-            (scratch / _SEAL).write_text(seal, encoding="utf-8")
+            write_whole(scratch / _REPORT, report.encode())
             with suppress(OSError):  # another process stored the same entry first
                 scratch.rename(entry)
         except OSError as cause:
@@ -158,10 +148,6 @@ class Cache:
     @property
     def _home(self) -> Path:
         return self.folder / f"v{_FORM}"
-
-    @property
-    def _seal(self) -> Seal:
-        return Seal(self._home)
 
     def _remove(self, entry: Path) -> None:
         """Rename an entry, then delete it, so that no process reads part of it."""

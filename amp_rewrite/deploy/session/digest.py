@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
+import re
 import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from amp_rewrite.deploy.session.trust import Seal, make_private, private
+from amp_rewrite.deploy.session.private_folder import make_private, private
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
 from amp_rewrite.files.fingerprint import full_digest
@@ -30,12 +30,11 @@ class Digests:
 
     A file is identified by path, device, inode, size, and times of writing and of change in nanoseconds. As in git's
     index, a file changed so recently that another change could have the same time is hashed again. Any number of
-    processes may use the folder; it has up to a thousand digests, and the oldest are removed first. `seal`: the seal
-    without which a digest is not believed.
+    processes may use the folder; it has up to a thousand digests, and the oldest are removed first. A folder in which
+    others may write is not used.
     """
 
     folder: Path
-    seal: Seal
 
     def of(self, model: Model) -> str:
         """Return `full_digest(model)`, from the folder if the model has not changed."""
@@ -49,22 +48,20 @@ class Digests:
         return known
 
     def _known(self, identity: str) -> str | None:
-        try:
-            text = read_regular(self.folder / identity, 2 * _DIGITS).decode("ascii")
-            digest, seal = text[:_DIGITS], text[_DIGITS:]
-            return (
-                digest if private(self.folder) and hmac.compare_digest(seal, self.seal.of(identity, digest)) else None
-            )
-        except (OSError, ModelError, UnicodeDecodeError):
+        if not private(self.folder):
             return None
+        try:
+            text = read_regular(self.folder / identity, _DIGITS).decode("ascii")
+        except (OSError, UnicodeDecodeError):
+            return None
+        return text if re.fullmatch(f"[0-9a-f]{{{_DIGITS}}}", text) else None
 
     def _remember(self, identity: str, digest: str) -> None:
         """Store a digest, ignoring errors, since a cache may be read-only."""
         with suppress(OSError, ModelError):
-            sealed = self.seal.of(identity, digest)
             make_private(self.folder)
             scratch = self.folder / f"scratch-{secrets.token_hex(8)}"
-            scratch.write_text(digest + sealed, encoding="ascii")
+            scratch.write_text(digest, encoding="ascii")
             scratch.replace(self.folder / identity)
             every = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime)
             for path in every[:-_MOST]:

@@ -193,18 +193,6 @@ def _of_folder(folder: Path, ports: tuple[Port, ...], limit: int) -> list[_Reade
     return [_of_arrays(path, known, limit) for path in (paths if kind == "folders" else [folder])]
 
 
-def shards_of(path: Path) -> list[Path]:
-    """Return the shards of a folder of data, in order: its .npz files, or its folders.
-
-    Other data is one shard, its path. FeedError for a folder that cannot be read.
-    """
-    if not path.is_dir():
-        return [path]
-    parts = [(entry, kind) for entry in _listed(path) if (kind := _kind(entry))]
-    divisible = {kind for _, kind in parts} in ({".npz files"}, {"folders"})
-    return [entry for entry, _ in parts] if divisible else [path]
-
-
 def _filed(reader: _Reader, file: str) -> FileBatch:
     return FileBatch(reader(), file)
 

@@ -280,12 +280,12 @@ def test_an_expression_that_would_take_forever_can_be_interrupted(folder: Path) 
     model.graph.node[0].name = "a" * 60 + "b"
     onnx.save(model, folder / "m.onnx")
     program = (
-        "import signal, sys\nfrom amp_rewrite.cli import program\n"
+        "import signal, sys\nfrom amp_rewrite.__main__ import main\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell ignores it for what runs behind
         "def hook(event, arguments):\n"
         "    if event == 'open' and str(arguments[0]).endswith('m.onnx'):\n"
         "        print(1, flush=True)\n"
-        "sys.addaudithook(hook)\nprogram.main(['m.onnx', '--dry-run', '--keep=re:(a+)+$'])\n"
+        "sys.addaudithook(hook)\nsys.argv[1:] = ['m.onnx', '--dry-run', '--keep=re:(a+)+$']\nmain()\n"
     )
     pipe = subprocess.PIPE
     child = subprocess.Popen([sys.executable, "-c", program], cwd=folder, stdout=pipe, stderr=pipe)

@@ -17,11 +17,11 @@ NAMES = {
         Converted DType Delta EvidenceError Explanation Feed FeedError GradientError Level ListError
         Located MachineError Model ModelError OpLists Outcome Paint PaintOptions Pareto PatternError
         Placement Plan Policy PolicyError Ranges Repaired Report ReportError Safety Session Target
-        Trainer TrainingError TrainingStep Verdict View __version__ apply bench bounds calibrate calibrate_many
+        Trainer TrainingError TrainingStep Verdict View __version__ apply bench bounds calibrate
         check_weights convert convert_many diff disable_mixed_precision_graph_rewrite doctor emulate
         enable_mixed_precision_graph_rewrite explain global_policy gradients load_lists locate paint
         pareto plan policy_scope progress_bar repair report_of scale_gradients set_policy train
-        training_step verify verify_many""",
+        training_step verify""",
     "amp_rewrite.train": """
         Accuracy Adagrad Adam AdamW BestCheckpoint CosineDecay DataParallelTrainer DynamicLossScale
         EarlyStopping ExponentialDecay FixedLossScale GradientTape History IndexedSlices LossScale

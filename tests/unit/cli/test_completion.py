@@ -41,7 +41,6 @@ TYPED = {
     "--data=bat": "--data=batches.npz",
     "verify model.onnx su": "verify model.onnx sub",
     "ranges sh": "ranges show",
-    "help calib": "help calibrate",
 }
 """What is typed after the program's name, and the line after Tab."""
 

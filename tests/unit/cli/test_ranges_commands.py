@@ -225,32 +225,3 @@ def test_files_of_ranges_are_shown_and_merged_without_onnx(folder: Path) -> None
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 
     assert (done.returncode, done.stderr) == (0, "[]\n")
-
-
-def test_shards_that_are_measured_at_the_same_time_give_the_same_file(folder: Path) -> None:
-    Path("shards").mkdir()
-    for number in range(11):
-        np.savez(f"shards/{number}.npz", x=np.full((2, 4), number - 5, np.float32))
-    serial = run("calibrate", "net.onnx", "--data", "shards", "-o", "serial.json")
-    assert serial.exit_code == 0, serial.stderr
-    done = run("calibrate", "net.onnx", "--data", "shards", "-o", "parallel.json", "-j", "2")
-    assert done.exit_code == 0, done.stderr
-    assert Path("parallel.json").read_bytes() == Path("serial.json").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("--random", "-j", "2"),
-            "-j and --scheduler measure the files of a folder at the same time; add --data FOLDER",
-        ),
-        (("--data", "d.npz", "-j", "0"), "0 is not a number of jobs at a time"),
-        (("--data", "gone", "-j", "2"), "cannot read"),
-    ],
-)
-def test_what_cannot_be_measured_at_the_same_time_is_one_line(
-    folder: Path, words: tuple[str, ...], message: str
-) -> None:
-    done = run("calibrate", "net.onnx", "-o", "parallel.json", *words)
-    assert done.exit_code == 2 and message in done.stderr and done.stderr.count("\n") == 1

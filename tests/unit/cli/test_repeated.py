@@ -22,13 +22,12 @@ ARGUMENTS = {
     "doctor": {"model": (1, False)},
     "explain": {"model": (1, True), "names": (ANY, True)},
     "gate": {"files": (ANY, True)},
-    "help": {"words": (ANY, False)},
     "lists": {"ops": (ANY, False)},
     "ranges merge": {"files": (ANY, True)},
     "ranges show": {"file": (1, True)},
     "rule": {"name": (1, False)},
     "completion": {"shell": (1, True)},
-    **{name: {"model": (1, True)} for name in ("calibrate", "emulate", "pareto", "report", "train-step", "triton")},
+    **{name: {"model": (1, True)} for name in ("calibrate", "emulate", "pareto", "report", "train-step")},
     **{name: {"a": (1, True), "b": (1, True)} for name in ("diff", "locate", "verify")},
 }
 """Arguments of commands that have any: how many, and whether they are required."""

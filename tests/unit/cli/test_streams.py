@@ -231,17 +231,16 @@ def test_a_file_whose_name_is_a_dash_is_a_file(folder: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("words", [("-", "-o", "out.onnx"), ("report", "-")])
-def test_a_signal_leaves_no_temporary_folder(words: tuple[str, ...], number: signal.Signals) -> None:
-    heard = partial(signal.signal, number, signal.SIG_DFL)  # also where the tests run under nohup
+def test_a_signal_leaves_no_temporary_folder(words: tuple[str, ...]) -> None:
+    heard = partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)  # also where the tests run under nohup
     with subprocess.Popen([*AMP, *words], stdin=PIPE, stderr=PIPE, preexec_fn=heard) as child:
         assert child.stdin is not None
         child.stdin.write(Path(NET).read_bytes())
         child.stdin.flush()
         while child.poll() is None and not list(Path("temporary").glob("amp-rewrite-*/*")):
             time.sleep(0.01)
-        child.send_signal(number)
+        child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 130
     assert [name for name in files("temporary") if name.startswith("amp-rewrite")] == []
 
@@ -338,7 +337,7 @@ def test_real_streams_carry_a_model() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("help",), ("help", "convert", "--all"), ("convert", "--help-all"), ("completion", "zsh"), ("lists",), (NET, "-")],
+    [("--help",), ("convert", "--help-all"), ("completion", "zsh"), ("lists",), (NET, "-")],
 )
 def test_a_closed_pipe_is_quiet(words: tuple[str, ...]) -> None:
     process = subprocess.Popen([*AMP, *words, *(["-q"] if NET in words else [])], stdout=subprocess.PIPE, stderr=-1)
@@ -350,7 +349,7 @@ def test_a_closed_pipe_is_quiet(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("words", [("help",), ("completion", "bash"), (NET, "-", "-q")])
+@pytest.mark.parametrize("words", [("--help",), ("completion", "bash"), (NET, "-", "-q")])
 def test_a_full_disk_behind_stdout_is_one_line(words: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([*AMP, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry
 from amp_rewrite.deploy.bench.memory import with_memory
 from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, UNKNOWN
-from amp_rewrite.deploy.session.trust import Seal, private
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.runner import CPU, CUDA
@@ -172,38 +170,6 @@ def test_charts_hold_what_was_measured() -> None:
         "change": pytest.approx(-1e-6),
     }
     assert [(row["op"], row["kind"]) for row in ops["ops"]] == [("c", "Cast"), ("t", "Tan"), ("m", "MatMul")]
-
-
-def test_a_folder_is_private_if_this_user_alone_may_write_in_it(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir(mode=0o700)
-    (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "link").symlink_to(tmp_path / "mine")
-    assert private(tmp_path / "mine")
-    assert not any(private(tmp_path / name) for name in ("none", "file", "link"))
-    for mode, expected in ((0o755, True), (0o720, False), (0o702, False)):
-        (tmp_path / "mine").chmod(mode)
-        assert private(tmp_path / "mine") is expected
-
-
-def test_a_key_that_others_may_know_or_wrote_is_not_used(tmp_path: Path) -> None:
-    seal, key = Seal(tmp_path / "own"), tmp_path / "own" / "key"
-    first = seal.of("a", "b")
-    assert first == Seal(tmp_path / "own").of("a", "b") != seal.of("ab", "")  # the key stays
-    assert (len(key.read_bytes()), key.stat().st_mode & 0o777) == (32, 0o600)
-    changes: Sequence[Callable[[], object]] = (
-        lambda: key.chmod(0o640),
-        lambda: key.chmod(0o604),
-        lambda: key.write_bytes(key.read_bytes()[:31]),
-        lambda: key.write_bytes(key.read_bytes() + b"a"),
-        lambda: (tmp_path / "other").hardlink_to(key),
-        lambda: (key.rename(tmp_path / "moved"), key.symlink_to(tmp_path / "moved")),
-    )
-    for change in changes:
-        before = key.read_bytes()
-        change()
-        assert Seal(tmp_path / "own").of("a", "b") != first
-        assert key.read_bytes() != before and (tmp_path / "own").stat().st_mode & 0o777 == 0o700
-        first = Seal(tmp_path / "own").of("a", "b")
 
 
 def test_states_of_checks_are_those_of_their_json() -> None:

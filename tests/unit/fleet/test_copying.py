@@ -30,7 +30,7 @@ def test_a_copy_that_is_there_counts_by_size_time_and_bytes(
     source, target = tmp_path / "a.json", tmp_path / "b.json"
     source.write_bytes(b"abc")
     target.write_bytes(there)
-    for path, nanoseconds in ((source, 10**18), (target, 10**18 + later)):
+    for path, nanoseconds in ((source, 10**18), (target, 10**18 + later * 10**9)):
         os.utime(path, ns=(nanoseconds, nanoseconds))
     if same:
         copy(source, target, overwrite=False, resume=True, content=content)

@@ -1,54 +1,123 @@
-"""The processes of a batch: which of them end with it."""
+"""Jobs in other processes: some die, results never pile up, and interrupts end them."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
-from amp_rewrite.fleet import flow
+from amp_rewrite.fleet.processes import Lost, in_processes, through
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
 
-class Child:
-    """A process that misses the first signal."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid, self.signals, self.sentinel = pid, 0, -pid
-
-    def terminate(self) -> None:
-        self.signals += 1
-
-    def is_alive(self) -> bool:
-        return self.signals < 2
-
-
-class Pool:
-    """Takes the place of the executor of concurrent.futures."""
-
-    def __init__(self, count: int, context: object, initializer: object) -> None:
-        self.count, self.closed = count, dict[str, bool]()
-
-    def shutdown(self, **how: bool) -> None:
-        self.closed = how
+def work(job: tuple[str, int]) -> int:
+    """Do a job in another process: return the number, or die as the text says."""
+    how, number = job
+    if how == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "fails":
+        raise ValueError("no such thing")
+    if how.startswith("dies once"):
+        flag = Path(how.partition(":")[2])
+        if not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return number
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_only_processes_of_the_batch_end_with_it_and_at_once_only_if_asked(
-    at_once: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    children = [Child(1)]
-    monkeypatch.setattr(flow, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(flow.multiprocessing, "active_children", lambda: list(children))
-    waits: list[tuple[list[int], float]] = []
-    monkeypatch.setattr(flow.connection, "wait", lambda sentinels, timeout: waits.append((sentinels, timeout)))
-    processes = flow.Processes(3)
-    processes.close(at_once=True)
-    assert not children[0].signals, "none was started"
-    pool: Any = processes.pool
-    assert processes.pool is pool and pool.count == 3
-    children.append(Child(2))
-    processes.close(at_once=at_once)
-    assert [child.signals for child in children] == [0, 2 * at_once]
-    assert waits == [([-2], 0.1)] * 2 * at_once
-    assert pool.closed == {"wait": True, "cancel_futures": True}
-    assert processes.pool is not pool
+@posix
+def test_a_process_that_is_killed_costs_at_most_its_own_job(tmp_path: Path) -> None:
+    jobs = [("", 0), ("dies", 1), ("", 2), (f"dies once:{tmp_path / 'flag'}", 3), ("fails", 4), ("", 5)]
+    results = list(in_processes(iter(jobs), work, 2))
+    lost = {result.job[1]: result.reason for result in results if isinstance(result, Lost)}
+    assert sorted(result for result in results if isinstance(result, int)) == [0, 2, 3, 5]
+    assert lost.keys() == {1, 4}
+    assert "was killed, twice" in lost[1] and lost[4] == "ValueError: no such thing"
+
+
+def test_a_result_that_is_not_taken_holds_up_the_next_job() -> None:
+    begun: list[int] = []
+    with ThreadPoolExecutor(4) as threads:
+        results = through(iter(range(9)), begun.append, threads, 2)
+        next(results)
+        time.sleep(0.05)
+        assert len(begun) <= 2
+        assert len(list(results)) == 8
+
+
+@posix
+def test_an_executor_that_breaks_gets_no_more_jobs() -> None:
+    jobs = iter([("dies", 0), ("", 1), ("", 2)])
+    with ProcessPoolExecutor(1, get_context("spawn")) as processes:
+        results = list(through(jobs, work, processes, 1))
+        assert [(result.job[1], result.killed) for result in results if isinstance(result, Lost)] == [(0, True)]
+        assert [job[1] for job in jobs] == [1, 2]
+
+
+def test_what_has_not_begun_is_cancelled_at_the_end() -> None:
+    begun: list[int] = []
+
+    def slow(job: int) -> None:
+        begun.append(job)
+        time.sleep(0.1)
+
+    with ThreadPoolExecutor(1) as threads:
+        results = through(iter(range(8)), slow, threads, 4)
+        next(results)
+        results.close()
+    assert len(begun) <= 2
+
+
+WRITING = """
+import os, signal, sys, time
+from pathlib import Path
+from amp_rewrite.files.scratch import replacing
+from amp_rewrite.fleet.processes import in_processes
+
+def write(path):
+    with replacing(Path(path)) as file:
+        file.write(b"half")
+        print(os.getpid(), flush=True)
+        time.sleep(600)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    list(in_processes(iter([f"{sys.argv[1]}/{i}" for i in range(2)]), write, 2))
+"""
+
+
+@posix
+@pytest.mark.parametrize("way", ["the parent", "the parent, hard", "a process"])
+def test_processes_undo_what_they_write_and_end_with_their_parent(tmp_path: Path, way: str) -> None:
+    (tmp_path / "writing.py").write_text(WRITING)
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, tmp_path / "writing.py", tmp_path / "out"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+        assert parent.stdout is not None
+        processes = [int(parent.stdout.readline()) for _ in range(2)]
+        assert len(list((tmp_path / "out").iterdir())) == 2
+        if way == "a process":
+            os.kill(processes[0], signal.SIGTERM)
+            parent.stdout.readline()  # its job is done again
+            assert len(list((tmp_path / "out").iterdir())) == 1
+        parent.send_signal(signal.SIGKILL if way == "the parent, hard" else signal.SIGTERM)
+        parent.wait(60)
+    patience = time.monotonic() + 30 * (way == "the parent, hard")
+    while any(map(_alive, processes)) and time.monotonic() < patience:
+        time.sleep(0.05)
+    assert not list((tmp_path / "out").iterdir())
+    assert not [pid for pid in processes if _alive(pid)]
+
+
+def _alive(pid: int) -> bool:
+    """True for a process that runs; one that ended may wait for its parent to notice."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -243,17 +243,3 @@ def test_commands_use_the_tool_that_the_environment_has(pip: Any, tool: str, mon
     assert installation.install("onnxruntime", again=True) == f"{tool} install --force-reinstall --no-deps onnxruntime"
     yes = " -y" if pip else ""
     assert installation.uninstall("a", "b") == f"{tool} uninstall{yes} a b"
-
-
-def test_an_interrupt_in_the_middle_of_the_import_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted:
-        def __getattr__(self, name: str) -> None:
-            """Raise an error as a compiled module does that is interrupted while it is loaded."""
-            try:
-                raise KeyboardInterrupt
-            except KeyboardInterrupt as cause:
-                raise ImportError("initialization failed") from cause
-
-    monkeypatch.setitem(sys.modules, "onnxruntime", Interrupted())
-    with pytest.raises(KeyboardInterrupt):
-        installation.onnxruntime("verify")
