@@ -7,7 +7,6 @@ import click
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("model.onnx", "model.onnx --data batches.npz --tolerance 1e-2", "explain model.onnx NODE"),
     "bench": ("bench model.onnx model.float16.onnx --random",),
-    "bounds": ("bounds model.onnx --input x=-1,1",),
     "calibrate": ("calibrate model.onnx --data batches.npz",),
     "completion": ("completion zsh > ~/.zfunc/_amp-rewrite",),
     "convert": (
@@ -22,15 +21,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "gate": ("gate model.onnx --base origin/main --fail-on raised,casts",),
     "help": ("help convert --all",),
     "lists": ("lists Softmax Resize",),
-    "locate": (
-        "locate model.onnx model.float16.onnx --data batches.npz",
-        "locate model.onnx model.float16.onnx --data batches.npz --predict",
-    ),
+    "locate": ("locate model.onnx model.float16.onnx --data batches.npz",),
     "olive-config": ("olive-config -o package.json",),
-    "pareto": (
-        "pareto model.onnx --data batches.npz --html pareto.html",
-        "pareto model.onnx --data batches.npz --point 1 -o faster.onnx",
-    ),
     "ranges": ("ranges show model.ranges.json",),
     "ranges merge": ("ranges merge first.json second.json -o both.json",),
     "ranges show": ("ranges show model.ranges.json --top 20",),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import EvidenceError, spelled
 from amp_rewrite.evidence.metric import Criterion, Tolerance, worse
-from amp_rewrite.evidence.sensitivity import SAME_OUTPUTS
 from amp_rewrite.reports.json_stream import line_by_line
 from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.reports.render import count, table
@@ -139,7 +138,6 @@ class Verdict(Result):
                 fact = f"verdicts of different {plural} do not merge: {mine}, and {theirs}"
                 raise EvidenceError(f"{fact}; verify all shards alike")
         rows = (*self.rows, *(replace(row, batch=row.batch + self.fed.batches) for row in other.rows))
-        told = dict.fromkeys((*self.notes, *other.notes))
         return replace(
             self,
             fed=replace(
@@ -147,7 +145,7 @@ class Verdict(Result):
             ),
             rows=rows,
             refusals=tuple(dict.fromkeys((*self.refusals, *other.refusals))),
-            notes=tuple(n for n in told if n != SAME_OUTPUTS or (n in self.notes and n in other.notes)),
+            notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
             depth=None,
         )
 
