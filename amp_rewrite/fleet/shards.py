@@ -98,8 +98,7 @@ def verify_many(
 ) -> Verdict:
     """Return the verdict on two models over shards of data, which are compared at the same time.
 
-    Rows are those of one run over all data: batches are compared one by one, and counted through. The note that all
-    inputs give the same outputs is made within shards, not between them.
+    Rows are those of one run over all data: batches are compared one by one, and counted through.
 
     Args:
         a: the path of the reference; each worker reads it.
