@@ -83,7 +83,7 @@ def test_names_and_aliases_are_each_those_of_one_record() -> None:
 
 
 def test_a_rule_answers_to_the_names_that_it_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    heir = Rule("heir", CANCELLATION, "One for both.", cancellation.function, ("distance",), ("parent",))
+    heir = Rule("heir", CANCELLATION, "One for both.", cancellation.function, ("distance", "parent"))
     monkeypatch.setattr(rule_table, "RULES", (heir,))
     facts = [described(name) for name in ("heir", "parent", "distance")]
     assert facts[0] == facts[1] == facts[2]
