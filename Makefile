@@ -24,7 +24,7 @@ SKELETONS ?= build/gpu-skeletons
 # Tests among which `make select` chooses.
 MEASURED ?= tests/unit tests/suites/catalogue tests/suites/gate tests/suites/hostile/test_hostile_reading.py tests/suites/models/test_golden_digests.py tests/suites/models/test_golden_products.py
 # Tests that write the digests and numbers with which they compare.
-GOLDEN ?= suites/models/test_golden_digests suites/models/test_golden_products unit/decide/test_bounds_golden \
+GOLDEN ?= suites/models/test_golden_digests suites/models/test_golden_products \
 	unit/decide/test_contexts_golden unit/reports/test_golden_figures unit/cli/test_help
 # Packages that `make integrations` tests against: NAME.txt beside tests/suites/integrations/test_NAME.py says what to install.
 INTEGRATIONS ?= $(patsubst tests/suites/integrations/%.txt,%,$(wildcard tests/suites/integrations/*.txt))
@@ -64,7 +64,7 @@ test: $(DEV) ## run the tests
 quick: $(DEV) ## run the small tests that cover most, in a minute and a half: between two edits
 	$(BIN)/python -m pytest -q -n $(WORKERS) @tests/quick.txt $(ARGS)
 
-golden: $(DEV) ## write what models, steps and bounds are now into tests/golden: after a change that is meant to change them
+golden: $(DEV) ## write what models and steps are now into tests/golden: after a change that is meant to change them
 	for name in $(GOLDEN); do PYTHONPATH=.:tests $(BIN)/python tests/$$name.py || exit; done
 
 select: $(DEV) ## measure the tests of tests/unit and some suites, and choose those of make quick: tests/quick.txt

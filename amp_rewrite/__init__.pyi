@@ -29,8 +29,6 @@ from amp_rewrite.errors import PatternError as PatternError
 from amp_rewrite.errors import PolicyError as PolicyError
 from amp_rewrite.errors import ReportError as ReportError
 from amp_rewrite.errors import TrainingError as TrainingError
-from amp_rewrite.evidence.bounds import Bounds as Bounds
-from amp_rewrite.evidence.bounds import bounds as bounds
 from amp_rewrite.evidence.calibrate import calibrate as calibrate
 from amp_rewrite.evidence.data.feed import Feed as Feed
 from amp_rewrite.evidence.locate import Located as Located
@@ -46,8 +44,6 @@ from amp_rewrite.ir.view import View as View
 from amp_rewrite.pipeline.convert import Converted as Converted
 from amp_rewrite.pipeline.convert import convert as convert
 from amp_rewrite.pipeline.explain import explain as explain
-from amp_rewrite.pipeline.pareto import Pareto as Pareto
-from amp_rewrite.pipeline.pareto import pareto as pareto
 from amp_rewrite.pipeline.repaired import Repaired as Repaired
 from amp_rewrite.pipeline.repair import repair as repair
 from amp_rewrite.reports.delta import Delta as Delta

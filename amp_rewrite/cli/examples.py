@@ -7,7 +7,6 @@ import click
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("model.onnx", "model.onnx --data batches.npz --tolerance 1e-2", "explain model.onnx NODE"),
     "bench": ("bench model.onnx model.float16.onnx --random",),
-    "bounds": ("bounds model.onnx --input x=-1,1",),
     "calibrate": ("calibrate model.onnx --data batches.npz",),
     "completion": ("completion zsh > ~/.zfunc/_amp-rewrite",),
     "convert": (
@@ -21,14 +20,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "explain": ("explain model.onnx /encoder/layer.0/MatMul",),
     "gate": ("gate model.onnx --base origin/main --fail-on raised,casts",),
     "lists": ("lists Softmax Resize",),
-    "locate": (
-        "locate model.onnx model.float16.onnx --data batches.npz",
-        "locate model.onnx model.float16.onnx --data batches.npz --predict",
-    ),
-    "pareto": (
-        "pareto model.onnx --data batches.npz --html pareto.html",
-        "pareto model.onnx --data batches.npz --point 1 -o faster.onnx",
-    ),
+    "locate": ("locate model.onnx model.float16.onnx --data batches.npz",),
     "ranges": ("ranges show model.ranges.json",),
     "ranges merge": ("ranges merge first.json second.json -o both.json",),
     "ranges show": ("ranges show model.ranges.json --top 20",),

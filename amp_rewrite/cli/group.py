@@ -30,7 +30,6 @@ PIPE_CLOSED = 141  # as shells report death by SIGPIPE
 
 COMMANDS = {
     "bench": "Time models side by side: latency, throughput, memory, ops.",
-    "bounds": "Print the values of MODEL that provably fit a low type, or overflow it.",
     "calibrate": "Run MODEL on data and write the ranges of its values.",
     "completion": "Print the script that completes commands, options, values and models in a shell.",
     "convert": "Convert MODEL and print a report with reasons.",
@@ -41,7 +40,6 @@ COMMANDS = {
     "gate": "Compare each FILE with the same file in a commit of git; exit with 1 if one differs.",
     "lists": "Print the list of each OP, its source and its reason.",
     "locate": "Print where values of B depart from A, and the ops that add most.",
-    "pareto": "Print predicted time against error, from the conversion to float32.",
     "ranges": "Merge and show files that `amp-rewrite calibrate` wrote.",
     "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
     "rule": "Print what the rule or fusion NAME does and why, with the smallest model that needs it.",

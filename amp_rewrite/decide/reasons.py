@@ -99,7 +99,6 @@ MAGNIFIED = _reason("magnified", "a small number that a logarithm, root or divis
 FOLDED = _reason("folded", "computed from constants alone, once, at load time", Strength.SAFETY)
 CANCELLATION = _reason("cancellation", "a small difference of large squares and products", Strength.SAFETY)
 QUANTIZED = _reason("quantized", "runs on integers, between DequantizeLinear and QuantizeLinear", Strength.SAFETY)
-PROVED_OVERFLOW = _reason("proved_overflow", "its values are bound to exceed the type", Strength.SAFETY)
 RUNNING_SUM = _reason("running_sum", "sums many terms, each small beside the sum", Strength.SAFETY)
 NO_GAIN = _reason("no_gain", "no lowered product gains from it being low", Strength.SAFETY)
 LONG_SUM = _reason("long_sum", "one of the longest sums, which the target would round at each term", Strength.SAFETY)
@@ -120,7 +119,6 @@ RETIRED = {
     **dict.fromkeys(("angle", "places", "position_bias"), POSITION),
     **dict.fromkeys(("statistics", "quantizer"), CONSTANT_RANGE),
     **dict.fromkeys(("epsilon", "logarithm"), MAGNIFIED),
-    **dict.fromkeys(("growth", "product"), PROVED_OVERFLOW),
     **dict.fromkeys(("small_step", "disguise"), RUNNING_SUM),
     **dict.fromkeys(("tiny_product", "raw", "last_product"), NO_GAIN),
     "additive_mask": MASK_FILL,
@@ -195,7 +193,6 @@ _REMARKS = {
     "unchecked": ("the model may still be valid", "`amp-rewrite doctor --open` checks whether it opens"),
     KERNEL_GATE: ("such ops stay float32", ""),
     OVERFLOW: ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
-    PROVED_OVERFLOW: ("the ops that compute with it stay float32", "calibrate with --data, if inputs are smaller"),
     SCHEMA_GATE: ("such ops stay float32", ""),
     UNDERFLOW: ("the ops that compute with it stay float32", ""),
     UNKNOWN_TYPE: ("such ops keep their type", "infer the model's shapes and types first, or export it again"),

@@ -8,7 +8,7 @@ until every low value fits.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, reduce
 
 from amp_rewrite.decide import reasons
@@ -17,7 +17,6 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.ranges import Range, Ranges, key
-from amp_rewrite.files.fit import Fit
 from amp_rewrite.ir.dataflow import Flow, made_variable, reach, read_variable
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
@@ -43,25 +42,18 @@ class Guarded:
     pins: tuple[Pin, ...] = ()
     findings: tuple[Finding, ...] = ()
     evidence: Evidence = UNCHECKED
-    bounds: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RangeFault:
     """Reason why a value must not be low: the rule ("overflow", "underflow", "nonfinite", "unseen") and the number.
 
-    `inside`: the fault arises inside the op that makes the value. Readers may be low, and bounds of the value rule
-    nothing out.
+    `inside`: the fault arises inside the op that makes the value. Readers may be low.
     """
 
     rule: str
     note: str
     inside: bool = False
-
-    @property
-    def provable(self) -> bool:
-        """True if a proof that the value fits rules the fault out, on any data."""
-        return not self.inside and self.rule in (reasons.OVERFLOW, reasons.UNSEEN)
 
 
 def guard(
@@ -71,26 +63,20 @@ def guard(
     *,
     headroom: float = HEADROOM,
     saturate: Collection[ValueId] = (),
-    proved: Collection[ValueId] = (),
 ) -> Guarded:
     """Return the pins and findings that follow from ranges.
 
-    `paint` gives the coloring of `view` under pins; `saturate`: values that are clamped where they become low;
-    `proved`: values that fit on any data, which need neither headroom nor to be seen. There is one finding for each
-    value that would be low and does not fit, of kind "overflow", "underflow", "nonfinite" (infinity or NaN that the op
-    itself gives in float32) or "unseen" (no element of it was seen), and one of kind "calibrated" about the data. An op
-    of a cluster takes the cluster along; ops between pinned ones are pinned, too, if that spares Casts. O(nodes + uses)
-    for each painting; mostly there are two.
+    `paint` gives the coloring of `view` under pins; `saturate`: values that are clamped where they become low. There is
+    one finding for each value that would be low and does not fit, of kind "overflow", "underflow", "nonfinite"
+    (infinity or NaN that the op itself gives in float32) or "unseen" (no element of it was seen), and one of kind
+    "calibrated" about the data. An op of a cluster takes the cluster along; ops between pinned ones are pinned, too, if
+    that spares Casts. O(nodes + uses) for each painting; mostly there are two.
 
     Raise PolicyError for a headroom that is not above 1.
     """
     check_headroom(headroom)
     to = DType.parse(ranges.to)
-    faults = {
-        v: fault
-        for v, fault in _faults(view, ranges, to, headroom)
-        if v not in saturate and not (v in proved and fault.provable)
-    }
+    faults = {v: fault for v, fault in _faults(view, ranges, to, headroom) if v not in saturate}
     pins, unfit = _pinned(view, paint, faults)
     batches = f"{count(ranges.batches, 'batch', 'batches')}, headroom {headroom:g}"
     doubt = "; random data is not real data: calibrate with yours before you rely on this" if ranges.random else ""
@@ -99,14 +85,6 @@ def guard(
         (Finding("calibrated", ranges.origin, batches + doubt), *_findings(view, unfit)),
         Evidence(GUARDED, ranges.origin, ranges.batches, ranges.random),
     )
-
-
-def guard_proved(
-    view: View, paint: Paint, least: Mapping[ValueId, float], to: DType, saturate: Collection[ValueId] = ()
-) -> Guarded:
-    """Return the pins and findings that follow from magnitudes that values are proved to reach."""
-    pins, unfit = _pinned(view, paint, _beyond(least, to, saturate))
-    return Guarded(pins, tuple(_findings(view, unfit)))
 
 
 def _findings(view: View, unfit: Mapping[ValueId, RangeFault]) -> list[Finding]:
@@ -129,24 +107,6 @@ def _pinned(
             break
         held |= fresh
     return tuple(held[op] for op in sorted(held)), unfit
-
-
-def _beyond(least: Mapping[ValueId, float], to: DType, saturate: Collection[ValueId]) -> dict[ValueId, RangeFault]:
-    return {
-        value: RangeFault(
-            reasons.PROVED_OVERFLOW, f"is proved to reach {size:g} for inputs of size 1, beyond {to.max:g}"
-        )
-        for value, size in least.items()
-        if size > to.max and value not in saturate
-    }
-
-
-def proved_overflowing(
-    view: View, coloring: Coloring, least: Mapping[ValueId, float], to: DType, saturate: Collection[ValueId] = ()
-) -> Mapping[ValueId, Fit]:
-    """Return the values that a coloring makes or reads low, but that are proved to overflow, with their sizes."""
-    _, unfit = _unfit(view, coloring, _beyond(least, to, saturate))
-    return {value: Fit(absmax=least[value]) for value in unfit}
 
 
 def overflowing(

@@ -17,7 +17,7 @@ from amp_rewrite.evidence.instrument.side_by_side import reads, upstream
 from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
 from amp_rewrite.evidence.verdict import SCHEMA, FedData, json_of
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.ir.view import MAIN, OpId, ValueId
+from amp_rewrite.ir.view import OpId, ValueId
 from amp_rewrite.reports.measurements import OpErrors
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.reports.result import Result
@@ -27,7 +27,6 @@ from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.keywords import checked
 
 if TYPE_CHECKING:
-    from amp_rewrite.evidence.prediction.shares import Shares
     from amp_rewrite.reports.page.page import Figure
 
 JUMP = 10.0
@@ -49,7 +48,6 @@ class Located(Result):
         matchable: floating values of the candidate.
         notes: caveats.
         tolerance: accumulated error beyond which `first_beyond` names an op; None without one.
-        shares: the predicted part of each op in the error of the outputs; None unless asked for.
     """
 
     reference: str
@@ -62,7 +60,6 @@ class Located(Result):
     matchable: int
     notes: tuple[str, ...] = ()
     tolerance: float | None = None
-    shares: Shares | None = None
 
     @property
     def first_beyond(self) -> OpErrors | None:
@@ -81,18 +78,13 @@ class Located(Result):
         return map(asdict, self.rows)
 
     def figures(self) -> Sequence[Figure]:
-        """Return the accumulated and the local errors along the depth, and the predicted shares if there are some."""
+        """Return the accumulated and the local errors along the depth."""
         from amp_rewrite.reports.page.waterfall import MarkedOps, waterfall  # late: few runs draw
 
         beyond, jump = (
             None if spot is None else self.rows.index(spot) for spot in (self.first_beyond, self.first_jump)
         )
-        errors = waterfall(self.rows, MarkedOps(self.tolerance, beyond, jump), self.low, str(self.fed), self.notes)
-        if self.shares is None:
-            return (errors,)
-        from amp_rewrite.reports.page.effects import effects_figure
-
-        return errors, effects_figure(self.shares.rows, self.shares.error, self.shares.measured, self.shares.notes)
+        return (waterfall(self.rows, MarkedOps(self.tolerance, beyond, jump), self.low, str(self.fed), self.notes),)
 
     def top(self, number: int) -> tuple[OpErrors, ...]:
         """Return the ops with the largest local error, in topological order among equals."""
@@ -118,8 +110,6 @@ class Located(Result):
             lines += ["", f"no op is {beyond}"] if spot is None else ["", f"the first op {beyond}", *_table([spot])]
         if shown := self.top(top):
             lines += ["", "ops that add most", *_table(shown)]
-        if self.shares is not None:
-            lines += ["", *self.shares.lines(top)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) + "\n"
 
     def to_json(self, *, top: int | None = None) -> str:
@@ -137,8 +127,6 @@ class Located(Result):
             "first_beyond": asdict(self.first_beyond) if self.first_beyond else None,
             "notes": self.notes,
         }
-        if self.shares is not None:
-            head["shares"] = self.shares.to_dict(top)
         return json_of(head, rows=map(asdict, self.rows if top is None else self.top(top)))
 
 
@@ -152,7 +140,6 @@ def locate(
     names: tuple[str, str] | None = None,
     chunk: int = CHUNK,
     tolerance: float | None = None,
-    predict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Located:
     """Return the errors of the candidate `b` against the float32 reference `a`, op by op.
@@ -169,7 +156,6 @@ def locate(
         names: those of both models in the result.
         chunk: pairs of values measured in one session.
         tolerance: name the first op whose output is off by more than this, too.
-        predict: also predict, by a backward pass, the part of each op in the error of the outputs.
         progress: called as `progress(done, total)` with runs.
 
     Returns:
@@ -177,7 +163,6 @@ def locate(
 
     Raises:
         ModelError: nothing matches, or the models do not fit into one graph (other opsets, other inputs).
-        GradientError: `predict` for a model before opset 12, or without floating outputs.
         FeedError: the data do not fit the model.
         PolicyError: the tolerance is not a finite number, 0 or more.
 
@@ -191,12 +176,10 @@ def locate(
         raise PolicyError(f"{spelled('tolerance', tolerance)}: use a finite number, 0 or more")
     require("locate")
     conditions = Conditions(allow_nonfinite, names, chunk=chunk, progress=progress)
-    return located(a, b, data, conditions, tolerance, predict=predict)
+    return located(a, b, data, conditions, tolerance)
 
 
-def located(
-    a: object, b: object, data: object, conditions: Conditions, tolerance: float | None = None, *, predict: bool = False
-) -> Located:
+def located(a: object, b: object, data: object, conditions: Conditions, tolerance: float | None = None) -> Located:
     """Return the result of `locate` for arguments that are folded into objects."""
     first, second = conditions.names or (name_of(a, "the reference"), name_of(b, "the candidate"))
     reference, candidate = (inlined(Model.load(model)) for model in (a, b))
@@ -212,11 +195,6 @@ def located(
     bench = bench.of_one_shape(feed)
     accumulated = bench.accumulated_errors(feed, conditions)
     spots = _spots(bench, accumulated, bench.local_errors(feed, conditions))
-    shares = None
-    if predict:
-        from amp_rewrite.evidence.prediction.shares import shares_of  # late: gradients take long to import
-
-        shares = shares_of(bench, feed, _of_outputs(bench, accumulated))
     notes = list(feed.notes)
     if feed.random:
         notes.insert(0, "the data are random")
@@ -234,15 +212,7 @@ def located(
         matchable,
         (*notes, *random),
         tolerance,
-        shares,
     )
-
-
-def _of_outputs(bench: Bench, accumulated: Mapping[ValueId, ErrorStats]) -> float:
-    """Return the root of the mean squared error of the outputs that are paired; NaN without one."""
-    outputs = set(bench.reference.scopes[MAIN].outputs)
-    errors = [stats.error(bench.low.tiny) for v, stats in accumulated.items() if bench.measured[v] in outputs]
-    return math.sqrt(math.fsum(error**2 for error in errors) / len(errors)) if errors else math.nan
 
 
 def _spots(

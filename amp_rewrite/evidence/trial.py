@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -70,10 +69,6 @@ class Trial:
         """The switchable twin, open."""
         assert self.board is not None
         return Runner.open(self.board.model)
-
-    def expected(self, most: int) -> list[tuple[Batch, Outputs]]:
-        """Return the first batches, with the outputs of the reference."""
-        return [(widened(batch), self.reference.run(i, batch)) for i, batch in enumerate(islice(self.feed, most))]
 
     def _emulated(self, model: Model) -> Iterator[tuple[Batch, Outputs]]:
         runner = Runner.open(emulate(model, io="float32", target=target_of(model)))
@@ -154,11 +149,6 @@ class Trials:
         before = self._ok(held)
         self.margin = max(self.margin, 2 * abs(worst - tried))
         return before and not self._ok(held)
-
-    def forget(self) -> None:
-        """Forget the verdicts on sets of regions, before others are numbered; that on no region stays."""
-        self.verdicts = {held: verdict for held, verdict in self.verdicts.items() if not held}
-        self.whole = frozenset()
 
     def each_needed(self, held: frozenset[int]) -> bool:
         """True if a trial failed without each one of these regions, whatever the margin."""

@@ -16,7 +16,6 @@ from amp_rewrite.evidence.data.sources import Data, nbytes
 from amp_rewrite.evidence.instrument.lazy_weights import opening
 from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, compare, criterion
-from amp_rewrite.evidence.sensitivity import Sensitivity
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
@@ -137,15 +136,13 @@ def verdict_of(a: object, b: object, data: object, comparison: Comparison, condi
     outputs, refusals = _compared(reference, candidate, comparison.outputs)
     total = len(feed) if conditions.progress and not refusals else 0
     rows: list[OutputRow] = []
-    sensitivity = Sensitivity(comparison.by)
     for number, batch in enumerate(() if refusals else feed):
         expected, results = (side.run(number, batch, outputs) for side in (reference, candidate))
         rows += (added := list(rows_of(number, expected, results, outputs, comparison)))
-        sensitivity.add(batch, [expected[name] for name in outputs])
         conditions.tell(number + 1, total)
         if comparison.to_failure and not all(row.difference.ok for row in added):
             break
-    notes = (*_caveats(reference, candidate, feed, outputs, comparison), *sensitivity.notes())
+    notes = _caveats(reference, candidate, feed, outputs, comparison)
     return Verdict(
         reference.ran,
         candidate.ran,

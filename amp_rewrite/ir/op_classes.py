@@ -52,24 +52,20 @@ computes:*    -       squares broadcasts = Pow
 computes:*    -       sums broadcasts = Sum
 computes:*    -       sums ieee broadcasts = Add Sub
 computes:0    -       bounded small squeezes same_shape = Sigmoid Tanh
-computes:0    -       contracts exact ieee same_shape = Abs Neg
-computes:0    -       contracts exact same_shape = Relu
-computes:0    -       exact same_shape = Sign
+computes:0    -       exact ieee same_shape = Abs Neg
+computes:0    -       exact same_shape = Relu Sign
 computes:0    -       magnifies ieee same_shape = Reciprocal Sqrt
 computes:0    -       magnifies same_shape = Log
 computes:0    -       rounds exact same_shape = Ceil Floor Round
 computes:0    -       squeezes same_shape = Exp Softplus
-reduces:0     1       = ReduceProd ReduceSum
-reduces:0     1       contracts = ReduceMax ReduceMean ReduceMin
+reduces:0     1       = ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
 reduces:0     1       same_shape = CumSum
 -             -       bounded periodic same_shape = Cos Sin
 -             -       bounded same_shape = Erf Softsign
 -             -       bounded squeezes same_shape = HardSigmoid
 -             -       broadcasts = And BitwiseAnd BitwiseOr Or PRelu Xor
 -             -       compares broadcasts = Equal Greater GreaterOrEqual Less LessOrEqual
--             -       contracts = Mish Swish
--             -       pools contracts = AveragePool GlobalAveragePool GlobalMaxPool MaxPool
--             -       contracts same_shape = Gelu HardSwish
+-             -       pools = AveragePool GlobalAveragePool GlobalMaxPool MaxPool
 -             -       dequantizes = DequantizeLinear
 -             -       elementless = Shape Size
 -             -       exact = Constant Hardmax If Optional OptionalGetElement Scan SequenceEmpty SequenceMap Unique
@@ -83,8 +79,8 @@ reduces:0     1       same_shape = CumSum
 -             -       quantizes = QuantizeLinear
 -             -       random = Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike
 -             -       recurrent heavy = GRU LSTM RNN
--             -       same_shape = BatchNormalization Elu GroupNormalization InstanceNormalization IsInf IsNaN
--             -       same_shape = LeakyRelu Not Selu
+-             -       same_shape = BatchNormalization Elu Gelu GroupNormalization HardSwish InstanceNormalization
+-             -       same_shape = IsInf IsNaN LeakyRelu Not Selu
 -             -       small same_shape = LayerNormalization RMSNormalization
 -             -       softmax bounded small squeezes same_shape = Softmax
 -             -       softmax same_shape = LogSoftmax
@@ -231,8 +227,6 @@ lowest float32 and is not exact. `exact_ops` adds ops that are exact with some a
 
 BOUNDED = _ops("bounded")
 """Ops whose results lie between -1 and 1."""
-CONTRACTS = _ops("contracts")
-"""Ops whose results are no larger than their first input."""
 POOLS = _ops("pools")
 """Ops that reduce windows or whole maps."""
 SMALL = _ops("small")

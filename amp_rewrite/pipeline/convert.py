@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol, Unpack
 
 from onnx import ModelProto
 
-from amp_rewrite.decide.bounds.bound import Bound, BoundClass, counted
 from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.plan import Plan
@@ -21,11 +20,10 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.store import Writable
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.few_low import few_low
 from amp_rewrite.pipeline.shift import shift_draft
-from amp_rewrite.pipeline.shift_outcome import bounds_before, measured_bounds
 from amp_rewrite.pipeline.shift_rows import refusing, unshifted
 from amp_rewrite.pipeline.target_findings import target_findings, unserved
 from amp_rewrite.reports.annotations import annotate, annotated, unannotate
@@ -223,18 +221,17 @@ def model_name(draft: Draft) -> str:
 
 
 def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> tuple[Draft, Guarded]:
-    """Return the draft, and the pins and findings that ranges imply for it; without ranges, those that proofs imply.
+    """Return the draft, and the pins and findings that ranges imply for it; none without ranges.
 
     It is shifted by the exponent that is asked for; `auto` shifts it only if that lowers more products, or as many with
     fewer ops and Casts.
     """
     tried = shift_draft(draft, ranges, headroom)
-    known = bounds_before(tried) if ranges is not None else {}
     moved, plain = tried.draft, tried.plain
-    pinned = _guarded(moved, tried.ranges, headroom, tried.carried(known), tried.least)
+    pinned = _guarded(moved, tried.ranges, headroom)
     if tried.shift is None or moved.request.shift != AUTO_SHIFT or draft.view.low_types:
         return moved, pinned
-    unmoved = _guarded(plain, ranges, headroom, known, tried.plain_least)
+    unmoved = _guarded(plain, ranges, headroom)
     colorings = moved.paint(pinned.pins), plain.paint(unmoved.pins)
     gained = _compute_lowered(colorings[0]) - _compute_lowered(colorings[1])
     if gained > 0 or (gained == 0 and _nodes(moved, colorings[0]) < _nodes(plain, colorings[1])):
@@ -253,23 +250,13 @@ def _nodes(draft: Draft, coloring: Coloring) -> int:
     return len(draft.view.ops) + len(plan_casts(draft.view, coloring, draft.io, draft.hazards.saturate).casts)
 
 
-def _guarded(
-    draft: Draft,
-    ranges: Ranges | None,
-    headroom: float,
-    known: Mapping[ValueId, Bound],
-    least: Mapping[ValueId, float] | None,
-) -> Guarded:
-    """Return the pins and findings that ranges and bounds imply for a draft; without ranges, proved magnitudes."""
-    from amp_rewrite.evidence.guard import Guarded, guard, guard_proved  # late: few conversions without data pay for it
+def _guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> Guarded:
+    """Return the pins and findings that ranges imply for a draft; none without ranges."""
+    from amp_rewrite.evidence.guard import Guarded, guard  # late: only conversions with data need all of it
 
-    to, saturate = draft.request.to, draft.hazards.saturate
     if ranges is None:
-        return guard_proved(draft.view, draft.paint, least, to, saturate) if least else Guarded()
-    known = measured_bounds(draft.view, known, ranges, headroom)
-    proved = frozenset(value for value, bound in known.items() if bound.klass is BoundClass.FITS)
-    pins = guard(draft.view, draft.paint, ranges, headroom=headroom, saturate=saturate, proved=proved)
-    return replace(pins, bounds=counted(known.values()))
+        return Guarded()
+    return guard(draft.view, draft.paint, ranges, headroom=headroom, saturate=draft.hazards.saturate)
 
 
 def finish(
@@ -281,7 +268,7 @@ def finish(
 ) -> Converted:
     """Return the checked model of a painted draft, and its report. `words`: more words for the metadata entry.
 
-    `measured`: pins and evidence from ranges, bounds or proofs.
+    `measured`: pins and evidence from ranges.
 
     For an empty plan the result is the source itself, unexpanded.
     """
@@ -339,7 +326,7 @@ def _report(
         view, coloring, plan, name=name, tool=VERSION, lists=request.lists, findings=findings, **request.settings
     )
     if measured is not None:
-        report = replace(report, evidence=measured.evidence, bounds=measured.bounds)
+        report = replace(report, evidence=measured.evidence)
     if draft.shifts:
         report = replace(report, shifts=draft.shifts)
     if request.log_path is not None:

@@ -28,8 +28,6 @@ from amp_rewrite.settings.request import Request
 
 if TYPE_CHECKING:
     from amp_rewrite.decide.placement.place import PlacementRule
-    from amp_rewrite.decide.placement.tradeoff import Tradeoff
-    from amp_rewrite.runtime.roofline import Roof
 
 
 @dataclass(frozen=True)
@@ -113,14 +111,6 @@ class Draft:
     @cached_property
     def _unpinned(self) -> Coloring:
         return self._painted(())
-
-    def traded(self, pins: Sequence[Pin], roof: Roof, *, islands: bool) -> Tradeoff:
-        """Return the trade of time against digits on a GPU, with pins from data. `islands`: as for `Tradeoff`."""
-        from amp_rewrite.decide.placement.tradeoff import Tradeoff  # late: as for `placing`
-
-        trade = Tradeoff(CostModel(self.view, roof, self.request.to), islands)
-        self._colored(pins, trade)
-        return trade
 
     def _painted(self, pins: Sequence[Pin]) -> Coloring:
         coloring = self._colored(pins, self.placing)

@@ -19,8 +19,7 @@ from amp_rewrite.settings.list_entry import Color
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Ops to pin together: one op, or a cluster. `error` is the largest local error among them; if `foreseen`, the
-    largest error of the outputs that one of them alone is predicted to cause.
+    """Ops to pin together: one op, or a cluster. `error` is the largest local error among them.
 
     `name` is the name of the op with that error; `kind` its type, or the cluster's kind. `root`: the op is on the allow
     list, so that pinning it costs most.
@@ -31,14 +30,11 @@ class Region:
     ops: tuple[OpId, ...]
     error: float
     root: bool
-    foreseen: bool = False
 
     @property
     def because(self) -> str:
         """Reason for the suspicion, in one line."""
         what = "makes infinity of finite numbers" if math.isinf(self.error) else f"adds an error of {self.error:.2g}"
-        if self.foreseen and math.isfinite(self.error):
-            what = f"adds an error of {self.error:.2g} to the outputs"
         return f"{self.name!r} ({self.kind}) alone {what}"
 
     @property
@@ -47,9 +43,7 @@ class Region:
         return tuple(Pin(op, reasons.REPAIR, None, self.because, raises=True) for op in self.ops)
 
 
-def regions_of(
-    draft: Draft, coloring: Coloring, errors: Mapping[str, float], *, foreseen: bool = False
-) -> list[Region]:
+def regions_of(draft: Draft, coloring: Coloring, errors: Mapping[str, float]) -> list[Region]:
     """Return the regions in the order of the model: low ops that round, each with its cluster. `errors`: by op name.
 
     Ops that only move values get their color from their neighbours, and ops that the user lowered stay low.
@@ -63,7 +57,7 @@ def regions_of(
         cluster = cluster_of.get(op.id)
         kind, ops = (cluster.kind, cluster.ops) if cluster is not None else (op.kind, (op.id,))
         root = coloring.entries[op.id].color is Color.ALLOW
-        region = Region(op.name, kind, ops, errors.get(op.name, 0.0), root, foreseen)
+        region = Region(op.name, kind, ops, errors.get(op.name, 0.0), root)
         if ops not in regions or regions[ops].error < region.error:
             regions[ops] = region
     return list(regions.values())

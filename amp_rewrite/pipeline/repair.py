@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -21,14 +20,13 @@ from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.vertices import Vertex
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
-from amp_rewrite.evidence.search import BudgetSpent, minimal_set
-from amp_rewrite.evidence.trial import Trial, Trials, worst_score
+from amp_rewrite.evidence.search import minimal_set
+from amp_rewrite.evidence.trial import Trial, Trials
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.foresight import MOST_BATCHES, Foresight
 from amp_rewrite.pipeline.regions import Region, painted, regions_of, suspicion
 from amp_rewrite.pipeline.repaired import Repaired, search_summary
 from amp_rewrite.reports.evidence import FAILED, REPAIRED, SMOKE, VERIFIED, Evidence
@@ -48,23 +46,8 @@ _ROUNDS = 9
 BUDGET = 100
 """Default bound on the trials of a search, which needs about 2 log2(n) where one op of n is to blame."""
 
-_FIRST, _MORE, _LESS = 1.05, 1.08, 0.8
-"""Errors over those predicted that the first choice allows for, the first factor by which a failure raises them, and
-that by which a success lowers them. Largest errors scatter by a quarter around the predicted ones, and those of similar
-choices do so independently: of four trials these give the fewest float32 ops on average."""
-_NEAR, _BEYOND = 1.05, 32.0
-"""Factor between one that passes and one that fails from which none between them is tried, and that from which none
-larger is."""
-_FAR = 2.0
-"""Factor by which an error scatters at most: what is beyond tells of later choices."""
-
-_SMALL = 3
-"""Regions of a choice, each of which is tried without."""
-_FEW = 5
-"""Trials after which no choice of the prediction is tried any more."""
-
 Progress = Callable[[str, int, int], None]
-"""Called with the stage ("calibrate", "predict", "own errors", "search" or "verify"), the work done, and its total."""
+"""Called with the stage ("calibrate", "own errors", "search" or "verify"), the work done, and its total."""
 
 
 @takes(KEYWORDS, CRITERION)
@@ -196,70 +179,11 @@ class _Repair:
         plain = self._finished((), (), trials, reference)
         if plain.solved:
             return plain
-        foreseen = self._foreseen(base, trials, reference)
-        return foreseen or self._searched(trials, self._regions(base, plain.result, reference.model), reference)
+        return self._searched(trials, self._regions(base, plain.result, reference.model), reference)
 
     def _side(self, conditions: Conditions) -> Side:
         """Return the reference, open."""
         return Side.of(_reference(self.draft), model_name(self.draft), conditions, keeps=True)
-
-    def _foreseen(self, base: Coloring, trials: Trials, reference: Side) -> Repaired | None:
-        """Return the repair that the prediction finds and trials confirm; None if it finds none."""
-        foresight = self._foresight(base, trials)
-        if foresight is None:
-            return None
-        trials.paints = lambda held: foresight.painted(held).coloring
-        while (chosen := self._hopeful(foresight, trials)) is not None:
-            held = _needed(trials, chosen)
-            repaired = self._finished(sorted(held), foresight.regions, trials, reference)
-            if repaired.solved:
-                return repaired
-            if repaired.verdict is None:
-                break
-            trials.verdicts[held] = repaired.verdict  # its errors are lucky in trials alone
-        trials.forget()
-        return None
-
-    def _hopeful(self, foresight: Foresight, trials: Trials) -> frozenset[int] | None:
-        """Return the smallest choice that passes in a few trials; None if none does.
-
-        Choices grow until one passes; the trials that are left go to smaller ones, which pass if their errors are small
-        by luck.
-        """
-
-        def size(held: frozenset[int]) -> int:
-            return foresight.painted(held).coloring.float32_ops
-
-        def best() -> frozenset[int] | None:
-            return min((held for held in trials.verdicts if held and trials.passes(held)), key=size, default=None)
-
-        factor, more, passed, failed = _FIRST, _MORE, 0.0, 0.0
-        with suppress(BudgetSpent):
-            while len(trials.trail) < _FEW and passed >= failed * _NEAR and factor < _BEYOND:
-                chosen = foresight.fewest(self.by, factor)
-                if chosen is None:
-                    break
-                known, least = chosen.held in trials.verdicts, best()
-                if (least is not None and size(chosen.held) >= size(least)) or trials.passes(chosen.held):
-                    passed = factor
-                elif passed:
-                    failed = factor
-                else:
-                    measured = worst_score(trials.verdicts[chosen.held], self.by)
-                    factor = max(factor * more, foresight.factor(chosen, measured, self.by) / _FAR)
-                    more **= 1.5 if known else 2
-                factor = max(passed * _LESS, math.sqrt(passed * failed)) or factor
-        return best()
-
-    def _foresight(self, base: Coloring, trials: Trials) -> Foresight | None:
-        trial = trials.trial
-        if trial.board is None and not self._half:
-            return None
-        twin = (trial.board, trial.twin) if trial.board is not None else None
-        found = Foresight.of(self.draft, self.guarded.pins, base, trial.expected(MOST_BATCHES), twin)
-        if self.progress:
-            self.progress("predict", 1, 1)
-        return found
 
     def _searched(self, trials: Trials, regions: Sequence[Region], reference: Side) -> Repaired:
         """Search; again with a margin if the real model is not as near as its trial; in the end pin all."""
@@ -345,17 +269,6 @@ class _Repair:
         return Repaired(
             converted, verdict, self.ranges, pinned, minimal, len(regions), self.budget, trail, solved, remark
         )
-
-
-def _needed(trials: Trials, held: frozenset[int]) -> frozenset[int]:
-    """Return a set that passes without the regions that it can spare, if it is so small that each is tried."""
-    if len(held) > _SMALL:
-        return held
-    with suppress(BudgetSpent):
-        for region in sorted(held, reverse=True):
-            if len(trials.trail) < _FEW and trials.passes(held - {region}):
-                held -= {region}
-    return held
 
 
 def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:

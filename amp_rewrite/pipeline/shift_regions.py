@@ -1,4 +1,4 @@
-"""Shifts of a draft: its regions that overflow by ranges or by proof, or the residual streams."""
+"""Shifts of a draft: its regions that overflow by ranges, or the residual streams."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import replace
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.evidence.guard import is_low, overflowing, proved_overflowing, seen_ranges
+from amp_rewrite.evidence.guard import is_low, overflowing, seen_ranges
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.shift_outcome import ShiftOutcome, unshifted_draft
+from amp_rewrite.pipeline.shift_outcome import ShiftOutcome
 from amp_rewrite.pipeline.shift_rows import (
     ASKED,
     DATA,
-    PROOF,
     UNSHIFTED,
     refused_findings,
     refused_rows,
@@ -27,7 +26,7 @@ from amp_rewrite.pipeline.shift_rows import (
 from amp_rewrite.rewrite.shift.equations import Equations
 from amp_rewrite.rewrite.shift.plan import ShiftRequest, residual_plan
 from amp_rewrite.rewrite.shift.shift import Shift, refusal, shift_view, shifted_by
-from amp_rewrite.settings.choices import AUTO_SHIFT, Target
+from amp_rewrite.settings.choices import Target
 
 
 def shifted_by_ranges(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
@@ -36,7 +35,7 @@ def shifted_by_ranges(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOut
     beyond = overflowing(draft.view, draft.paint(), ranges, want.to, headroom, draft.hazards.saturate)
     if not beyond or refusal(draft.view):
         plain = _refused(draft, beyond)
-        return ShiftOutcome(plain, plain, draft.view, ranges)
+        return ShiftOutcome(plain, plain, ranges)
     wide = draft
     if draft.view.low_types:
         wide = Draft.of(draft.source, draft.request, widen=True)
@@ -50,34 +49,10 @@ def shifted_by_ranges(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOut
     return replace(tried, ranges=_ranges(wide.view, shift, ranges, seen))
 
 
-def shifted_by_proof(draft: Draft, headroom: float) -> ShiftOutcome:
-    """Return the draft with regions shifted that are proved to overflow, without any data."""
-    from amp_rewrite.decide.bounds.analysis import sure_magnitudes  # late: few models need it
-
-    want = _want(draft, headroom)
-    least = sure_magnitudes(draft.view)
-    beyond = proved_overflowing(draft.view, draft.paint(), least, want.to, draft.hazards.saturate)
-    if not beyond:
-        return unshifted_draft(draft)
-    if draft.request.shift != AUTO_SHIFT or refusal(draft.view):
-        plain = _refused(draft, beyond) if draft.request.shift == AUTO_SHIFT else draft
-        return ShiftOutcome(plain, plain, draft.view, least=least, plain_least=least)
-    wide, sure = draft, least
-    if draft.view.low_types:
-        wide = Draft.of(draft.source, draft.request, widen=True)
-        sure = sure_magnitudes(wide.view)
-        beyond = proved_overflowing(wide.view, wide.paint(), sure, want.to, wide.hazards.saturate)
-    tried = _tried(draft, wide, shift_view(wide.view, beyond, beyond, want), beyond, PROOF)
-    if tried.shift is None:
-        return replace(tried, least=least, plain_least=least)
-    moved = {v: math.ldexp(sure[o], -e) for v, (o, e) in tried.origins().items() if o in sure}
-    return replace(tried, least=moved, plain_least=least)
-
-
 def shifted_residuals(draft: Draft, headroom: float) -> ShiftOutcome:
     """Return the draft with its residual streams shifted by the requested exponent, without any data."""
     if refusal(draft.view):
-        return unshifted_draft(draft)
+        return ShiftOutcome(draft, draft)
     want = _want(draft, headroom)
     equations = Equations.of(draft.view)
     shift = shifted_by(equations, residual_plan(equations, want), {}, want)
@@ -105,11 +80,11 @@ def _tried(draft: Draft, wide: Draft, shift: Shift, seen: Mapping[ValueId, Fit],
     rows = tuple(refused_rows(wide.view, shift.plan, evidence))
     plain = replace(draft, notes=(*draft.notes, *refused), shifts=rows)
     if shift.view is wide.view:
-        return ShiftOutcome(plain, plain, draft.view)
+        return ShiftOutcome(plain, plain)
     regions = tuple(region_rows(wide.view, shift, evidence))
     wide = replace(wide, notes=(*wide.notes, *refused), shifts=(*regions, *rows))
     findings = tuple(shift_findings(wide.view, shift, seen, regions))
-    return ShiftOutcome(wide.on(shift.view, shift.results, findings), plain, wide.view, shift=shift)
+    return ShiftOutcome(wide.on(shift.view, shift.results, findings), plain, shift=shift)
 
 
 # -- ranges of shifted values -----------------------------------------------------------------------------

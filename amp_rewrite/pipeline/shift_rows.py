@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 SHIFTED, UNSHIFTED = "shifted", "not_shifted"
 """Kinds of findings: a region that is shifted, and a value beyond the type that is not."""
-DATA, PROOF, ASKED = "data", "proof", "option"
-"""Evidence for a shift: measured ranges, bounds that follow from the weights, a requested exponent."""
-_EVIDENCE = {DATA: "by data", PROOF: "by proof, for inputs of size 1", ASKED: "as asked for"}
+DATA, ASKED = "data", "option"
+"""Evidence for a shift: measured ranges, or a requested exponent."""
+_EVIDENCE = {DATA: "by data", ASKED: "as asked for"}
 _SHOWN = 3
 
 

@@ -1,4 +1,4 @@
-"""Rows of what is measured: the errors of ops, of outputs, of the trials of a search, and of points of a curve."""
+"""Rows of what is measured: the errors of ops, of outputs, and of the trials of a search."""
 
 from __future__ import annotations
 
@@ -79,28 +79,3 @@ class TrialRow:
     because: str
     float32_ops: int = 0
     score: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """One choice of low ops.
-
-    `seconds`: predicted time of a run. `error`, `largest`: predicted error of the outputs, as the root of the mean
-    relative squared error, and of the worst element in units of the output's largest value. `measured_error`,
-    `measured_largest`: the same of the emulated model; inf if a finite value is lost. `float32_ops` of `ops` that
-    could be low.
-    """
-
-    kind: str
-    seconds: float
-    error: float
-    largest: float
-    measured_error: float
-    measured_largest: float
-    float32_ops: int
-    ops: int
-
-    @property
-    def micros(self) -> float:
-        """Predicted time of a run in µs."""
-        return self.seconds * 1e6

@@ -56,7 +56,6 @@ class Report(Result, ReportData):
         outputs: those of the model.
         weights: bytes of weights by type.
         evidence: how far data have checked the conversion, and the next command.
-        bounds: numbers of float values by class, where bounds were proved.
         shifts: regions of values that are computed times a power of two, and values beyond the type that are not.
         schema: version of the format.
 
@@ -126,8 +125,6 @@ class Report(Result, ReportData):
             fields["weights"] = dict(sorted(self.weights.items()))
         if evidence := _encode(self.evidence):
             fields["evidence"] = evidence
-        if self.bounds:
-            fields["bounds"] = dict(self.bounds)
         shifts, ports = ("shifts",) if self.shifts else (), _PORTS if self.schema > 1 else ()
         lists = (*shifts, "findings", *ports, "casts", "baked", "rows")
         return json_stream.line_by_line(

@@ -160,11 +160,10 @@ class ShiftRow:
     """A region of values that is computed times 2⁻ᵏ, or a value beyond the low type that is not.
 
     `value` is the largest of the region, `exponent` its k: 0 for one that is not shifted, and `why` says why.
-    `evidence` is "data", "proof" (bounds that follow from the weights) or "option" (an exponent asked for without
-    data). `values` counts the shifted values, `kept` names those of the region that stay as they are since they are too
-    small. `absmax` is the largest magnitude before the shift, `headroom` the factor to the largest number of the type,
-    before and after; both are 0 where no magnitude is known. `ends` names the ops before or after which a Mul undoes
-    the shift.
+    `evidence` is "data" or "option" (an exponent asked for without data). `values` counts the shifted values, `kept`
+    names those of the region that stay as they are since they are too small. `absmax` is the largest magnitude before
+    the shift, `headroom` the factor to the largest number of the type, before and after; both are 0 where no magnitude
+    is known. `ends` names the ops before or after which a Mul undoes the shift.
     """
 
     value: Name
@@ -177,34 +176,6 @@ class ShiftRow:
     kept: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class BoundRow:
-    """The bound of one value.
-
-    `op` is the op that makes it, `kind` its type; an input of the model has the kind "input". `heavy`: the op is a
-    product, a convolution, a recurrent cell or attention. `klass` is one of the four classes, `because` the step of the
-    proof, and `rests_on` the value whose bound it uses first. `fills`: the value also carries the fill of a mask, which
-    is not in the interval. `least`: the magnitude that an input of ones is proved to reach.
-    """
-
-    value: str
-    op: str
-    kind: str
-    heavy: bool
-    lo: float
-    hi: float
-    klass: str
-    because: str
-    rests_on: str | None = None
-    fills: bool = False
-    least: float = 0.0
-
-    @property
-    def absmax(self) -> float:
-        """The largest magnitude that the interval allows."""
-        return max(-self.lo, self.hi)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +211,7 @@ class ReportData:
     """Rows in topological order, with header, totals, casts, findings, and the inputs and outputs of the model.
 
     `weights` are the bytes of dense initializers and Constants after the conversion, by element type. `evidence` says
-    how far data have checked the conversion, `bounds` how many float values are proved to fit, or measured to, `shifts`
-    which values beyond the type are computed times a power of two.
+    how far data have checked the conversion, `shifts` which values beyond the type are computed times a power of two.
     """
 
     model: Header
@@ -254,7 +224,6 @@ class ReportData:
     outputs: tuple[PortRow, ...] = ()
     weights: Mapping[str, int] = field(default_factory=dict)
     evidence: Evidence = UNCHECKED
-    bounds: Mapping[str, int] = field(default_factory=dict)
     shifts: tuple[ShiftRow, ...] = ()
     schema: int = SCHEMA
 

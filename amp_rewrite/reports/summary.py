@@ -88,8 +88,6 @@ def _totals(report: ReportData) -> list[tuple[str, str]]:
         facts.append(("raised", f"{count(totals.raised, 'op')} to float32{compute}"))
     if totals.refused:
         facts.append(("kernel gate", f"{count(totals.refused, 'op')} refused"))
-    if report.bounds:
-        facts.append(("ranges", ", ".join(f"{number} {words}" for words, number in report.bounds.items() if number)))
     if report.shifts:
         facts.append(("shifts", shift_counts(report.shifts)))
     return facts

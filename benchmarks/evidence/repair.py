@@ -1,11 +1,10 @@
-"""Cost of a search for the ops that need float32: repair beside another tool and beside its own search.
+"""Cost of a search for the ops that need float32: repair, also beside another tool.
 
-    python benchmarks/run.py repair                                        # eight rows, by prediction and by search
+    python benchmarks/run.py repair                                        # eight rows
     python benchmarks/run.py repair CACHE [--peers PEERS/bin/python] [--limit SECONDS]
 
-The eight rows need nothing else: four models of tests/models, at two tolerances. Each is repaired as usual and, in
-turn, without the prediction: that is the search of before the prediction existed. Each run has a process of its own;
-of the processor seconds, which include imports, the median of three runs counts.
+The eight rows need nothing else: four models of tests/models, at two tolerances. Each run has a process of its own; of
+the processor seconds, which include imports, the median of three runs counts.
 
 With CACHE the model is BERT-base, exported with torch and transformers (see shared/zoo.py), with random weights, in
 which three of the twelve layers scale the values of their attention by 2^18 and take that back in the weights behind
@@ -61,31 +60,19 @@ class Row:
 class Outcome:
     """One repair: processor seconds, trials, float32 ops, and the largest error of an output, relative to its size."""
 
+    model: str
+    tolerance: float
     processor: float
     trials: int
     float32: int
     error: float
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One model at one tolerance, repaired by prediction, and by the search alone."""
-
-    model: str
-    tolerance: float
-    predicted: Outcome
-    searched: Outcome
-
-
-def repaired(name: str, tolerance: float, predicts: bool) -> Outcome:
+def repaired(name: str, tolerance: float) -> Outcome:
     """Repair a stored model in this process, which must be a fresh one."""
     import amp_rewrite
     from suites.models.test_fixtures import batch, source
 
-    if not predicts:
-        from amp_rewrite.pipeline.foresight import Foresight
-
-        Foresight.of = classmethod(lambda *arguments, **options: None)  # type: ignore[assignment]
     data = batch(name, "input")
     start = time.process_time()
     found = amp_rewrite.repair(source(name), data, tolerance=tolerance)
@@ -93,17 +80,14 @@ def repaired(name: str, tolerance: float, predicts: bool) -> Outcome:
     if not found.solved or found.chosen is None or found.chosen.score is None or found.report.evidence is None:
         raise SystemExit(f"{name} was not repaired to {tolerance:g}: {found.verdict}")
     error = found.report.evidence.largest_error
-    return Outcome(seconds, found.trials, found.chosen.float32_ops, math.nan if error is None else error)
+    error = math.nan if error is None else error
+    return Outcome(name, tolerance, seconds, found.trials, found.chosen.float32_ops, error)
 
 
-def pair(name: str, tolerance: float) -> Pair:
-    """Repair a stored model in both ways, in turns."""
-    ways = (True, False)
-    runs = [[measure.apart(repaired, name, tolerance, way) for way in ways] for _ in range(TURNS)]
-    predicted, searched = (
-        replace(way[0], processor=statistics.median(run.processor for run in way)) for way in zip(*runs, strict=True)
-    )
-    return Pair(name, tolerance, predicted, searched)
+def outcome(name: str, tolerance: float) -> Outcome:
+    """Repair a stored model in several processes."""
+    runs = [measure.apart(repaired, name, tolerance) for _ in range(TURNS)]
+    return replace(runs[0], processor=statistics.median(run.processor for run in runs))
 
 
 def planted(cache: str) -> str:
@@ -202,9 +186,9 @@ def main() -> None:
     measure.warm_up()
     stored = json.loads((measure.RESULTS / "repair.json").read_text("utf-8"))["rows"]
     tools = {row["tool"]: Row(**row) for row in stored if "tool" in row}
-    pairs = [_pair(row) for row in stored if "tool" not in row]
+    outcomes = [Outcome(**row) for row in stored if "tool" not in row]
     if given.cache is None:
-        pairs = [pair(name, tolerance) for name in MODELS for tolerance in TOLERANCES]
+        outcomes = [outcome(name, tolerance) for name in MODELS for tolerance in TOLERANCES]
     else:
         source = measure.apart(planted, str(given.cache))
         batch = str(given.cache / "bert_base.npz")
@@ -215,11 +199,7 @@ def main() -> None:
             tools[tool] = measured(tool, command, given.cache / "said", source, batch, target)
             print(tools[tool], file=sys.stderr)
     rows = [tools[tool] for tool in (OWN, PEER)]
-    measure.write("repair", measure.machine(), [*rows, *pairs], [*_table(rows), "", *_pairs(pairs)])
-
-
-def _pair(row: dict[str, Any]) -> Pair:
-    return Pair(**row | {way: Outcome(**row[way]) for way in ("predicted", "searched")})
+    measure.write("repair", measure.machine(), [*rows, *outcomes], [*_table(rows), "", *_repairs(outcomes)])
 
 
 def _command(tool: str, given: Any, source: str, batch: str, target: Path) -> list[str | Path]:
@@ -248,25 +228,15 @@ def _table(rows: list[Row]) -> list[str]:
     return ["BERT-base with scaled attention:", "", *measure.markdown(head, cells)]
 
 
-def _pairs(pairs: Sequence[Pair]) -> list[str]:
-    """Return the table of both ways; each cell has the prediction's number first."""
+def _repairs(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return the table of the stored models."""
     head = ("model", "tolerance", "trials", "float32 ops", "processor s", "largest error")
     cells = [
-        (
-            pair.model,
-            f"{pair.tolerance:g}",
-            f"{a.trials} / {b.trials}",
-            f"{a.float32} / {b.float32}",
-            f"{a.processor:.2f} / {b.processor:.2f}",
-            f"{a.error:.2g} / {b.error:.2g}",
-        )
-        for pair in pairs
-        for a, b in [(pair.predicted, pair.searched)]
+        (o.model, f"{o.tolerance:g}", o.trials, o.float32, f"{o.processor:.2f}", f"{o.error:.2g}") for o in outcomes
     ]
-    both = [[getattr(pair, way) for pair in pairs] for way in ("predicted", "searched")]
-    ops, seconds = ([sum(getattr(o, name) for o in way) for way in both] for name in ("float32", "processor"))
-    said = f"Together {ops[0]} / {ops[1]} float32 ops in {seconds[0]:.1f} / {seconds[1]:.1f} processor seconds."
-    return ["Exported models, by prediction / by search alone:", "", *measure.markdown(head, cells), "", said]
+    ops, seconds = (sum(getattr(row, name) for row in outcomes) for name in ("float32", "processor"))
+    said = f"Together {ops} float32 ops in {seconds:.1f} processor seconds."
+    return ["Exported models:", "", *measure.markdown(head, cells), "", said]
 
 
 if __name__ == "__main__":

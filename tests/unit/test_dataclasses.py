@@ -15,15 +15,11 @@ import amp_rewrite
 Field = dataclasses.Field[Any]
 
 NUMBERS = {
-    "decide.bounds.bound.BoundOptions.below": True,
-    "decide.bounds.context.OpContext.is_read": True,
     "decide.placement.cut_problem.CutProblem.islands": True,
     "decide.placement.labelling.Conversion.casts": 1,
     "decide.placement.place.PlacementRule.islands": True,
-    "decide.placement.tradeoff.Tradeoff.islands": True,
     "deploy.session.cache.Cache.limit": 20 << 30,
     "evidence.metric.Measure.higher": True,
-    "evidence.prediction.prediction.PredictedErrors.repeats": 1,
     "fleet.batch.BatchSettings.keep_going": True,
     "fleet.batch.BatchSettings.write": True,
     "fleet.job.Job.threads": 1,
@@ -83,7 +79,6 @@ NOT_COMPARED = {
     "ir.patterns.clusters.Cluster.values",
     "ir.view.View._known",
     "ir.view.View._memory",
-    "pipeline.pareto.Pareto._made",
     "reports.delta.Delta.alike",
     "reports.delta.Delta.ops",
     "reports.delta.Delta.runs",

@@ -16,10 +16,9 @@ from amp_rewrite.cli.data import MeasuringOptions
     click.argument("names", metavar="NODE...", nargs=-1, required=True),
     *parameters.CONVERSION,
     *parameters.MEASURING,
-    parameters.flag("--bounds", "Add the proof of the range of each NODE.", rare=True),
     parameters.as_json,
 )
-def explain(model: Path, names: tuple[str, ...], bounds: bool, as_json: bool, **given: Any) -> None:
+def explain(model: Path, names: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Print why NODE gets its type, back to the op that decides.
 
     MODEL may also be a report. NODE is an op, a type of ops (Softmax) or a pattern (op=Softmax); an input of the model
@@ -28,10 +27,6 @@ def explain(model: Path, names: tuple[str, ...], bounds: bool, as_json: bool, **
     """
     from amp_rewrite.reports.sources import is_report, report_in
 
-    if bounds and (as_json or is_report(model)):
-        raise click.UsageError(
-            "--bounds needs the model, and prints text; `amp-rewrite bounds --json` gives all proofs"
-        )
     measuring = MeasuringOptions.taken(given)
     settings = parameters.in_force(given)
     if is_report(model):
@@ -45,8 +40,3 @@ def explain(model: Path, names: tuple[str, ...], bounds: bool, as_json: bool, **
             converted, _ = measuring.completed(settings).converted(model, parameters.keywords(settings), tell)
         explanation = explain(converted, *names)
     terminal.show(explanation.to_json() if as_json else explanation.text())
-    if bounds:
-        from amp_rewrite.evidence.bounds import bounds as proved
-
-        proofs = proved(model, to=settings.to)
-        terminal.show("\n" + proofs.text(*names))

@@ -18,7 +18,6 @@ from amp_rewrite.cli.page import check_page, present
     parameters.config,
     parameters.option("--top", "N", "The number of ops to show.  [default: 10]", type=click.IntRange(min=1)),
     parameters.option("--tolerance", "X", "Also name the first op whose error is larger.", type=float),
-    parameters.flag("--predict", "Predict the share of each op in the error of the outputs."),
     parameters.as_json,
     parameters.quiet(),
     *parameters.PAGE,

@@ -15,7 +15,6 @@ from amp_rewrite.decide.hazards.exemptions import benign
 from amp_rewrite.decide.hazards.magnified import magnified
 from amp_rewrite.decide.hazards.mask_fills import mask_fill, saturated
 from amp_rewrite.decide.hazards.positions import positions
-from amp_rewrite.decide.hazards.proved_overflow import proved_overflow
 from amp_rewrite.decide.hazards.quantized import quantized
 from amp_rewrite.decide.hazards.rule import PinningRule, Rule, pinned, rule
 from amp_rewrite.decide.hazards.sums import long_sums, running_sums
@@ -50,7 +49,6 @@ PINNING: tuple[PinningRule, ...] = (
     folded,
     cancellation,
     quantized,
-    proved_overflow,
     running_sums,
     long_sums,
 )

@@ -64,12 +64,6 @@ class CostModel:
             self.times[flops, size] = max(0, float32 - self._time(flops, self.to.nbytes(size), low=True))
         return self.times[flops, size]
 
-    @property
-    def least(self) -> int:
-        """Return the time of all ops of the main graph in the low type, without Casts."""
-        ops = [op for op in self.view.ops if op.scope == MAIN and op.kind not in VIEWS]
-        return sum(self._time(self.flops(op), self.to.nbytes(self._moved(op, op.ports)), low=True) for op in ops)
-
     def _moved(self, op: Op, values: Sequence[ValueId]) -> int:
         """Return the elements that an op moves of these values; a table is read in part."""
         return sum(self.size(v) for v in values if not (op.kind in PICKS and v == op.inputs[0]))

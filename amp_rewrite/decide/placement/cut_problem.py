@@ -45,14 +45,12 @@ class CutProblem:
     Free vertices are those that the rules lowered, and gray and clear ones that are safe (`_may_fall`). Vertices of the
     allow list are free only with `islands`, and only if the user did not name them. All others keep their label. The
     problem contains free vertices that a float32 value reaches through free ones. The others are low among low ones,
-    which costs nothing, unless digits have a price: `whole` takes them in. O(nodes) for all low vertices,
-    O(nodes + uses) for the rest.
+    which costs nothing. O(nodes) for all low vertices, O(nodes + uses) for the rest.
     """
 
     state: PaintState
     costs: CostModel
     islands: bool = True
-    whole: bool = False
 
     def free(self, v: int) -> bool:
         """True if a vertex may become low or high."""
@@ -130,8 +128,6 @@ class CutProblem:
     @cached_property
     def vertices(self) -> tuple[int, ...]:
         """Vertices of the problem in order: free ones, and Casts of the model that can give either type."""
-        if self.whole:
-            return tuple(filter(self._takes_part, range(len(self.state.vertices.all))))
         partners: dict[int, list[int]] = {}
         for group in self._groups:
             for v in group:

@@ -33,21 +33,12 @@ class Pair(NamedTuple):
     cost: int
 
 
-class Rounding(NamedTuple):
-    """A value that a low end reads from a high one, and the cost of the digits that it loses on the way."""
-
-    home: int
-    reader: int
-    cost: int
-
-
 @dataclass(frozen=True)
 class Labelling:
     """Vertices 0 to size - 1, each to be low or high, and the costs in attoseconds (1e-18 s).
 
     `loss[v]`: how much longer vertex v takes in float32. A value that is made in one type and read in the other takes
-    one Cast, whatever the number of readers. `fixed` vertices have their label, `tied` ones have the same. `noise[v]`:
-    the cost of what vertex v rounds if it is low, `roundings` that of what it reads; empty without a price.
+    one Cast, whatever the number of readers. `fixed` vertices have their label, `tied` ones have the same.
     """
 
     loss: tuple[int, ...]
@@ -55,11 +46,9 @@ class Labelling:
     pairs: tuple[Pair, ...] = ()
     fixed: Mapping[int, bool] | None = None
     tied: tuple[tuple[int, ...], ...] = ()
-    noise: tuple[int, ...] = ()
-    roundings: tuple[Rounding, ...] = ()
 
     def cost(self, low: Sequence[bool]) -> int:
-        """Return the time that labels cost, without their noise. O(vertices + uses)."""
+        """Return the time that labels cost. O(vertices + uses)."""
         ends = _ends(low)
         total = sum(loss for loss, label in zip(self.loss, low, strict=True) if not label)
         total += sum(pair.cost for pair in self.pairs if _parted(pair, ends))
@@ -107,10 +96,6 @@ class Labelling:
         ends = {**dict(enumerate(at)), LOW: low, HIGH: high}
         for v, loss in enumerate(self.loss):
             network.pull[at[v]] += loss
-        for v, noise in enumerate(self.noise):
-            network.pull[at[v]] -= noise
-        for rounding in self.roundings:
-            network.arc(ends[rounding.reader], ends[rounding.home], rounding.cost)
         for pair in self.pairs:
             network.arc(ends[pair.first], ends[pair.second], pair.cost)
             network.arc(ends[pair.second], ends[pair.first], pair.cost)

@@ -18,7 +18,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.data.feed import Batch
-from amp_rewrite.evidence.instrument.vertices import TypeChoice, Vertex, maker_of, reader_of
+from amp_rewrite.evidence.instrument.vertices import Vertex, maker_of, reader_of
 from amp_rewrite.files.loading import HEAVY
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
@@ -44,7 +44,7 @@ class Switch:
     exact: bool = False
     always: bool = False
 
-    def on(self, coloring: TypeChoice) -> bool:
+    def on(self, coloring: Coloring) -> bool:
         """True if the value is rounded under a coloring."""
         made_low = self.maker is not None and coloring.lowered(*self.maker)
         if made_low and self.exact:
@@ -66,7 +66,7 @@ class SwitchableModel:
         """True if the twin can act as a coloring: every low vertex there may be low here."""
         return self.may.issuperset(coloring.low)
 
-    def mask(self, coloring: TypeChoice) -> NDArray[np.bool_]:
+    def mask(self, coloring: Coloring) -> NDArray[np.bool_]:
         """Return the extra input for a coloring."""
         return np.array([switch.on(coloring) for switch in self.switches], np.bool_)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Container
 
 from amp_rewrite.ir.dataflow import made_variable, read_variable
 from amp_rewrite.ir.exact_ops import exact
@@ -12,25 +10,6 @@ from amp_rewrite.ir.view import OpId, Use, ValueId, View
 
 Vertex = tuple[OpId, str]
 """A type variable of an op."""
-
-
-class TypeChoice(Protocol):
-    """A choice of low type variables, as a Coloring is one."""
-
-    def lowered(self, op: OpId, variable: str | None) -> bool:
-        """True if a variable of an op is low."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LowVertices:
-    """The choice of these vertices."""
-
-    vertices: Collection[Vertex]
-
-    def lowered(self, op: OpId, variable: str | None) -> bool:
-        """True if a variable of an op is low."""
-        return (op, variable) in self.vertices
 
 
 def maker_of(view: View, value: ValueId, may: Container[Vertex]) -> tuple[Vertex | None, bool]:

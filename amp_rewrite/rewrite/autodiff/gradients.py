@@ -66,13 +66,8 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
     return b.model()
 
 
-Blocked = dict[str, str]
-"""Nodes that no gradient passes, by name, each with the reason."""
-
-
-def differentiable(model: Model, loss: str, wrt: Sequence[str], *, partly: bool = False) -> Model:
-    """Return an equivalent model that `backward` can differentiate; value names stay. `partly`: as far as it can,
-    which may be nowhere.
+def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
+    """Return an equivalent model that `backward` can differentiate; value names stay.
 
     Local functions are inlined. BatchNormalization with batch statistics is decomposed, since no CUDA kernel of
     onnxruntime runs it. On paths to the loss, LSTM, GRU and RNN become a Scan, and an op without a gradient rule
@@ -91,7 +86,7 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str], *, partly: bool 
             )
         sources = [_value(view, ids, name, "by which to differentiate") for name in wrt]
         route = paths(view, MAIN, [target], sources, VJPS)
-        if target not in route.reached and not partly:
+        if target not in route.reached:
             raise GradientError(
                 f"the loss {loss!r} has no differentiable path from {', '.join(map(repr, wrt))}; name inputs or"
                 " initializers that it is computed from"
@@ -103,7 +98,7 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str], *, partly: bool 
         bodies = nested(view, [body for op in route.ops for body in op.bodies])
         expandable = _expandable(view, [*route.ops, *(view.ops[i] for body in bodies for i in view.scopes[body].ops)])
         for op in route.ops:
-            if not partly and (op.domain, op.op_type) not in VJPS and (op.domain or op.op_type not in expandable):
+            if (op.domain, op.op_type) not in VJPS and (op.domain or op.op_type not in expandable):
                 raise GradientError(
                     f"node {op.name!r} ({op.kind}) has no gradient rule, and it lies on the path {route.through(op)};"
                     " replace the op, or do not train the parameters before it"
@@ -113,23 +108,19 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str], *, partly: bool 
         ready = with_bodies(ready, expandable)
 
 
-def backward(
-    b: Builder, seeds: Mapping[str, str], wrt: Sequence[str], *, blocked: Blocked | None = None
-) -> dict[str, str]:
+def backward(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
     """Append the backward pass to a builder; return gradient names by the names in `wrt`.
 
     `seeds`: for each differentiated value the name of its own gradient, of the value's type and a shape that
     broadcasts to the value's. The seed of a loss is 1, or a loss scale for scaled gradients. `wrt`: floating values
     of the builder's graph. One Sum adds the gradients of several uses; a value without a path from a seed gets
-    zeros. GradientError for an op without a gradient rule; with `blocked` it is added there, and no gradient passes.
+    zeros. GradientError for an op without a gradient rule.
     """
     full = {n: seed if b.shape(n) == () else b.op("Expand", seed, b.shape_of(n)) for n, seed in seeds.items()}
-    return _accumulated(b, full, wrt, blocked)
+    return _accumulated(b, full, wrt)
 
 
-def _accumulated(
-    b: Builder, arrived: Mapping[str, str], wrt: Sequence[str], blocked: Blocked | None = None
-) -> dict[str, str]:
+def _accumulated(b: Builder, arrived: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
     """Append the backward pass from gradients that already have the shapes of their values."""
     view, ids = b.facts.view, b.facts.ids[b.scope]
     route = paths(view, b.scope, [ids[name] for name in arrived], [ids[name] for name in wrt], VJPS)
@@ -138,14 +129,7 @@ def _accumulated(
     for op in reversed(route.ops):
         grads = tuple(None if v is None else _total(b, arriving.get(v)) for v in op.outputs)
         if any(grads):
-            try:
-                partials = _partials(Call(b, op, positions[op.id], grads, _accumulated), route)
-            except GradientError as error:
-                if blocked is None:
-                    raise
-                blocked[op.name] = str(error)
-                continue
-            for value, gradient in partials:
+            for value, gradient in _partials(Call(b, op, positions[op.id], grads, _accumulated), route):
                 arriving.setdefault(value, []).append(gradient)
     totals = {name: _total(b, arriving.get(ids[name])) for name in wrt}
     return {name: total or b.zeros_like(name, element_type(b, name)) for name, total in totals.items()}

@@ -13,14 +13,14 @@ import amp_rewrite.train
 
 NAMES = {
     "amp_rewrite": """
-        AmpRewriteError Benchmark Bounds Cache Checkup Coloring ConfigError ConversionError
+        AmpRewriteError Benchmark Cache Checkup Coloring ConfigError ConversionError
         Converted DType Delta EvidenceError Explanation Feed FeedError GradientError Level ListError
-        Located MachineError Model ModelError OpLists Outcome Paint PaintOptions Pareto PatternError
+        Located MachineError Model ModelError OpLists Outcome Paint PaintOptions PatternError
         Placement Plan Policy PolicyError Ranges Repaired Report ReportError Safety Session Target
-        Trainer TrainingError TrainingStep Verdict View __version__ apply bench bounds calibrate
+        Trainer TrainingError TrainingStep Verdict View __version__ apply bench calibrate
         check_weights convert convert_many diff disable_mixed_precision_graph_rewrite doctor emulate
         enable_mixed_precision_graph_rewrite explain global_policy gradients load_lists locate paint
-        pareto plan policy_scope progress_bar repair report_of scale_gradients set_policy train
+        plan policy_scope progress_bar repair report_of scale_gradients set_policy train
         training_step verify""",
     "amp_rewrite.train": """
         Accuracy Adagrad Adam AdamW BestCheckpoint CosineDecay DataParallelTrainer DynamicLossScale

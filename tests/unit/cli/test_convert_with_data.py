@@ -103,7 +103,9 @@ def test_a_terminal_gets_a_bar_for_each_stage(model: str) -> None:
     os.close(ours)
 
     assert done.returncode == 0
-    assert all(f"net.onnx: {stage}".encode() in text for stage in ("calibrate", "predict", "verify", "write"))
+    assert all(
+        f"net.onnx: {stage}".encode() in text for stage in ("calibrate", "own errors", "search", "verify", "write")
+    )
 
 
 def test_data_alone_guards(model: str) -> None:

@@ -9,7 +9,7 @@ import click
 from amp_rewrite.cli import program
 
 REPEATED = {
-    *("--shape", "--int-range", "--input"),
+    *("--shape", "--int-range"),
     *("--lists", "--keep", "--lower", "--io"),
     *("--include", "--exclude"),
 }
@@ -17,7 +17,6 @@ REPEATED = {
 ANY = -1
 ARGUMENTS = {
     "bench": {"models": (ANY, True)},
-    "bounds": {"model": (1, True), "names": (ANY, False)},
     "convert": {"model": (1, True), "out": (ANY, False)},
     "doctor": {"model": (1, False)},
     "explain": {"model": (1, True), "names": (ANY, True)},
@@ -27,7 +26,7 @@ ARGUMENTS = {
     "ranges show": {"file": (1, True)},
     "rule": {"name": (1, False)},
     "completion": {"shell": (1, True)},
-    **{name: {"model": (1, True)} for name in ("calibrate", "emulate", "pareto", "report", "train-step")},
+    **{name: {"model": (1, True)} for name in ("calibrate", "emulate", "report", "train-step")},
     **{name: {"a": (1, True), "b": (1, True)} for name in ("diff", "locate", "verify")},
 }
 """Arguments of commands that have any: how many, and whether they are required."""

@@ -83,9 +83,9 @@ def test_names_and_aliases_are_each_those_of_one_record() -> None:
 
 
 def test_a_rule_answers_to_the_names_that_it_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    heir = Rule("proved_overflow", CANCELLATION, "One for both.", cancellation.function, ("distance",), ("parent",))
+    heir = Rule("heir", CANCELLATION, "One for both.", cancellation.function, ("distance", "parent"))
     monkeypatch.setattr(rule_table, "RULES", (heir,))
-    facts = [described(name) for name in ("proved_overflow", "parent", "distance")]
+    facts = [described(name) for name in ("heir", "parent", "distance")]
     assert facts[0] == facts[1] == facts[2]
     assert facts[0]["promise"] == "One for both."
 

@@ -10,14 +10,11 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 import amp_rewrite
-from amp_rewrite.decide.bounds.analysis import bounds
-from amp_rewrite.decide.bounds.bound import BoundOptions
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.shift import shift_draft
-from amp_rewrite.pipeline.shift_outcome import bounds_before, unshifted_draft
 from amp_rewrite.settings.request import Request
 from support import cases
 from support.hard_models import halved
@@ -196,47 +193,6 @@ def _embedded(text: str, largest: float) -> ModelProto:
 STREAMED = f"{OUTLIERS};z=MatMul(a,w);y=Tanh(z)"
 
 
-def test_a_proved_overflow_is_shifted_without_data() -> None:
-    model = _embedded(STREAMED, 12288)
-    auto, none = (amp_rewrite.convert(model, shift=how) for how in ("auto", "none"))
-    assert auto.report.totals.compute_lowered > none.report.totals.compute_lowered
-    row = next(row for row in auto.report.shifts if row.exponent)
-    assert (row.evidence, row.value, row.exponent) == ("proof", "c", 3)
-    assert row.headroom < 1 and row.headroom_after == 8 * row.headroom > 2
-    regions = [(row.value, row.values, row.kept, row.ends) for row in auto.report.shifts]
-    assert regions == [("c", 3, (), ()), ("z", 1, (), ("y",))]
-    assert any(row.rule == "proved_overflow" for row in none.report.rows)
-    draft = Draft.of(model, Request.of())
-    assert bits(shift_draft(draft, None, 2.0).draft.view.model.to_proto(), TOKENS) == bits(model, TOKENS)
-    for converted in (auto, none):
-        assert amp_rewrite.verify(model, converted, TOKENS, tolerance=1e-2, emulate=True).ok  # type: ignore[arg-type]
-
-
-def test_a_proved_overflow_of_a_half_model_is_shifted_in_its_upcast_twin() -> None:
-    model = halved(_embedded(STREAMED, 12288))
-    auto, none = (amp_rewrite.convert(model, shift=how) for how in ("auto", "none"))
-    assert [(row.value, row.exponent, row.evidence) for row in auto.report.shifts] == [
-        ("c", 3, "proof"),
-        ("z", 4, "proof"),
-    ]
-    assert (auto.report.totals.compute_lowered, none.report.totals.compute_lowered) == (2, 1)
-    assert not none.report.shifts and {row.rule for row in none.report.rows} == {None, "raised"}
-
-
-def test_without_a_proof_nothing_is_shifted_without_data() -> None:
-    model = _embedded(STREAMED, 512)
-    auto, none = (amp_rewrite.convert(model, shift=how) for how in ("auto", "none"))
-    assert auto.model.graph == none.model.graph and not auto.report.shifts
-
-
-def test_data_go_before_proofs() -> None:
-    text = f"c=Mul(x,s);{LARGE.replace('(x,', '(c,')}"
-    constants = {"w": WEIGHTS, "v": WEIGHTS, "g": np.ones(8, np.float32), "s": np.float32(1e5)}
-    model = cases.build(text, ["y"], constants=constants)
-    assert any(row.evidence == "proof" for row in amp_rewrite.convert(model).report.shifts)
-    assert not amp_rewrite.convert(model, data={"x": FEED["x"] * 1e-5}).report.shifts
-
-
 def test_a_shift_that_only_saves_casts_is_made() -> None:
     model = _embedded(f"{OUTLIERS};k=LayerNormalization(a,g);y=MatMul(k,w)", 12288)
     auto, none = (amp_rewrite.convert(model, data=TOKENS, shift=how).report.totals for how in ("auto", "none"))
@@ -261,26 +217,8 @@ def test_too_much_range_is_named_even_where_no_shift_is_made() -> None:
     assert any("too much range" in row.why for row in rows)
 
 
-def test_bounds_of_a_model_that_is_not_shifted_are_those_before() -> None:
-    tried = unshifted_draft(Draft.of(_model(), Request.of()))
-    known = bounds_before(tried)
-    assert tried.exponent == 0 and tried.carried(known) is known
-
-
-def test_bounds_of_a_shifted_model_follow_from_those_before() -> None:
-    model = _embedded(STREAMED, 12288)
-    ranges = calibrate(model, TOKENS)
-    tried = shift_draft(Draft.of(model, Request.of()), ranges, 2.0)
-    carried = tried.carried(bounds_before(tried))
-    view = tried.draft.view
-    own = {view.value_name(v): bound for v, bound in bounds(view, BoundOptions(below=False)).items()}
-    assert tried.exponent == 4
-    for value, bound in carried.items():
-        assert bound.absmax == pytest.approx(own[view.value_name(value)].absmax, rel=1e-2)
-
-
 def test_the_report_states_shifts_in_json_text_and_page() -> None:
-    report = amp_rewrite.convert(_embedded(STREAMED, 12288)).report
+    report = amp_rewrite.convert(_embedded(STREAMED, 12288), data=TOKENS).report
     assert amp_rewrite.Report.from_json(report.to_json(), "report.json") == report
     assert "shifts" in json.loads(report.to_json())
     assert "1 region times 2^-3" in report.text()

@@ -64,7 +64,6 @@ node = amp_rewrite.View.of(amp_rewrite.Model.load(first)).ops[0].name
 command("convert", first, "-o", out / "command.onnx", "--html", out / "page.html", "--check-weights")
 command("report", first)
 command("explain", first, node)
-command("bounds", first)
 command("diff", first, low, code=1)
 command("emulate", low, "-o", out / "twin.onnx")
 command("lists", "MatMul")

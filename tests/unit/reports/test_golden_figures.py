@@ -23,12 +23,9 @@ from amp_rewrite.deploy.bench.result import Benchmark
 from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
-from amp_rewrite.reports.measurements import CurvePoint, Difference, OpErrors, OutputRow, TrialRow
+from amp_rewrite.reports.measurements import Difference, OpErrors, OutputRow, TrialRow
 from amp_rewrite.reports.model_explorer import overlay
 from amp_rewrite.reports.op_changes import runs_of
-from amp_rewrite.reports.page.bounds import bounds_figure
-from amp_rewrite.reports.page.curve import curve_figure
-from amp_rewrite.reports.page.effects import Effect, effects_figure
 from amp_rewrite.reports.page.markup import written
 from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure, trials_figure
 from amp_rewrite.reports.page.page import Figure
@@ -37,7 +34,7 @@ from amp_rewrite.reports.page.report_figures import report_figures
 from amp_rewrite.reports.page.strips import changes_figure, strips_figure
 from amp_rewrite.reports.page.text_figures import checks_figure
 from amp_rewrite.reports.page.waterfall import MarkedOps, waterfall
-from amp_rewrite.reports.rows import NO_ROW, BoundRow, CastRow, Header, PortRow, Row, Totals
+from amp_rewrite.reports.rows import NO_ROW, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.reports.sources import report_and_view, report_in
 from support.corpus import TEXT_MODELS, exported, text_model
 from support.paths import TESTS
@@ -108,36 +105,6 @@ def trials(rng: Numbers, size: int) -> Figure:
     return trials_figure(
         steps, steps[size // 2], CriterionLine("error ≤ 0.01", "error", 0.01, size % 2 > 0), solved=size > 3
     )
-
-
-def effects(rng: Numbers, size: int) -> Figure:
-    ways = ("gradient", "measured", "unknown")
-    rows = [
-        Effect(f"op{i}", "Mul", rng.one(0.0, math.inf, math.nan), rng.one(math.inf, math.nan), rng.one(math.nan),
-               rng.of(*ways))
-        for i in range(size)
-    ]  # fmt: skip
-    return effects_figure(rows, rng.one(math.inf), rng.one(0.0), ["a note"])
-
-
-def bounds(rng: Numbers, size: int) -> Figure:
-    classes = ("proved to fit", "measured to fit", "proved to overflow", "unknown")
-    rows = [
-        BoundRow(f"v{i}", f"op{i}", "Add", rng.below(2) > 0, -rng.one(0.0, math.inf), rng.one(math.inf),
-                 rng.of(*classes), "sum", least=rng.one())
-        for i in range(size)
-    ]  # fmt: skip
-    return bounds_figure(rows, DType.FLOAT16, "x in 0..1" if size % 2 else "")
-
-
-def curve(rng: Numbers, size: int) -> Figure:
-    kinds = ("converted", "chosen", "float32")
-    points = [
-        CurvePoint(rng.of(*kinds), 1e-6 * rng.one(), rng.one(0.0, math.inf), rng.one(0.0), rng.one(0.0, math.inf),
-              rng.one(math.inf), rng.below(9), 9)
-        for _ in range(size + 1)
-    ]  # fmt: skip
-    return curve_figure(points, "A100", "float16", "2 batches")
 
 
 def benchmark(rng: Numbers, size: int) -> Sequence[Figure]:
@@ -263,9 +230,7 @@ def checks(rng: Numbers, size: int) -> Figure:
 
 
 Made = Callable[[Numbers, int], Figure | Sequence[Figure | str]]
-MADE: tuple[Made, ...] = (
-    ranges, errors, outputs, trials, effects, bounds, curve, benchmark, strips, checks, differences
-)  # fmt: skip
+MADE: tuple[Made, ...] = (ranges, errors, outputs, trials, benchmark, strips, checks, differences)
 SIZES = (0, 1, 2, 5, 14, 25, 60, 600)
 
 

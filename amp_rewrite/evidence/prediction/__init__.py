@@ -1,1 +1,0 @@
-"""Errors of the outputs, predicted by a backward pass over the rounding errors of the forward pass."""
