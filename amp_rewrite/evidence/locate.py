@@ -81,18 +81,12 @@ class Located(Result):
         return map(asdict, self.rows)
 
     def figures(self) -> Sequence[Figure]:
-        """Return the accumulated and the local errors along the depth, and the predicted shares if there are some."""
-        from amp_rewrite.reports.page.waterfall import MarkedOps, waterfall  # late: few runs draw
-
-        beyond, jump = (
-            None if spot is None else self.rows.index(spot) for spot in (self.first_beyond, self.first_jump)
-        )
-        errors = waterfall(self.rows, MarkedOps(self.tolerance, beyond, jump), self.low, str(self.fed), self.notes)
+        """Return the predicted shares if there are some."""
         if self.shares is None:
-            return (errors,)
+            return ()
         from amp_rewrite.reports.page.effects import effects_figure
 
-        return errors, effects_figure(self.shares.rows, self.shares.error, self.shares.measured, self.shares.notes)
+        return (effects_figure(self.shares.rows, self.shares.error, self.shares.measured, self.shares.notes),)
 
     def top(self, number: int) -> tuple[OpErrors, ...]:
         """Return the ops with the largest local error, in topological order among equals."""

@@ -100,7 +100,7 @@ class Converted(Result):
         return report_figures(self.report, self.view)
 
     def sketches(self) -> Sequence[Figure]:
-        """Return summary and barcode of the report."""
+        """Return the summary of the report."""
         return self.report.sketches()
 
     @cached_property

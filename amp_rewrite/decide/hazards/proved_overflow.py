@@ -17,7 +17,6 @@ from amp_rewrite.ir.view import OpId, ValueId, View
     reasons.PROVED_OVERFLOW,
     "Values that are bound to leave the type's range are computed in float32.",
     cases=(reasons.PROVED_OVERFLOW, "product"),
-    aliases=("growth", "placeholders"),
 )
 def proved_overflow(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold products over an axis, and ops behind placeholder layers whose values are proved to exceed the low type.

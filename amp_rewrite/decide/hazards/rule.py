@@ -56,9 +56,8 @@ class Record:
 class Rule(Record, Generic[P, R]):
     """A safety rule, documented by the docstring of its function.
 
-    `reason`: the id of its pins in `decide/reasons.py`. `cases`: what the rule covers, each with a pair of models; also
-    earlier rules that became one, whose names lead to it. `former`: other earlier names. `findings`: the kinds of its
-    findings. `target`: the only target for which it runs; "" for all.
+    `reason`: the id of its pins in `decide/reasons.py`. `cases`: what the rule covers, each with a pair of models.
+    `findings`: the kinds of its findings. `target`: the only target for which it runs; "" for all.
     """
 
     folder = "decide/hazards/models"
@@ -66,14 +65,8 @@ class Rule(Record, Generic[P, R]):
     promise: str
     function: Callable[P, R]
     cases: tuple[str, ...] = ()
-    former: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     target: str = ""
-
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        """Return earlier names of the rule, and of rules that it subsumes."""
-        return tuple(name for name in (*self.cases, *self.former) if name != self.name)
 
     @property
     def pairs(self) -> tuple[str, ...]:
@@ -114,9 +107,8 @@ def rule(
     promise: str,
     *,
     cases: tuple[str, ...] = (),
-    aliases: tuple[str, ...] = (),
     findings: tuple[str, ...] = (),
     target: str = "",
 ) -> Callable[[Callable[P, R]], Rule[P, R]]:
     """Make a function the rule that has the name of its reason."""
-    return lambda function: Rule(reason, reason, promise, function, cases, aliases, findings, target)
+    return lambda function: Rule(reason, reason, promise, function, cases, findings, target)

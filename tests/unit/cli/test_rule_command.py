@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from amp_rewrite import convert, diff
 from amp_rewrite.cli import program
-from amp_rewrite.cli.commands.rule import described, records
+from amp_rewrite.cli.rules import described, records
 from amp_rewrite.decide import reasons, rule_table
 from amp_rewrite.decide.hazards.differences import cancellation
 from amp_rewrite.decide.hazards.rule import MODELS, Rule
