@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from amp_rewrite.cli.commands.rule import described
+from amp_rewrite.cli.rules import described
 from amp_rewrite.decide.reasons import KINDS, REASONS, meaning
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "findings.md"
 HEAD = """# Findings
 
-A finding is a fact in a report beside the rows: what happened, what it means, what to do. `amp-rewrite rule KIND`
+A finding is a fact in a report beside the rows: what happened, what it means, what to do. `amp-rewrite explain KIND`
 prints the same, `--verbose` all findings of a conversion; in JSON they are `findings`, each with `kind`, `subject` and
 `message`. `tools/build_findings.py` writes this page from the code.
 """

@@ -6,13 +6,13 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.cli.commands.rule import described, models_of, records
+from amp_rewrite.cli.rules import described, models_of, records
 from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS, Strength
 
 FOLDER = Path(__file__).resolve().parent.parent / DOCS
 INDEX = """# Rules
 
-`tools/build_rules.py` writes these pages from the code. `amp-rewrite rule NAME` prints the same.
+`tools/build_rules.py` writes these pages from the code. `amp-rewrite explain NAME` prints the same.
 
 Of two reasons that disagree about an op, the one of the higher tier decides.
 """

@@ -242,9 +242,6 @@ def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
 STEP = tuple(ROWS[name] for name in PAINTING)
 """Options of a conversion that a training step takes, too."""
 
-LISTING = (ROWS["to"], ROWS["lists"], ROWS["level"], config)
-"""Options that decide which op lists are in force."""
-
 CONVERSION = (*(ROWS[name] for name, row in KEYWORDS.items() if row.group != OUTPUT), config)
 """Options of a conversion that decide its types."""
 

@@ -114,22 +114,9 @@ MIN_CUT = _reason("min_cut", "the border between float32 and the low type costs 
 JOIN = _reason("join", "lowered values meet here: one Cast after it replaces several before it", Strength.SPREAD)
 
 
-RETIRED = {
-    **dict.fromkeys(("shape_taint", "index_taint"), WHOLE_NUMBER),
-    **dict.fromkeys(("angle", "places", "position_bias"), POSITION),
-    **dict.fromkeys(("statistics", "quantizer"), CONSTANT_RANGE),
-    **dict.fromkeys(("epsilon", "logarithm"), MAGNIFIED),
-    **dict.fromkeys(("small_step", "disguise"), RUNNING_SUM),
-    **dict.fromkeys(("tiny_product", "raw", "last_product"), NO_GAIN),
-    "additive_mask": MASK_FILL,
-    "distance": CANCELLATION,
-}
-"""Ids that older reports carry, each with the one that took its place."""
-
-
 def reason_of(rule: str | None) -> Reason | None:
-    """Return the reason with an id, or the one that took its place; None for an id of another version."""
-    return REASONS.get(RETIRED.get(rule, rule)) if rule is not None else None
+    """Return the reason with an id; None for an id of another version."""
+    return REASONS.get(rule) if rule is not None else None
 
 
 def words(rule: str) -> str:

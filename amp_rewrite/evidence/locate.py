@@ -27,7 +27,7 @@ from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.keywords import checked
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.page import Figure
+    pass
 
 JUMP = 10.0
 """Factor by which an error grows in one op to count as a jump."""
@@ -76,15 +76,6 @@ class Located(Result):
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the rows as dictionaries."""
         return map(asdict, self.rows)
-
-    def figures(self) -> Sequence[Figure]:
-        """Return the accumulated and the local errors along the depth."""
-        from amp_rewrite.reports.page.waterfall import MarkedOps, waterfall  # late: few runs draw
-
-        beyond, jump = (
-            None if spot is None else self.rows.index(spot) for spot in (self.first_beyond, self.first_jump)
-        )
-        return (waterfall(self.rows, MarkedOps(self.tolerance, beyond, jump), self.low, str(self.fed), self.notes),)
 
     def top(self, number: int) -> tuple[OpErrors, ...]:
         """Return the ops with the largest local error, in topological order among equals."""

@@ -106,7 +106,7 @@ class Verdict(Result):
         from amp_rewrite.reports.page.outputs import outputs_figure  # late: few runs draw
 
         scored = outputs_figure(self.rows, self.allowed, self.brief, (*self._remarks, *self._next))
-        return (scored, *(self.depth.figures() if self.depth is not None else ()))
+        return (scored, *(self.depth.page().figures if self.depth is not None else ()))
 
     @property
     def _next(self) -> tuple[str, ...]:

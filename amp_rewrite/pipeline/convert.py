@@ -20,7 +20,7 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.store import Writable
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.ir.view import View
+from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.few_low import few_low
 from amp_rewrite.pipeline.shift import shift_draft
@@ -99,7 +99,7 @@ class Converted(Result):
         return report_figures(self.report, self.view)
 
     def sketches(self) -> Sequence[Figure]:
-        """Return summary and barcode of the report."""
+        """Return the summary of the report."""
         return self.report.sketches()
 
     @cached_property

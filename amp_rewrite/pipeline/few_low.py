@@ -53,6 +53,6 @@ def few_low(view: View, coloring: Coloring) -> Iterator[Finding]:
     facts = [f"{rule} keeps {share(part, whole)} in float32" for rule, part in causes if part]
     shown = f"{share(low, whole)} of the operations of {count(len(paints), 'compute op')}" if low else "no compute op"
     first = causes[0][0]
-    remedy = _REMEDIES.get(first, f"`amp-rewrite rule {first}` says how to override it")
+    remedy = _REMEDIES.get(first, f"`amp-rewrite explain {first}` says how to override it")
     means = "the result is hardly quicker or smaller" if low else "the result computes as the float32 model does"
     yield Finding("few_low", "model", f"{to} has {shown}: {', '.join(facts)} · {means} · {remedy}")

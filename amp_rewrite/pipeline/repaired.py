@@ -104,7 +104,7 @@ class Repaired(Result):
         return TrialRow(len(self.regions), verdict.ok, verdict.because, self.converted.coloring.float32_ops, score)
 
     def figures(self) -> Sequence[Figure]:
-        """Return summary and barcode, the trials and the scores of the outputs, the ranges, and the graph."""
+        """Return the summary, the trials and the scores of the outputs, the ranges, and the graph."""
         figures = self.converted.figures()
         first = [figure for figure in figures if figure.notebook]  # those of one screen
         rest = [figure for figure in figures if not figure.notebook]

@@ -33,7 +33,7 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
     Renamed ops, and ops beside inserted ones, are recognized by what they compute from and for; an op that
     cannot be recognized counts as removed and added. Constants and copies are values here, not ops, and casts between
     floats count as casts, whether a conversion would insert them or the model has them as nodes. An op from which no
-    output is computed does not count. A report of version 1 is compared by types, not by the fields that it lacks.
+    output is computed does not count.
 
     Args:
         a: the report of the older model.
@@ -51,14 +51,13 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
     (a, view_a), (b, view_b) = report_and_view(a), report_and_view(b)
     mine, theirs = RowGraph(a), RowGraph(b)
     pairs = matched(mine, theirs)
-    matches = Matches(pairs, *((paired(a.inputs, b.inputs), paired(a.outputs, b.outputs)) if _ported(a, b) else ()))
+    matches = Matches(pairs, paired(a.inputs, b.inputs), paired(a.outputs, b.outputs))
     to_b = dict(pairs)
     kept = {j for _, j in pairs}
-    attributes = min(a.schema, b.schema) > 1
     changes, differing = list(_port_changes(a, b, matches)), set()
     for i, j in pairs:
         after = _reordered(b.rows[j], order(a.rows[i], mine.reads[i], theirs.reads[j], to_b))
-        if found := list(_changes(a.rows[i], after, attributes=attributes)):
+        if found := list(_changes(a.rows[i], after)):
             changes += [PlacedChange(change, i, j) for change in found]
             differing.add(j)
     changes += _crossings(mine, theirs, matches)
@@ -115,14 +114,13 @@ _Move = tuple[str, str, str]
 """Of what something changed, and its types before and after."""
 
 
-def _changes(before: Row, after: Row, *, attributes: bool) -> Iterator[Change]:
+def _changes(before: Row, after: Row) -> Iterator[Change]:
     """Yield the changes of one op, the first of each kind."""
     if before[_COMPARED] == after[_COMPARED] and before.dtype == after.dtype and before.variables == after.variables:
         return
-    moves = [*_main_moves(before, after), *_slot_moves(before, after, vias=attributes)]
-    kinds = {_kind(was, now): (of, was, now) for of, was, now in reversed(moves) if was != now}
-    if attributes:
-        kinds = dict(_attribute_moves(before, after)) | kinds
+    moves = [*_main_moves(before, after), *_slot_moves(before, after)]
+    types = {_kind(was, now): (of, was, now) for of, was, now in reversed(moves) if was != now}
+    kinds = dict(_attribute_moves(before, after)) | types
     former = before.path if before.path != after.path else ""
     for kind in KINDS:
         if kind in kinds:
@@ -149,7 +147,7 @@ def _main_moves(before: Row, after: Row) -> Iterator[_Move]:
     yield from shared or [("", before.dtype, after.dtype)]
 
 
-def _slot_moves(before: Row, after: Row, *, vias: bool) -> Iterator[_Move]:
+def _slot_moves(before: Row, after: Row) -> Iterator[_Move]:
     """Yield the types of inputs and outputs that both ops have, where both are known.
 
     Of an operator that the standard does not define, also of those that only one has.
@@ -157,11 +155,11 @@ def _slot_moves(before: Row, after: Row, *, vias: bool) -> Iterator[_Move]:
     for side, mine, theirs in (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs)):
         for slot, (was, now) in enumerate(zip(mine, theirs, strict=False)):
             if was and now and "unknown" not in was + now:
-                ways = [row.via.get(str(slot), "") if vias and side == "input" else "" for row in (before, after)]
+                ways = [row.via.get(str(slot), "") if side == "input" else "" for row in (before, after)]
                 yield (f"{side} {slot}", _by_way(was, ways[0]), _by_way(now, ways[1]))
         if "::" in before.op and _ports(mine) != _ports(theirs):
             yield (f"{side}s", ", ".join(mine), ", ".join(theirs))
-    for place in sorted({*before.via, *after.via}, key=int) if vias else ():
+    for place in sorted({*before.via, *after.via}, key=int):
         if int(place) >= len(before.inputs):  # what a body hands out
             yield (f"input {place}", before.via.get(place, "exact"), after.via.get(place, "exact"))
 
@@ -186,15 +184,8 @@ def _attribute_moves(before: Row, after: Row) -> Iterator[tuple[str, _Move]]:
             yield ("attribute", (name, was, now))
 
 
-def _ported(a: Report, b: Report) -> bool:
-    """True if both reports have the inputs and outputs of their models."""
-    return bool(a.outputs and b.outputs)
-
-
 def _port_changes(a: Report, b: Report, matches: Matches) -> Iterator[PlacedChange]:
-    """Yield the changes of the model's inputs and outputs; none if one report does not have them."""
-    if not _ported(a, b):
-        return
+    """Yield the changes of the model's inputs and outputs."""
     for what, mine, theirs, pairs, first in (
         ("graph input", a.inputs, b.inputs, matches.inputs, (len(a.rows), len(b.rows))),
         ("graph output", a.outputs, b.outputs, matches.outputs, (_first_output(a), _first_output(b))),
@@ -237,7 +228,7 @@ def _crossings(a: RowGraph, b: RowGraph, matches: Matches) -> Iterator[PlacedCha
     """Yield operands and outputs of the model that come from another op, which computes the same in other types."""
     for i, j, place, source, other in crossed(a, b, matches):
         row = b.report.rows[other]
-        for change in _changes(a.report.rows[source], row, attributes=True):
+        for change in _changes(a.report.rows[source], row):
             of = f"{row.op} {change.variable}".strip()
             if place == NO_ROW:
                 first = _first_output(a.report), _first_output(b.report)

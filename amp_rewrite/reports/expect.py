@@ -102,11 +102,7 @@ class Expectation:
         return cls(stated, subject, choice, sign, float(number[1]) * _UNITS.get(unit, 1), unit == "%")
 
     def outcome(self, report: Report) -> CheckedExpectation:
-        """Return whether a report meets the expectation. PolicyError for a report too old to tell."""
-        if report.schema < 2 and self.subject in ("weights", *_PORTS):
-            raise PolicyError(
-                f"expectation {self.text!r}: {report.model.name} is a report of version 1; write it again"
-            )
+        """Return whether a report meets the expectation."""
         if self.subject in _PORTS:
             return self._ports(report)
         if self.subject == "weights":

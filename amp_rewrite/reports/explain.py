@@ -186,7 +186,7 @@ def _step(row: Row, *, first: bool) -> list[str]:
     lines = [f"{head}: {row.rule}", f"    {reasons.words(row.rule)}{': ' + plain(row.note) if row.note else ''}"]
     reason = reasons.reason_of(row.rule)
     if reason is not None and reason.has_page:
-        lines.append(f"    more: amp-rewrite rule {row.rule}, or {reason.docs}")
+        lines.append(f"    more: amp-rewrite explain {row.rule}, or {reason.docs}")
     if row.color:
         lines.append(f"    {row.color}: {plain(row.source)}{': ' + plain(row.reason) if row.reason else ''}")
     return lines

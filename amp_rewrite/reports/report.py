@@ -103,16 +103,16 @@ class Report(Result, ReportData):
         return summary(self, verbose=verbose, more=more, command=command)
 
     def figures(self) -> Sequence[Figure]:
-        """Return summary, barcode and graph."""
+        """Return summary and graph."""
         from amp_rewrite.reports.page.report_figures import report_figures  # late: most reports are not drawn
 
         return report_figures(self)
 
     def sketches(self) -> Sequence[Figure]:
-        """Return summary and barcode."""
-        from amp_rewrite.reports.page.report_figures import report_sketches  # late: most reports are not drawn
+        """Return the summary."""
+        from amp_rewrite.reports.page.summary_cards import summary_cards  # late: most reports are not drawn
 
-        return report_sketches(self)
+        return (summary_cards(self),)
 
     def to_json(self) -> str:
         """Return JSON with one row per line; equal reports give equal text. Ends with a newline."""
@@ -121,12 +121,11 @@ class Report(Result, ReportData):
             "model": _encode(self.model),
             "totals": _encode(self.totals),
         }
-        if self.schema > 1:
-            fields["weights"] = dict(sorted(self.weights.items()))
+        fields["weights"] = dict(sorted(self.weights.items()))
         if evidence := _encode(self.evidence):
             fields["evidence"] = evidence
-        shifts, ports = ("shifts",) if self.shifts else (), _PORTS if self.schema > 1 else ()
-        lists = (*shifts, "findings", *ports, "casts", "baked", "rows")
+        shifts = ("shifts",) if self.shifts else ()
+        lists = (*shifts, "findings", "inputs", "outputs", "casts", "baked", "rows")
         return json_stream.line_by_line(
             {name: _dump(value) for name, value in fields.items()},
             {name: (_dump(_encode(item)) for item in getattr(self, name)) for name in lists},
@@ -148,19 +147,15 @@ class Report(Result, ReportData):
         advice = "write the report again"
         loaded, fault = reading.load(text, source, "a report of this tool", advice, ReportError, _decoded)
         schema = loaded.get("schema") if isinstance(loaded, dict) else None
-        if isinstance(loaded, dict) and schema not in _SCHEMAS:
+        if isinstance(loaded, dict) and schema != SCHEMA:
             advice = "upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else advice
-            read = " and ".join(map(str, _SCHEMAS))
-            raise ReportError(f"{source}: schema is {schema!r}, this version reads {read}; {advice}")
+            raise ReportError(f"{source}: schema is {schema!r}, this version reads {SCHEMA}; {advice}")
         try:
             if fault is not None:
                 raise fault
             if isinstance(loaded, dict):
                 loaded.pop("figures", None)  # what a page showed of this report
             report: Report = _REPORT(loaded)
-            for name in _NEW if report.schema > 1 else ():
-                if isinstance(loaded, dict) and name not in loaded:
-                    raise Malformed(f"lacks the field {name!r}")
             _check_positions(report)
         except Malformed as error:
             raise ReportError(f"{source}: {error.where} {error}; {advice}") from error
@@ -189,9 +184,6 @@ def _encode(item: Any) -> dict[str, object]:
 
 
 # -- reading ------------------------------------------------------------------------------------------------
-
-
-_SCHEMAS = tuple(range(1, SCHEMA + 1))
 
 
 def _decoded(text: str) -> tuple[object, Malformed | None]:
@@ -242,9 +234,6 @@ _ITEMS: dict[str, Reader] = {
     "rows": record(Row),
 }
 """Readers of the items of a report's lists."""
-_PORTS = ("inputs", "outputs")
-_NEW = (*_PORTS, "weights")
-"""Fields of a report from version 2 on."""
 _RARE = ("integer_ops",)
 """Totals that a report states only where they are not zero."""
 _REPORT = record(
@@ -255,5 +244,5 @@ _REPORT = record(
         "totals": record(Totals),
         "evidence": record(Evidence),
     },
-    needed=("model", "totals", "rows", "casts", "baked", "findings", "schema"),
+    needed=("model", "totals", "weights", "rows", "casts", "baked", "findings", "inputs", "outputs", "schema"),
 )

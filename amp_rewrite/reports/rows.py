@@ -13,8 +13,8 @@ from amp_rewrite.errors import Finding, PatternError, advice
 from amp_rewrite.reports.evidence import UNCHECKED, Evidence
 from amp_rewrite.settings.options import STATED
 
-SCHEMA = 2
-"""Version of the form. Version 1 lacks a report's `inputs` and `outputs`, `weights`, a row's `via`, `attributes`."""
+SCHEMA = 1
+"""Version of the form."""
 DTYPES = {dtype.spelling: dtype for dtype in DType}
 LOW = frozenset(name for name, dtype in DTYPES.items() if dtype.low)
 FLOATING = frozenset(name for name, dtype in DTYPES.items() if dtype.floating)

@@ -31,9 +31,7 @@ def summary(report: ReportData, *, verbose: bool = False, more: str = "", comman
     body = [_stock(report)] if report.inventory else [_why(report), _raised(report), _refused(report)]
     parts = [_head(report), *body, _casts(report, verbose), _findings(report, verbose)]
     if verbose:
-        from amp_rewrite.reports.page.barcode import barcode_lines  # late: few texts are this long
-
-        parts += [barcode_lines(report), _rows(report)]
+        parts.append(_rows(report))
     parts += [more.rstrip("\n").split("\n") if more else [], _evidence(report, command)]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 

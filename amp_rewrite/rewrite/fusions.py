@@ -24,7 +24,6 @@ class FusionRule(Record):
     refusals: str
     fuse: Fuse = Fuse.BASIC
     shared: str = _SHARED
-    aliases: tuple[str, ...] = ()
     reason: str = "fused"
 
     @property

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
 
 from amp_rewrite.decide.coloring import borders, groups, rules, upcast
 from amp_rewrite.decide.coloring.coloring import Coloring
@@ -52,7 +49,6 @@ def paint(
     options: PaintOptions | None = None,
     hazards: Hazards | None = None,
     place: Rule | None = None,
-    **old: Any,
 ) -> Coloring:
     """Return a color for every float32 type variable of a model, with the rule and the op behind each.
 
@@ -66,7 +62,6 @@ def paint(
         options: level, target, patterns and pins.
         hazards: pins and clusters of safety rules; a cluster gets one color.
         place: moves the border between the types once the rules have spread the colors (`placement.*`).
-        **old: fields of `PaintOptions` and `Hazards`, which is deprecated.
 
     Returns:
         The coloring.
@@ -77,7 +72,7 @@ def paint(
         >>> paint(view, load_lists(DType.FLOAT16), DType.FLOAT16).changes
         True
     """
-    options, hazards = _with_keywords(options or PaintOptions(), hazards or Hazards(), old)
+    options, hazards = options or PaintOptions(), hazards or Hazards()
     gate = Gate(options.target, to)
     entries = entries_of(view, lists.at_level(options.level))
     state = PaintState(view, Vertices.build(view, entries, gate), gate, to, options, hazards)
@@ -92,13 +87,3 @@ def finish(state: PaintState) -> None:
     for rule in () if state.finished else FINISH:
         rule(state)
     state.finished = True
-
-
-def _with_keywords(options: PaintOptions, hazards: Hazards, old: Mapping[str, Any]) -> tuple[PaintOptions, Hazards]:
-    """Return options and hazards with deprecated keywords folded in; those that are None keep the default."""
-    if not old:
-        return options, hazards
-    warnings.warn("keywords of paint() are deprecated; pass PaintOptions and Hazards", DeprecationWarning, stacklevel=3)
-    ours = {name: value for name, value in old.items() if value is not None}
-    of_hazards = {name: ours.pop(name) for name in ("clusters", "numbers", "benign") if name in ours}
-    return replace(options, **ours), replace(hazards, **of_hazards)

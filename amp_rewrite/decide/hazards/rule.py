@@ -56,9 +56,8 @@ class Record:
 class Rule(Record, Generic[P, R]):
     """A safety rule, documented by the docstring of its function.
 
-    `reason`: the id of its pins in `decide/reasons.py`. `cases`: what the rule covers, each with a pair of models; also
-    earlier rules that became one, whose names lead to it. `findings`: the kinds of its findings. `target`: the only
-    target for which it runs; "" for all.
+    `reason`: the id of its pins in `decide/reasons.py`. `cases`: what the rule covers, each with a pair of models.
+    `findings`: the kinds of its findings. `target`: the only target for which it runs; "" for all.
     """
 
     folder = "decide/hazards/models"
@@ -68,11 +67,6 @@ class Rule(Record, Generic[P, R]):
     cases: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     target: str = ""
-
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        """Return the names of rules that it subsumes."""
-        return tuple(name for name in self.cases if name != self.name)
 
     @property
     def pairs(self) -> tuple[str, ...]:

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.ir.op_classes import CASTS
-from amp_rewrite.reports.page.barcode import side_of, side_of_type
+from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
 from amp_rewrite.reports.page.layout import layers_of
 from amp_rewrite.reports.page.markup import element
 from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.page.scopes import Path, paths_of, tree_of
 from amp_rewrite.reports.render import plain
-from amp_rewrite.reports.rows import DTYPES, FIRST_INPUT, FLOATING, NO_ROW, CastRow, PortRow, ReportData, Row
+from amp_rewrite.reports.rows import DTYPES, FIRST_INPUT, FLOATING, LOW, NO_ROW, CastRow, PortRow, ReportData, Row
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.op_changes import Change
     from amp_rewrite.reports.page.facts import RowFacts
 
 _COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry", "inputs", "outputs", "variables")
+LOW_SIDE, HIGH_SIDE, OTHER_SIDE = 0, 1, 2
 _FEW_PORTS = 8
 """Inputs or outputs of a model that stand among its ops; more of them are put in a scope."""
 LEAD = "Ops from input to output, in folded scopes. Choose an op to see why it has its type, and a scope to unfold it."
@@ -55,6 +55,17 @@ def graph_data(
     Its texts are added to `words`; `errors`: share of the error by row.
     """
     return _Graph(report, facts, words, comparison).data(errors or {})
+
+
+def _side_of(row: Row) -> int:
+    """Return the side of a row: low, high, or other for one that computes no floats, whatever it reads."""
+    if row.op in ELEMENTLESS:
+        return OTHER_SIDE
+    return HIGH_SIDE if row.variables and row.dtype not in LOW else _side_of_type(row.dtype)
+
+
+def _side_of_type(dtype: str) -> int:
+    return LOW_SIDE if dtype in LOW else HIGH_SIDE if dtype in FLOATING else OTHER_SIDE
 
 
 def board(name: str) -> Element:
@@ -176,7 +187,7 @@ class _Graph:
             "outputs": len(self.report.outputs),
             "ops": self._columns(self.words.number)
             | {
-                "side": [*map(side_of, self.report.rows), *(side_of_type(port.dtype) for port in self._all_ports)],
+                "side": [*map(_side_of, self.report.rows), *(_side_of_type(port.dtype) for port in self._all_ports)],
                 "scope": tree.home,
                 "place": places[:ends],
                 "reads": self.reads,

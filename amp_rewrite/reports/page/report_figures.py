@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.reports.page.barcode import barcode
 from amp_rewrite.reports.page.graph import graph
 from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.page.summary_cards import summary_cards
@@ -20,18 +19,13 @@ if TYPE_CHECKING:
 def report_figures(
     report: ReportData, view: View | None = None, errors: Mapping[int, float] | None = None
 ) -> tuple[Figure, ...]:
-    """Return summary, barcode and graph of a report; with a view of its model, also modules and work.
+    """Return summary and graph of a report; with a view of its model, also modules and work.
 
     `errors`: share of the error by row, as `graph` takes it.
     """
     if view is None:
-        return summary_cards(report), barcode(report), graph(report, errors=errors)
+        return summary_cards(report), graph(report, errors=errors)
     from amp_rewrite.reports.page.facts import RowFacts  # late: a report alone is drawn without onnx
 
     facts = RowFacts(view, report)
-    return summary_cards(report, facts.work), barcode(report), graph(report, facts, errors)
-
-
-def report_sketches(report: ReportData) -> tuple[Figure, ...]:
-    """Return summary and barcode of a report."""
-    return summary_cards(report), barcode(report)
+    return summary_cards(report, facts.work), graph(report, facts, errors)

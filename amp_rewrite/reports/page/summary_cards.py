@@ -9,12 +9,11 @@ from xml.etree.ElementTree import Element
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.errors import by_kind
-from amp_rewrite.reports.page.barcode import low_name
 from amp_rewrite.reports.page.chart import table
 from amp_rewrite.reports.page.markup import element
 from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.render import count, share, size
-from amp_rewrite.reports.rows import ReportData
+from amp_rewrite.reports.rows import LOW, ReportData
 from amp_rewrite.reports.summary import shift_counts
 
 if TYPE_CHECKING:
@@ -30,6 +29,12 @@ _WORDS = {
     "repaired": "repaired",
     "failed": "failed",
 }
+
+
+def low_name(report: ReportData) -> str:
+    """Name of the low type of a report."""
+    names = dict.fromkeys(row.dtype for row in report.rows if row.dtype in LOW)
+    return " and ".join(names) or report.model.to or "low"
 
 
 def summary_cards(report: ReportData, work: ModelWork | None = None) -> Figure:

@@ -54,7 +54,7 @@ def test_a_mark_is_that_of_the_next_block_alone() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "```console\n$ amp-rewrite lists Softmax\nnothing\n```\n",
+        "```console\n$ amp-rewrite explain Softmax\nnothing\n```\n",
         "```console\n$ amp-rewrite missing.onnx\n```\n",
         "```console\n$ python missing.py | cat\n```\n",
         "```python\nassert False\n```\n",

@@ -16,11 +16,10 @@ from click.testing import CliRunner, Result
 
 from amp_rewrite import convert, diff
 from amp_rewrite.cli import program
-from amp_rewrite.cli.commands.rule import described, records
-from amp_rewrite.decide import reasons, rule_table
-from amp_rewrite.decide.hazards.differences import cancellation
+from amp_rewrite.cli.rules import described, records
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import MODELS, Rule
-from amp_rewrite.decide.reasons import CANCELLATION, DOCS, KINDS, REASONS
+from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS
 from amp_rewrite.decide.rule_table import RULES
 from amp_rewrite.errors import PatternError
 from amp_rewrite.reports.explain import explained
@@ -76,18 +75,10 @@ def test_the_json_has_the_same_facts() -> None:
     assert {each["name"] for each in json.loads(run("--json").stdout)} == NAMES
 
 
-def test_names_and_aliases_are_each_those_of_one_record() -> None:
-    names = [name for record in RECORDS for name in (record.name, *record.aliases)]
+def test_names_of_rules_and_cases_are_each_those_of_one_record() -> None:
+    names = [name for record in RECORDS for name in {record.name, *record.pairs}]
     assert sorted(names) == sorted(records())
     assert not set(names) & KINDS.keys() - {"saturated"}
-
-
-def test_a_rule_answers_to_the_names_that_it_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    heir = Rule("heir", CANCELLATION, "One for both.", cancellation.function, ("distance", "parent"))
-    monkeypatch.setattr(rule_table, "RULES", (heir,))
-    facts = [described(name) for name in ("heir", "parent", "distance")]
-    assert facts[0] == facts[1] == facts[2]
-    assert facts[0]["promise"] == "One for both."
 
 
 def test_a_name_like_no_other_is_refused_with_the_way_to_all() -> None:

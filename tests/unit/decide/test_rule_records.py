@@ -12,7 +12,7 @@ import pytest
 from amp_rewrite import Report, convert
 from amp_rewrite.decide.hazards import find
 from amp_rewrite.decide.hazards.rule import HEADINGS, MODELS, Rule
-from amp_rewrite.decide.reasons import KINDS, REASONS, RETIRED, Strength, reason_of
+from amp_rewrite.decide.reasons import KINDS, REASONS, Strength
 from amp_rewrite.decide.rule_table import RULES
 from support.paths import ROOT
 
@@ -59,12 +59,6 @@ def test_every_model_beside_the_rules_belongs_to_one() -> None:
 def test_every_reason_of_a_safety_rule_has_the_record_of_that_name() -> None:
     safety = {reason.id for reason in REASONS.values() if reason.strength is Strength.SAFETY}
     assert sorted(rule.reason for rule in RULES) == sorted(rule.name for rule in RULES) == sorted(safety)
-
-
-def test_ids_that_older_reports_carry_are_names_of_the_rules_that_took_their_place() -> None:
-    names = {name: rule.reason for rule in RULES for name in (rule.name, *rule.aliases)}
-    assert {old: names[old] for old in RETIRED} == RETIRED
-    assert all(REASONS[rule.reason] is reason_of(name) for rule in RULES for name in rule.aliases if name in RETIRED)
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from amp_rewrite.reports.page.waterfall import MarkedOps, waterfall
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,6 @@ from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure, tria
 from amp_rewrite.reports.page.page import Figure, Page
 from amp_rewrite.reports.page.ranges import ranges_figure
 from amp_rewrite.reports.page.strips import _binned, _kind, changes_figure, strips_figure
-from amp_rewrite.reports.page.waterfall import MarkedOps, waterfall
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 SIZE = st.floats(0.0, allow_infinity=False)

@@ -15,6 +15,7 @@ from importlib import metadata
 from typing import Any
 
 import pytest
+from amp_rewrite.reports.page.waterfall import MarkedOps, waterfall
 
 from amp_rewrite import DType, Report, convert, diff, explain
 from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
@@ -33,7 +34,6 @@ from amp_rewrite.reports.page.ranges import ranges_figure
 from amp_rewrite.reports.page.report_figures import report_figures
 from amp_rewrite.reports.page.strips import changes_figure, strips_figure
 from amp_rewrite.reports.page.text_figures import checks_figure
-from amp_rewrite.reports.page.waterfall import MarkedOps, waterfall
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.reports.sources import report_and_view, report_in
 from support.corpus import TEXT_MODELS, exported, text_model

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from amp_rewrite.reports.page.barcode import barcode_lines, bars_of
 from onnx import ModelProto, helper
 
 from amp_rewrite import Report, convert, diff
-from amp_rewrite.reports.page.barcode import barcode_lines, bars_of
 from amp_rewrite.reports.page.facts import RowFacts, module_of
 from amp_rewrite.reports.page.graph import graph
 from amp_rewrite.reports.page.layout import layers_of

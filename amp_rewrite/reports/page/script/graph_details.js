@@ -36,7 +36,7 @@ class Details {
       return item;
     }
     item.append(": ", make("code", {}, rule), make("br"), M.rules[rule].words + (note ? `: ${note}` : ""));
-    if (M.rules[rule].page) item.append(make("br"), make("code", {}, `amp-rewrite rule ${rule}`), " says more");
+    if (M.rules[rule].page) item.append(make("br"), make("code", {}, `amp-rewrite explain ${rule}`), " says more");
     if (entry) item.append(make("br"), make("span", { class: "entry" }, entry));
     return item;
   }

@@ -1,13 +1,11 @@
-"""`amp-rewrite rule`: the reasons that stand in reports, with the safety rules and fusions behind them."""
+"""Reasons in reports, with the safety rules and fusions behind them, as `amp-rewrite explain` prints them."""
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.decide.reasons import meaning
 from amp_rewrite.errors import PatternError, advice
 
@@ -16,26 +14,27 @@ _WIDTH = 110
 _HEADINGS = {"hit": "Smallest model that needs it", "near": "Nearest model that it leaves alone"}
 
 
-@parameters.command(parameters.argument("name", required=False, choices=lambda _ctx: _names()), parameters.as_json)
-def rule(name: str | None, as_json: bool) -> None:
-    """Print what the rule or fusion NAME does and why, with the smallest model that needs it.
-
-    NAME may also be the reason of a row or the kind of a finding. Without NAME, list them all.
-    """
-    if as_json:
-        facts = described(name) if name else [described(known) for known in _names()]
-        terminal.show(json.dumps(facts, indent=2, ensure_ascii=False))
-    else:
-        terminal.show(_page(described(name)) if name else _table())
-
-
 def records() -> dict[str, Any]:
-    """Return the records of safety rules and fusions by name and alias."""
+    """Return the records of safety rules and fusions by name, and by the names of their cases."""
     from amp_rewrite.decide.rule_table import RULES
     from amp_rewrite.rewrite.fusions import FUSIONS
 
     both: tuple[Any, ...] = (*RULES, *FUSIONS)
-    return {name: record for record in both for name in (record.name, *record.aliases)}
+    return {name: record for record in both for name in (record.name, *record.pairs)}
+
+
+def known_names() -> list[str]:
+    """Return all names, strongest tier first, kinds of findings last."""
+    from amp_rewrite.decide.reasons import KINDS, REASONS
+
+    tiers = {id: -reason.strength for id, reason in REASONS.items()}
+    tiers.update({record.name: tiers.get(record.reason, 0) for record in records().values()})
+    return sorted({**tiers, **dict.fromkeys(KINDS, 0)}, key=lambda name: tiers.get(name, 0))
+
+
+def known_words() -> set[str]:
+    """Return all that `described` knows: the names, and those of the cases of rules."""
+    return {*records(), *known_names()}
 
 
 def described(name: str) -> dict[str, Any]:
@@ -43,8 +42,9 @@ def described(name: str) -> dict[str, Any]:
     from amp_rewrite.decide.reasons import FINDINGS, KINDS, REASONS
 
     known = records()
-    if name not in (names := {*known, *REASONS, *KINDS}):
-        raise PatternError(f"no rule or reason {name!r}; {advice(name, sorted(names), '`amp-rewrite rule` lists all')}")
+    if name not in (names := known_words()):
+        hint = advice(name, sorted(names), "`amp-rewrite explain rules` lists all")
+        raise PatternError(f"no rule or reason {name!r}; {hint}")
     record = known.get(name)
     spoken = record.reason if record is not None else name
     pairs = record.pairs if record is not None else ()
@@ -52,7 +52,6 @@ def described(name: str) -> dict[str, Any]:
     reason = REASONS.get(spoken)
     return {
         "name": record.name if record is not None and name not in KINDS else name,
-        "aliases": list(record.aliases) if record is not None else [],
         "reason": spoken,
         "tier": reason.strength.words if reason is not None else "finding",
         "words": reason.words if reason is not None else KINDS[spoken],
@@ -72,30 +71,21 @@ def models_of(fact: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{head}{which}", models[end]
 
 
-def _names() -> list[str]:
-    """Return all names, strongest tier first, kinds of findings last."""
-    from amp_rewrite.decide.reasons import KINDS, REASONS
-
-    tiers = {id: -reason.strength for id, reason in REASONS.items()}
-    tiers.update({record.name: tiers.get(record.reason, 0) for record in records().values()})
-    return sorted({**tiers, **dict.fromkeys(KINDS, 0)}, key=lambda name: tiers.get(name, 0))
-
-
-def _table() -> str:
+def rules_table() -> str:
+    """Return a line for each rule, reason and kind of finding."""
     from amp_rewrite.reports.render import table
 
-    facts = {name: described(name) for name in _names()}
+    facts = {name: described(name) for name in known_names()}
     rows = [(name, fact["tier"], fact["promise"] or fact["words"]) for name, fact in facts.items()]
     return "\n".join(table(rows, head=_HEAD, indent=0))
 
 
-def _page(fact: dict[str, Any]) -> str:
+def rule_page(fact: dict[str, Any]) -> str:
+    """Return the text of what `described` returns."""
     lines = [f"{fact['name']}: {fact['promise'] or fact['words']}"]
     if fact["promise"]:
         lines.append(f"  in reports  {fact['reason']}: {fact['words']}")
     lines.append(f"  tier        {fact['tier']}")
-    if fact["aliases"]:
-        lines.append(f"  aliases     {', '.join(fact['aliases'])}")
     means, remedy = meaning(fact["reason"])
     lines += [f"  meaning     {means}"] if means else []
     lines += [f"  what to do  {remedy}"] if remedy else []
