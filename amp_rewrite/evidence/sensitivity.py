@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from amp_rewrite.evidence.containers import as_array, differences
 from amp_rewrite.evidence.data.feed import Batch
-from amp_rewrite.evidence.metric import Criterion, compare
+from amp_rewrite.evidence.metric import Criterion
 from amp_rewrite.runtime.runner import Given
 
 SAME_OUTPUTS = (
@@ -50,11 +51,12 @@ class Sensitivity:
         """Yield outputs for one input and for another one."""
         if self._first is not None and not _equal(self._first[0], batch):
             yield self._first[1], outputs
-        arrays = [value for value in (*batch.values(), *outputs) if isinstance(value, np.ndarray)]
-        whole = len(arrays) == len(batch) + len(outputs)
+        tables = [as_array(value) for value in outputs]
+        arrays = [value for value in (*batch.values(), *tables) if isinstance(value, np.ndarray)]
+        whole = len(arrays) == len(batch) + len(tables)
         lengths = {array.shape[0] if array.ndim else 0 for array in arrays}
         if whole and len(lengths) == 1 and max(lengths) > 1 and _varies(batch):
-            results = [value for value in outputs if isinstance(value, np.ndarray)]
+            results = [value for value in tables if isinstance(value, np.ndarray)]
             yield [np.broadcast_to(value[:1], value.shape) for value in results], results
 
 
@@ -71,6 +73,4 @@ def _varies(batch: Batch) -> bool:
 
 
 def _same(a: Given, b: Given, by: Criterion) -> bool:
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return compare(a, b, by).ok
-    return a is None and b is None
+    return all(difference.ok for _, difference in differences(a, b, by))
