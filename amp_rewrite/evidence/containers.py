@@ -21,8 +21,8 @@ def differences(
 ) -> Iterator[tuple[str, Difference]]:
     """Yield each part of an output by its place, with its difference from the reference's.
 
-    A map is one part, and so is a sequence of maps: of equal keys a matrix, as ZipMap reads it. An empty sequence and an
-    empty optional count as one value.
+    A map is one part, and so is a sequence of maps: of equal keys a matrix, as ZipMap reads it. An empty sequence
+    counts as one value, and so does an empty optional.
     """
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         yield part, compare(a, b, by, equal_nan=equal_nan)
@@ -81,7 +81,8 @@ def _by_key(a: Maps, b: Maps, by: Criterion, equal_nan: bool) -> Difference:
     found = compare(x, y, by, equal_nan=equal_nan)
     if found.where is None:
         return found
-    return replace(found, where=places[int(np.ravel_multi_index(found.where, x.shape))])
+    flat = np.ravel_multi_index([int(i) for i in found.where], x.shape)
+    return replace(found, where=places[int(flat)])
 
 
 def _missing(places: Sequence[tuple[int, Any]], side: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +140,12 @@ class Foresight:
     def _effect(self, op: OpId) -> float:
         error = self.prediction.error(self.prediction.alone(op))
         return math.inf if math.isnan(error) else error
+
+    def told(self, region: Region, by: Criterion) -> Region:
+        """Return a region with the predicted score of the outputs if its worst op alone is low."""
+        worst = next(op.id for op in self.prediction.view.ops if op.name == region.name)
+        score = self.prediction.score(self.prediction.alone(worst), by)
+        return region if math.isnan(score) else replace(region, effect=by.said(score))
 
     def painted(self, held: Collection[int]) -> PredictedChoice:
         """Return the choice that holds these regions in float32."""

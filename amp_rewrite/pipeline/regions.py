@@ -23,7 +23,7 @@ class Region:
     largest error of the outputs that one of them alone is predicted to cause.
 
     `name` is the name of the op with that error; `kind` its type, or the cluster's kind. `root`: the op is on the allow
-    list, so that pinning it costs most.
+    list, so that pinning it costs most. `effect`: the foreseen score of the outputs with that op alone low, in words.
     """
 
     name: str
@@ -32,13 +32,14 @@ class Region:
     error: float
     root: bool
     foreseen: bool = False
+    effect: str = ""
 
     @property
     def because(self) -> str:
         """Reason for the suspicion, in one line."""
-        what = "makes infinity of finite numbers" if math.isinf(self.error) else f"adds an error of {self.error:.2g}"
-        if self.foreseen and math.isfinite(self.error):
-            what = f"adds an error of {self.error:.2g} to the outputs"
+        relative = f"adds an error of {self.error:.2g} of the norm"
+        what = f"gives the outputs a predicted {self.effect}" if self.effect else relative
+        what = "makes infinity of finite numbers" if math.isinf(self.error) else what
         return f"{self.name!r} ({self.kind}) alone {what}"
 
     @property

@@ -158,6 +158,7 @@ def _reference(draft: Draft) -> Model:
 def _evidence_of(verdict: Verdict, level: str, why: str = "", pinned: int = 0) -> Evidence:
     by = verdict.criterion
     asked = isinstance(by, Tolerance) or math.isfinite(by.limit)
+    score = None if by.measured == MetricBound(MEASURES["scaled"], 0.0).measured else worst_score(verdict, by)
     error, emulated = verdict.largest, EMULATED in verdict.candidate.as_
     return Evidence(
         level=level,
@@ -170,6 +171,7 @@ def _evidence_of(verdict: Verdict, level: str, why: str = "", pinned: int = 0) -
         pinned=pinned,
         objection=why,
         largest_error=error if error is not None and math.isfinite(error) else None,
+        score="" if score is None else by.said(score),
     )
 
 
@@ -211,7 +213,10 @@ class _Repair:
         trials.paints = lambda held: foresight.painted(held).coloring
         while (chosen := self._hopeful(foresight, trials)) is not None:
             held = _needed(trials, chosen)
-            repaired = self._finished(sorted(held), foresight.regions, trials, reference)
+            regions = [
+                foresight.told(region, self.by) if i in held else region for i, region in enumerate(foresight.regions)
+            ]
+            repaired = self._finished(sorted(held), regions, trials, reference)
             if repaired.solved:
                 return repaired
             if repaired.verdict is None:

@@ -122,7 +122,7 @@ class Repaired(Result):
         from amp_rewrite.reports.page.outputs import trials_figure  # late: few runs draw
 
         trials = trials_figure(self.trail, self._made(verdict), verdict.allowed, solved=self.solved)
-        return (trials, *verdict.figures())
+        return (trials, verdict.scored())
 
     @property
     def trials(self) -> int:

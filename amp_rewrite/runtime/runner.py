@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 Given = Array | list[Any] | dict[Any, Any] | None
-"""A value of an input or output: an array, a list for a sequence, a dictionary for a map, None for an empty optional."""
+"""A value of an input or output: an array, a list for a sequence, a dict for a map, None for an empty optional."""
 
 TENSORRT = "TensorrtExecutionProvider"
 

@@ -52,7 +52,8 @@ def _squares(values: Mapping[str, Array], together: Mapping[str, Array]) -> dict
     for name, value in values.items():
         low = together[name]
         if low.shape == value.shape:
-            error = np.where(np.isfinite(value), low.astype(np.float64) - value.astype(np.float64), 0.0)
+            finite = np.isfinite(value)
+            error = np.where(finite, low, 0.0).astype(np.float64) - np.where(finite, value, 0.0)
             if np.isfinite(error).all():
                 found[name] = error.reshape(-1, row_of(value)) ** 2
     return found

@@ -57,7 +57,10 @@ def main(folder: Path) -> None:
                 opset=opset,
             )
             onnx.save(exported, folder / f"{name}_{opset}.onnx")
-        np.savez(folder / f"{name}.npz", **{f"{i}/x": batch.astype(kind.as_numpy_dtype) for i, batch in enumerate(data[name])})
+        np.savez(
+            folder / f"{name}.npz",
+            **{f"{i}/x": batch.astype(kind.as_numpy_dtype) for i, batch in enumerate(data[name])},
+        )
 
 
 if __name__ == "__main__":
