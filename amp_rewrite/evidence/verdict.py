@@ -105,13 +105,10 @@ class Verdict(Result):
 
     def figures(self) -> Sequence[Figure]:
         """Return the scores of the outputs, against what is allowed, and the errors along the depth if measured."""
-        return (self.scored(*self._next), *(self.depth.figures() if self.depth is not None else ()))
-
-    def scored(self, *more: str) -> Figure:
-        """Return the figure of the scores alone, with more remarks."""
         from amp_rewrite.reports.page.outputs import outputs_figure  # late: few runs draw
 
-        return outputs_figure(self.rows, self.allowed, self.brief, (*self._remarks, *more))
+        scored = outputs_figure(self.rows, self.allowed, self.brief, (*self._remarks, *self._next))
+        return (scored, *(self.depth.figures() if self.depth is not None else ()))
 
     @property
     def _next(self) -> tuple[str, ...]:

@@ -177,7 +177,7 @@ def pareto(
     if foresight is None or known is None:
         raise ModelError(
             "the errors of this model cannot be predicted: it lowers nothing, its opset is below 12, or no output"
-            " holds floats"
+            " is a tensor of floats"
         )
     curve = _Curve(foresight, known, batches)
     found = curve.chosen(points)

@@ -216,7 +216,9 @@ def predict(
     for number, (batch, results) in enumerate(batches):
         values = {name: y for name, y in results.items() if _counts(y)}
         if not values:
-            raise GradientError("the model has no floating output with elements; its error cannot be predicted")
+            raise GradientError(
+                "no output is a floating tensor with elements; the error of the model cannot be predicted"
+            )
         key = tuple((name, np.shape(value)) for name, value in sorted(batch.items()))
         shapes = {name: tuple(y.shape) for name, y in values.items()}
         build = partial(adjoint, sites, asked.to, shapes, batch, saturate=asked.saturate)
