@@ -7,12 +7,13 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from onnx import ModelProto
 
 from amp_rewrite.compat.arguments import refuses_unknown, without_effect
 from amp_rewrite.compat.float16 import io_rules
+from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.metric import Tolerance
 from amp_rewrite.evidence.search import minimal_set
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model, ModelSource
@@ -78,10 +79,10 @@ def auto_convert_mixed_precision(
     def near(expected: Sequence[Any], tried: Sequence[Any]) -> bool:
         if not validate_fn(expected, tried):
             return False
+        if rtol is None and atol is None:
+            return True
         pairs = zip(expected, tried, strict=True)
-        return (rtol is None and atol is None) or all(
-            np.allclose(b, a, bounds["rtol"], bounds["atol"]) for a, b in pairs
-        )
+        return all(found.ok for a, b in pairs for _, found in differences(a, b, Tolerance(**bounds)))
 
     return _searched(model, dict(feed_dict), near, io).model
 

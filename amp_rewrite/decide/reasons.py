@@ -172,7 +172,7 @@ _REMARKS = {
     "fused": ("fewer kernels, the same numbers up to rounding", "--fuse none keeps the ops"),
     "not_fused": ("the same numbers, more kernels", "change these ops in the export, if speed matters"),
     "placement": ("the same ops of the allow list are low", "--placement propagate undoes it"),
-    "repaired": ("these ops compute in float32", "a larger tolerance pins fewer"),
+    "repaired": ("these ops compute in float32", "a wider tolerance or bound pins fewer"),
     "runtime_only": ("other runtimes refuse the model", "export it again without onnxruntime's optimizations"),
     "saturated": ("harmless in a mask, an error elsewhere", "--keep the ops that read it, unless it is a mask"),
     "kernel_table": ("kernels of other releases decide", "give the target a file that `doctor --dump-kernels` wrote"),

@@ -13,7 +13,7 @@ import numpy as np
 from amp_rewrite.errors import PolicyError, advice, spelled
 from amp_rewrite.files.casting import Array
 from amp_rewrite.reports.measurements import Difference
-from amp_rewrite.settings.criterion import CRITERION, CriterionKeywords
+from amp_rewrite.settings.criterion import CRITERION, STARTS, CriterionKeywords
 from amp_rewrite.settings.keyword_types import check_keyword
 from amp_rewrite.settings.option import Kind
 
@@ -33,6 +33,10 @@ class Tolerance:
 
     def __str__(self) -> str:
         return f"|a - b| <= {self.atol:g} + {self.rtol:g} |a| in every element"
+
+    def said(self, score: float) -> str:
+        """Return a score in words."""
+        return f"error of {score:.2g} times the bound"
 
     def weigh(self, a: Array, b: Array) -> Array:
         """Return |a - b| of each element in units of the allowed error."""
@@ -89,6 +93,12 @@ class MetricBound:
     def measured(self) -> str:
         """Name of the score."""
         return "error relative to the largest value" if self.measure == MEASURES["scaled"] else self.measure.name
+
+    def said(self, score: float) -> str:
+        """Return a score in words."""
+        if self.measure == MEASURES["scaled"]:
+            return f"error of {score:.2g} of the largest value"
+        return f"{self.measure.name} of {score:.6g}"
 
     def judged(self, score: float) -> str:
         """Return a score beside the limit, in as many digits as tell on which side of it the score is."""
@@ -215,7 +225,7 @@ def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
         if rtol is None and atol is None:
             raise PolicyError(
                 f"no criterion given, and there is no default; give {spelled('tolerance')}, {spelled('rtol')} and/or"
-                f" {spelled('atol')}, or {spelled('metric')} with its bound"
+                f" {spelled('atol')}, or {spelled('metric')} with its bound; to start with, a tolerance of {STARTS}"
             )
         return Tolerance(float(rtol or 0.0), float(atol or 0.0))
     if rtol is not None or atol is not None:

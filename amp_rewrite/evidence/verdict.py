@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import spelled
@@ -130,12 +131,16 @@ class Verdict(Result):
 
     @property
     def worst(self) -> tuple[OutputRow, ...]:
-        """Return the worst row of each output or part: by score, unless something else decided."""
+        """Return the worst row of each output: by score, unless something else decided."""
         worst: dict[str, OutputRow] = {}
         for row in self.rows:
-            if row.label not in worst or _worse(self.criterion, row.difference, worst[row.label].difference):
-                worst[row.label] = row
+            if row.output not in worst or _worse(self.criterion, row.difference, worst[row.output].difference):
+                worst[row.output] = row
         return tuple(worst.values())
+
+    def _worst_cells(self, row: OutputRow) -> tuple[str, ...]:
+        parts = len({other.part for other in self.rows if other.output == row.output})
+        return f"{row.label} (worst of {parts})" if parts > 1 else row.label, *_cells(row)
 
     @property
     def largest(self) -> float | None:
@@ -156,7 +161,9 @@ class Verdict(Result):
 
     @property
     def _remarks(self) -> tuple[str, ...]:
-        return (*self.notes, self.near_zero) if self.near_zero else self.notes
+        full = {row.output for row in self.rows if row.difference.elements or not row.difference.compared}
+        empty = [f"output {name!r} is empty on both sides in every batch" for name in self.outputs if name not in full]
+        return (*self.notes, *filter(None, [self.near_zero]), *empty)
 
     @property
     def _objections(self) -> tuple[str, ...]:
@@ -183,9 +190,9 @@ class Verdict(Result):
             ("passes if", str(self.criterion)),
         )
         lines = [f"{self.candidate.model} against {self.reference.model}", *table(facts)]
-        rows = self.rows if verbose else self.worst
-        if rows:
-            lines += ["", *table(map(_cells, rows), head=_HEAD, right=" >>>>>")]
+        if self.rows:
+            cells = _folded(self.rows) if verbose else map(self._worst_cells, self.worst)
+            lines += ["", *table(cells, head=_HEAD, right=" >>>>>")]
         lines += ["", self.brief]
         if self.depth is not None:
             lines += ["", f"along the depth, {self.depth.brief}"]
@@ -236,13 +243,20 @@ def _worse(by: Criterion, first: Difference, second: Difference) -> bool:
 _HEAD = ("output", "batch", "max abs", "max rel", "scaled", "score", "at", "reference", "candidate", "")
 
 
+def _folded(rows: Sequence[OutputRow]) -> Iterator[tuple[str, ...]]:
+    """Yield the label and cells of rows; one line for equal parts of an output that follow each other."""
+    for (_, cells), group in groupby(rows, key=lambda row: (row.output, _cells(row))):
+        first, *others = [row.label for row in group]
+        yield f"{first} … {others[-1]}" if others else first, *cells
+
+
 def _cells(row: OutputRow) -> tuple[str, ...]:
     difference = row.difference
     where = "-" if difference.where is None else str(list(difference.where))
     scores = (difference.max_abs, difference.max_rel, difference.scaled, difference.score)
     numbers = ("-" if score is None else f"{score:.3g}" for score in scores)
     values = (_short(difference.reference), _short(difference.candidate))
-    return row.label, str(row.batch), *numbers, where, *values, "" if difference.ok else difference.because
+    return str(row.batch), *numbers, where, *values, "" if difference.ok else difference.because
 
 
 def _short(value: str) -> str:

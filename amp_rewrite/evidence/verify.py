@@ -11,15 +11,16 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.conditions import Conditions, check_as_is, open_on, session_on
+from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Data, nbytes
 from amp_rewrite.evidence.instrument.lazy_weights import opening
 from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
-from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, compare, criterion
+from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, criterion
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
-from amp_rewrite.reports.measurements import Difference, OutputRow
+from amp_rewrite.reports.measurements import OutputRow
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import Port
@@ -158,14 +159,14 @@ def verdict_of(a: object, b: object, data: object, comparison: Comparison, condi
 class Side:
     """One of the two models as it runs, with a description of how it runs.
 
-    `kept`: outputs by batch, which are computed once as far as memory allows; None if each batch comes once.
+    `kept`: outputs and their bytes by batch, computed once as far as memory allows; None if each batch comes once.
     """
 
     ran: ModelRun
     model: Model
     runner: Runner
     notes: tuple[str, ...]
-    kept: dict[int, Mapping[str, Given]] | None = None
+    kept: dict[int, tuple[Mapping[str, Given], int]] | None = None
 
     @classmethod
     def of(cls, source: object, name: str, conditions: Conditions, *, keeps: bool = False) -> Side:
@@ -191,10 +192,11 @@ class Side:
         if self.kept is None:
             return self.runner.run(_fed(self, batch), outputs or None)
         if number in self.kept:
-            return self.kept[number]
+            return self.kept[number][0]
         found = self.runner.run(_fed(self, batch))
-        if sum(map(nbytes, (*self.kept.values(), found))) <= KEPT:
-            self.kept[number] = found
+        size = nbytes(found)
+        if size + sum(held for _, held in self.kept.values()) <= KEPT:
+            self.kept[number] = found, size
         return found
 
     @property
@@ -239,10 +241,8 @@ def rows_of(
 ) -> Iterator[OutputRow]:
     """Yield the rows of one batch: the difference of each output from the expected one."""
     for name in outputs:
-        for part, x, y in _tensors("", expected[name], results[name]):
-            same = isinstance(x, Difference)
-            difference = x if same else compare(x, y, comparison.by, equal_nan=comparison.equal_nan)
-            yield OutputRow(name, number, difference, part)
+        parts = differences(expected[name], results[name], comparison.by, equal_nan=comparison.equal_nan)
+        yield from (OutputRow(name, number, difference, part) for part, difference in parts)
 
 
 def _fed(side: Side, batch: Batch) -> Mapping[str, Any]:
@@ -258,27 +258,6 @@ def _fits(port: Port, value: object) -> bool:
     dtype = port.dtype
     known = dtype is not None and dtype is not DType.STRING
     return known and isinstance(value, np.ndarray) and value.dtype == dtype.numpy  # type: ignore[union-attr]
-
-
-def _tensors(part: str, a: Given, b: Given) -> Iterator[tuple[str, Any, Any]]:
-    """Yield pairs of arrays with their position in the output, or a Difference if the structures differ."""
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        yield part, a, b
-    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            yield from _tensors(f"{part}[{i}]", x, y)
-        if not a:
-            yield part, Difference(0, True, "an empty sequence on both sides"), None
-    elif a is None and b is None:
-        yield part, Difference(0, True, "nothing on both sides"), None
-    else:
-        yield part, Difference(0, False, f"the reference gives {_kind(a)}, the candidate {_kind(b)}"), None
-
-
-def _kind(value: Given) -> str:
-    if value is None:
-        return "nothing"
-    return f"a sequence of {len(value)}" if isinstance(value, list) else "a tensor"
 
 
 def _caveats(

@@ -23,7 +23,7 @@ _REMEDIES = {
     reasons.KERNEL_GATE: "--opset auto, or another release of the target",
     reasons.LONG_SUM: "--lower 'op=MatMul' lowers them anyway, with the error of longer sums",
     reasons.OVERFLOW: "--to bfloat16 holds larger values",
-    reasons.REPAIR: "a larger tolerance pins fewer",
+    reasons.REPAIR: "a wider tolerance or bound pins fewer",
     reasons.SCHEMA_GATE: "--opset auto, or another release of the target",
     reasons.UNSEEN: "use data that reaches them",
 }

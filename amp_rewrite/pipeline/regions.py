@@ -34,7 +34,8 @@ class Region:
     @property
     def because(self) -> str:
         """Reason for the suspicion, in one line."""
-        what = "makes infinity of finite numbers" if math.isinf(self.error) else f"adds an error of {self.error:.2g}"
+        local = f"adds an error of {self.error:.2g} of the norm"
+        what = "makes infinity of finite numbers" if math.isinf(self.error) else local
         return f"{self.name!r} ({self.kind}) alone {what}"
 
     @property

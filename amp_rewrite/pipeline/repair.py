@@ -21,7 +21,7 @@ from amp_rewrite.evidence.instrument.vertices import Vertex
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import minimal_set
-from amp_rewrite.evidence.trial import Trial, Trials
+from amp_rewrite.evidence.trial import Trial, Trials, worst_score
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
@@ -141,6 +141,7 @@ def _reference(draft: Draft) -> Model:
 def _evidence_of(verdict: Verdict, level: str, why: str = "", pinned: int = 0) -> Evidence:
     by = verdict.criterion
     asked = isinstance(by, Tolerance) or math.isfinite(by.limit)
+    score = None if by.measured == MetricBound(MEASURES["scaled"], 0.0).measured else worst_score(verdict, by)
     error, emulated = verdict.largest, EMULATED in verdict.candidate.as_
     return Evidence(
         level=level,
@@ -153,6 +154,7 @@ def _evidence_of(verdict: Verdict, level: str, why: str = "", pinned: int = 0) -
         pinned=pinned,
         objection=why,
         largest_error=error if error is not None and math.isfinite(error) else None,
+        score="" if score is None else by.said(score),
     )
 
 

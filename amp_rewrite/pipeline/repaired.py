@@ -119,10 +119,11 @@ class Repaired(Result):
         verdict = self.verdict
         if verdict is None:
             return ()
-        from amp_rewrite.reports.page.outputs import trials_figure  # late: few runs draw
+        from amp_rewrite.reports.page.outputs import outputs_figure, trials_figure  # late: few runs draw
 
         trials = trials_figure(self.trail, self._made(verdict), verdict.allowed, solved=self.solved)
-        return (trials, *verdict.figures())
+        remarks = (*verdict.notes, *filter(None, [self.remark]))
+        return (trials, outputs_figure(verdict.rows, verdict.allowed, verdict.brief, remarks))
 
     @property
     def trials(self) -> int:

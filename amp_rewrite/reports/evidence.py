@@ -18,6 +18,7 @@ class Evidence:
     for the outputs. `error`: the largest one, relative to the largest value of its output, as text; empty where no
     outputs were compared. `emulated`: the low type was emulated. `pinned`: number of regions that a repair keeps in
     float32. `objection`: the reason of a failure. `largest_error`: the number behind `error`, None if it is not finite.
+    `score`: the worst score in the unit of the criterion, where that is not relative to the largest value.
     """
 
     level: str = NONE
@@ -30,12 +31,14 @@ class Evidence:
     pinned: int = 0
     objection: str = ""
     largest_error: float | None = None
+    score: str = ""
 
     def __str__(self) -> str:
         if self.level == NONE:
             return "not checked on data: what overflows on your inputs cannot be seen in a graph"
         facts = [_FACTS[self.level].format(pinned=count(self.pinned, "region"), why=self.objection)]
-        facts += [f"largest error {self.error} of an output's largest value"] if self.error else []
+        largest = f"largest error {self.error} of an output's largest value" if self.error else ""
+        facts += filter(None, [f"worst {self.score}" if self.score else largest])
         facts += [f"passes if {self.criterion}"] if self.criterion else []
         facts += ["half precision emulated"] if self.emulated else []
         words = f"checked on {count(self.batches, 'batch', 'batches')} ({self.data}): {', '.join(facts)}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Index = tuple[int, ...]
+Index = tuple[int | str, ...]
+"""Indices of an element; a map has its key for one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from amp_rewrite.reports.rows import (
     ShiftRow,
     Totals,
 )
-from amp_rewrite.reports.summary import NEXT, summary
+from amp_rewrite.reports.summary import summary
 from amp_rewrite.settings.option import Stated
 from amp_rewrite.settings.options import KEYWORDS, STATED
 
@@ -92,13 +92,13 @@ class Report(Result, ReportData):
         hint = advice(op, known, "name an op, a type of ops, or a pattern such as op=MatMul", most=3)
         raise PatternError(f"{self.model.name}: no op is named {op!r}, or of that type; {hint}")
 
-    def text(self, *, verbose: bool = False, more: str = "", command: str = NEXT) -> str:
+    def text(self, *, verbose: bool = False, more: str = "", command: str | None = None) -> str:
         """Return one screen of summary, which ends with the evidence. Ends with a newline.
 
         Args:
             verbose: add every row.
             more: text before the evidence.
-            command: the next step, until the conversion is checked on real data.
+            command: the next step; None for what the evidence lacks, "" for none.
         """
         return summary(self, verbose=verbose, more=more, command=command)
 

@@ -11,22 +11,21 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.errors import by_kind
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
 from amp_rewrite.reports.evidence import UNCHECKED
+from amp_rewrite.reports.next_step import LOW, affected, next_step
 from amp_rewrite.reports.render import count, plain, share, shortened, size, table
 from amp_rewrite.reports.rows import ReportData, Row, ShiftRow
 
-_LOW = ("float16", "bfloat16")
 _SHOWN_CASTS = 6
 _UNASKED = {"Constant", *CASTS, *ELEMENTLESS}
 """Op types whose float32 needs no reason."""
-NEXT = "give data, as amp_rewrite.repair(model, data, tolerance=1e-2) or --data batches.npz --tolerance 1e-2"
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-def summary(report: ReportData, *, verbose: bool = False, more: str = "", command: str = NEXT) -> str:
+def summary(report: ReportData, *, verbose: bool = False, more: str = "", command: str | None = None) -> str:
     """Return the text of a report; `verbose` adds all casts, findings and rows. Ends with a newline.
 
     `more`: lines to insert before the last part, which says how far to trust a conversion; `command` is the next step
-    to trust it more, where there is one.
+    to trust it more, None for that of the report, "" for none.
     """
     body = [_stock(report)] if report.inventory else [_why(report), _raised(report), _refused(report)]
     parts = [_head(report), *body, _casts(report, verbose), _findings(report, verbose)]
@@ -51,28 +50,25 @@ def _head(report: ReportData) -> list[str]:
     return [*lines, *table([*facts, *_totals(report)])]
 
 
-def _evidence(report: ReportData, command: str) -> list[str]:
+def _evidence(report: ReportData, command: str | None) -> list[str]:
     """Return the evidence and the next step; nothing for an inventory, and where nothing was low or changed."""
-    totals = report.totals
-    changed = totals.casts_to_low + totals.casts_to_float32 + totals.casts_folded + totals.baked + totals.raised
-    idle = report.evidence == UNCHECKED and not changed and all(row.dtype not in _LOW for row in report.rows)
-    if report.inventory or idle:
+    if report.inventory or (report.evidence == UNCHECKED and not affected(report)):
         return []
-    more = [f"next: {plain(command)}"] if command and not report.evidence.enough else []
-    return [plain(str(report.evidence)), *more]
+    step = str(next_step(report) or "") if command is None else command
+    return [plain(str(report.evidence)), *([f"next: {plain(step)}"] if step else [])]
 
 
 def _totals(report: ReportData) -> list[tuple[str, str]]:
     totals = report.totals
     rows = [row for row in report.rows if row.op != "Constant"]
     floats = [row for row in rows if row.op not in ELEMENTLESS]  # those read a shape, whatever the type of its value
-    dtypes = Counter(row.dtype for row in floats if row.variables or row.dtype in ("float32", "unknown", *_LOW))
+    dtypes = Counter(row.dtype for row in floats if row.variables or row.dtype in ("float32", "unknown", *LOW))
     parts = [f"{number} {dtype}" for dtype, number in sorted(dtypes.items())]
     rest = len(rows) - dtypes.total()
     parts += [f"{rest} without floats"] if rest else []
     parts += [count(totals.ops - len(rows), "constant")] if totals.ops > len(rows) else []
     lowered = share(totals.compute_lowered, totals.compute_ops)
-    low = " and ".join(dtype for dtype in _LOW if dtypes[dtype]) or report.model.to or "a low type"
+    low = " and ".join(dtype for dtype in LOW if dtypes[dtype]) or report.model.to or "a low type"
     facts = [
         ("compute ops", f"{totals.compute_lowered} of {totals.compute_ops} in {low} ({lowered})"),
         ("ops", f"{totals.ops}: {', '.join(parts)}" if parts else "0"),
@@ -148,7 +144,7 @@ def _raised(report: ReportData) -> list[str]:
 
 def _why(report: ReportData) -> list[str]:
     """Return the ops that stayed float32, by rule, the most frequent first; without the model's own Casts."""
-    high = [row for row in report.rows if row.rule not in (None, reasons.RAISED) and row.dtype not in _LOW]
+    high = [row for row in report.rows if row.rule not in (None, reasons.RAISED) and row.dtype not in LOW]
     high = [row for row in high if row.op not in _UNASKED]
     groups = _grouped(high, lambda row: row.rule or "")
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))

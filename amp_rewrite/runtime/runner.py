@@ -41,8 +41,8 @@ from amp_rewrite.runtime.webgpu import Assignment, absence, assignment, names_on
 if TYPE_CHECKING:
     import onnxruntime
 
-Given = Array | list[Any] | None
-"""A value of an input or output: an array, a list of arrays for a sequence, None for an empty optional."""
+Given = Array | list[Any] | dict[Any, Any] | None
+"""A value of an input or output: an array, a list for a sequence, a dict for a map, None for an empty optional."""
 
 TENSORRT = "TensorrtExecutionProvider"
 
@@ -119,7 +119,7 @@ class Runner:
     def run(self, batch: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
         """Return all outputs by name, in the model's order, or those in `outputs`; `batch` is not changed.
 
-        Tensors are arrays, sequences are lists of arrays, empty optionals are None. bfloat16 arrays are those of
+        Tensors are arrays, sequences lists, maps dictionaries, empty optionals None. bfloat16 arrays are those of
         ml_dtypes. ModelError for unknown or missing names, and for an error of onnxruntime.
         """
         ports = {port.name: port for port in self.outputs}

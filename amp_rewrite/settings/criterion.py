@@ -29,6 +29,10 @@ class CriterionKeywords(TypedDict, total=False):
     at_most: float | None
 
 
+USUAL_TOLERANCES = {"float16": "1e-2", "bfloat16": "8e-2"}
+"""The tolerance to start with, by low type."""
+STARTS = ", ".join(f"{tolerance} for {low}" for low, tolerance in USUAL_TOLERANCES.items())
+
 _text = partial(Option, group=DATA)
 _number = partial(_text, kind=Kind.NUMBER, metavar="X")
 CRITERION = {
@@ -36,7 +40,7 @@ CRITERION = {
     for option in (
         _number(
             name="tolerance",
-            help="Largest error, relative to each output's largest value.",
+            help=f"Largest error, relative to each output's largest value; to start with, {STARTS}.",
             doc="largest error, relative to the largest value of the output",
         ),
         _number(

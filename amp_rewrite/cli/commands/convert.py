@@ -24,7 +24,9 @@ from amp_rewrite.settings.policy import low_type
 if TYPE_CHECKING:
     from amp_rewrite.pipeline.convert import Converted
     from amp_rewrite.pipeline.repaired import Repaired
+    from amp_rewrite.reports.next_step import NextStep
     from amp_rewrite.reports.page.page import Page
+    from amp_rewrite.settings.config_file import Settings
 
 _OUTCOME = (
     *parameters.SAVING,
@@ -113,6 +115,7 @@ def convert(
     measuring = measuring.completed(settings)
     output = output or beside(model, f"{low_type(settings.to).spelling}.onnx", needed=not dry_run)
     from amp_rewrite.files.targets import data_files, foreign_data
+    from amp_rewrite.reports.next_step import next_step
 
     kept = (model, output, *data_files(model)) if report_file or html else ()  # what a report must not replace
     if report_file:
@@ -142,7 +145,9 @@ def convert(
         write_page(page, html, quiet=talk.quiet, fate=fate)
     try:
         lost_source = written and output.exists() and output.resolve() == model.resolve()
-        command = "" if lost_source else _next(measuring, out, written=written)
+        step = None if lost_source else next_step(converted.report)
+        wrote = written or bool(html) or bool(report_file and solved)
+        command = _typed(step, measuring, out, settings, wrote=wrote) if step else ""
         drawn = page if html else None
         talk.outcome(converted, repaired, asked=talk.as_json or dry_run, command=command, page=drawn)
     except BrokenPipeError:
@@ -206,8 +211,13 @@ def _talk(given: dict[str, Any]) -> _Printer:
     return _Printer(**{word: given.pop(word) for word in ("check_weights", "as_json", "quiet", "verbose")})
 
 
-def _next(measuring: MeasuringOptions, out: tuple[Path, ...], *, written: bool) -> str:
-    """Return the command as it was typed, with real data and a tolerance; empty if a model comes or goes by a pipe."""
+def _typed(
+    step: NextStep, measuring: MeasuringOptions, out: tuple[Path, ...], settings: Settings, *, wrote: bool
+) -> str:
+    """Return the command as it was typed, with what the next step adds.
+
+    It is empty if a model comes or goes by a pipe, and if nothing is left to add. `wrote`: files, which it replaces.
+    """
     typed = list(click.get_current_context().find_root().obj)
     named = [str(path) for path in out]
     words, skipped = [], False
@@ -221,11 +231,11 @@ def _next(measuring: MeasuringOptions, out: tuple[Path, ...], *, written: bool) 
         return ""
     for path in named:
         words += ["-o", path]
-    if measuring.feeding.data is None:
-        words += ["--data", "batches.npz"]
-    if not measuring.criterion:
-        words += ["--tolerance", "1e-2"]
-    words += ["--overwrite"] if written and "--overwrite" not in words else []
+    added = [] if measuring.feeding.data or settings.data else ["--data", "batches.npz"]
+    added += [] if measuring.criterion else ["--tolerance", step.tolerance]
+    if not added and not any(word.partition("=")[0] in DRAWING for word in typed):
+        return ""
+    words += added + (["--overwrite"] if wrote and "--overwrite" not in words else [])
     return shlex.join(["amp-rewrite", *words])
 
 

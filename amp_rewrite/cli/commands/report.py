@@ -84,7 +84,7 @@ def report(
         return 0
     outcomes = [expectation.outcome(report) for expectation in expectations]
     encoded = "" if not as_json else page.within(report.to_json()) if page else report.to_json()
-    terminal.show(encoded or report.text(verbose=verbose))
+    terminal.show(encoded or report.text(verbose=verbose, command=""))  # the next step is that of a conversion
     if page:
         write_page(page, html, quiet=False)
     failed = [outcome for outcome in outcomes if not outcome.met]

@@ -11,7 +11,7 @@ from amp_rewrite.cli import parameters
 from amp_rewrite.cli.data import DataOptions
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.page import check_page, present
-from amp_rewrite.settings.criterion import CRITERION
+from amp_rewrite.settings.criterion import CRITERION, STARTS
 from amp_rewrite.settings.option import DATA, OUTPUT
 
 _EMULATION = "Round as half precision does, in float32.  [default: where no CUDA provider opens]"
@@ -45,9 +45,8 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, html: Pa
     """
     feeding = DataOptions.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
     if all(given[word] is None for word in CRITERION):
-        raise click.UsageError(
-            "no criterion for the outputs; add --tolerance X, --rtol X and/or --atol X, or --metric NAME and its bound"
-        )
+        ways = "--tolerance X, --rtol X and/or --atol X, or --metric NAME and its bound"
+        raise click.UsageError(f"no criterion for the outputs; add {ways}; to start with, a tolerance of {STARTS}")
     check_page(html, overwrite=given.pop("overwrite"), read=(a, b))
     from amp_rewrite.evidence.verify import verify
 

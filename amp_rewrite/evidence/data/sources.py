@@ -252,9 +252,10 @@ def as_array(value: object) -> Any:
 
 
 def nbytes(batch: object) -> int:
-    """Return the bytes of the arrays in a batch."""
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else [batch]
-    return sum(int(getattr(part, "nbytes", 0)) for part in parts)
+    """Return the bytes of the arrays and numbers in a batch, or in other mappings and sequences of those."""
+    if isinstance(batch, (Mapping, list, tuple)):
+        return sum(map(nbytes, batch.values() if isinstance(batch, Mapping) else batch))
+    return int(getattr(batch, "nbytes", sys.getsizeof(batch)))
 
 
 def kept(batch: object) -> object:

@@ -92,7 +92,7 @@ def test_the_story_of_a_repair_ends_well() -> None:
     before, located, repaired, after = (told.split(f"$ amp-rewrite {commands[i]}\n")[1] for i in (1, 4, 5, 6))
     assert "failed: output 'y'" in before.split("\n$ ")[0]
     assert re.search(r"the error first jumps at\n.*\n  norm ", located)
-    assert "'offset' (Conv) alone adds an error of " in repaired
+    assert "'offset' (Conv) alone gives the outputs a predicted error of " in repaired
     assert "\nok: 256 values compared" in after
     assert told.split(f"$ amp-rewrite {commands[7]}\n")[1].startswith("offset (Conv) is float32: repair\n")
 

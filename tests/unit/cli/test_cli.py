@@ -20,7 +20,6 @@ from amp_rewrite.cli import program
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.delta import KINDS
-from amp_rewrite.reports.summary import NEXT
 from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.options import KEYWORDS, SETTINGS
 
@@ -543,7 +542,7 @@ def own(model: str) -> list[str]:
         (["convert", "OWN"], (0, f"{CONVERTED}{AGAIN}{DATA} --overwrite\n", "wrote net.float16.onnx\n")),
         (["convert", "OWN", "--dry-run"], (0, f"{CONVERTED}{AGAIN}--dry-run {DATA}\n", "")),
         (["report", "net.onnx"], (0, STOCK, "")),
-        (["report", "a.json"], (0, f"{CONVERTED}{NEXT}\n", "")),
+        (["report", "a.json"], (0, CONVERTED.removesuffix("next: "), "")),
         (["explain", "a.json", "act"], (0, EXPLAINED, "")),
         (["explain", "a.json", "atc"], (2, "", "error: net.onnx: no op is named 'atc'; did you mean 'act'?\n")),
         (["diff", "a.json", "a.json"], (0, "no difference\n", "")),

@@ -17,10 +17,11 @@ import amp_rewrite
 from amp_rewrite.errors import FeedError, ModelError, PolicyError
 from amp_rewrite.evidence import conditions
 from amp_rewrite.evidence.conditions import Conditions
+from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict, _worse
-from amp_rewrite.evidence.verify import Side, _tensors, verify
+from amp_rewrite.evidence.verify import Side, verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
@@ -478,17 +479,15 @@ def test_a_verdict_stands_where_the_errors_along_the_depth_cannot_be_measured() 
     ],
 )
 def test_outputs_without_a_pair_of_tensors_are_judged_by_what_they_are(a: Any, b: Any, ok: bool, because: str) -> None:
-    assert list(_tensors("y", a, b)) == [("y", Difference(0, ok, because), None)]
-    assert list(_tensors("y", [ONE, a], [ONE, b])) == [("y[0]", ONE, ONE), ("y[1]", Difference(0, ok, because), None)]
-    assert Difference(0, ok, because).compared == 0
+    found = Difference(0, ok, because, compared=int(ok))
+    by = Tolerance(rtol=1.0)
+    assert list(differences(a, b, by)) == [("", found)]
+    assert list(differences([ONE, a], [ONE, b], by))[1] == ("[1]", found)
 
 
 def test_tensors_of_nested_sequences_are_compared_by_position() -> None:
-    assert [part for part, _, _ in _tensors("y", [[ONE], [ONE, ONE]], [[ONE], [ONE, ONE]])] == [
-        "y[0][0]",
-        "y[1][0]",
-        "y[1][1]",
-    ]
+    nested = [[ONE], [ONE, ONE]]
+    assert [part for part, _ in differences(nested, nested, Tolerance(rtol=1.0))] == ["[0][0]", "[1][0]", "[1][1]"]
 
 
 @pytest.mark.parametrize(

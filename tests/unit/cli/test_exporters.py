@@ -1,0 +1,105 @@
+"""Models of skl2onnx and tf2onnx through the commands that a user types first, by default options."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import onnx
+import pytest
+
+from support.paths import TESTS
+from unit.cli.test_cli import folder, run
+from unit.cli.test_gate import AUTHOR
+
+__all__ = ["folder"]
+
+MODELS = TESTS / "models"
+SKLEARN = sorted(path.stem for path in (MODELS / "sklearn").glob("*.onnx"))
+KERAS = sorted(path.stem for path in (MODELS / "tf2onnx").glob("*.onnx"))
+LOWERED = {name for name in SKLEARN if "mlp" in name} | set(KERAS)
+"""Models with products and convolutions; the others hold operators of ai.onnx.ml alone."""
+LENGTHS = ("--shape", "x=1,7")
+NEAR = ("--data", "batches.npz", "--tolerance", "1e-2")
+
+
+@pytest.fixture(params=[*SKLEARN, *KERAS])
+def name(request: pytest.FixtureRequest, folder: Path) -> str:
+    """The name of a model that lies in the current folder, with its batches."""
+    name = str(request.param)
+    source = MODELS / ("sklearn" if name in SKLEARN else "tf2onnx")
+    shutil.copy(source / f"{name}.onnx", "model.onnx")
+    data = "data" if name in SKLEARN else name.partition("_")[0]
+    shutil.copy(source / f"{data}.npz", "batches.npz")
+    return name
+
+
+def ran(*words: str) -> str:
+    done = run(*words)
+    assert done.exit_code == 0, (words, done.stdout, done.stderr)
+    return done.stdout + done.stderr
+
+
+def test_a_conversion_passes_verify_diff_and_gate(name: str) -> None:
+    told = ran("model.onnx", "-o", "low.onnx")
+    assert ("nothing to lower: model.onnx stays as it is" in told) == (name not in LOWERED)
+    assert ("next: " in told) == (name in LOWERED)
+    assert "ok: " in ran("verify", "model.onnx", "model.onnx", *NEAR)
+    text = ran("verify", "model.onnx", "low.onnx", *NEAR)
+    assert "ok: " in text and len(text.splitlines()) < 14
+    done = run("diff", "model.onnx", "low.onnx")
+    assert done.exit_code == (name in LOWERED), done.stderr
+    ran("report", "low.onnx")
+    if shutil.which("git"):
+        for words in (("init", "-q"), ("add", "model.onnx"), ("commit", "-q", "-m", "model")):
+            subprocess.run(["git", *AUTHOR, *words], check=True, capture_output=True)
+        ran("gate", "model.onnx")
+        shutil.copy("low.onnx", "model.onnx")
+        assert run("gate", "model.onnx").exit_code == (name in LOWERED)
+
+
+def test_data_repair_and_smoke_compare_all_outputs(name: str) -> None:
+    kept = ran("model.onnx", "-o", "guarded.onnx", "--data", "batches.npz")
+    assert ("next: " in kept) == (name in LOWERED)
+    assert ": verified, largest error " in ran("model.onnx", "-o", "low.onnx", *NEAR)
+    assert ran("model.onnx", "-o", "tight.onnx", "--data", "batches.npz", "--tolerance", "1e-5", "--json")
+    assert "ok: " in ran("verify", "model.onnx", "tight.onnx", "--data", "batches.npz", "--tolerance", "1e-5")
+    smoke = ("--random", *LENGTHS) if name.startswith("lstm") else ("--smoke",)
+    told = ran("model.onnx", "-o", "smoke.onnx", *smoke)
+    assert (": smoke test, outputs finite, " in told) == (name in LOWERED)
+    assert ("next: " in told) == (name in LOWERED)
+
+
+def test_a_failed_comparison_is_short_and_names_the_output(name: str) -> None:
+    if name not in LOWERED:
+        pytest.skip("its conversion is equal")
+    ran("model.onnx", "-o", "low.onnx")
+    done = run("verify", "model.onnx", "low.onnx", "--data", "batches.npz", "--tolerance", "1e-7")
+    assert done.exit_code == 1
+    assert len(done.stdout.splitlines()) < 14
+    verdict = json.loads(run("verify", "model.onnx", "low.onnx", *NEAR, "--json").stdout)
+    outputs = [output.name for output in onnx.load("model.onnx").graph.output]
+    assert [row["output"] for row in verdict["worst"]] == outputs
+    located = ran("locate", "model.onnx", "low.onnx", "--data", "batches.npz")
+    assert "Traceback" not in located
+
+
+def written_by(folder: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"write_{folder}", MODELS / folder / "write.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("package", "folder"), [("skl2onnx", "sklearn"), ("tf2onnx", "tf2onnx")])
+def test_the_models_are_those_of_their_script(package: str, folder: str, tmp_path: Path) -> None:
+    pytest.importorskip(package)
+    written_by(folder).main(tmp_path)
+    for path in sorted((MODELS / folder).glob("*.onnx")):
+        ops, own = ([node.op_type for node in onnx.load(file).graph.node] for file in (path, tmp_path / path.name))
+        assert ops == own

@@ -1,0 +1,179 @@
+"""The line `next:`: it names what is missing, in the numbers of the type, and runs as it is printed."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from amp_rewrite import calibrate, convert, repair
+from amp_rewrite.errors import options_spelled
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.metric import criterion
+from amp_rewrite.files.model import Model
+from amp_rewrite.reports.evidence import Evidence
+from amp_rewrite.reports.next_step import next_step
+from amp_rewrite.reports.sources import report_in
+from support.corpus import text_model
+from support.paths import TESTS
+from unit.cli.test_cli import folder, run
+from unit.pipeline.test_repair import BATCH, needy
+
+__all__ = ["folder"]
+
+MODELS = TESTS / "models"
+EXPORTED = {
+    "sklearn/mlp": "--random --shape X=2,4",
+    "sklearn/logistic": "--random --shape X=2,4",
+    "tf2onnx/cnn_17": "--random --shape x=2,12,12,3",
+    "tf2onnx/lstm_17": "--random --shape=x=1,7",
+    "needy": "--smoke",
+}
+"""Models with batches, and random data for them."""
+HANDWRITTEN = ("half_island", "if_in_loop", "local_function", "names_of_ours", "qdq19", "tied_weights")
+MEANT = [
+    "model.onnx -o low.onnx",
+    "model.onnx bf.onnx --to bfloat16",
+    "model.onnx -o low.onnx RANDOM --overwrite",
+    "model.onnx RANDOM --seed 3 -o low.onnx --tolerance 0.5 --overwrite",
+    "model.onnx --data batches.npz --dry-run",
+    "model.onnx --data batches.npz --tolerance 1e-9 --budget 2 -o low.onnx --overwrite",
+    "model.onnx --data batches.npz --metric cosine --at-least 0.9 -o low.onnx --overwrite",
+    "model.onnx --ranges model.ranges.json --dry-run",
+    "model.onnx --dry-run --report report.json --html page.html",
+    "model.onnx --config other.toml --dry-run",
+    "model.onnx --config other.toml RANDOM --tolerance 0.5 --dry-run",
+]
+"""Commands by what they check: nothing, random data, ranges, real data; with outputs of all kinds."""
+
+
+def line(text: str) -> str:
+    """The words behind `next:` in a text; "" without one."""
+    return next((line.removeprefix("next: ") for line in text.splitlines() if line.startswith("next: ")), "")
+
+
+def typed(command: str) -> tuple[int, str]:
+    """Exit code and `next:` of a command that is typed as it is printed."""
+    program, *words = shlex.split(command)
+    assert program == "amp-rewrite"
+    done = run(*words)
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    assert done.exit_code in (0, 1), (command, done.stderr)
+    return done.exit_code, line(done.stdout + done.stderr)
+
+
+def walked(command: str) -> Iterator[str]:
+    """Yield the command and each that is printed as next, typed one after the other."""
+    while command:
+        yield command
+        command = typed(command)[1]
+
+
+def walk(command: str) -> list[str]:
+    """The command and those that are printed as next. None repeats one before it or proposes what was tried."""
+    steps = list(walked(f"amp-rewrite {command}"))
+    assert len(steps) == len(set(steps)) <= 2, steps
+    for step in steps[1:]:
+        assert step.count("--tolerance") + step.count("--metric") == 1
+        assert ("--data" in step) != ("other.toml" in step)
+        assert "--smoke" not in step and "--random" not in step and "--seed" not in step
+        if "--tolerance" not in command:
+            assert ("--tolerance 8e-2" if "bfloat16" in step else "--tolerance 1e-2") in step
+    return steps
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_each_next_line_runs_and_names_another_step(folder: Path, name: str) -> None:
+    if name == "needy":
+        onnx.save(needy(layers=2, needs=(1,)), "model.onnx")
+        np.savez("batches.npz", x=BATCH["x"])
+    else:
+        shutil.copy(MODELS / f"{name}.onnx", "model.onnx")
+        data = "sklearn/data" if "sklearn" in name else name.partition("_")[0]
+        shutil.copy(MODELS / f"{data}.npz", "batches.npz")
+    run("calibrate", "model.onnx", "--data", "batches.npz", "-o", "model.ranges.json")
+    Path("other.toml").write_text('data = "batches.npz"\nranges = "model.ranges.json"\n', "utf-8")
+    for command in MEANT if name == "needy" else MEANT[::4]:
+        steps = walk(command.replace("RANDOM", EXPORTED[name]))
+        judged = "batches.npz --tolerance" in command or "--metric" in command
+        assert len(steps) == (1 if judged or name == "sklearn/logistic" else 2), steps
+
+
+@pytest.mark.parametrize("name", HANDWRITTEN)
+def test_the_next_line_of_an_unusual_model_runs(folder: Path, name: str) -> None:
+    onnx.save(text_model(name), "model.onnx")
+    np.savez("batches.npz", **next(iter(Feed.randomly(Model.load("model.onnx"), assume=True))))
+    assert len(walk("model.onnx -o low.onnx")) == 2
+
+
+@pytest.mark.parametrize(("to", "near"), [("float16", "1e-2"), ("bfloat16", "8e-2"), ("mixed_bfloat16", "8e-2")])
+def test_the_tolerance_is_that_of_the_type_on_the_command_line_and_in_python(folder: Path, to: str, near: str) -> None:
+    onnx.save(needy(layers=2, needs=(1,)), "model.onnx")
+    assert line(run("model.onnx", "-o", "low.onnx", "--to", to).stdout).endswith(f"--tolerance {near} --overwrite")
+    text = convert("model.onnx", to=to).report.text()
+    asked = f"amp_rewrite.repair(model, data, tolerance={near}) or --data batches.npz --tolerance {near}"
+    assert line(text) == f"give data, as {asked}"
+
+
+def test_in_python_the_step_names_what_is_missing_alone() -> None:
+    source = needy(layers=2, needs=(1,))
+    asked = "as amp_rewrite.repair(model, data, tolerance=1e-2) or --data batches.npz --tolerance 1e-2"
+    real = {"x": BATCH["x"]}
+    drawn = Feed.randomly(Model.load(source), shapes={"x": BATCH["x"].shape})
+    assert line(repair(source, real).report.text()) == f"compare the outputs, {asked}"
+    assert line(convert(source, ranges=calibrate(source, real)).report.text()) == f"compare the outputs, {asked}"
+    assert line(repair(source, drawn).report.text()) == f"give real data in place of random, {asked}"
+    judged = repair(source, drawn, tolerance=0.5).report
+    assert line(judged.text()) == "give real data in place of random, and keep the criterion"
+    assert line(repair(source, real, tolerance=1e-2).report.text()) == ""
+    assert line(judged.text(command="")) == ""
+    assert next_step(report_in(Model.load(source))) is None
+
+
+def test_a_report_that_is_read_has_no_step(folder: Path) -> None:
+    onnx.save(needy(layers=2, needs=(1,)), "model.onnx")
+    run("model.onnx", "-o", "low.onnx", "--report", "report.json")
+    told = run("report", "report.json").stdout
+    assert "not checked on data: " in told and "next: " not in told
+
+
+def test_help_and_errors_name_the_tolerances_to_start_with() -> None:
+    usual = "1e-2 for float16, 8e-2 for bfloat16"
+    assert usual in " ".join(run("verify", "--help").stdout.split())
+    with options_spelled(), pytest.raises(ValueError, match=usual):
+        criterion()
+
+
+# -- errors in the unit of the criterion ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("near", "unit"),
+    [
+        ({"tolerance": 0.01}, "largest error 0.0"),
+        ({"metric": "cosine", "at_least": 0.99}, "worst cosine of 0.99"),
+        ({"metric": "snr", "at_least": 20}, "worst snr of "),
+        ({"rtol": 1.0, "atol": 1.0}, "worst error of 0.0"),
+    ],
+)
+def test_the_evidence_is_in_the_unit_of_the_criterion(near: dict[str, float], unit: str) -> None:
+    evidence = repair(needy(layers=2, needs=(1,)), {"x": BATCH["x"]}, **near).report.evidence
+    assert f", {unit}" in str(evidence)
+    assert ("of an output's largest value" in str(evidence).partition(", passes if")[0]) == ("tolerance" in near)
+    assert ("times the bound" in str(evidence)) == ("rtol" in near)
+
+
+def test_the_reason_of_a_pin_states_the_unit_of_its_error() -> None:
+    found = repair(needy(layers=2, needs=(1,)), {"x": BATCH["x"]}, tolerance=1e-3)
+    assert found.regions
+    assert all(re.search(r"adds an error of \S+ of the norm$", region.because) for region in found.regions)
+
+
+def test_evidence_of_older_reports_reads_as_before() -> None:
+    told = Evidence(level="verified", data="d.npz", batches=1, criterion="x", error="0.01")
+    assert ", largest error 0.01 of an output's largest value, " in str(told)

@@ -1,0 +1,198 @@
+"""Sequences, maps and optionals as outputs: compared by place and key, and shown in few lines."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from amp_rewrite import convert, repair, verify
+from amp_rewrite.evidence.containers import as_array, differences
+from amp_rewrite.evidence.data.sources import nbytes
+from amp_rewrite.evidence.metric import MEASURES, MetricBound
+from amp_rewrite.evidence.verdict import Verdict
+from amp_rewrite.reports.measurements import Difference
+from support.paths import TESTS
+
+CLASSIFIER = TESTS / "models" / "sklearn" / "mlp.onnx"
+DATA = TESTS / "models" / "sklearn" / "data.npz"
+NEAR = MetricBound(MEASURES["scaled"], 0.01)
+NAMES = [{"cat": 0.25, "dog": 0.75}, {"cat": 0.5, "dog": 0.5}]
+
+
+def found(a: Any, b: Any, **more: Any) -> dict[str, Difference]:
+    return dict(differences(a, b, MetricBound(MEASURES["scaled"], 0.01), **more))
+
+
+# -- maps --------------------------------------------------------------------------------------------------
+
+
+def test_a_sequence_of_maps_is_judged_as_the_matrix_of_its_values() -> None:
+    other = [{"cat": 0.25, "dog": 0.72}, {"cat": 0.5, "dog": 0.5}]
+    ((part, difference),) = found(NAMES, other).items()
+    assert (part, difference.ok, difference.compared, difference.where) == ("", False, 4, (0, "dog"))
+    assert (difference.reference, difference.candidate) == ("0.75", "0.72")
+    assert difference.score == pytest.approx(0.04)  # 0.03 of 0.75, the largest value of all maps
+    assert found(NAMES, NAMES)[""].ok
+
+
+def test_a_map_alone_is_judged_by_key_in_any_order() -> None:
+    (difference,) = found({1: 2.0, 2: 4.0}, {2: 5.0, 1: 2.0}).values()
+    assert (difference.ok, difference.where) == (False, (2,))
+    assert found({1: 2.0, 2: 4.0}, {2: 4.0, 1: 2.0})[""].ok
+
+
+def test_the_metric_of_classes_reads_maps_as_rows() -> None:
+    by = MetricBound(MEASURES["top1"], 1.0)
+    turned = [{"dog": 0.75, "cat": 0.25}, {"dog": 0.6, "cat": 0.4}]
+    ((_, difference),) = differences(NAMES, turned, by)
+    assert (difference.ok, difference.score) == (False, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "because"),
+    [
+        (NAMES, [NAMES[0], {"cat": 0.5}], "the key 'dog' of map 1 is missing here"),
+        (NAMES, [{"cat": 0.2}, {"cat": 0.5}], "the key 'dog' of map 0 (and 1 more) is missing here"),
+        ([{1: 2.0}], [{1: 2.0, 2: 0.0}], "the key 2 of map 0 is missing in the reference"),
+        (
+            [{0: 1.0}],
+            [{"0": 1.0}],
+            "the key 0 of map 0 is missing here; the key '0' of map 0 is missing in the reference",
+        ),
+        (NAMES, NAMES[:1], "the reference gives a sequence of 2, the candidate a sequence of 1"),
+        (NAMES[:1], NAMES[0], "the reference gives a sequence of 1, the candidate a map"),
+        (NAMES[0], np.ones(2), "the reference gives a map, the candidate a tensor"),
+        (NAMES[0], None, "the reference gives a map, the candidate nothing"),
+        ([NAMES[0]], [np.ones(2)], "the reference gives a map, the candidate a tensor"),
+    ],
+)
+def test_other_keys_lengths_and_kinds_fail_and_say_so(a: Any, b: Any, because: str) -> None:
+    (difference,) = found(a, b).values()
+    assert (difference.ok, difference.because) == (False, because)
+
+
+@pytest.mark.parametrize(("value", "other", "kind"), [("yes", "no", "string"), (1, 2, "integer")])
+def test_strings_and_integers_in_maps_must_be_equal(value: Any, other: Any, kind: str) -> None:
+    (difference,) = found([{"k": value, "l": value}], [{"k": value, "l": other}]).values()
+    assert (difference.ok, difference.where) == (False, (0, "l"))
+    assert difference.because == f"1 of 2 values differ, and {kind} values must be equal"
+
+
+def test_maps_of_different_keys_are_compared_place_by_place() -> None:
+    ragged = [{"a": 1.0}, {"b": 2.0, "c": 4.0}, {}]
+    ((_, difference),) = found(ragged, [{"a": 1.0}, {"b": 2.0, "c": 4.5}, {}]).items()
+    assert (difference.ok, difference.compared, difference.where) == (False, 3, (1, "c"))
+    assert found(ragged, ragged)[""].ok
+    assert as_array(ragged) is ragged
+
+
+def test_a_nan_in_a_map_fails_unless_it_is_asked_for() -> None:
+    lost = [{"a": float("nan"), "b": 1.0}]
+    assert not found(lost, lost)[""].ok
+    assert found(lost, lost, equal_nan=True)[""].ok
+
+
+def test_bytes_of_maps_and_sequences_count() -> None:
+    sequence = [np.zeros(4, np.float32), np.zeros(2, np.float32)]
+    assert nbytes({"s": sequence}) == 24
+    assert nbytes({"m": NAMES}) >= 4 * 8
+
+
+# -- sequences and optionals ------------------------------------------------------------------------------
+
+
+def test_tensors_of_a_sequence_may_have_shapes_of_their_own() -> None:
+    ones = [np.ones(3, np.float32), np.ones((2, 2), np.float32)]
+    assert {part: difference.ok for part, difference in found(ones, ones).items()} == {"[0]": True, "[1]": True}
+    grown = [ones[0], np.ones((2, 3), np.float32)]
+    assert found(ones, grown)["[1]"].because == "the shape is [2, 2] in the reference and [2, 3] here"
+
+
+def containers() -> ModelProto:
+    """An empty optional, a full one, an empty sequence, a sequence of two shapes, and a tensor."""
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, [None])
+    optional, sequence = helper.make_optional_type_proto(tensor), helper.make_sequence_type_proto(tensor)
+    nodes = [
+        helper.make_node("Optional", [], ["none"], type=tensor),
+        helper.make_node("Optional", ["x"], ["some"]),
+        helper.make_node("SequenceEmpty", [], ["empty"]),
+        helper.make_node("SequenceConstruct", ["x", "y", "x"], ["pair"]),
+        helper.make_node("Add", ["x", "x"], ["z"]),
+    ]
+    types = {"none": optional, "some": optional, "empty": sequence, "pair": sequence, "z": tensor}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in "xy"]
+    outputs = [helper.make_value_info(name, kind) for name, kind in types.items()]
+    graph = helper.make_graph(nodes, "containers", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+FED = {"x": np.ones(3, np.float32), "y": np.full(5, 2, np.float32)}
+
+
+def test_empty_sequences_and_optionals_are_equal_and_a_note_names_them() -> None:
+    verdict = verify(containers(), containers(), FED, tolerance=0.0)
+    assert verdict.ok
+    assert verdict.notes == ()
+    for name in ("none", "empty"):
+        assert f"note: output '{name}' is empty on both sides in every batch\n" in verdict.text()
+
+
+def test_equal_parts_fold_and_the_worst_stands_for_its_output() -> None:
+    text = verify(containers(), containers(), FED, tolerance=0.0).text()
+    assert "  pair[0] (worst of 3) " in text and "pair[1]" not in text
+    same = {name: [np.ones(2, np.float32)] * 1000 for name in ("s",)}
+    rows = verdict_on(same, same)
+    assert "s[0] … s[999]" in rows.text(verbose=True)
+    assert len(rows.text(verbose=True).splitlines()) < 12
+    worse = {"s": [*same["s"][:7], np.full(2, 1.5, np.float32), *same["s"][8:]]}
+    found = verdict_on(same, worse)
+    assert "  s[7] (worst of 1000) " in found.text()
+    assert found.because.startswith("output 's[7]', batch 0: error 0.5 of the largest value")
+    shown = [line.split("  ")[1] for line in found.text(verbose=True).splitlines() if line.startswith("  s[")]
+    assert shown == ["s[0] … s[6]", "s[7]", "s[8] … s[999]"]
+
+
+def verdict_on(expected: dict[str, Any], results: dict[str, Any]) -> Verdict:
+    from amp_rewrite.evidence.verdict import FedData, ModelRun
+    from amp_rewrite.evidence.verify import Comparison, rows_of
+
+    rows = tuple(rows_of(0, expected, results, expected, Comparison(NEAR)))
+    return Verdict(ModelRun("a", ""), ModelRun("b", ""), FedData("d", False, 1), NEAR, rows)
+
+
+# -- a classifier with ZipMap -----------------------------------------------------------------------------
+
+
+def test_a_classifier_agrees_with_itself_and_with_its_conversion() -> None:
+    low = convert(CLASSIFIER)
+    assert verify(CLASSIFIER, CLASSIFIER, DATA, rtol=0.0).ok
+    verdict = verify(CLASSIFIER, low, DATA, tolerance=1e-2)
+    assert verdict.ok and verdict.outputs == ("output_label", "output_probability")
+    assert len(verdict.text().splitlines()) < 14
+    (worst,) = [row for row in verdict.worst if row.output == "output_probability"]
+    assert 0 < (worst.difference.score or 0) < 1e-2
+    row = next(row for row in json.loads(verdict.to_json())["rows"] if row["output"] == "output_probability")
+    assert row["where"] == list(worst.difference.where or ())
+    assert not verify(CLASSIFIER, low, DATA, tolerance=1e-6).ok
+
+
+def test_a_classifier_that_ignores_its_inputs_gets_a_note() -> None:
+    verdict = verify(CLASSIFIER, CLASSIFIER, DATA, outputs=["output_probability"], tolerance=1e-2)
+    assert not any("ignores its inputs" in note for note in verdict.notes)
+    deaf = onnx.load(CLASSIFIER)
+    (first,) = [t for t in deaf.graph.initializer if t.name == "coefficient"]
+    first.CopyFrom(onnx.numpy_helper.from_array(np.zeros((4, 16), np.float32), first.name))
+    verdict = verify(deaf, deaf, DATA, tolerance=1e-2)
+    assert any("ignores its inputs" in note for note in verdict.notes)
+
+
+def test_a_repair_of_a_classifier_pins_what_its_probabilities_need() -> None:
+    assert repair(CLASSIFIER, DATA, tolerance=1e-2).regions == ()
+    found = repair(CLASSIFIER, DATA, tolerance=2e-4)
+    assert found.solved and found.regions
+    assert verify(CLASSIFIER, found, DATA, tolerance=2e-4).ok
