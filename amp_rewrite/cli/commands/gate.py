@@ -141,7 +141,7 @@ def gate(
         command = shlex.join([*words, "--", *map(str, unaccepted)])
         said = f"if this change is meant: {command}, and commit {place_of(unaccepted[0])}"
         said += " and the others" if len(unaccepted) > 1 else ""
-        terminal.talk(f"::notice::{said}" if form == "github" else said, quiet=False)
+        terminal.show(f"::notice::{said}\n" if form == "github" else f"{said}\n", commands=form == "github")
         if summary is not None:
             write_file(summary, summary.read_text("utf-8") + f"{said}\n", "the files were compared")
     return worst
