@@ -204,7 +204,7 @@ def test_a_merged_acceptance_covers_no_later_change_and_can_be_written_again(rep
     assert gate("models/m.onnx", "--base", "HEAD^").exit_code == 0
 
 
-def test_an_accepted_expectation_stays_so_after_the_merge_while_the_model_is_the_same(repository: Path) -> None:
+def test_an_accepted_expectation_stays_so_while_the_model_is_the_same(repository: Path) -> None:
     words = ("models/m.onnx", "--expect", "float16 <= 0")
     assert "accepted  float16 <= 0: 1 op" in gate(*words, "--accept").stdout.replace("float op", "op")
     git(repository, "add", ".")
