@@ -12,10 +12,11 @@ from amp_rewrite.errors import MachineError, ReportError, one_line
 from amp_rewrite.files.targets import data_files
 
 
-def commit_exists(ref: str, beside: Path) -> bool:
-    """True if a ref names a commit in the repository of a file. ReportError outside a repository."""
+def commit_of(ref: str, beside: Path) -> str | None:
+    """Return the commit that a ref names in the repository of a file, if there is one. ReportError outside of one."""
     _git(beside, "rev-parse", "--git-dir")
-    return _asked(beside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}").returncode == 0
+    done = _asked(beside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    return done.stdout.decode().strip() if done.returncode == 0 else None
 
 
 def committed(file: Path, ref: str, folder: Path) -> Path | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _DIGITS = 19  # digits of the largest int64
 _ASKED = (
     click.argument("model", type=parameters.MODEL, required=False),
-    option("--to", "float16|bfloat16|POLICY", "The low type.", default="float16", show_default=True),
+    option("--to", "float16|bfloat16|POLICY", "The low type.  [default: that of a half MODEL, else float16]"),
     option("--target", "NAME", "Check the WebGPU provider instead of CUDA.", choices=("webgpu",)),
     option(
         "--gpu", "NAME", "Estimate speed for this GPU, such as H200.  [default: the one here]", choices=tuple(ROOFS)
@@ -34,7 +34,7 @@ _ASKED = (
 @parameters.command(*_ASKED, parameters.as_json)
 def doctor(
     model: Path | None,
-    to: str,
+    to: str | None,
     target: str | None,
     gpu: str | None,
     dimension: tuple[str, ...],
@@ -45,7 +45,8 @@ def doctor(
     """Find obstacles to fast half precision, here or in MODEL.
 
     Check GPU, driver, libraries and onnxruntime; exit with 1 if half precision cannot be fast. For a MODEL, list the
-    ops that would run on the CPU, the dimensions that do not suit tensor cores, and the speed-up to expect. On a
+    ops that would run on the CPU, the dimensions that do not suit tensor cores, and the speed-up to expect; if it is
+    half already, also the ops that a conversion keeps in float32. Its values are not seen: `verify` compares them. On a
     machine without a GPU, MODEL alone decides the exit code.
     """
     sizes = _sizes(dimension)
@@ -67,13 +68,13 @@ def doctor(
     return 0 if checkup.well else FINDING
 
 
-def _checked(model: Path | None, to: str, target: str | None, gpu: str | None, sizes: dict[str, int]) -> Checkup:
+def _checked(model: Path | None, to: str | None, target: str | None, gpu: str | None, sizes: dict[str, int]) -> Checkup:
     from amp_rewrite.deploy.doctor.checkup import doctor
 
     if target is not None and (gpu or sizes):
         raise click.UsageError("--gpu and --dimension are about CUDA; leave them out, or --target")
     device = None if target is None else Target.parse(target)
-    return doctor(model, to=low_type(to), target=device, gpu=gpu, dimensions=sizes)
+    return doctor(model, to=low_type(to) if to else None, target=device, gpu=gpu, dimensions=sizes)
 
 
 def _sizes(words: tuple[str, ...]) -> dict[str, int]:

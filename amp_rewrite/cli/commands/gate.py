@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.committed import commit_exists, committed
+from amp_rewrite.cli.accepted import Acceptance, in_commit, place_of
+from amp_rewrite.cli.committed import commit_of, committed
 from amp_rewrite.cli.group import FINDING, USAGE
 from amp_rewrite.cli.page import write_file
 from amp_rewrite.errors import AmpRewriteError
@@ -20,30 +22,53 @@ from amp_rewrite.settings.option import OUTPUT
 if TYPE_CHECKING:
     from amp_rewrite.reports.delta import Delta
     from amp_rewrite.reports.expect import CheckedExpectation, Expectation
+    from amp_rewrite.reports.report import Report
 
 _HEAD = "HEAD"
 
 
 @dataclass(frozen=True)
 class _GatedFile:
-    """A file, its difference from the commit (None: it is new there), and the expectations that it fails."""
+    """A file, its report, its difference from the commit (None: it is new there), and the expectations that it fails.
+
+    `differs`: the difference fails. `accepted`: what would fail and is accepted, in words.
+    """
 
     file: Path
+    report: Report
     delta: Delta | None
+    differs: bool
     failed: tuple[CheckedExpectation, ...]
+    accepted: tuple[str, ...] = ()
+
+    @property
+    def fails(self) -> bool:
+        return self.differs or bool(self.failed)
+
+    def accept(self, base: str) -> _GatedFile:
+        """Write what fails to the file beside it, and return the file as it is then."""
+        words = self.delta.summary() if self.delta is not None and self.differs else ""
+        expect = tuple(outcome.expected for outcome in self.failed)
+        Acceptance(base, words, expect, self.report).write(self.file)
+        return replace(self, differs=False, failed=(), accepted=(*filter(None, (words,)), *map(str, self.failed)))
 
     def text(self, form: str, fail_on: Collection[str], *, verbose: bool = False) -> str:
         """Return it for a terminal, for a workflow of GitHub, or as Markdown. `verbose`: a terminal gets each op."""
         new = "new, nothing to compare it with\n" if self.delta is None else ""
+        named = [f"{words} ({place_of(self.file).name})" for words in self.accepted]
         if form == "github":
             marks = "".join(f"::error::{self.file}: expected {outcome}\n" for outcome in self.failed)
-            told = f"::notice::{self.file}: {new}" if self.delta is None else self.delta.to(form, fail_on)
+            marks += "".join(f"::notice::{self.file}: accepted: {words}\n" for words in named)
+            marked = fail_on if self.differs else None
+            told = f"::notice::{self.file}: {new}" if self.delta is None else self.delta.to(form, marked)
             return f"::group::{self.file}\n{told}{marks}::endgroup::\n"
         body = new or (self.delta.to(form, verbose=verbose) if self.delta else "")
         if form == "markdown":
             lines = "".join(f"- **failed**: {outcome}\n" for outcome in self.failed)
+            lines += "".join(f"- accepted: {words}\n" for words in named)
             return f"### {self.file}\n\n{body}\n{lines}\n"
-        return f"{self.file}: {body}" + "".join(f"  failed  {outcome}\n" for outcome in self.failed)
+        lines = "".join(f"  failed  {outcome}\n" for outcome in self.failed)
+        return f"{self.file}: {body}{lines}" + "".join(f"  accepted  {words}\n" for words in named)
 
 
 @parameters.command(
@@ -51,6 +76,7 @@ class _GatedFile:
     parameters.option("--base", "REF", "The commit to compare with.", default=_HEAD, show_default=True),
     parameters.ROWS["fail_on"],
     parameters.option("--expect", "TEXT", "Exit with 1 unless this holds for each FILE; repeatable.", multiple=True),
+    parameters.flag("--accept", "Write what fails to FILE.accepted.json, so that it is accepted.", OUTPUT),
     parameters.form("text", "github", says="github: annotations of a workflow."),
     parameters.option(
         "--summary", "FILE", "Append the output as Markdown to a file.", OUTPUT, type=parameters.FILE_OUT
@@ -65,6 +91,7 @@ def gate(
     files: tuple[Path, ...],
     base: str,
     expect: tuple[str, ...],
+    accept: bool,
     form: str,
     summary: Path | None,
     pages: Path | None,
@@ -74,21 +101,24 @@ def gate(
     """Compare each FILE with the same file in a commit of git; exit with 1 if one differs.
 
     A FILE is a model or a JSON report. If the commit lacks it, only --expect checks it. If it cannot be read, the
-    others are still compared, and the exit code is 2.
+    others are still compared, and the exit code is 2. For a change that is meant, --accept writes FILE.accepted.json:
+    commit it with the FILE. The differences are accepted until the base holds that file, too.
     """
     from amp_rewrite.reports.expect import Expectation
 
     fail_on = parameters.in_force(given).fail_on
     expectations = [Expectation.parse(text) for text in expect]
-    known = commit_exists(base, files[0])
-    if not known and base != _HEAD:  # a repository without a commit has no HEAD: all files are new
+    known = commit_of(base, files[0])
+    if known is None and base != _HEAD:  # a repository without a commit has no HEAD: all files are new
         raise click.UsageError(
             f"--base {base} does not name a commit here; fetch it (git fetch origin {base}), or name another"
         )
-    worst = 0
+    worst, unaccepted = 0, list[Path]()
     for file in files:
         try:
-            checked = _check(file, base if known else None, expectations)
+            checked = _check(file, known, expectations, fail_on)
+            if accept and checked.fails:
+                checked = checked.accept(known or "")
         except AmpRewriteError as error:
             named = str(error) if str(file) in str(error) else f"{file}: {error}"
             terminal.talk(f"::error::{named}" if form == "github" else f"error: {named}", quiet=False)
@@ -102,12 +132,22 @@ def gate(
             page = pages / f"{file.as_posix().strip('./').replace('/', '_')}.html"
             pages.mkdir(exist_ok=True)
             write_file(page, checked.delta.page().to_html(), "the files were compared")
-        if checked.failed or (checked.delta is not None and checked.delta.fails(fail_on)):
+        if checked.fails:
             worst = max(worst, FINDING)
+            unaccepted.append(file)
+    if unaccepted:
+        words = ["amp-rewrite", "gate", "--accept", *(("--base", base) if base != _HEAD else ())]
+        words += [word for text in expect for word in ("--expect", text)]
+        command = shlex.join([*words, "--", *map(str, unaccepted)])
+        said = f"if this change is meant: {command}, and commit {place_of(unaccepted[0])}"
+        said += " and the others" if len(unaccepted) > 1 else ""
+        terminal.show(f"::notice::{said}\n" if form == "github" else f"{said}\n", commands=form == "github")
+        if summary is not None:
+            write_file(summary, summary.read_text("utf-8") + f"{said}\n", "the files were compared")
     return worst
 
 
-def _check(file: Path, ref: str | None, expectations: Collection[Expectation]) -> _GatedFile:
+def _check(file: Path, ref: str | None, expected: Collection[Expectation], fail_on: Collection[str]) -> _GatedFile:
     from amp_rewrite.reports.diff import diff
     from amp_rewrite.reports.sources import report_in
 
@@ -115,5 +155,15 @@ def _check(file: Path, ref: str | None, expectations: Collection[Expectation]) -
         before = committed(file, ref, Path(folder)) if ref is not None else None
         report = report_in(file)
         delta = diff(before, file) if before is not None else None
-    outcomes = [expectation.outcome(report) for expectation in expectations]
-    return _GatedFile(file, delta, tuple(outcome for outcome in outcomes if not outcome.met))
+    outcomes = [expectation.outcome(report) for expectation in expected]
+    failed = tuple(outcome for outcome in outcomes if not outcome.met)
+    differs = delta is not None and delta.fails(fail_on)
+    accepted = Acceptance.read(file) if differs or failed else None
+    words: list[str] = []
+    if differs and accepted and accepted.covers(report, fail_on) and not in_commit(file, ref):
+        differs = False
+        words.append(delta.summary() if delta is not None else "")
+    if failed and accepted and accepted.covers(report):
+        words.extend(str(outcome) for outcome in failed if outcome.expected in accepted.expect)
+        failed = tuple(outcome for outcome in failed if outcome.expected not in accepted.expect)
+    return _GatedFile(file, report, delta, differs, failed, tuple(words))

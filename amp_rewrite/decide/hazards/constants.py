@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.mask_fills import CARRIES, additive, carried, reads_low, unfit_readers
+from amp_rewrite.decide.hazards.fill_reach import held_fills
+from amp_rewrite.decide.hazards.mask_fills import additive, reads_low, unfit_readers
 from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.decide.hazards.steps import LARGE, described, float32_constant, leading_to, learned_ops, scaled_by
 from amp_rewrite.dtypes import DType
@@ -17,7 +18,6 @@ from amp_rewrite.ir.dataflow import Flow, first_input_of, float32, float32_ops, 
 from amp_rewrite.ir.op_classes import (
     AFFINE,
     ALL,
-    COMPARISONS,
     COPIES,
     DEQUANTIZES,
     HEAVY,
@@ -32,8 +32,8 @@ from amp_rewrite.ir.op_classes import (
     SUMS,
     Slots,
 )
-from amp_rewrite.ir.patterns.mask_fills import MaskFill, mask_fills
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.patterns.mask_fills import mask_fills
+from amp_rewrite.ir.view import Op, ValueId, View
 
 _FACTOR_SLOTS: Slots = {
     **dict.fromkeys(SCALINGS | PRODUCTS, (0, 1)),
@@ -96,20 +96,7 @@ def overflow(view: View, to: DType) -> Iterator[HeldOp]:
         note = f"constant {view.value_name(value)!r} goes to {fill.absmax:g}, beyond {to.max:g}"
         for op_id in {*readers, *between} - masks.keys():
             yield HeldOp(op_id, view.values[value].producer, note)
-    for op_id, comparison in _compared(view, overflowing).items():
-        note = f"saturated, a fill would meet another number in {described(view, comparison)}"
-        yield HeldOp(op_id, comparison, note)
-
-
-def _compared(view: View, overflowing: Mapping[ValueId, MaskFill]) -> dict[OpId, OpId]:
-    """Return the ops that carry a fill to a comparison with a constant beyond the range, each with the comparison."""
-    comparisons = [op for op in view.of_kinds(COMPARISONS) if not overflowing.keys().isdisjoint(op.inputs)]
-    if not comparisons:
-        return {}
-    carries = Flow.of(view, CARRIES)
-    masked = carried(carries, overflowing).keys() - overflowing.keys()
-    read = {v: op.id for op in comparisons for v in op.operands if v in masked}
-    return leading_to(carries, read, masked.__contains__)
+    yield from (HeldOp(*held) for held in held_fills(view, to) if held[0] not in masks)
 
 
 def underflow(view: View, to: DType) -> Iterator[HeldOp]:

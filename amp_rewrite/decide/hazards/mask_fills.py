@@ -6,8 +6,10 @@ A fill is a constant with a single extreme value, such as the −3.4e38 of an at
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterator, Mapping
+from itertools import chain
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.hazards.fill_reach import ATTENTION_MASKS, PLACES, far_reaches, held_fills, selects
 from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.decide.hazards.steps import described, first_inputs
 from amp_rewrite.dtypes import DType
@@ -21,17 +23,6 @@ from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 _PURE_COPIES = {**COPIES, **dict.fromkeys(FILLS, (0,))}
 CARRIES = {**COPIES, **SELECTIONS, **dict.fromkeys(AFFINE, ALL)}
 _SOFTMAX = SOFTMAXES | {"Exp"}  # Exp: a softmax written out
-_SELECTING = {**SELECTIONS, "Clip": (1, 2), **dict.fromkeys(FILLS, (2,))}
-ATTENTION_MASKS = {
-    "Attention": (3,),
-    "com.microsoft::Attention": (5,),
-    "com.microsoft::DecoderMaskedMultiHeadAttention": (4,),
-    "com.microsoft::GroupQueryAttention": (10,),
-    "com.microsoft::MultiHeadAttention": (5,),
-}
-"""Inputs that an operator adds to its scores."""
-_SENTINEL = 1e30
-"""No quantity of a network is as large: a larger number is there to win or lose every comparison."""
 
 
 def reads_low(view: View, use: Use, to: DType) -> bool:
@@ -56,14 +47,18 @@ def reads_low(view: View, use: Use, to: DType) -> bool:
 def mask_fill(view: View, to: DType) -> Iterator[HeldOp]:
     """Hold the ops from a fill through its sums to the softmax, which is held too. O(nodes + uses).
 
-    A fill that only selects, and the values that it reaches through copies, selections and products, become the largest
-    finite number when they are lowered.
+    A fill whose number does not matter becomes a quarter of the largest number beforehand (±16376 in float16): one that
+    is put in some places, and then copied, selected, ordered, scaled by constants and compared with near numbers alone,
+    up to a softmax or an index. Where its number matters, because an output shows it, another number is added to it, it
+    is scaled by an unknown number or compared with one that is as far, the ops on its way keep it in float32.
 
     What it protects: Masks with a fill such as −3.4e38 that are added to scores. A mask that selects is rewritten as
-        Where beforehand. The only fill of a constant mask that shows a key in every row becomes −32752 beforehand and
+        Where beforehand. The only fill of a constant mask that shows a key in every row becomes −16376 beforehand and
         is still added, which runtimes fuse with the softmax.
-    Why: A fill saturated at −65504 overflows to −inf when it is added; a softmax over a fully masked row gives NaN.
-        Where it only selects, the last finite number wins or loses every comparison just as well, and 0 times it is 0.
+    Why: A fill saturated at −65504 overflows to −inf when it is added or divided by a temperature; a softmax over a
+        fully masked row gives NaN. No score of a network reaches a quarter of the range, so that the fill wins or loses
+        every comparison just as well, and has weight 0 in a softmax; three of them can be added, and 1 / 0.3 of it is
+        finite.
     Example: scores + (1 − mask) · −3.4e38 in an encoder exported from transformers; Where(mask, scores, −3.4e38).
     How to override: A fill of −1e4 in the model.
     Source: masked_rows among the hard models of this project.
@@ -75,7 +70,7 @@ def mask_fill(view: View, to: DType) -> Iterator[HeldOp]:
 def saturated(view: View, to: DType) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
     """Return the values to clamp when they are lowered, and a finding for each that is a constant."""
     overflowing = {value: fill for value, fill in mask_fills(view, to).items() if fill.overflows}
-    pinned, findings = additive(view, overflowing).keys(), []
+    pinned, findings = {*additive(view, overflowing), *(op for op, _, _ in held_fills(view, to))}, []
     for value, fill in overflowing.items():
         free = any(use.op not in pinned for use in view.uses[value])
         if free and not unfit_readers(view, to, value, fill)[0] - pinned:
@@ -83,8 +78,9 @@ def saturated(view: View, to: DType) -> tuple[frozenset[ValueId], tuple[Finding,
             stored = to.max if level > 0 else -to.max
             note = f"the fill value {level:g} becomes {stored:g} · {reasons.HARMLESS}: it only selects"
             findings.append(Finding("saturated", view.value_name(value), note))
+    reached = (reach.held for reach in far_reaches(view, to))
     flow = Flow.of(view, {**COPIES, **SELECTIONS, "Mul": ALL, "Neg": (0,)})
-    return frozenset({*carried(flow, overflowing), *overflowing}), tuple(findings)
+    return frozenset({*carried(flow, overflowing), *overflowing, *chain(*reached)}), tuple(findings)
 
 
 def carried(flow: Flow, extreme: Mapping[ValueId, MaskFill]) -> dict[ValueId, ValueId]:
@@ -160,5 +156,4 @@ def _selects(op: Op, use: Use, fill: MaskFill) -> bool:
     """True if an op compares or selects with the fill and does not compute with it."""
     if use.slot in ATTENTION_MASKS.get(op.kind, ()) or op.kind in CLAMPS:
         return True
-    sentinel = fill.level is not None and (fill.level < 0 or fill.level >= _SENTINEL)
-    return sentinel and use.slot in _SELECTING.get(op.kind, ())
+    return selects(fill) and use.slot in PLACES.get(op.kind, ())

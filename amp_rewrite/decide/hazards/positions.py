@@ -10,7 +10,8 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.counts import counted
-from amp_rewrite.decide.hazards.mask_fills import ATTENTION_MASKS, CARRIES, to_softmax
+from amp_rewrite.decide.hazards.fill_reach import ATTENTION_MASKS
+from amp_rewrite.decide.hazards.mask_fills import CARRIES, to_softmax
 from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.decide.hazards.steps import described, first_inputs, operands_at, results_of
 from amp_rewrite.decide.placement.flops import summed_length

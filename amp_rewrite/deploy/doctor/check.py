@@ -47,8 +47,9 @@ class Checkup(Result):
         findings, advice = (sum(check.state == state for check in self.checks) for state in (FINDING, ADVICE))
         if findings:
             return count(findings, "finding")
-        if any(check.topic == "GPU" and check.state == ADVICE for check in self.checks):
-            return "the model is fine; this machine has no GPU to run it fast"
+        if any(check.topic == "values" for check in self.checks):
+            lacks = any(check.topic == "GPU" and check.state == ADVICE for check in self.checks)
+            return "no obstacle in the model; its values were not seen" + "; this machine has no GPU" * lacks
         return f"no obstacle; {count(advice, 'piece of advice', 'pieces of advice')}" if advice else "all well"
 
     def records(self) -> Iterator[Mapping[str, object]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -40,7 +41,7 @@ from amp_rewrite.settings.policy import LowType, low_type
 def doctor(
     model: ModelSource | None = None,
     *,
-    to: LowType = "float16",
+    to: LowType | None = None,
     target: TargetName | Target | None = None,
     gpu: str | None = None,
     dimensions: Mapping[str, int] | None = None,
@@ -55,7 +56,7 @@ def doctor(
 
     Args:
         model: as `convert` takes it.
-        to: the low type, as `convert` takes it.
+        to: the low type, as `convert` takes it; None: that of a model that is half already, else float16.
         target: "webgpu" looks at the WebGPU provider in place of CUDA; None: CUDA.
         gpu: a GPU whose speed is estimated instead of the one here.
         dimensions: sizes of the model's free dimensions by name ("?": all without one); 1 for others.
@@ -74,7 +75,8 @@ def doctor(
         >>> import amp_rewrite
         >>> checks = amp_rewrite.doctor("model.onnx", gpu="A100").checks
     """
-    low = low_type(to)
+    asked_for = low_type(to) if to is not None else None
+    low = asked_for or DType.FLOAT16
     if gpu is not None and gpu not in ROOFS:
         raise PolicyError(f"no data sheet of a GPU {gpu!r} is known here; use one of {', '.join(ROOFS)}")
     if target is not None and Target.parse(target) is Target.WEBGPU:
@@ -85,8 +87,7 @@ def doctor(
     if model is not None and not machine.gpus:  # the model is for another machine
         checks = [replace(check, state=ADVICE) if check.state == FINDING else check for check in checks]
     if model is not None:
-        roofs = roofs_of(gpu, machine, low)
-        checks += model_checks(Model.load(model), low, roofs, dict(dimensions or {}))
+        checks += model_checks(Model.load(model), asked_for, partial(roofs_of, gpu, machine), dict(dimensions or {}))
     return Checkup(tuple(checks))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from amp_rewrite.decide.reasons import LONG_SUM
 from amp_rewrite.deploy.doctor.advice import (
@@ -17,6 +17,7 @@ from amp_rewrite.deploy.doctor.advice import (
     with_dimensions,
 )
 from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, UNKNOWN, Check
+from amp_rewrite.deploy.doctor.half_checks import VALUES, half_type, kept_by_conversion, type_of
 from amp_rewrite.deploy.doctor.isolated import runtimes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
@@ -35,7 +36,13 @@ from amp_rewrite.settings.choices import Target
 _ENOUGH = 0.8  # share of a model's ops with known shapes that a bound requires
 
 
-def model_checks(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str, int]) -> Iterator[Check]:
+def model_checks(
+    source: Model, to: DType | None, roofs: Callable[[DType], Sequence[Roof]], sizes: Mapping[str, int]
+) -> Iterator[Check]:
+    """Check a model as it is converted to a type; one that is half already as it is, with what a conversion would do.
+
+    `to`: None for the model's own low type, or float16. `roofs`: the GPUs for an estimate in a type.
+    """
     free = free_dimensions(source)
     for name, number in sizes.items():
         if name not in free:
@@ -43,9 +50,15 @@ def model_checks(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mappin
             raise PolicyError(f"the model has no free dimension {name!r}; {known}")
         if not 0 < number <= LARGEST:
             raise PolicyError(f"dimension {name!r} cannot be {number}; give a number from 1 to {LARGEST}")
+    own = half_type(source)
+    low = to or own or DType.FLOAT16
+    yield type_of(source)
     converted = convert(source, to=low)
-    view = View.of(converted.result)
+    checked = source if own is low else converted.result
+    view = View.of(checked)
     yield _lowered(converted.report.totals, low)
+    if own is low:
+        yield from kept_by_conversion(source, low)
     for finding in converted.report.findings:
         if finding.kind == "runtime_hazard":
             fact, _, remedy = finding.message.partition(" · ")
@@ -56,7 +69,8 @@ def model_checks(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mappin
         remedy = "a runtime without that op does not open the model"
         yield Check("placement", UNKNOWN, f"{described}: where it runs is not known", remedy)
     yield from _unaligned(view, low)
-    yield _estimate(converted.result, low, roofs, sizes, free)
+    yield _estimate(checked, low, roofs(low), sizes, free)
+    yield VALUES
 
 
 def _lowered(totals: Totals, low: DType) -> Check:
@@ -135,12 +149,16 @@ def _estimate(model: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[st
 def webgpu_model_checks(source: Model, low: DType) -> Iterator[Check]:
     """Check a model as it is converted for WebGPU: ops in the low type, long sums, ops on the CPU."""
     converted = convert(source, to=low, target=Target.WEBGPU)
+    yield type_of(source)
     yield _lowered(converted.report.totals, low)
     long = [row.name for row in converted.report.rows if row.rule == LONG_SUM]
     if long:
         fact = f"{count(len(long), 'op')} in float32, since the device accumulates in float16 ({shortened(long)})"
         yield Check("sums", ADVICE, fact, "`--lower PATTERN` lowers them anyway; verify the result on the device")
+    if half_type(source) is low:
+        yield from kept_by_conversion(source, low, Target.WEBGPU)
     yield from _fallen(View.of(converted.result), load_webgpu_kernels())
+    yield VALUES
 
 
 def installed_kernels(packages: Sequence[Package]) -> Kernels:

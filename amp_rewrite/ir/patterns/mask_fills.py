@@ -39,15 +39,18 @@ def mask_fills(view: View, to: DType) -> Mapping[ValueId, MaskFill]:
     return mask_fills_among(view, to, range(len(view.values)))
 
 
-def mask_fills_among(view: View, to: DType, values: Container[int]) -> Mapping[ValueId, MaskFill]:
-    """Return the fills among some values; only constants among these are read."""
+def mask_fills_among(
+    view: View, to: DType, values: Container[int], least: float | None = None
+) -> Mapping[ValueId, MaskFill]:
+    """Return the fills among some values; only constants among these are read. `least`: their least size."""
+    least = to.max if least is None else least
     extreme: dict[ValueId, MaskFill] = {}
     constants = (v for v in view.constants if view.uses[v] and view.dtype(v) is DType.FLOAT)
     for value in filter(values.__contains__, constants):
         fit = view.fit(value, to)
-        numbers = view.array(value) if fit.absmax >= to.max else None
+        numbers = view.array(value) if fit.absmax >= least else None
         if numbers is not None:
-            beyond = numbers[(abs(numbers) >= to.max) & (abs(numbers) < float("inf"))]
+            beyond = numbers[(abs(numbers) >= least) & (abs(numbers) < float("inf"))]
             level = float(beyond[0]) if beyond.size and (beyond == beyond[0]).all() else None
             extreme[value] = MaskFill(level, fit.overflow > 0, fit.absmax)
     for op in view.of_kinds(_STATES):
@@ -56,7 +59,7 @@ def mask_fills_among(view: View, to: DType, values: Container[int]) -> Mapping[V
             continue
         tensors = [_tensor(a) for name in _STATES[op.kind] if (a := attribute(op.node, name)) is not None]
         fit = max((view.model.fit(tensor, to) for tensor in tensors), key=lambda fit: fit.absmax, default=Fit())
-        if fit.absmax >= to.max:
+        if fit.absmax >= least:
             level = float(view.model.array(tensors[0]).item()) if op.kind == "ConstantOfShape" else None
             extreme[result] = MaskFill(level, fit.overflow > 0, fit.absmax)
     return extreme

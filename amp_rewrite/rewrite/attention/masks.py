@@ -15,8 +15,8 @@ from amp_rewrite.rewrite.const_eval import TRACED_MOVES, moves_behind, numbers
 
 LOST = -1e30
 """The largest float32 number that swallows any score that it is added to, as −3.4e38 is meant to."""
-OUT_OF_REACH = -DType.FLOAT16.max / 2
-"""The largest number without any weight beside a score of a network: masks are bounded to it."""
+OUT_OF_REACH = -DType.FLOAT16.max / 4
+"""The largest number without any weight beside a score of a network, also twice: masks are bounded to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
 from amp_rewrite.rewrite.passes.attention_masks import select_biased, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.balanced_factors import balance_factors
+from amp_rewrite.rewrite.passes.bounded_fills import bound_fills
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
 from amp_rewrite.rewrite.passes.fold_constants import fold_constants
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
@@ -67,6 +68,9 @@ def canonicalize(source: View, request: Request, *, widen: bool = False) -> Cano
     refusal = Gate(request.target, request.to).rescale_refusal(plain) if rescale else None
     keep, lower = overrides(plain, request.keep, request.lower, lambda: source)
     view, fusions = fuse_operators(plain, request.to, request.target, {*keep, *lower}, request.fuse)
+    if request.safe:
+        view, outcomes = run_round(view, (bound_fills,), Context(request.to))
+        fusions = (*fusions, *findings(view, outcomes))
     marks = (followed(keep, plain, view), followed(lower, plain, view))
     if refusal is not None:
         notes = (*notes, Finding(reasons.QUANTIZED, "model", refusal))

@@ -109,3 +109,7 @@ def test_pre_commit_runs_the_hook_of_a_checkout_in_another_repository(tmp_path: 
     failed = run(*hook, "run", "--all-files", cwd=user)
     assert failed.returncode == 1
     assert "failed  float32 >= 90%" in failed.stdout
+    accept = ("gate", "--accept", "--expect", "float32 >= 90%", "net.onnx")
+    ran(sys.executable, "-m", "amp_rewrite", *accept, cwd=user)
+    ran("git", "add", ".", cwd=user)
+    assert "Passed" in ran(*hook, "run", "--all-files", cwd=user)

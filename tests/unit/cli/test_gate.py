@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -152,6 +154,104 @@ def test_external_data_of_the_base_come_from_its_commit_into_a_scratch_folder(re
         assert gate("s.onnx").exit_code in (0, 2)
         assert not Path("absolute.data").exists()
         assert not Path("../outside.data").exists()
+
+
+def accepted(repository: Path) -> str:
+    """Raise the model, accept that, and return the text of the acceptance."""
+    write(repository / "models" / "m.onnx", FLOAT32)
+    assert gate("models/m.onnx").exit_code == 1
+    done = gate("models/m.onnx", "--accept")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "  accepted  3 raised (m.onnx.accepted.json)\n" in done.stdout
+    return Path("models/m.onnx.accepted.json").read_text("utf-8")
+
+
+def test_an_accepted_change_passes_until_the_model_changes_further(repository: Path) -> None:
+    text = accepted(repository)
+    assert json.loads(text)["accepted"]["differences"] == "3 raised"
+    done = gate("models/m.onnx")
+    assert done.exit_code == 0
+    assert "  accepted  3 raised (m.onnx.accepted.json)\n" in done.stdout
+    write(repository / "models" / "m.onnx", FLOAT32.replace("Relu", "Tanh"))
+    assert gate("models/m.onnx").exit_code == 1
+
+
+def test_what_fails_names_the_command_that_accepts_it(repository: Path) -> None:
+    write(repository / "models" / "m.onnx", FLOAT32)
+    done = gate("models/m.onnx", "--expect", "io = float16", "--summary", "s.md")
+    command = "amp-rewrite gate --accept --expect 'io = float16' -- models/m.onnx"
+    said = f"if this change is meant: {command}, and commit models/m.onnx.accepted.json\n"
+    assert done.exit_code == 1
+    assert done.stdout.endswith(said)
+    assert Path("s.md").read_text("utf-8").endswith(said)
+    words = shlex.split(command)[2:]
+    assert gate(*words).exit_code == 0
+    assert gate(*(word for word in words if word != "--accept")).exit_code == 0
+    assert gate("models/m.onnx", "--expect", "casts >= 1").exit_code == 1, "another expectation was not accepted"
+
+
+def test_a_merged_acceptance_covers_no_later_change_and_can_be_written_again(repository: Path) -> None:
+    first = accepted(repository)
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "raised")
+    assert "accepted" not in gate("models/m.onnx").stdout
+    write(repository / "models" / "m.onnx", FLOAT16)
+    git(repository, "commit", "--quiet", "-am", "lowered")
+    write(repository / "models" / "m.onnx", FLOAT32)
+    assert gate("models/m.onnx").exit_code == 1
+    assert accepted(repository) != first
+    assert gate("models/m.onnx").exit_code == 0
+    assert gate("models/m.onnx", "--base", "HEAD^").exit_code == 0
+
+
+def test_an_accepted_expectation_stays_so_while_the_model_is_the_same(repository: Path) -> None:
+    words = ("models/m.onnx", "--expect", "float16 <= 0")
+    assert "accepted  float16 <= 0: 1 op" in gate(*words, "--accept").stdout.replace("float op", "op")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "accepted")
+    assert gate(*words).exit_code == 0
+    write(repository / "models" / "m.onnx", FLOAT16.replace("y = Relu(x)", "h = Relu(x) y = Tanh(h)"))
+    assert gate(*words, "--fail-on", "casts").exit_code == 1
+
+
+def test_nothing_is_written_where_nothing_fails_or_the_model_cannot_be_read(repository: Path) -> None:
+    (repository / "broken.onnx").write_bytes(b"not a model")
+    write(repository / "new.onnx", FLOAT32)
+    assert gate("models/m.onnx", "new.onnx", "--accept").exit_code == 0
+    assert gate("broken.onnx", "--accept").exit_code == 2
+    assert list(repository.rglob("*.accepted.json")) == []
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"accepted": {"base": 1}}', "half", '{"accepted": 3}'])
+def test_a_broken_acceptance_is_named_with_the_way_out(repository: Path, content: str) -> None:
+    write(repository / "models" / "m.onnx", FLOAT32)
+    Path("models/m.onnx.accepted.json").write_text(content, "utf-8")
+    for more in ((), ("--accept",)):
+        done = gate("models/m.onnx", *more)
+        assert done.exit_code == 2
+        assert "m.onnx.accepted.json" in done.stderr
+        assert "delete it, and run `amp-rewrite gate --accept` again" in done.stderr
+
+
+def test_a_report_in_an_acceptance_that_is_broken_is_named(repository: Path) -> None:
+    text = accepted(repository)
+    Path("models/m.onnx.accepted.json").write_text(text.replace('"schema"', '"scheme"'), "utf-8")
+    done = gate("models/m.onnx")
+    assert done.exit_code == 2
+    assert "m.onnx.accepted.json" in done.stderr
+
+
+def test_github_sees_an_accepted_change_as_a_notice_and_warnings(repository: Path) -> None:
+    accepted(repository)
+    done = gate("models/m.onnx", "--format", "github", "--summary", "s.md")
+    assert "::notice::models/m.onnx: accepted: 3 raised" in done.stdout
+    assert "::error" not in done.stdout
+    assert "- accepted: 3 raised" in Path("s.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("file", ["action.yml", "ci/gitlab.yml", "ci/precision.sh", ".pre-commit-hooks.yaml"])
+def test_each_file_of_ci_says_how_to_accept_a_change(file: str) -> None:
+    assert "amp-rewrite gate --accept" in (ROOT / file).read_text("utf-8")
 
 
 def script(repository: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -222,7 +222,8 @@ def test_a_constant_attention_mask_saturates() -> None:
 def test_a_fill_made_by_constant_of_shape_saturates() -> None:
     text = f"""g (int64[1] n, bool[N] m, float[N] x) => (float[N] y) {{
         fill = ConstantOfShape <value = float[1] {{{LOWEST}}}> (n)
-        y = Where (m, x, fill)
+        s = Where (m, x, fill)
+        y = Softmax (s)
     }}"""
     view = view_of(text)
     found = find_hazards(view, F16)

@@ -11,12 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnx.parser
 import pytest
 from click.testing import CliRunner
 
-from amp_rewrite import Checkup, MachineError, Model, PolicyError, doctor
+from amp_rewrite import Checkup, MachineError, Model, PolicyError, convert, doctor
 from amp_rewrite.cli import program
 from amp_rewrite.deploy.doctor import isolated as apart
 from amp_rewrite.deploy.doctor.check import Check
@@ -27,6 +29,7 @@ from amp_rewrite.runtime.kernels import load_kernels
 from amp_rewrite.runtime.releases import read_kernels
 from amp_rewrite.runtime.roofline import ROOFS
 from support import stub
+from support.corpus import exported
 from support.fake_driver import H200, P100, Driver, Nvml, Shelf
 
 TOLD = {"version": "1.31.1", "cuda": "13.0", "providers": [], "opens": True}
@@ -337,7 +340,8 @@ def test_without_a_gpu_the_model_alone_decides(node: str, well: bool) -> None:
     found = checked(Machine(lost="libcudnn.so.9"), model, told=told)
     assert found.well is well
     assert {check.state for topic in ("GPU", "libraries", "provider") for check in about(found, topic)} == {"advice"}
-    assert found.text().endswith("\nthe model is fine; this machine has no GPU to run it fast") is well
+    ended = "\nno obstacle in the model; its values were not seen; this machine has no GPU"
+    assert found.text().endswith(ended) is well
     assert not checked(Machine(), told=told).well
     assert not checked(Machine(H200, lost="libcudnn.so.9"), model).well
 
@@ -356,6 +360,114 @@ def test_the_model_is_told_as_a_whole() -> None:
     assert (check.state, check.fact) == ("ok", "1 of 1 compute op in float16")
     nothing = parsed("g (float[2] x) => (float[2] y) { y = Neg (x) }")
     assert about(checked(model=nothing), "model") == [Check("model", "advice", "no op in it gains from a low type")]
+
+
+# -- a model that is half already ------------------------------------------------------------------------
+
+
+FILLED = """g (float16[8, 8] x, bool[8, 8] m) => (float16[8, 8] y) {
+    s = MatMul (x, x) f = Where (m, s, far) [scaled] d = Mul (f, x) p = Softmax (d) y = MatMul (p, x)
+}"""
+MASKED = """g (float16[8, 8] x, float16[8, 8] m) => (float16[8, 8] y) {
+    s = MatMul (x, x) [fill] f = Mul (m, far) [sum] t = Add (s, f) [soft] p = Softmax (t) y = MatMul (p, x)
+}"""
+
+
+def half(graph: str, *, whole: bool = False, **constants: float) -> onnx.ModelProto:
+    """The model of a graph in float16 or, `whole`, float32; `far` is the lowest float16, `e` a small number."""
+    model = parsed(graph.replace("float16", "float") if whole else graph, 22)
+    for name, number in {"far": -65504.0, "e": 1e-6, **constants}.items():
+        if any(name in node.input for node in model.graph.node):
+            array = np.array(number, np.float32 if whole else np.float16)
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("graph", "rule", "named"),
+    [
+        (FILLED, "constant_range", "scaled"),
+        (MASKED, "mask_fill", "fill, sum, soft"),
+        (
+            "g (float16[8, 8] x) => (float16[8, 8] y) { s = MatMul (x, x) q = Mul (s, s)"
+            " v = ReduceMean <keepdims = 1> (q) [eps] a = Add (v, e) r = Sqrt (a) d = Div (s, r) y = MatMul (d, x) }",
+            "magnified",
+            "eps",
+        ),
+    ],
+    ids=["fill", "mask", "epsilon"],
+)
+def test_what_a_conversion_keeps_in_float32_is_a_finding_in_a_half_model(graph: str, rule: str, named: str) -> None:
+    found = checked(model=half(graph))
+    (check,) = about(found, f"rule {rule}")
+    assert check.state == "finding"
+    assert named in check.fact
+    assert "in float16" in check.fact
+    assert not found.well
+    assert not about(checked(model=half(graph, whole=True)), f"rule {rule}"), (
+        "of a float32 model the conversion takes care"
+    )
+
+
+def test_a_conversion_of_ours_breaks_no_rule_and_is_checked_in_its_own_type() -> None:
+    for to in ("float16", "bfloat16"):
+        made = convert(exported("tests/models/bert_ts13.onnx"), to=to).result.to_proto()
+        found = checked(model=made)
+        assert [check.state for check in about(found, "rules")] == ["ok"]
+        assert about(found, "model")[0].fact == f"17 of 17 compute ops in {to}"
+        assert to in about(found, "type")[0].fact
+        assert not [check for check in found.checks if check.topic.startswith("rule ")]
+
+
+def test_infinity_in_a_half_constant_may_be_a_number_that_overflowed() -> None:
+    body = "s = MatMul (x, x) f = Where (m, s, far) y = Softmax (f)"
+    model = half(f"g (float16[8, 8] x, bool[8, 8] m) => (float16[8, 8] y) {{ {body} }}", far=-np.inf)
+    (check,) = about(checked(model=model), "constants")
+    assert (check.state, check.fact) == ("advice", "1 constant of float16 with infinity (far)")
+
+
+NEG = "g (float[8, 8] x) => (float[8, 8] y) { y = Neg (x) }"
+
+
+@pytest.mark.parametrize(
+    ("graph", "fact"),
+    [
+        (NEG, "float32; ops: 1 float32"),
+        (NEG.replace("float", "float16"), "float16; ops: 1 float16"),
+        (NEG.replace("float", "bfloat16"), "bfloat16; ops: 1 bfloat16"),
+        (NEG.replace("float", "double"), "float64; ops: 1 float64"),
+        (NEG.replace("float", "int64"), "no floats"),
+        (
+            "g (float[8, 8] x) => (float[8, 8] y)"
+            " { a = Neg (x) b = Cast <to = 10> (a) c = Abs (b) y = Cast <to = 1> (c) }",
+            "mixed float32 and float16; ops: 1 float32, 1 float16",
+        ),
+        (
+            "g (float[8, 8] x) => (float[8, 8] y) <float s = {0.1}, int8 z = {0}> {"
+            " q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) y = Neg (d) }",
+            "quantized, beside float32; ops: ",
+        ),
+        (
+            "g (float[8, 8] x) => (float[8, 8] y) <float s = {0.1}> {"
+            " z = Constant <value = float8e4m3fn {0}> () q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z) }",
+            "quantized, beside",
+        ),
+    ],
+)
+def test_the_types_that_a_model_really_has_are_named(graph: str, fact: str) -> None:
+    (check,) = about(checked(model=parsed(graph, 21)), "type")
+    assert check.state == "ok"
+    assert check.fact.startswith(fact)
+
+
+@pytest.mark.parametrize("graph", [NEG, NEG.replace("float", "float16"), FILLED, NEG.replace("float", "int64")])
+def test_of_no_model_it_is_said_that_its_values_are_right(graph: str) -> None:
+    found = checked(model=half(graph))
+    (check,) = about(found, "values")
+    assert check.state == "unknown"
+    assert "`amp-rewrite verify" in check.remedy
+    assert "not seen" in found.brief or not found.well
+    assert "fine" not in found.text()
 
 
 # -- speed ---------------------------------------------------------------------------------------------

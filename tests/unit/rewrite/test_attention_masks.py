@@ -133,7 +133,7 @@ def test_a_constant_that_masks_no_row_throughout_is_still_added_and_fits_float16
     assert run(view.model.proto).tobytes() == run(causal()).tobytes()
     stored = view.model.proto.graph.initializer[-1]
     assert stored.name == "mask_bounded"
-    assert onnx.numpy_helper.to_array(stored).tolist() == np.where(np.tri(3) > 0, 0.0, -32752.0).tolist()
+    assert onnx.numpy_helper.to_array(stored).tolist() == np.where(np.tri(3) > 0, 0.0, -16376.0).tolist()
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_mask_that_a_constant_condition_chooses_is_a_constant(text: str, condi
     assert run(view.model.proto).tobytes() == run(proto).tobytes()
     stored = {t.name: onnx.numpy_helper.to_array(t).tolist() for t in view.model.proto.graph.initializer}
     assert list(stored) == ["ten", "fair", "mask_bounded"]  # what only the mask was made of is gone
-    assert stored["mask_bounded"] == np.where(np.tri(3) > 0, 0.0, -32752.0).tolist()
+    assert stored["mask_bounded"] == np.where(np.tri(3) > 0, 0.0, -16376.0).tolist()
 
 
 def test_a_constant_condition_that_masks_a_row_throughout_selects() -> None:

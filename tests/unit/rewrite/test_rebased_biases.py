@@ -24,7 +24,7 @@ KEYS = 256
 POSITIONS = np.arange(float(KEYS))
 CAUSAL = np.tri(KEYS, dtype=bool)
 FILL = np.array(-1e9)
-LEAST = -32752.0
+LEAST = -16376.0
 PLAIN = "s=MatMul(q,k);b=Add(s,bias);y=Softmax(b)"
 SELECTED = "s=MatMul(q,k);b=Add(s,bias);m=Where(seen,b,fill);y=Softmax(m)"
 HIDDEN = "s=MatMul(q,k);b=Add(bias,s);m=Where(seen,fill,b);y=Softmax(m)"
