@@ -160,7 +160,7 @@ def _scattering(model: Model) -> Model:
     if view.opsets.get("", FIRST_SCATTER_ADD) >= FIRST_SCATTER_ADD:
         return model
     moved = moved_to(view, FIRST_SCATTER_ADD)
-    return model if isinstance(moved, str) else moved
+    return model if isinstance(moved, str) else moved.model
 
 
 def _dark(view: View, names: Sequence[str], loss: str, blocked: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import computes
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import normal_domain, signature
-from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INITIALIZERS
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INITIALIZERS, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
@@ -33,7 +33,7 @@ from amp_rewrite.rewrite.passes.spell_out import GROUP_NORM, spell_group_norms, 
 from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
-from amp_rewrite.settings.choices import AUTO_OPSET, Fuse, Quantized, Target
+from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, Fuse, Quantized, Target
 from amp_rewrite.settings.io_rules import io_types, rules_of
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import overrides
@@ -99,8 +99,8 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     """Return the view at its opset, with functions inlined if painting gains by it, CastLike and masks spelled out."""
     view, local = inline_functions(view, low=bool(request.keep))
     moves: tuple[Finding, ...] = ()
-    opset = AUTO_OPSET if request.opset is None and request.target is Target.WEBGPU else request.opset
-    if opset is not None:
+    opset = request.opset or (AUTO_OPSET if _served_elsewhere(view, request.target) else KEEP_OPSET)
+    if opset != KEEP_OPSET:
         from amp_rewrite.rewrite.opset import at_opset  # late: only a model that is moved pays for it
 
         view, moves = at_opset(view, opset, request.to, request.target, fusing=request.fuse is not Fuse.NONE)
@@ -111,6 +111,11 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
         spelled.extend(findings(view, outcomes))
         view = after
     return view, (*local, *moves, *standard, *spelled)
+
+
+def _served_elsewhere(view: View, target: Target) -> bool:
+    """True for an opset at which most targets lack kernels: an old one, and for WebGPU any."""
+    return target is Target.WEBGPU or view.opsets.get("", OLDEST_MOVED) < OLDEST_MOVED
 
 
 _SPELLING: tuple[tuple[Pass, ...], ...] = (
