@@ -27,12 +27,12 @@ from amp_rewrite.ir.builder import new_node, restate
 from amp_rewrite.ir.graphs import needed, rename_node, renamed
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.schema import signature
-from amp_rewrite.ir.shapes.onnx_shapes import shape_of
+from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape, fixed, shape_at
 from amp_rewrite.ir.versions import FIRST_RESIZE_WITH_REGION, FIRST_ROW_SOFTMAX, MEANING_CHANGES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.equivalence import double, mismatch, run
 
-_Shape = tuple[int | None, ...]
 _SMALL = 4096
 """Elements of a constant that the converter or a trial may need: axes, sizes, scales."""
 _LARGEST_TRIAL = 1 << 22
@@ -92,12 +92,12 @@ class _Case:
     opset: int
     node: NodeProto
     types: Mapping[str, int]
-    shapes: Mapping[str, _Shape | None]
+    shapes: Mapping[str, Shape | None]
     constants: Mapping[str, Array]
     typed: bool
 
     @classmethod
-    def of(cls, view: View, op: Op) -> _Case | str:
+    def of(cls, view: View, op: Op, dims: AllDims) -> _Case | str:
         """Return the case of an op; or why none can be made."""
         if op.bodies or op.op_type in MEANING_CHANGES.keys() - {"Resize", *_ROWS}:
             return ""
@@ -113,7 +113,12 @@ class _Case:
         codes = {name: (dtype or DType.FLOAT).code for name, dtype in dtypes.items()}
         arrays = {name: view.array(value, _SMALL) for name, value in values.items()}
         held = {name: array for name, array in arrays.items() if array is not None}
-        shapes = {name: shape_of(view, value) for name, value in values.items()}
+        shapes: dict[str, Shape | None] = {}
+        for name, value in values.items():
+            tensor, known = view.constant(value), shape_at(dims, view, value)
+            shapes[name] = tuple(tensor.dims) if tensor is not None else None if known is None else fixed(known)
+        if op.op_type in _ROWS:
+            shapes["x0"] = shapes["x0"] or shapes["y0"]
         return cls(view.opset, node, codes, shapes, held, None not in dtypes.values())
 
     @property
@@ -140,10 +145,11 @@ class _Case:
 
 def restated(view: View, ops: Sequence[Op], opset: int) -> Mapping[OpId, Form] | tuple[Op, str]:
     """Return the form of each op at another opset; or the first op that has none, and why."""
+    dims = known_dims(view) if ops else {}
     cases: dict[tuple[object, ...], _Case] = {}
     keys: dict[OpId, tuple[object, ...]] = {}
     for op in ops:
-        case = _Case.of(view, op)
+        case = _Case.of(view, op, dims)
         if isinstance(case, str):
             return op, case
         keys[op.id] = case.key
@@ -378,8 +384,9 @@ def _flattened(rule: Callable[[Array], Array]) -> Callable[..., Array]:
 
 
 def _softmax(rows: Array) -> Array:
-    powers: Array = np.exp(rows - rows.max(1, keepdims=True))
-    return powers / powers.sum(1, keepdims=True)
+    powers = np.exp(rows - rows.max(1, keepdims=True))
+    shares: Array = powers / powers.sum(1, keepdims=True)
+    return shares
 
 
 def _resized(node: NodeProto, x: Array, *inputs: Array) -> Array:
