@@ -76,7 +76,8 @@ class Draft:
         if why is None:
             return draft
         note = f"opset {indexed.opset} stays: at {draft.view.opset} {why}"
-        return replace(kept, request=request, notes=(*kept.notes, Finding("opset", "ai.onnx", note)))
+        told = (Finding("opset", "ai.onnx", note),) if why else ()
+        return replace(kept, request=request, notes=(*kept.notes, *told))
 
     @classmethod
     def _of(cls, source: Model, indexed: View, request: Request, widen: bool) -> Draft:
@@ -183,26 +184,32 @@ def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Hazards, 
 
 
 def _worse(moved: Draft, kept: Draft) -> str | None:
-    """Return why the draft at a newer opset is worse than that at the model's own; None if it is not."""
+    """Return why the draft at a newer opset is worse than that at the model's own; None if it is not, "" if no better.
+
+    What lowers nothing is no better: such a model stays as it is.
+    """
     after, before = _Costs.of(moved), _Costs.of(kept)
+    if not after.low:
+        return ""
     if after.unserved > before.unserved:
         return f"the target would leave {count(after.unserved - before.unserved, 'more op')} to the CPU"
     if after.casts > before.casts and after.compute <= before.compute:
         return f"it would have {after.casts} Casts instead of {before.casts}, and lower no more products"
-    added, lowered = after.nodes - before.nodes, after.low - before.low
-    if added > max(lowered, 0):
-        return f"it would have {count(added, 'more node')}, and {count(max(lowered, 0), 'more low op')}"
+    common = after.results & before.results
+    added, served = len(after.results) - len(before.results), len(after.low & common) - len(before.low & common)
+    if added > max(served, 0):
+        return f"it would have {count(added, 'more value')}, and {max(served, 0)} more of the old ones in the low type"
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Costs:
-    """What an opset makes of a model: nodes, Casts, ops without a kernel, low ops, and those of the allow list."""
+    """What an opset makes of a model: results of ops and of low ones, Casts, ops without a kernel, low compute ops."""
 
-    nodes: int
+    results: frozenset[str]
+    low: frozenset[str]
     casts: int
     unserved: int
-    low: int
     compute: int
 
     @classmethod
@@ -213,10 +220,10 @@ class _Costs:
             lowered.setdefault(op, []).append(variable)
         known = [op for op in view.ops if op.signature is not None and not op.bodies and op.kind != "Constant"]
         return cls(
-            nodes=sum(op.kind != "Constant" for op in view.ops),
+            results=frozenset(name for op in view.ops if op.kind != "Constant" for name in op.node.output),
+            low=frozenset(name for op in lowered for name in view.ops[op].node.output),
             casts=len(plan_casts(view, coloring, draft.io, draft.hazards.saturate).casts),
             unserved=sum(not gate.runs(view, op, tuple(lowered.get(op.id, ()))) for op in known),
-            low=len(lowered),
             compute=sum(coloring.entries[op].color is Color.ALLOW for op in lowered),
         )
 

@@ -8,7 +8,7 @@ model where it is. Names, weights and whatever else a model carries stay as they
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
@@ -42,20 +42,21 @@ from amp_rewrite.rewrite.fusions import FUSIONS
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.rewrite.restated import restated
-from amp_rewrite.settings.choices import Opset, Target
+from amp_rewrite.settings.choices import AUTO_OPSET, Opset, Target
 
 
 def at_opset(
-    view: View, opset: Opset, to: DType, target: Target, *, fusing: bool = True
+    view: View, opset: Opset | None, to: DType, target: Target, *, fusing: bool = True
 ) -> tuple[View, tuple[Finding, ...]]:
     """Return the view at another ai.onnx opset, and a finding about gains, losses or obstacles.
 
     "auto": the opset at which the target serves most ops, never one at which it serves fewer of any kind; the view
     itself if that is its own. A number: that opset. ModelError if the model cannot be moved there, saying why.
     `fusing`: what is written out op by op will be fused where the opset has one op for it, which counts as served.
+    None: nobody asked, so only an old model is moved, for kernels alone, and one that gains nothing goes unmentioned.
     """
     current = view.opsets.get("", 0)
-    if opset == current or not current:
+    if opset == current or not current or (opset is None and current >= OLDEST_MOVED):
         return view, ()
     most = target.opset
     if isinstance(opset, int) and most is not None and opset > most:
@@ -64,7 +65,8 @@ def at_opset(
             f" {spelled('opset', most)} or a newer target"
         )
     if not isinstance(opset, int):
-        return _best(view, _KernelCheck.of(view, to, target, fusing))
+        after, told = _best(view, _KernelCheck.of(view, to, target, fusing and opset is not None))
+        return after, told if opset is not None or after is not view or _OBSTACLE in told[0].message else ()
     move = moved_to(view, opset)
     moved = move if isinstance(move, str) else _indexed(move.model)
     if isinstance(move, str) or isinstance(moved, str):
@@ -145,7 +147,8 @@ def _best(view: View, judge: _KernelCheck) -> tuple[View, tuple[Finding, ...]]:
         then = judge.covers(_relabelled(view, opset))
         gained, lost = _gained(own, then), _gained(then, own)
         if gained and lost:
-            barred[""] = f"opset {opset} serves {_listed(gained)} better, but not {_listed(lost)}"
+            served = f"serves {_listed(gained)} better, but not {_listed(lost)}"
+            barred.setdefault(served, f"opset {opset} {served}")
         elif _served(then) > most:  # nothing is lost, or the sum would be less
             move = moved_to(view, opset)
             if isinstance(move, str):
@@ -155,9 +158,18 @@ def _best(view: View, judge: _KernelCheck) -> tuple[View, tuple[Finding, ...]]:
     if best is not None and not isinstance(after := _indexed(best.model), str):
         return after, (_compared(view, at, best, judge),)
     note = f"opset {current} stays: no other one serves more of the model without serving some of it less"
-    return view, (Finding("opset", "ai.onnx", "; ".join((note, *list(barred.values())[:_SHOWN]))),)
+    return view, (Finding("opset", "ai.onnx", _OBSTACLE.join((note, *list(barred.values())[:_SHOWN]))),)
 
 
+def serving(view: View, ops: Collection[OpId], to: DType, target: Target, *, fusing: bool = True) -> int | None:
+    """Return the opset to which "auto" moves a view, if the target serves some of these ops there; else None."""
+    moved, _ = at_opset(view, AUTO_OPSET, to, target, fusing=fusing)
+    gate, then = Gate(target, to), _relabelled(view, moved.opset)
+    served = moved is not view and any(gate.lowerable_groups(then, then.ops[op]).groups for op in ops)
+    return moved.opset if served else None
+
+
+_OBSTACLE = "; "
 _SHOWN = 3  # reasons
 
 

@@ -66,7 +66,8 @@ def canonicalize(source: View, request: Request, *, widen: bool = False) -> Cano
     rescale = request.quantized is Quantized.RESCALE
     refusal = Gate(request.target, request.to).rescale_refusal(plain) if rescale else None
     keep, lower = overrides(plain, request.keep, request.lower, lambda: source)
-    view, fusions = fuse_operators(plain, request.to, request.target, {*keep, *lower}, request.fuse)
+    tried = request.opset == AUTO_OPSET
+    view, fusions = fuse_operators(plain, request.to, request.target, {*keep, *lower}, request.fuse, tried=tried)
     marks = (followed(keep, plain, view), followed(lower, plain, view))
     if refusal is not None:
         notes = (*notes, Finding(reasons.QUANTIZED, "model", refusal))
@@ -99,8 +100,8 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     """Return the view at its opset, with functions inlined if painting gains by it, CastLike and masks spelled out."""
     view, local = inline_functions(view, low=bool(request.keep))
     moves: tuple[Finding, ...] = ()
-    opset = request.opset or (AUTO_OPSET if _served_elsewhere(view, request.target) else KEEP_OPSET)
-    if opset != KEEP_OPSET:
+    opset = AUTO_OPSET if request.opset is None and request.target is Target.WEBGPU else request.opset
+    if opset != KEEP_OPSET and (opset is not None or view.opset < OLDEST_MOVED):
         from amp_rewrite.rewrite.opset import at_opset  # late: only a model that is moved pays for it
 
         view, moves = at_opset(view, opset, request.to, request.target, fusing=request.fuse is not Fuse.NONE)
@@ -113,11 +114,6 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     return view, (*local, *moves, *standard, *spelled)
 
 
-def _served_elsewhere(view: View, target: Target) -> bool:
-    """True for an opset at which most targets lack kernels: an old one, and for WebGPU any."""
-    return target is Target.WEBGPU or view.opsets.get("", OLDEST_MOVED) < OLDEST_MOVED
-
-
 _SPELLING: tuple[tuple[Pass, ...], ...] = (
     (spell_out_casts,),
     (select_masks, split_biases),
@@ -128,19 +124,26 @@ _SPELLING: tuple[tuple[Pass, ...], ...] = (
 
 
 def fuse_operators(
-    view: View, to: DType, target: Target, named: Collection[OpId] = (), fuse: Fuse = Fuse.BASIC
+    view: View,
+    to: DType,
+    target: Target,
+    named: Collection[OpId] = (),
+    fuse: Fuse = Fuse.BASIC,
+    *,
+    tried: bool = False,
 ) -> tuple[View, tuple[Finding, ...]]:
     """Fold constants and BatchNormalization and fuse decomposed operators; return the new view and what was done.
 
     `fuse`: BASIC, or CONTRIB for operators of onnxruntime as well. Ops that are `named` stay as they are. A model
-    that carries its training, or that lists its weights as inputs (IR version 3), is left alone.
+    that carries its training, or that lists its weights as inputs (IR version 3), is left alone. `tried`: as for
+    `Context`.
     """
     proto = view.model.proto
     if fuse is Fuse.NONE or proto.training_info or proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return view, ()
     steps: list[tuple[View, list[Outcome]]] = []
     objection = partial(_objection, to, target, {_key(view, op) for op in named})
-    context = Context(to)
+    context = Context(to, tried)
     for passes in (*_ROUNDS, *(((_fuse_contrib,),) if fuse is Fuse.CONTRIB else ())):
         after, outcomes = run_round(view, passes, context, objection)
         steps.append((view, outcomes))
