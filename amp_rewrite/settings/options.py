@@ -212,7 +212,8 @@ OPTIONS: tuple[Option, ...] = (
         metavar="auto|keep|N",
         help="Opset of the result.  [default: its own, of 13 and up]",
         doc='the opset of the result: "auto" for the one that the target serves best, "keep" for the model\'s own; by'
-        ' default its own from 13 on, and for an older model "auto"; see [the opset](../concepts/fusion.md#the-opset)',
+        " default its own from 13 on, and of an older model the first from 13 on at which the target has most kernels;"
+        " see [the opset](../concepts/fusion.md#the-opset)",
         parse=parse_opset,
         stated=Stated.UNUSUAL,
         integers=True,
