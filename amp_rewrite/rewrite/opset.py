@@ -28,6 +28,7 @@ from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.schema import Signature, normal_domain, onnx_schema, signature
 from amp_rewrite.ir.versions import (
     FIRST_FUSED,
+    FIRST_IR_WITH_FREE_INITIALIZERS,
     FIRST_NUM_OUTPUTS,
     MEANING_CHANGES,
     NEWEST_MOVED,
@@ -261,6 +262,9 @@ def moved_to(view: View, opset: int) -> Move | str:
     for imported in proto.opset_import:
         if normal_domain(imported.domain) == "":
             imported.version = opset
+    if proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:  # its weights are inputs because they had to be
+        held = {tensor.name for tensor in proto.graph.initializer}
+        refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in held])
     least = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)], ignore_unknown=True)
     proto.ir_version = max(proto.ir_version, least)
     moved = replace(view.model, proto=proto)

@@ -208,6 +208,15 @@ def test_weights_stay_where_they_are(tmp_path: Path) -> None:
     assert not to_array(move.model.to_proto().graph.initializer[0]).any()
 
 
+def test_weights_that_had_to_be_inputs_are_constants_afterwards() -> None:
+    model = parsed("y = Clip <max = 1.0> (x)", 8, MATRIX, "float[2,3] y")
+    model.ir_version = 3
+    model.graph.initializer.append(from_array(np.ones(3, np.float32), "w"))
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [3]))
+    made = moved(model)
+    assert [formal.name for formal in made.graph.input] == ["x"] and made.ir_version == 7
+
+
 @pytest.mark.parametrize(
     ("body", "start", "inputs", "outputs", "why"),
     [
