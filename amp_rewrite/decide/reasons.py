@@ -192,7 +192,7 @@ _SELF_EVIDENT = {
     "few_low": ("the result is hardly quicker or smaller", "that of the rule that keeps most; the message names both"),
     "inlined": ("its ops are decided one by one; `diff` takes a call for its body", "nothing"),
     "not_shifted": ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
-    "opset": ("operators and kernels of another opset apply", "leave --opset out to keep the model's own"),
+    "opset": ("operators and kernels of another opset apply", "--opset keep leaves the model at its own"),
     "parted": ("the same numbers and kernels; the file opens where it would not", "nothing"),
     "runtime_hazard": (
         "the process crashes, or numbers are wrong, in sessions with default settings",

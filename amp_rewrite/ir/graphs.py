@@ -136,6 +136,14 @@ def rename(graph: GraphProto, new: Callable[[str], str]) -> None:
         rename_node(node, new)
 
 
+def renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
+    """Return a copy of a node whose inputs and outputs have new names, where `names` has some."""
+    copy = clone(node)
+    for own in (copy.input, copy.output):
+        own[:] = [names.get(name, name) for name in own]
+    return copy
+
+
 def rename_node(node: NodeProto, new: Callable[[str], str]) -> None:
     """Rename the values that a node and its bodies read and make, in place, as `rename` does."""
     for names in (node.input, node.output):

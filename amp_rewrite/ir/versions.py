@@ -56,11 +56,18 @@ MEANING_CHANGES: Mapping[str, tuple[int, ...]] = {
     "DFT": (20,),
     "GridSample": (20,),
     "GroupNormalization": (21,),
+    "Hardmax": (FIRST_ROW_SOFTMAX,),
+    "LogSoftmax": (FIRST_ROW_SOFTMAX,),
+    "Resize": (FIRST_RESIZE_WITH_REGION,),
     "RoiAlign": (16,),
+    "Scan": (FIRST_UNBATCHED_SCAN,),
+    "Softmax": (FIRST_ROW_SOFTMAX,),
 }
 """The opsets at which an operator changes its meaning: scale per group instead of per channel, another default, modes
-with other names."""
+with other names, one axis instead of all from one on, other inputs."""
+OLDEST_SOURCE = 7
+"""The oldest opset that a model is moved from: before, attributes broadcast the operands of sums and products."""
 OLDEST_MOVED = 13
-"""The oldest opset that a model is moved from or to: before, ten operators took attributes that are now inputs."""
+"""The oldest opset that a model is moved to: the first with bfloat16, and with float16 kernels for most operators."""
 NEWEST_MOVED = 24
 """The newest opset that a model is moved to unasked: that of the kernel table."""

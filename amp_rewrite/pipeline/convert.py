@@ -35,7 +35,7 @@ from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.runtime.faults import told, turned
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, METADATA_KEY
+from amp_rewrite.settings.choices import AUTO_OPSET, AUTO_SHIFT, HEADROOM, METADATA_KEY
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.options import KEYWORDS
@@ -279,7 +279,7 @@ def finish(
         plan = replace(plan, parted=frozenset(op.id for op in turned(view, made)))
     dangers = (*told(view, made, aim, plan.parted), *_parted(view, plan))
     view.forget()  # the checks need the memory, and little of what the rules shared
-    beyond = (*target_findings(view, draft.request.target), *dangers)
+    beyond = (*target_findings(view, draft.request.target, tried=draft.request.opset == AUTO_OPSET), *dangers)
     findings = (*unserved(view, coloring), *beyond, *coloring.findings, *findings)
     if plan.empty:
         result = draft.base
@@ -290,7 +290,7 @@ def finish(
         known = {(finding.kind, finding.subject) for finding in draft.hazards.findings}  # they say what harm it does
         plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in known))
         findings = (*draft.expansions, *draft.hazards.findings, *unchecked, *findings)
-    report = _report(draft, coloring, plan, (*findings, *few_low(view, coloring)), measured)
+    report = _report(draft, coloring, plan, (*findings, *few_low(view, coloring, draft.request)), measured)
     if draft.request.annotate:
         result = replace(result, proto=clone(result.proto)) if plan.empty else result
         annotate(result.proto, view, plan, report.rows)

@@ -8,7 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.paint_state import PaintOptions, PaintState
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
@@ -16,14 +18,17 @@ from amp_rewrite.decide.hazards.quantized import quantized
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding
+from amp_rewrite.errors import Finding, count
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
+from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
+from amp_rewrite.settings.choices import KEEP_OPSET
 from amp_rewrite.settings.io_rules import io_types, rules_of
+from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
 
 if TYPE_CHECKING:
@@ -61,6 +66,19 @@ class Draft:
         """
         source = Model.load(model, folder=folder)
         indexed = View.of(source)
+        draft = cls._of(source, indexed, request, widen)
+        if isinstance(request.opset, int) or not draft.view.opset > indexed.opset < OLDEST_MOVED:
+            return draft
+        kept = cls._of(source, indexed, Request({**vars(request), "opset": KEEP_OPSET}), widen)
+        why = _worse(draft, kept)
+        if why is None:
+            return draft
+        note = f"opset {indexed.opset} stays: at {draft.view.opset} {why}"
+        told = (Finding("opset", "ai.onnx", note),) if why else ()
+        return replace(kept, request=request, notes=(*kept.notes, *told))
+
+    @classmethod
+    def _of(cls, source: Model, indexed: View, request: Request, widen: bool) -> Draft:
         standard = canonicalize(indexed, request, widen=widen)
         view = standard.view
         hazards, io = _resolved(view, request, rescale=standard.rescale)
@@ -153,6 +171,51 @@ def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Hazards, 
     superseded = (quantized.name,) if rescale else ()
     hazards = find_hazards(view, request.to, but=superseded, target=request.target) if request.safe else Hazards()
     return hazards, io_types(view, rules_of(request), request.to)
+
+
+def _worse(moved: Draft, kept: Draft) -> str | None:
+    """Return why the draft at a newer opset is worse than that at the model's own; None if it is not, "" if no better.
+
+    What lowers nothing is no better: such a model stays as it is.
+    """
+    after, before = _Costs.of(moved), _Costs.of(kept)
+    if not after.low:
+        return ""
+    if after.unserved > before.unserved:
+        return f"the target would leave {count(after.unserved - before.unserved, 'more op')} to the CPU"
+    if after.casts > before.casts and after.compute <= before.compute:
+        return f"it would have {after.casts} Casts instead of {before.casts}, and lower no more products"
+    common = after.results & before.results
+    added, served = len(after.results) - len(before.results), len(after.low & common) - len(before.low & common)
+    if added > max(served, 0):
+        return f"it would have {count(added, 'more value')}, and {max(served, 0)} more of the old ones in the low type"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """What an opset makes of a model: results of ops and of low ones, Casts, ops without a kernel, low compute ops."""
+
+    results: frozenset[str]
+    low: frozenset[str]
+    casts: int
+    unserved: int
+    compute: int
+
+    @classmethod
+    def of(cls, draft: Draft) -> _Costs:
+        view, coloring, gate = draft.view, draft.paint(), Gate(draft.request.target, draft.request.to)
+        lowered: dict[OpId, list[str]] = {}
+        for op, variable in coloring.low:
+            lowered.setdefault(op, []).append(variable)
+        known = [op for op in view.ops if op.signature is not None and not op.bodies and op.kind != "Constant"]
+        return cls(
+            results=frozenset(name for op in view.ops if op.kind != "Constant" for name in op.node.output),
+            low=frozenset(name for op in lowered for name in view.ops[op].node.output),
+            casts=len(plan_casts(view, coloring, draft.io, draft.hazards.saturate).casts),
+            unserved=sum(not gate.runs(view, op, tuple(lowered.get(op.id, ()))) for op in known),
+            compute=sum(coloring.entries[op].color is Color.ALLOW for op in lowered),
+        )
 
 
 def _order(model: Model) -> list[tuple[str, ...]]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.placement.cost_model import CostModel
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
-from amp_rewrite.ir.view import View
+from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.reports.render import share
 from amp_rewrite.runtime.roofline import ROOFS
+from amp_rewrite.settings.choices import KEEP_OPSET, Fuse, Target
 from amp_rewrite.settings.list_entry import Color
+from amp_rewrite.settings.request import Request
 
 _FEW = 0.25
 """The share of low operations below which a conversion gains little."""
@@ -20,16 +24,14 @@ _NAMED = 2
 """Rules that a message names."""
 _REMEDIES = {
     reasons.KEEP: "keep fewer ops",
-    reasons.KERNEL_GATE: "--opset auto, or another release of the target",
     reasons.LONG_SUM: "--lower 'op=MatMul' lowers them anyway, with the error of longer sums",
     reasons.OVERFLOW: "--to bfloat16 holds larger values",
     reasons.REPAIR: "a wider tolerance or bound pins fewer",
-    reasons.SCHEMA_GATE: "--opset auto, or another release of the target",
     reasons.UNSEEN: "use data that reaches them",
 }
 
 
-def few_low(view: View, coloring: Coloring) -> Iterator[Finding]:
+def few_low(view: View, coloring: Coloring, request: Request) -> Iterator[Finding]:
     """Yield a finding if less than a quarter of the operations of compute ops are low. O(nodes).
 
     A model of which less than a quarter of the compute ops stays float32 is not measured.
@@ -53,6 +55,30 @@ def few_low(view: View, coloring: Coloring) -> Iterator[Finding]:
     facts = [f"{rule} keeps {share(part, whole)} in float32" for rule, part in causes if part]
     shown = f"{share(low, whole)} of the operations of {count(len(paints), 'compute op')}" if low else "no compute op"
     first = causes[0][0]
-    remedy = _REMEDIES.get(first, f"`amp-rewrite explain {first}` says how to override it")
+    if first in (reasons.KERNEL_GATE, reasons.SCHEMA_GATE):
+        remedy = _served_by(view, [op for op, rule in kept.items() if rule == first], request)
+    else:
+        remedy = _REMEDIES.get(first, f"`amp-rewrite explain {first}` says how to override it")
     means = "the result is hardly quicker or smaller" if low else "the result computes as the float32 model does"
     yield Finding("few_low", "model", f"{to} has {shown}: {', '.join(facts)} · {means} · {remedy}")
+
+
+def _served_by(view: View, ops: Sequence[OpId], request: Request) -> str:
+    """Return the changes of a request that bring some of these ops a kernel in a low type."""
+    from amp_rewrite.rewrite.opset import serving  # late: few conversions lower little
+    from amp_rewrite.runtime.kernels import releases
+
+    def serves(target: Target, to: DType) -> bool:
+        gate = Gate(target, to)
+        return any(gate.lowerable_groups(view, view.ops[op]).groups for op in ops)
+
+    to, target = request.to, request.target
+    opset = serving(view, ops, to, target, fusing=request.fuse is not Fuse.NONE)
+    kept = "without --opset keep" if request.opset == KEEP_OPSET else "with --opset auto"
+    ways = [] if opset is None else [f"{kept} the model moves to opset {opset}"]
+    known = releases() if target.family is Target.ORT_CUDA else ()
+    newer = [release for release in reversed(known) if serves(Target.parse(f"{Target.ORT_CUDA.value}:{release}"), to)]
+    ways += [f"--target {Target.ORT_CUDA.value}:{newer[0]}"] if newer else []
+    other = DType.FLOAT16 if to is DType.BFLOAT16 else DType.BFLOAT16
+    ways += [f"--to {other.spelling}"] if serves(target, other) else []
+    return f"more kernels: {'; '.join(ways)}" if ways else "no opset and no release of the target has more kernels"

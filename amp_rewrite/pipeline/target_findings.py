@@ -23,9 +23,12 @@ def unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
     return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(notes.items()))
 
 
-def target_findings(view: View, target: Target) -> tuple[Finding, ...]:
-    """Return findings about operators and versions that the target's runtime does not open."""
-    return (*_unknown_elsewhere(view, target), *_unopened(view, target))
+def target_findings(view: View, target: Target, *, tried: bool = False) -> tuple[Finding, ...]:
+    """Return findings about operators and versions that the target's runtime does not open.
+
+    `tried`: there is no opset that serves the model better.
+    """
+    return (*_unknown_elsewhere(view, target), *_unopened(view, target, tried))
 
 
 def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
@@ -38,13 +41,14 @@ def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
     return tuple(Finding("runtime_only", kind, note) for kind in kinds if of_runtime_alone("", kind, opset))
 
 
-def _unopened(view: View, target: Target) -> Iterator[Finding]:
+def _unopened(view: View, target: Target, tried: bool) -> Iterator[Finding]:
     """Yield findings about a target that does not open the model, or whose kernels are those of another release."""
     kernels, proto = target.kernels, view.model.proto
     opset, ir = view.opset, proto.ir_version
     if target.opset is not None and opset > target.opset:
         note = f"{target.value} opens models up to opset {target.opset}, and this one has {opset}"
-        yield Finding("target_limits", "opset", note)
+        remedy = " · the target refuses the model · name a newer release of the target" if tried else ""
+        yield Finding("target_limits", "opset", note + remedy)
     if kernels is None:
         return
     if kernels.ir is not None and ir > kernels.ir:

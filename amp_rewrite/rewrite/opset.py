@@ -1,52 +1,63 @@
 """A model at another opset: the one that its target serves best, or one that is asked for.
 
-From opset 13 on, operators change by new types, new attributes and new optional inputs, whose defaults mean what was
-before; the few that change otherwise are rewritten here, or hold the model where it is. Nodes, names, weights and
-whatever else a model carries stay as they are: no part goes through another representation.
+Most operators change by new types, new attributes and new optional inputs, whose defaults mean what was before. A node
+that is valid at the new opset as it stands, and means the same, stays; any other is restated (`restated`), or holds the
+model where it is. Names, weights and whatever else a model carries stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
 import onnx.defs
 import onnx.helper
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import ModelProto, NodeProto
 from onnx.defs import OpSchema
 
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError, one_line, spelled
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.builder import restate
-from amp_rewrite.ir.graphs import bodies
-from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.patterns.clusters import clusters
-from amp_rewrite.ir.schema import normal_domain, onnx_schema, signature
-from amp_rewrite.ir.versions import FIRST_FUSED, MEANING_CHANGES, NEWEST_MOVED, OLDEST_MOVED
-from amp_rewrite.ir.view import OpId, View
+from amp_rewrite.ir.schema import Signature, normal_domain, onnx_schema, signature
+from amp_rewrite.ir.versions import (
+    FIRST_FUSED,
+    FIRST_IR_WITH_FREE_INITIALIZERS,
+    FIRST_NUM_OUTPUTS,
+    MEANING_CHANGES,
+    NEWEST_MOVED,
+    OLDEST_MOVED,
+    OLDEST_SOURCE,
+)
+from amp_rewrite.ir.view import OpId, ScopeId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import sites
 from amp_rewrite.rewrite.check import examined
 from amp_rewrite.rewrite.fusions import FUSIONS
+from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.rewrite.replacement import Context
-from amp_rewrite.settings.choices import Opset, Target
+from amp_rewrite.rewrite.restated import restated
+from amp_rewrite.settings.choices import AUTO_OPSET, Opset, Target
 
 
 def at_opset(
-    view: View, opset: Opset, to: DType, target: Target, *, fusing: bool = True
+    view: View, opset: Opset | None, to: DType, target: Target, *, fusing: bool = True
 ) -> tuple[View, tuple[Finding, ...]]:
     """Return the view at another ai.onnx opset, and a finding about gains, losses or obstacles.
 
     "auto": the opset at which the target serves most ops, never one at which it serves fewer of any kind; the view
     itself if that is its own. A number: that opset. ModelError if the model cannot be moved there, saying why.
     `fusing`: what is written out op by op will be fused where the opset has one op for it, which counts as served.
+    None: nobody asked, so only an old model is moved, for kernels alone, and one that gains nothing goes unmentioned.
     """
     current = view.opsets.get("", 0)
-    if opset == current or not current:
+    if opset == current or not current or (opset is None and current >= OLDEST_MOVED):
         return view, ()
     most = target.opset
     if isinstance(opset, int) and most is not None and opset > most:
@@ -55,14 +66,15 @@ def at_opset(
             f" {spelled('opset', most)} or a newer target"
         )
     if not isinstance(opset, int):
-        return _best(view, _KernelCheck.of(view, to, target, fusing))
-    model = moved_to(view, opset)
-    moved = model if isinstance(model, str) else _indexed(model)
-    if isinstance(moved, str):
+        after, told = _best(view, _KernelCheck.of(view, to, target, fusing and opset is not None))
+        return after, told if opset is not None or after is not view or _OBSTACLE in told[0].message else ()
+    move = moved_to(view, opset)
+    moved = move if isinstance(move, str) else _indexed(move.model)
+    if isinstance(move, str) or isinstance(moved, str):
         raise ModelError(
             f"the model cannot be moved to opset {opset}: {moved}; leave {spelled('opset')} out, or export again"
         )
-    return moved, (_compared(view, moved, _KernelCheck.of(view, to, target, fusing)),)
+    return moved, (_compared(view, opset, move, _KernelCheck.of(view, to, target, fusing)),)
 
 
 # -- which one -------------------------------------------------------------------------------------
@@ -121,7 +133,7 @@ def _served(coverage: _Coverage) -> int:
     return sum(times for _, times in coverage)
 
 
-_ONE_OP = {rule.name: first for rule in FUSIONS if (first := FIRST_FUSED.get(rule.operator, 0)) > OLDEST_MOVED}
+_ONE_OP = {rule.name: first for rule in FUSIONS if (first := FIRST_FUSED.get(rule.operator, 0)) >= OLDEST_MOVED}
 """The opset from which the standard has one operator for what a cluster computes, where a move may reach it."""
 
 
@@ -129,26 +141,36 @@ def _best(view: View, judge: _KernelCheck) -> tuple[View, tuple[Finding, ...]]:
     """Return the view at the opset that serves most ops; among equals its own, then the nearest."""
     current = view.opsets[""]
     own = judge.covers(view)
-    best: Model | None = None
-    most = _served(own)
-    barred: list[str] = []
+    best: Move | None = None
+    at, most = current, _served(own)
+    barred: dict[str, str] = {}
     for opset in sorted(_candidates(view, judge), key=lambda n: (abs(n - current), n)):
-        moved = moved_to(view, opset)
-        if isinstance(moved, str):
-            barred += [f"opset {opset}: {moved}"] if opset > current else []
-            continue
         then = judge.covers(_relabelled(view, opset))
         gained, lost = _gained(own, then), _gained(then, own)
         if gained and lost:
-            barred.append(f"opset {opset} serves {_listed(gained)} better, but not {_listed(lost)}")
+            served = f"serves {_listed(gained)} better, but not {_listed(lost)}"
+            barred.setdefault(served, f"opset {opset} {served}")
         elif _served(then) > most:  # nothing is lost, or the sum would be less
-            best, most = moved, _served(then)
-    if best is not None and not isinstance(after := _indexed(best), str):
-        return after, (_compared(view, after, judge),)
+            move = moved_to(view, opset)
+            if isinstance(move, str):
+                barred.setdefault(move, f"opset {opset}: {move}")
+            else:
+                best, at, most = move, opset, _served(then)
+    if best is not None and not isinstance(after := _indexed(best.model), str):
+        return after, (_compared(view, at, best, judge),)
     note = f"opset {current} stays: no other one serves more of the model without serving some of it less"
-    return view, (Finding("opset", "ai.onnx", "; ".join((note, *barred[:_SHOWN]))),)
+    return view, (Finding("opset", "ai.onnx", _OBSTACLE.join((note, *list(barred.values())[:_SHOWN]))),)
 
 
+def serving(view: View, ops: Collection[OpId], to: DType, target: Target, *, fusing: bool = True) -> int | None:
+    """Return the opset to which "auto" moves a view, if the target serves some of these ops there; else None."""
+    moved, _ = at_opset(view, AUTO_OPSET, to, target, fusing=fusing)
+    gate, then = Gate(target, to), _relabelled(view, moved.opset)
+    served = moved is not view and any(gate.lowerable_groups(then, then.ops[op]).groups for op in ops)
+    return moved.opset if served else None
+
+
+_OBSTACLE = "; "
 _SHOWN = 3  # reasons
 
 
@@ -160,7 +182,10 @@ def _candidates(view: View, judge: _KernelCheck) -> Iterator[int]:
     unknown = NEWEST_MOVED if judge.target.limits is None else current  # operators that it may not have
     newest = min(NEWEST_MOVED, judge.target.opset or unknown)
     seen = set() if current > newest else {_versions(types, current, steps)}
-    for opset in (*range(current + 1, newest + 1), *range(min(current - 1, newest), OLDEST_MOVED - 1, -1)):
+    for opset in (
+        *range(max(current + 1, OLDEST_MOVED), newest + 1),
+        *range(min(current - 1, newest), OLDEST_MOVED - 1, -1),
+    ):
         versions = _versions(types, opset, steps)
         if versions not in seen:
             seen.add(versions)
@@ -173,13 +198,16 @@ def _versions(types: Sequence[str], opset: int, steps: Sequence[int]) -> tuple[i
     return (*(s.since_version if s is not None else 0 for s in schemas), *(int(opset >= s) for s in steps))
 
 
-def _compared(view: View, moved: View, judge: _KernelCheck) -> Finding:
-    own, then = judge.covers(view), judge.covers(moved)
-    words = [f"opset {view.opsets['']} became {moved.opsets['']}"]
+def _compared(view: View, opset: int, move: Move, judge: _KernelCheck) -> Finding:
+    own, then = judge.covers(view), judge.covers(_relabelled(view, opset))
+    words = [f"opset {view.opsets['']} became {opset}"]
     if gained := _gained(own, then):
         words.append(f"the target serves {_listed(gained)} better")
     if lost := _gained(then, own):
         words.append(f"it no longer serves {_listed(lost)} as well")
+    if move.restated:
+        kinds = _listed([f"{number} {kind}" for kind, number in sorted(move.restated.items())])
+        words.append(f"in the form of that opset, computing the same in trials: {kinds}")
     return Finding("opset", "ai.onnx", "; ".join(words))
 
 
@@ -191,31 +219,57 @@ def _listed(names: Sequence[str]) -> str:
 # -- the move --------------------------------------------------------------------------------------
 
 
+_SUCCESSORS = {"Scatter": "ScatterElements", "Upsample": "Resize"}
+"""Operators that later opsets have under another name."""
+
+
 def _relabelled(view: View, opset: int) -> View:
     """Return the view with the schemas of another opset: its ids, values and types suffice to ask the target."""
-    ops = tuple(op if op.domain else op._replace(signature=signature("", op.op_type, opset)) for op in view.ops)
+
+    def schema(op_type: str) -> Signature | None:
+        return signature("", op_type, opset) or signature("", _SUCCESSORS.get(op_type, op_type), opset)
+
+    ops = tuple(op if op.domain else op._replace(signature=schema(op.op_type)) for op in view.ops)
     return replace(view, opsets={**view.opsets, "": opset}, ops=ops)
 
 
-def moved_to(view: View, opset: int) -> Model | str:
-    """Return the model at another opset, which onnx's checker and inference pass; or why it cannot be moved there."""
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A model at another opset, and how many ops of each kind took another form on the way."""
+
+    model: Model
+    restated: Mapping[str, int]
+
+
+def moved_to(view: View, opset: int) -> Move | str:
+    """Return the model at another opset, which onnx's checker and inference pass; or why it cannot be moved there.
+
+    Local functions are inlined, since they state opsets of their own.
+    """
     current = view.opsets[""]
-    if current < OLDEST_MOVED:
-        return f"opset {current} is older than {OLDEST_MOVED}"
-    if view.model.proto.functions or view.model.proto.training_info:
-        return "it has local functions or carries its training, which state opsets of their own"
+    if current < OLDEST_SOURCE:
+        return f"opset {current} is older than {OLDEST_SOURCE}"
+    if view.model.proto.training_info:
+        return "it carries its training, which states opsets of its own"
+    try:
+        view = View.of(inlined(view.model)) if view.model.proto.functions else view
+    except ModelError as cause:
+        return one_line(cause)
     proto = clone(view.model.proto)
-    fault = _OpsetWalk(current, opset, proto, set(view.names)).graph(proto.graph)
-    if fault:
-        return fault
+    kinds = _relabel(view, proto, opset)
+    if isinstance(kinds, str):
+        return kinds
     for imported in proto.opset_import:
         if normal_domain(imported.domain) == "":
             imported.version = opset
+    if proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:  # its weights are inputs because they had to be
+        held = {tensor.name for tensor in proto.graph.initializer}
+        refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in held])
     least = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)], ignore_unknown=True)
     proto.ir_version = max(proto.ir_version, least)
     moved = replace(view.model, proto=proto)
     refusal, _ = examined(moved)
-    return moved if refusal is None else _refused(refusal)
+    return Move(moved, kinds) if refusal is None else _refused(refusal)
 
 
 def _indexed(model: Model) -> View | str:
@@ -229,52 +283,49 @@ def _refused(cause: Exception) -> str:
     return f"onnx refuses it there: {one_line(cause)[:120]}"
 
 
-@dataclass(slots=True)
-class _OpsetWalk:
-    current: int
-    opset: int
-    proto: ModelProto
-    names: set[str]
+def _relabel(view: View, proto: ModelProto, opset: int) -> Mapping[str, int] | str:
+    """Bring the nodes of a copied model to another opset, in place; return which took another form, or what holds it.
 
-    def graph(self, graph: GraphProto) -> str | None:
-        """Move the nodes of a copied graph in place; return why one cannot be moved."""
+    A node that is valid there as it stands, and means the same, stays.
+    """
+    graphs = [(ScopeId(place), graph) for place, graph in enumerate(all_graphs(proto.graph))]
+    by_results = {(op.scope, tuple(op.node.output)): op for op in view.ops}
+    faults: dict[OpId, str] = {}
+    for scope, graph in graphs:
         for node in graph.node:
-            fault = self._node(node) if normal_domain(node.domain) == "" else None
+            fault = _fault(node, view.opset, opset) if normal_domain(node.domain) == "" else None
             if fault:
-                return f"{node.op_type} {node.name!r} {fault}"
-            for _, body in bodies(node):
-                fault = self.graph(body)
-                if fault:
-                    return fault
+                faults[by_results[scope, tuple(node.output)].id] = fault
+    forms = restated(view, [view.ops[op] for op in faults], opset)
+    if isinstance(forms, tuple):
+        op, why = forms
+        return ": ".join(filter(None, (f"{op.op_type} {op.name!r} {faults[op.id]}", why)))
+    taken, held = set(view.names), dict[bytes, str]()
+    for scope, graph in reversed(graphs):  # a body before the node that holds it
+        nodes: list[NodeProto] = []
+        for node in graph.node:
+            form = forms.get(by_results[scope, tuple(node.output)].id)
+            made, constants = form.placed(node, taken, held) if form is not None else ([node], [])
+            nodes += made
+            proto.graph.initializer.extend(constants)
+        if scope in {view.ops[op].scope for op in forms}:
+            refill(graph, "node", nodes)
+    return Counter(view.ops[op].op_type for op in forms)
+
+
+def _fault(node: NodeProto, current: int, opset: int) -> str | None:
+    """Return why a node is not the same at another opset; None if it is, less attributes that say what holds anyway."""
+    old, new = onnx_schema("", node.op_type, current), onnx_schema("", node.op_type, opset)
+    if new is None or new.deprecated:
+        return f"does not exist at opset {opset}"
+    if old is None or old.since_version == new.since_version:
         return None
-
-    def _node(self, node: NodeProto) -> str | None:
-        old, new = onnx_schema("", node.op_type, self.current), onnx_schema("", node.op_type, self.opset)
-        if new is None or new.deprecated:
-            return f"does not exist at opset {self.opset}"
-        if old is None or old.since_version == new.since_version:
-            return None
-        low, high = sorted((self.current, self.opset))
-        if any(low < changed <= high for changed in MEANING_CHANGES.get(node.op_type, ())):
-            return f"means something else at opset {self.opset}"
-        if self.opset > self.current:
-            self._spell_out(node, new)
-        return _drop_defaults(node, old, new) or _misfit(node, new)
-
-    def _spell_out(self, node: NodeProto, new: OpSchema) -> None:
-        """State for opset 18: axes as an input, and into how many parts to split."""
-        stated = {a.name: a for a in node.attribute}
-        if node.op_type.startswith("Reduce") and "axes" in stated and "axes" not in new.attributes:
-            axes = stated["axes"].ints
-            node.input.append(claimed(f"{node.output[0]}_axes", self.names))
-            tensor = onnx.helper.make_tensor(node.input[-1], onnx.TensorProto.INT64, [len(axes)], axes)
-            self.proto.graph.initializer.append(tensor)
-            restate(node, "axes")
-        if node.op_type == "Split" and len(node.input) < _WITH_SIZES and "num_outputs" in new.attributes:
-            node.attribute.append(onnx.helper.make_attribute("num_outputs", len(node.output)))
-
-
-_WITH_SIZES = 2
+    low, high = sorted((current, opset))
+    if any(low < changed <= high for changed in MEANING_CHANGES.get(node.op_type, ())):
+        return f"means something else at opset {opset}"
+    if node.op_type == "Split" and low < FIRST_NUM_OUTPUTS <= high and len(node.input) == 1:
+        return "has to say there into how many parts"
+    return _drop_defaults(node, old, new) or _misfit(node, new)
 
 
 def _drop_defaults(node: NodeProto, old: OpSchema, new: OpSchema) -> str | None:

@@ -63,9 +63,13 @@ def judged(kind: str, last: OpId, found: Replacement | str) -> Outcome:
 
 @dataclass(slots=True)
 class Context:
-    """The low type, and the shapes of a view, inferred once for all passes of a round."""
+    """The low type, and the shapes of a view, inferred once for all passes of a round.
+
+    `tried`: the model is at the opset that serves it best, so that no refusal names another.
+    """
 
     to: DType
+    tried: bool = False
     _known: tuple[View, AllDims] | None = field(default=None, repr=False)
 
     def dims(self, view: View) -> AllDims:
@@ -84,9 +88,10 @@ Pass = Callable[[View, Context], Iterable[Outcome]]
 """Finds what to replace in a view, and what to refuse. Of two replacements that share an op the first counts."""
 
 
-def too_old(opset: int, op_type: str, first: int) -> str:
+def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
     """Return the reason why an opset keeps ops apart that one operator of a newer opset replaces."""
-    faster = f"faster with --fuse contrib (onnxruntime alone) or --opset auto, which moves the model to {first}"
+    newer = "" if context.tried else f" or --opset auto, unless others lose a kernel at opset {first}"
+    faster = f"faster with --fuse contrib (onnxruntime alone){newer}"
     return f"opset {opset} has no {op_type} · the same numbers, more kernels · {faster}"
 
 

@@ -363,22 +363,22 @@ def parse_shift(spelling: Shift) -> Shift:
     return int(word)
 
 
-AUTO_OPSET = "auto"
+AUTO_OPSET, KEEP_OPSET = "auto", "keep"
 
 Opset = str | int
 
 
 def parse_opset(spelling: Opset) -> Opset:
-    """Return "auto" or a number. PolicyError for other text, and for an opset that no model can be moved to."""
-    if isinstance(spelling, str) and spelling == AUTO_OPSET:
-        return AUTO_OPSET
+    """Return "auto", "keep" or a number. PolicyError for other text, and for an opset that no model can be moved to."""
+    if isinstance(spelling, str) and spelling in (AUTO_OPSET, KEEP_OPSET):
+        return spelling
     from onnx.defs import onnx_opset_version  # late: most conversions stay at the opset of the model
 
     newest = onnx_opset_version()
     word = str(spelling)
     if not word.isdecimal() or not OLDEST_MOVED <= int(word) <= newest:
         raise PolicyError(
-            f"cannot move a model to opset {spelling!r}; use auto or a number from {OLDEST_MOVED} to {newest}"
+            f"cannot move a model to opset {spelling!r}; use auto, keep or a number from {OLDEST_MOVED} to {newest}"
         )
     return int(word)
 

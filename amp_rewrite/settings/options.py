@@ -209,9 +209,11 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="opset",
         group=ADVANCED,
-        metavar="auto|N",
-        help="Opset of the result.  [default: its own]",
-        doc='the opset of the result, "auto" for the one that the target serves best; by default the model\'s own',
+        metavar="auto|keep|N",
+        help="Opset of the result.  [default: its own, of 13 and up]",
+        doc='the opset of the result: "auto" for the one that the target serves best, "keep" for the model\'s own; by'
+        " default its own from 13 on, and of an older model the first from 13 on at which the target has most kernels;"
+        " see [the opset](../concepts/fusion.md#the-opset)",
         parse=parse_opset,
         stated=Stated.UNUSUAL,
         integers=True,

@@ -48,7 +48,7 @@ class Options(Painting, total=False):
     kv: LowType | Literal["float32"] | None
     quantized: QuantizedName | Quantized | None
     fuse: FuseName | Fuse | None
-    opset: Literal["auto"] | int | None
+    opset: Literal["auto", "keep"] | int | None
     shift: Literal["auto", "none"] | int | None
     placement: PlacementName | Placement | None
     annotate: bool | None

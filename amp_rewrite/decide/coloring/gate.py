@@ -14,7 +14,7 @@ from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZERS
 from amp_rewrite.ir.schema import KEPT_VARIABLES, Signature, signature, unknown
-from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_LOW_SCALES, FIRST_STASHED
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_LOW_SCALES, FIRST_STASHED, OLDEST_MOVED
 from amp_rewrite.ir.view import Op, TypeVariable, View
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.settings.choices import Target
@@ -121,7 +121,7 @@ class Gate:
         if any(unknown(v.type) for v in variables):
             return GateRefusal(reasons.UNKNOWN_TYPE, "the element type of an input is unknown")
         if dtype is DType.BFLOAT16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
-            note = f"no Cast {way} bfloat16 before opset {FIRST_BFLOAT16_CAST}: raise the opset"
+            note = f"no Cast {way} bfloat16 before opset {FIRST_BFLOAT16_CAST}"
             return GateRefusal(reasons.SCHEMA_GATE, note)
         return None
 
@@ -147,7 +147,7 @@ class Gate:
         note = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable.name}"
         for opset, schema in _versions(op, range(op.signature.since, onnx.defs.onnx_opset_version() + 1)):
             if schema.admits(variable.name, self.to):
-                return GateRefusal(reasons.SCHEMA_GATE, f"{note}; opset {opset} does: raise the model's opset")
+                return GateRefusal(reasons.SCHEMA_GATE, f"{note}; opset {opset} does")
         return GateRefusal(reasons.SCHEMA_GATE, note)
 
     def _kernel_groups(self, view: View, op: Op, candidates: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
@@ -219,7 +219,8 @@ class Gate:
         types = kernel_types(view, op, changed, dtype)
         refusal = self.kernels.refusal(op.domain, op.op_type, op.signature.since, types)
         opset = view.opsets.get(op.domain, 1)
-        others = _versions(op, (*range(opset - 1, 0, -1), *range(opset + 1, onnx.defs.onnx_opset_version() + 1)))
+        above = range(max(opset + 1, OLDEST_MOVED), onnx.defs.onnx_opset_version() + 1)
+        others = _versions(op, (*range(opset - 1, OLDEST_MOVED - 1, -1), *above))
         for other, schema in others:
             if self.kernels.runs(op.domain, op.op_type, schema.since, types) and schema.admits(changed[0], dtype):
                 return f"{self.kernels.runtime}: {refusal}; at opset {other} there is one"

@@ -21,6 +21,7 @@ from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.op_classes import PICKS, VIEWS
 from amp_rewrite.ir.schema import signature, unknown
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, elements, shape_of
+from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.runtime.roofline import Roof
@@ -152,8 +153,8 @@ def on_cpu(view: View, kernels: Kernels) -> dict[tuple[str, int | None], list[st
 
 
 def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -> int | None:
-    """Return the nearest opset at which the op has a kernel, the older one of two; None for ops of other domains."""
-    known = range(1, onnx.defs.onnx_opset_version() + 1) if op.domain == "" else ()
+    """Return the nearest opset to move to at which the op has a kernel, the older of two; None for other domains."""
+    known = range(OLDEST_MOVED, onnx.defs.onnx_opset_version() + 1) if op.domain == "" else ()
     for other in sorted(known, key=lambda other: abs(other - opset)):
         schema = signature("", op.op_type, other)
         if schema is not None and kernels.runs("", op.op_type, schema.since, types):

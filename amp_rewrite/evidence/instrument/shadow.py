@@ -27,6 +27,7 @@ from amp_rewrite.ir.versions import FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
 from amp_rewrite.reports.render import count
 from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.rewrite.opset import moved_to
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.runner import Given, Runner, SessionOptions
 
@@ -65,8 +66,13 @@ class Bench(Pairing):
 
     @classmethod
     def of(cls, reference: Model, candidate: Model) -> Bench:
-        """Pair two models. Raise ModelError for different opsets, for models without floats, or if no value matches."""
-        a, b = (View.of(inlined(model)) for model in (reference, candidate))
+        """Pair two models, at the newer opset of theirs.
+
+        ModelError if one cannot be moved there, for models without floats, or if no value matches.
+        """
+        views = [View.of(inlined(model)) for model in (reference, candidate)]
+        newest = max(view.opset for view in views)
+        a, b = (view if view.opset == newest else _moved(view, newest) for view in views)
         _check_opsets(a, b)
         bench = cls.between(a, b)
         if not bench.measurable:
@@ -177,6 +183,17 @@ def _run(runner: Runner, batch: Batch) -> dict[str, Given]:
     """Run on the arrays of a batch that the model reads."""
     inputs = {port.name for port in runner.inputs}
     return runner.run({name: array for name, array in batch.items() if name in inputs})
+
+
+def _moved(view: View, opset: int) -> View:
+    move = moved_to(view, opset) if "" in view.opsets else ""
+    if isinstance(move, str):
+        why = f": {move}" if move else ""
+        raise ModelError(
+            f"the models import ai.onnx opsets {view.opset} and {opset}, and values are compared in one graph; bring"
+            f" both to one with onnx.version_converter{why}"
+        )
+    return View.of(move.model)
 
 
 def _check_opsets(a: View, b: View) -> None:

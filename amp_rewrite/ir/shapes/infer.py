@@ -11,7 +11,7 @@ from functools import reduce
 
 from amp_rewrite.ir.attributes import ints_attribute
 from amp_rewrite.ir.op_classes import BROADCASTS, REDUCTIONS, SAME_SHAPE
-from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, AllDims, Dims, dims_of, shape_at
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, MOST_AXES, AllDims, Dims, dims_of, shape_at
 from amp_rewrite.ir.shapes.reading import CONTENTS, Contents, InventedNames, Reading, held
 from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, names_in, over, plus, product, renamed, times
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View
@@ -108,7 +108,10 @@ def _transposed(reading: Reading) -> Dims | None:
     return tuple(x[axis] for axis in perm) if len(perm) == len(x) else None if perm else x[::-1]
 
 
-def _reshaped(reading: Reading) -> Dims:
+def _reshaped(reading: Reading) -> Dims | None:
+    if reading.contents[1] is None:
+        (rank,) = reading.shape(1)
+        return (None,) * rank if isinstance(rank, int) and rank <= MOST_AXES else None
     x, shape = reading.dims[0], reading.elements(1)
     copies = not reading.stated("allowzero", 0)
     dims = [x[i] if d == 0 and copies and x is not None and i < len(x) else d for i, d in enumerate(shape)]

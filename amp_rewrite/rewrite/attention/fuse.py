@@ -25,7 +25,7 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
     first = FIRST_FUSED["Attention"]
     if opset < first:
         for last, form in forms(view):
-            yield Refusal(KIND, last, form if isinstance(form, str) else too_old(opset, "Attention", first))
+            yield Refusal(KIND, last, form if isinstance(form, str) else too_old(opset, "Attention", first, context))
         return
     for last, site in sites(view, context):
         if isinstance(site, str):

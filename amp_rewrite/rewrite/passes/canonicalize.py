@@ -19,7 +19,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import computes
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import normal_domain, signature
-from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INITIALIZERS
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INITIALIZERS, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
@@ -34,7 +34,7 @@ from amp_rewrite.rewrite.passes.spell_out import GROUP_NORM, spell_group_norms, 
 from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
-from amp_rewrite.settings.choices import AUTO_OPSET, Fuse, Quantized, Target
+from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, Fuse, Quantized, Target
 from amp_rewrite.settings.io_rules import io_types, rules_of
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import overrides
@@ -67,7 +67,8 @@ def canonicalize(source: View, request: Request, *, widen: bool = False) -> Cano
     rescale = request.quantized is Quantized.RESCALE
     refusal = Gate(request.target, request.to).rescale_refusal(plain) if rescale else None
     keep, lower = overrides(plain, request.keep, request.lower, lambda: source)
-    view, fusions = fuse_operators(plain, request.to, request.target, {*keep, *lower}, request.fuse)
+    tried = request.opset == AUTO_OPSET
+    view, fusions = fuse_operators(plain, request.to, request.target, {*keep, *lower}, request.fuse, tried=tried)
     if request.safe:
         view, outcomes = run_round(view, (bound_fills,), Context(request.to))
         fusions = (*fusions, *findings(view, outcomes))
@@ -104,7 +105,7 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     view, local = inline_functions(view, low=bool(request.keep))
     moves: tuple[Finding, ...] = ()
     opset = AUTO_OPSET if request.opset is None and request.target is Target.WEBGPU else request.opset
-    if opset is not None:
+    if opset != KEEP_OPSET and (opset is not None or view.opset < OLDEST_MOVED):
         from amp_rewrite.rewrite.opset import at_opset  # late: only a model that is moved pays for it
 
         view, moves = at_opset(view, opset, request.to, request.target, fusing=request.fuse is not Fuse.NONE)
@@ -127,19 +128,26 @@ _SPELLING: tuple[tuple[Pass, ...], ...] = (
 
 
 def fuse_operators(
-    view: View, to: DType, target: Target, named: Collection[OpId] = (), fuse: Fuse = Fuse.BASIC
+    view: View,
+    to: DType,
+    target: Target,
+    named: Collection[OpId] = (),
+    fuse: Fuse = Fuse.BASIC,
+    *,
+    tried: bool = False,
 ) -> tuple[View, tuple[Finding, ...]]:
     """Fold constants and BatchNormalization and fuse decomposed operators; return the new view and what was done.
 
     `fuse`: BASIC, or CONTRIB for operators of onnxruntime as well. Ops that are `named` stay as they are. A model
-    that carries its training, or that lists its weights as inputs (IR version 3), is left alone.
+    that carries its training, or that lists its weights as inputs (IR version 3), is left alone. `tried`: as for
+    `Context`.
     """
     proto = view.model.proto
     if fuse is Fuse.NONE or proto.training_info or proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return view, ()
     steps: list[tuple[View, list[Outcome]]] = []
     objection = partial(_objection, to, target, {_key(view, op) for op in named})
-    context = Context(to)
+    context = Context(to, tried)
     for passes in (*_ROUNDS, *(((_fuse_contrib,),) if fuse is Fuse.CONTRIB else ())):
         after, outcomes = run_round(view, passes, context, objection)
         steps.append((view, outcomes))

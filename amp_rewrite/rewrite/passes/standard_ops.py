@@ -70,7 +70,7 @@ def _fused(case: _Case, formula: _Formula) -> Replacement | str:
     view, entry, ops = case.view, case.cluster.entry, case.cluster.ops
     op_type, read, magnitude = formula
     if case.opset < FIRST_FUSED[op_type]:
-        return too_old(case.opset, op_type, FIRST_FUSED[op_type])
+        return too_old(case.opset, op_type, FIRST_FUSED[op_type], case.context)
     if not only_float32(view, ops):
         return "not all of it is float32"
     if entry is None:

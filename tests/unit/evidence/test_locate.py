@@ -332,9 +332,9 @@ def test_models_that_match_by_name_alone_are_refused() -> None:
             "the candidate has an input 'a', and the reference has none of that name",
         ),
         (
-            parsed("[up] p = Mul (x, a) [down] y = Mul (p, a)", "(float[3] x) => (float[3] y)", "float a = {1}", 17),
-            "the two models import ai.onnx opsets 20 and 17, and values are compared in one graph; bring both to one"
-            " with onnx.version_converter",
+            parsed("[up] p = Neg (x) [down] y = Neg (p)", "(float[3] x) => (float[3] y)", opset=6),
+            "the models import ai.onnx opsets 6 and 20, and values are compared in one graph; bring both to one with"
+            " onnx.version_converter: opset 6 is older than 7",
         ),
     ],
 )
@@ -342,6 +342,13 @@ def test_models_that_cannot_be_compared_inside_are_refused(b: onnx.ModelProto, m
     with pytest.raises(ModelError) as refused:
         locate(SCALED, b, OVERFLOWING)
     assert str(refused.value) == message
+
+
+def test_models_of_two_opsets_are_compared_at_the_newer_one() -> None:
+    old = parsed("[up] p = Clip <max = 6.0> (x) [down] y = Exp (p)", "(float[3] x) => (float[3] y)", opset=10)
+    new = amp_rewrite.convert(old, opset=13, safety="none", lower=["op=Clip"]).model
+    errors = {row.op: row.accumulated for row in locate(old, new, {"x": np.float32([0.1, 0.2, 0.3])}).rows}
+    assert new.opset_import[0].version == 13 and errors["up"] > 0
 
 
 def test_models_without_floats_are_refused() -> None:

@@ -38,7 +38,7 @@ from support.contrib_models import (
 )
 from support.fusing import kinds, outputs_of
 
-FASTER = "faster with --fuse contrib (onnxruntime alone) or --opset auto, which moves the model to"
+FASTER = "faster with --fuse contrib (onnxruntime alone) or --opset auto, unless others lose a kernel at opset"
 AUTO = f"the same numbers, more kernels · {FASTER}"
 
 # -- what is found ------------------------------------------------------------------------------------

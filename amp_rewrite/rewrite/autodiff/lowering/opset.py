@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import onnx.version_converter
-
-from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.graphs import all_graphs
-from amp_rewrite.ir.versions import FIRST_SCATTER_ADD, OLDEST_MOVED
+from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.opset import at_opset
-from amp_rewrite.settings.choices import Target
+from amp_rewrite.rewrite.opset import moved_to
 
 _REPEATING = {"Gather", "GatherElements", "GatherND", "Pad", "GridSample", "MaxPool", "MaxUnpool"}
 """Ops that may read an element several times, so that its gradients are added."""
@@ -29,10 +25,10 @@ def for_gradients(model: Model) -> tuple[Model, tuple[str, ...]]:
     if not kinds & _REPEATING:
         return model, ()
     try:
-        older = opset < OLDEST_MOVED
-        ready = Model(onnx.version_converter.convert_version(model.to_proto(), OLDEST_MOVED)) if older else model
-        moved, _ = at_opset(View.of(ready), FIRST_SCATTER_ADD, DType.FLOAT16, Target.ONNX)
-    except (ModelError, RuntimeError, ValueError):
+        moved = moved_to(View.of(model), FIRST_SCATTER_ADD)
+    except ModelError:
+        return model, ()
+    if isinstance(moved, str):
         return model, ()
     note = f"the step is at ai.onnx opset {FIRST_SCATTER_ADD}, whose ScatterND adds gradients; the model at {opset}"
     return moved.model, (note,)

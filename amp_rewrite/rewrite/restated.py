@@ -1,0 +1,420 @@
+"""Nodes in the form of another opset: by onnx's own converter, each proved by running both forms on numbers.
+
+Only nodes whose form changes go through the converter, each form once and without its surroundings. So it needs no
+weights, and cannot drop what it does not know: functions, names, metadata, operators of other domains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.version_converter
+from onnx import GraphProto, NodeProto, TensorProto
+from onnx.numpy_helper import from_array
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import one_line
+from amp_rewrite.files.casting import Array
+from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.attributes import int_attribute, text_attribute
+from amp_rewrite.ir.builder import new_node, restate
+from amp_rewrite.ir.graphs import needed, rename_node, renamed
+from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.schema import signature
+from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape, fixed, shape_at
+from amp_rewrite.ir.versions import FIRST_RESIZE_WITH_REGION, FIRST_ROW_SOFTMAX, MEANING_CHANGES
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.rewrite.equivalence import double, mismatch, run
+
+_SMALL = 4096
+"""Elements of a constant that the converter or a trial may need: axes, sizes, scales."""
+_LARGEST_TRIAL = 1 << 22
+"""Elements of an operand of a trial."""
+_CAP = 8
+"""The size of longer axes in the first trials: some nodes need them whole."""
+_RANKS = (4, 3, 2, 1)
+"""Ranks that are tried where none is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Nodes and constants in place of a node: they read `x0`, `x1` … and make `y0`, `y1` …"""
+
+    nodes: tuple[NodeProto, ...]
+    constants: tuple[TensorProto, ...] = ()
+
+    def placed(
+        self, node: NodeProto, taken: set[str], held: dict[bytes, str]
+    ) -> tuple[list[NodeProto], list[TensorProto]]:
+        """Return the nodes, named after the one that they replace, and those of their constants that are not `held`."""
+        names = {"": "", **_slots("x", node.input), **_slots("y", node.output)}
+        added: list[TensorProto] = []
+        for constant in self.constants:
+            bare = clone(constant)
+            bare.ClearField("name")
+            content = bare.SerializeToString(deterministic=True)
+            if content not in held:
+                bare.name = held[content] = claimed(f"{node.output[0]}_{constant.name}", taken)
+                added.append(bare)
+            names[constant.name] = held[content]
+        for made in self.nodes:
+            for inner in made.output:
+                if inner not in names:
+                    names[inner] = claimed(f"{node.output[0]}_{inner}", taken)
+        placed = [renamed(made, names) for made in self.nodes]
+        for made in placed:
+            if node.name:
+                made.name = node.name if made.output[0] in node.output else f"{node.name}_{made.op_type}"
+            if node.doc_string:
+                made.doc_string = node.doc_string
+            made.metadata_props.extend(node.metadata_props)
+        return placed, added
+
+
+def _slots(letter: str, names: Sequence[str]) -> dict[str, str]:
+    return {f"{letter}{slot}": name for slot, name in enumerate(names) if name}
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A node without names, and what is known of what it reads and makes: types, shapes, small constants.
+
+    `typed`: all types are known. Float32 stands for others, behind operators that onnx does not know.
+    """
+
+    opset: int
+    node: NodeProto
+    types: Mapping[str, int]
+    shapes: Mapping[str, Shape | None]
+    constants: Mapping[str, Array]
+    typed: bool
+
+    @classmethod
+    def of(cls, view: View, op: Op, dims: AllDims) -> _Case | str:
+        """Return the case of an op; or why none can be made."""
+        if op.bodies or op.op_type in MEANING_CHANGES.keys() - {"Resize", *_ROWS}:
+            return ""
+        node = clone(op.node)
+        for field in ("name", "doc_string", "metadata_props"):
+            node.ClearField(field)
+        node.input[:] = [name and f"x{slot}" for slot, name in enumerate(node.input)]
+        node.output[:] = [name and f"y{slot}" for slot, name in enumerate(node.output)]
+        values: dict[str, ValueId] = {}
+        for letter, side in (("x", op.inputs), ("y", op.outputs)):
+            values.update((f"{letter}{slot}", value) for slot, value in enumerate(side) if value is not None)
+        dtypes = {name: view.tensor_dtype(value) for name, value in values.items()}
+        codes = {name: (dtype or DType.FLOAT).code for name, dtype in dtypes.items()}
+        arrays = {name: view.array(value, _SMALL) for name, value in values.items()}
+        held = {name: array for name, array in arrays.items() if array is not None}
+        shapes: dict[str, Shape | None] = {}
+        for name, value in values.items():
+            tensor, known = view.constant(value), shape_at(dims, view, value)
+            shapes[name] = tuple(tensor.dims) if tensor is not None else None if known is None else fixed(known)
+        if op.op_type in _ROWS:
+            shapes["x0"] = shapes["x0"] or shapes["y0"]
+        return cls(view.opset, node, codes, shapes, held, None not in dtypes.values())
+
+    @property
+    def op_type(self) -> str:
+        return str(self.node.op_type)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What nodes of one form have in common."""
+        held = tuple((name, array.tobytes()) for name, array in self.constants.items())
+        known = tuple(self.types.items()), tuple(self.shapes.items()), self.typed
+        return self.node.SerializeToString(deterministic=True), *known, held
+
+    def alone(self, prefix: str) -> GraphProto:
+        """Return a graph of this node alone, its names behind a prefix."""
+        node = clone(self.node)
+        rename_node(node, lambda name: prefix + name)
+        declare = onnx.helper.make_tensor_value_info
+        infos = {name: declare(prefix + name, code, self.shapes[name]) for name, code in self.types.items()}
+        reads = [infos[name] for name in infos if name[0] == "x" and name not in self.constants]
+        weights = [from_array(array, prefix + name) for name, array in self.constants.items()]
+        return onnx.helper.make_graph([node], "g", reads, [i for name, i in infos.items() if name[0] == "y"], weights)
+
+
+def restated(view: View, ops: Sequence[Op], opset: int) -> Mapping[OpId, Form] | tuple[Op, str]:
+    """Return the form of each op at another opset; or the first op that has none, and why."""
+    dims = known_dims(view) if ops else {}
+    cases: dict[tuple[object, ...], _Case] = {}
+    keys: dict[OpId, tuple[object, ...]] = {}
+    for op in ops:
+        case = _Case.of(view, op, dims)
+        if isinstance(case, str):
+            return op, case
+        keys[op.id] = case.key
+        cases.setdefault(case.key, case)
+    forms = _forms(list(cases.values()), opset)
+    proved: dict[tuple[object, ...], Form] = {}
+    for (key, case), form in zip(cases.items(), forms, strict=True):
+        why = form if isinstance(form, str) else _unproved(case, form, opset)
+        if isinstance(form, str) or why is not None:
+            return next(op for op in ops if keys[op.id] == key), str(why)
+        proved[key] = form
+    return {op: proved[key] for op, key in keys.items()}
+
+
+# -- the forms -------------------------------------------------------------------------------------
+
+
+def _forms(cases: Sequence[_Case], opset: int) -> list[Form | str]:
+    """Return the form of each case, or why it has none. One run of the converter, unless one of them fails."""
+    of_rows = [case.op_type in _ROWS and case.opset < FIRST_ROW_SOFTMAX <= opset for case in cases]
+    others = [case for case, own in zip(cases, of_rows, strict=True) if not own]
+    together = _converted(others, opset)
+    if isinstance(together, str):
+        alone = [_converted([case], opset) for case in others]
+        made = iter([form if isinstance(form, str) else form[0] for form in alone])
+    else:
+        made = iter(together)
+    forms = [_over_rows(case) if own else next(made) for case, own in zip(cases, of_rows, strict=True)]
+    return [form if isinstance(form, str) else _completed(case, form) for case, form in zip(cases, forms, strict=True)]
+
+
+def _converted(cases: Sequence[_Case], opset: int) -> list[Form] | str:
+    """Return what onnx's converter makes of each case, or what it says of one of them."""
+    if not cases:
+        return []
+    imports = [onnx.helper.make_opsetid("", cases[0].opset)]
+    model = onnx.helper.make_model(GraphProto(name="g"), opset_imports=imports)
+    for number, case in enumerate(cases):
+        own = case.alone(f"{number}/")
+        for field in ("node", "input", "output", "initializer"):
+            getattr(model.graph, field).extend(getattr(own, field))
+    try:
+        made = onnx.version_converter.convert_version(model, opset).graph
+    except (RuntimeError, ValueError) as cause:
+        return f"onnx's converter: {one_line(cause).rpartition('failed: ')[2][:120]}"
+    given = {t.name for t in model.graph.initializer}
+    added = {t.name: t for t in made.initializer if t.name not in given}
+    return [_form(number, case, made.node, added) for number, case in enumerate(cases)]
+
+
+def _form(number: int, case: _Case, nodes: Sequence[NodeProto], added: Mapping[str, TensorProto]) -> Form:
+    """Return the part of a converted graph that makes the results of one case, its Constants as constants."""
+    prefix = f"{number}/"
+    own = needed(nodes, [prefix + name for name in case.node.output if name])
+    constants = {name: tensor for made in own for name in made.input if (tensor := added.get(name)) is not None}
+    constants.update({made.output[0]: made.attribute[0].t for made in own if made.op_type == "Constant"})
+    own = [made for made in own if made.op_type != "Constant"]
+    inner = {name: _word(name, own) for name in constants}
+    inner.update((name, made.op_type.lower()) for made in own for name in made.output if not name.startswith(prefix))
+    names = {name: inner.get(name, name.removeprefix(prefix)) for made in own for name in (*made.input, *made.output)}
+    held = []
+    for name, tensor in constants.items():
+        held.append(clone(tensor))
+        held[-1].name = names[name]
+    for made in own:
+        made.ClearField("name")
+    return Form(tuple(renamed(made, names) for made in own), tuple(held))
+
+
+def _word(name: str, nodes: Sequence[NodeProto]) -> str:
+    """Return what the schema calls an input: "axes", "min"."""
+    node, slot = next((node, slot) for node in nodes for slot, read in enumerate(node.input) if read == name)
+    return onnx.defs.get_schema(node.op_type).inputs[slot].name
+
+
+def _completed(case: _Case, form: Form) -> Form | str:
+    """State what the converter leaves out: how images were resized before Resize could say so.
+
+    A constant of a type that had to be guessed is refused.
+    """
+    if not case.typed and any(tensor.data_type == TensorProto.FLOAT for tensor in form.constants):
+        return "the type of what it reads is not known"
+    if case.op_type == "Clip":
+        return _bounded(form)
+    if case.op_type not in _RESIZES or case.opset >= FIRST_RESIZE_WITH_REGION:
+        return form
+    node = clone(form.nodes[0])
+    nearest = text_attribute(node, "mode", "nearest") == "nearest"
+    scales = case.constants.get(_SCALES)
+    if nearest and case.op_type == "Resize" and (scales is None or (scales < 1).any()):
+        return "a nearest pixel of a smaller image was chosen by each runtime in its way"
+    restate(node, "coordinate_transformation_mode", "asymmetric")
+    if nearest:
+        restate(node, "nearest_mode", "floor")
+    node.input[1] = ""  # the region, which only another mode reads
+    return Form((node,), tuple(tensor for tensor in form.constants if tensor.name in node.input))
+
+
+def _bounded(form: Form) -> Form:
+    """Leave out bounds that exclude no number: in a smaller type they would be infinite."""
+    node = clone(form.nodes[0])
+    kept = [t for t in form.constants if np.abs(onnx.numpy_helper.to_array(t)) < np.finfo(np.float32).max]
+    dropped = {tensor.name for tensor in form.constants} - {tensor.name for tensor in kept}
+    node.input[:] = ["" if name in dropped else name for name in node.input]
+    return Form((node,), tuple(kept))
+
+
+_RESIZES, _SCALES = ("Resize", "Upsample"), "x1"
+_ROWS = ("Softmax", "LogSoftmax", "Hardmax")
+
+
+def _over_rows(case: _Case) -> Form | str:
+    """Return what an operator over all axes from one on is at opset 13, where it is over one axis.
+
+    One of these axes may be all that is not of size 1. Otherwise they become one for the while.
+    """
+    shape, axis = case.shapes["x0"], int_attribute(case.node, "axis", 1)
+    if axis < 0 and shape is None:
+        return "its axis is counted from behind, and its rank is not known"
+    axis = axis + len(shape or ()) if axis < 0 else axis
+    node = clone(case.node)
+    behind = (None, None) if shape is None else shape[axis:]
+    wide = [axis + place for place, size in enumerate(behind) if size != 1]
+    if len(wide) <= 1 and shape is not None:
+        restate(node, "axis", wide[0] - len(shape) if wide == [len(shape) - 1] else wide[0] if wide else -1)
+        return Form((node,))
+    restate(node, "axis", -1)
+    node.input[0], node.output[0] = "flat", "rows"
+    if behind.count(None) > 1:
+        flat = new_node("Flatten", ["x0"], "flat", axis=axis)
+        return Form((new_node("Shape", ["x0"], "shape"), flat, node, new_node("Reshape", ["rows", "shape"], "y0")))
+    whole = -1 if None in behind else math.prod(size or 0 for size in behind)
+    there = from_array(np.array([0] * axis + [whole]), "flat_shape")
+    back = from_array(np.array([0] * axis + [-1 if size is None else size for size in behind]), "shape")
+    flat, end = new_node("Reshape", ["x0", "flat_shape"], "flat"), new_node("Reshape", ["rows", "shape"], "y0")
+    return Form((flat, node, end), (there, back))
+
+
+# -- the proof -------------------------------------------------------------------------------------
+
+
+def _unproved(case: _Case, form: Form, opset: int) -> str | None:
+    """Return how the results of a form differ from the node's on random inputs; None if they agree."""
+    why = "no trial of it runs"
+    for shapes in _trials(case):
+        feed = _feed(case, shapes)
+        before = _before(case, feed)
+        if isinstance(before, str):
+            why = before
+            continue
+        held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in form.constants}
+        given = _wide(form.nodes, opset, {**feed, **held})
+        for name, was in before.items():
+            after = run(form.nodes, name, [given], {"": opset})
+            results = after if isinstance(after, str) else [array.astype(np.float64) for array in after]
+            fault = mismatch([was.astype(np.float64)], results, [np.abs(was.astype(np.float64)).max(initial=0)])
+            if fault is not None:
+                return f"not proved: {fault}"
+        if all(array.size for array in before.values()):
+            return None
+    return f"not proved: {why}"
+
+
+def _before(case: _Case, feed: Mapping[str, Array]) -> dict[str, Array] | str:
+    """Run the node as it was; return its results by name, or why they cannot be computed."""
+    until, formula = _FORMULAS.get(case.op_type, (0, None))
+    if formula is not None and case.opset < until:
+        try:
+            return {"y0": formula(case.node, *(feed[name] for name in case.node.input))}
+        except (ValueError, IndexError) as cause:
+            return one_line(cause)
+    results: dict[str, Array] = {}
+    for name in filter(None, case.node.output):
+        made = run([case.node], name, [_wide([case.node], case.opset, feed)], {"": case.opset})
+        if isinstance(made, str):
+            return made
+        results[name] = made[0]
+    return results
+
+
+def _trials(case: _Case) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Yield shapes of what a node reads: long axes short, then whole; unknown ones of several elements, then of one."""
+    read = {name: shape for name, shape in case.shapes.items() if name[0] == "x"}
+    ranks = _RANKS if None in read.values() else _RANKS[:1]
+    for rank, most, fill in product(ranks, (_CAP, _LARGEST_TRIAL), (3, 1)):
+        shapes = {
+            name: tuple(fill if size is None else min(size, most) for size in ((None,) * rank if own is None else own))
+            for name, own in read.items()
+        }
+        if all(math.prod(shape) <= _LARGEST_TRIAL for shape in shapes.values()):
+            yield shapes
+
+
+def _feed(case: _Case, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    rng = np.random.default_rng(0)
+    feed: dict[str, Array] = {}
+    for name, shape in shapes.items():
+        kind = onnx.helper.tensor_dtype_to_np_dtype(case.types[name])
+        if name in case.constants:
+            feed[name] = case.constants[name]
+        elif name == _SCALES and case.op_type in _RESIZES:
+            feed[name] = np.full(shape, 2, np.float32)
+        elif np.issubdtype(kind, np.integer) or kind == np.bool_:  # indices: none twice along an axis of three
+            feed[name] = (np.indices(shape).sum(0) % 3).astype(kind)
+        else:
+            feed[name] = 3 * rng.standard_normal(shape)
+    return feed
+
+
+def _wide(nodes: Sequence[NodeProto], opset: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return what nodes read of these arrays, in float64 where that is allowed: scales are float32 by schema."""
+    given: dict[str, Array] = {}
+    for node in nodes:
+        schema = signature("", node.op_type, opset)
+        for slot, name in enumerate(node.input):
+            formal = schema.input(slot) if schema is not None else None
+            if name in arrays:
+                fixed = formal is not None and formal.type.startswith("tensor(")
+                given[name] = arrays[name] if fixed else double(arrays[name])
+    return given
+
+
+# What onnx's reference does not have, or has in its later meaning alone.
+
+
+def _flattened(rule: Callable[[Array], Array]) -> Callable[..., Array]:
+    def over_all(node: NodeProto, x: Array) -> Array:
+        axis = int_attribute(node, "axis", 1)
+        return rule(x.reshape(math.prod(x.shape[:axis]), -1)).reshape(x.shape)
+
+    return over_all
+
+
+def _softmax(rows: Array) -> Array:
+    powers = np.exp(rows - rows.max(1, keepdims=True))
+    shares: Array = powers / powers.sum(1, keepdims=True)
+    return shares
+
+
+def _resized(node: NodeProto, x: Array, *inputs: Array) -> Array:
+    """Pixel i of the result is at i / scale."""
+    scales = inputs[0] if inputs else next(a.floats for a in node.attribute if a.name == "scales")
+    for axis, scale in enumerate(scales):
+        size = x.shape[axis]
+        places = np.arange(math.floor(size * float(scale))) / float(scale)
+        low = np.clip(np.floor(places).astype(int), 0, size - 1)
+        share = (places - low) * (text_attribute(node, "mode", "nearest") != "nearest")
+        share = share.reshape([-1 if other == axis else 1 for other in range(x.ndim)])
+        x = x.take(low, axis) * (1 - share) + x.take(np.minimum(low + 1, size - 1), axis) * share
+    return x
+
+
+def _scattered(node: NodeProto, x: Array, indices: Array, updates: Array) -> Array:
+    result = x.copy()
+    np.put_along_axis(result, indices, updates, int_attribute(node, "axis", 0))
+    return result
+
+
+_NEVER_RUN = 1 << 31  # onnx's reference has no such operator
+_FORMULAS: Mapping[str, tuple[int, Callable[..., Array]]] = {
+    "Hardmax": (FIRST_ROW_SOFTMAX, _flattened(lambda rows: np.eye(rows.shape[1])[rows.argmax(1)])),
+    "LogSoftmax": (FIRST_ROW_SOFTMAX, _flattened(lambda rows: np.log(_softmax(rows)))),
+    "Resize": (FIRST_RESIZE_WITH_REGION, _resized),
+    "Scatter": (_NEVER_RUN, _scattered),
+    "Softmax": (FIRST_ROW_SOFTMAX, _flattened(_softmax)),
+    "Upsample": (_NEVER_RUN, _resized),
+}
+"""By operator: the opset from which on onnx's reference is right, and what the operator computes before."""
