@@ -13,7 +13,6 @@ import numpy as np
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, text_attribute
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.dataflow import alone, exposed, number, only_reader, orders, trail
@@ -24,7 +23,7 @@ from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, shape_at
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.contrib.multi_head_attention import fuse_attentions
-from amp_rewrite.rewrite.equivalence import Arrays, gate_magnitude, node_mismatch
+from amp_rewrite.rewrite.equivalence import node_mismatch, trial_shape
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
 from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node, judged
@@ -49,7 +48,8 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 
 def _proved(site: OpIndex, match: Proposal) -> Outcome:
     fusion = match.replacement
-    why = node_mismatch(site.view, fusion.ops, fusion.node, match.tried, match.magnitude, site.view.opsets)
+    opsets = site.view.opsets
+    why = node_mismatch(site.view, fusion.ops, fusion.node, match.tried, opsets, elementwise=match.elementwise)
     return _declaring(site.view, site.context, judged(fusion.kind, fusion.last, why or fusion))
 
 
@@ -78,10 +78,6 @@ class Proposal:
     replacement: Replacement
     tried: Tried
     elementwise: bool = False
-
-    def magnitude(self, fed: Arrays, y: Array) -> Array:
-        """Return the magnitude of a result; for an activation that of each element, whose input is the sum it reads."""
-        return gate_magnitude(sum(fed.values(), np.zeros(())), y) if self.elementwise else np.array(np.abs(y).max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +128,9 @@ class OpIndex:
         """Return the names of values, "" for one that is left out."""
         return ["" if value is None else self.view.value_name(value) for value in values]
 
-    def like(self, value: ValueId | None, last: int) -> tuple[int, ...]:
-        """Return a small shape of the rank of a value, of one axis if that is not known, that ends with `last`."""
-        return (2,) * (len(self.shape(value) or (last,)) - 1) + (last,)
+    def like(self, value: ValueId | None) -> tuple[int, ...]:
+        """Return a small shape of the rank of a value, of one axis if that is not known."""
+        return trial_shape(len(self.shape(value) or (None,)), _WIDTH)
 
     def scaled(self, op: Op | None) -> tuple[ValueId, float] | None:
         """Return what a float32 Mul or Div applies one constant number to, and the factor."""
@@ -206,7 +202,7 @@ def _skip_norm(site: OpIndex, norm: Operator, add: Op, copies: Sequence[Op]) -> 
     epsilon = {"epsilon": float_attribute(norm.node, "epsilon", _EPSILON)}
     node = fused_node(op_type, norm.last, site.names(*summands, gamma, *shifts, bias), outputs, epsilon, DOMAIN)
     tried = dict.fromkeys(summands, (2,) * (len(shape) - 1) + (shape[-1],))
-    tried.update({v: (shape[-1],) for v in (gamma, beta, bias) if v is not None and view.constant(v) is None})
+    tried.update({v: (shape[-1],) for v in (gamma, beta, bias) if v is not None})
     place = add.id if apart else None
     return Proposal(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), tried)
 
@@ -263,11 +259,11 @@ def gelus(site: OpIndex) -> Iterator[Proposal | Refusal]:
         biased = _biased(site, gelu, x)
         if biased is not None:
             kind, op_type = ("bias_gelu_tanh", "FastGelu") if tanh else ("bias_gelu", "BiasGelu")
-            add, a, b, width = biased
-            yield _activation(site, kind, op_type, (add, *gelu.ops), {a: site.like(x, width), b: (width,)})
+            add, a, b = biased
+            yield _activation(site, kind, op_type, (add, *gelu.ops), {a: site.like(x), b: (_WIDTH,)})
         elif len(gelu.ops) > 1:
             kind, op_type = ("gelu_tanh", "FastGelu") if tanh else ("gelu_erf", "Gelu")
-            yield _activation(site, kind, op_type, gelu.ops, {x: site.like(x, _WIDTH)})
+            yield _activation(site, kind, op_type, gelu.ops, {x: site.like(x)})
 
 
 _WIDTH = 61
@@ -281,8 +277,8 @@ def _activation(site: OpIndex, kind: str, op_type: str, ops: Sequence[OpId], tri
     return Proposal(Replacement(kind, tuple(ops), last.id, node), tried, elementwise=True)
 
 
-def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId, int] | None:
-    """Return the Add before an activation that alone reads it, its operand, and its bias with that one's size."""
+def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId] | None:
+    """Return the Add before an activation that alone reads it, its operand, and its bias."""
     view = site.view
     add = view.producer(x, "Add")
     if add is None or add.scope != gelu.last.scope or not site.floats((add.id,)):
@@ -292,7 +288,7 @@ def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, V
     for a, b in orders(add):
         whole, flat = site.shape(a), site.shape(b)
         if a != b and whole and flat and len(flat) == 1 and isinstance(flat[0], int) and whole[-1] == flat[0]:
-            return add.id, a, b, flat[0]
+            return add.id, a, b
     return None
 
 
@@ -309,7 +305,7 @@ def quick_gelus(site: OpIndex) -> Iterator[Proposal]:
             if scaled is None or scaled[0] != x:
                 continue
             alpha = scaled[1]
-        yield _activation(site, "quick_gelu", "QuickGelu", sorted(match.ops), {x: site.like(x, _WIDTH)}, alpha=alpha)
+        yield _activation(site, "quick_gelu", "QuickGelu", sorted(match.ops), {x: site.like(x)}, alpha=alpha)
 
 
 _QUICK_GELUS = Search.of(QUICK_GELU)
