@@ -17,8 +17,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import computes
+from amp_rewrite.ir.names import normal_domain
 from amp_rewrite.ir.op_classes import CASTS
-from amp_rewrite.ir.schema import normal_domain, signature
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
@@ -33,6 +33,7 @@ from amp_rewrite.rewrite.passes.spell_out import GROUP_NORM, spell_group_norms, 
 from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
+from amp_rewrite.runtime.operators import refusal
 from amp_rewrite.settings.choices import AUTO_OPSET, Fuse, Quantized, Target
 from amp_rewrite.settings.io_rules import io_types, rules_of
 from amp_rewrite.settings.request import Request
@@ -202,17 +203,4 @@ def _objection(to: DType, target: Target, named: Collection[_Key], view: View, f
     if kernels is None or fusion.kind in ("constant", "batch_normalization"):
         return None
     node = fusion.node
-    if node.domain == "com.microsoft":
-        attributes = [stated.name for stated in node.attribute]
-        foreign = kernels.contrib_refusal(node.op_type, len(node.input), len(node.output), attributes)
-        if foreign is not None:
-            return foreign
-    known = signature(node.domain, node.op_type, view.opsets.get(normal_domain(node.domain), 1))
-    if known is None:
-        return None
-    for dtype in (DType.FLOAT, to):
-        types = dict.fromkeys(("T", "T1", "T2"), f"tensor({dtype.onnx_name})")
-        missing = kernels.refusal(node.domain, node.op_type, known.since, types)
-        if missing:
-            return missing
-    return None
+    return refusal(kernels, node, view.opsets.get(normal_domain(node.domain), 1), (DType.FLOAT, to))
