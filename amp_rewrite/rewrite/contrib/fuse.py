@@ -19,7 +19,8 @@ from amp_rewrite.ir.dataflow import alone, exposed, number, only_reader, orders,
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.activations import QUICK_GELU
 from amp_rewrite.ir.patterns.match import ENTRY, Search
-from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, shape_at
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, fixed, shape_at
+from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.contrib.multi_head_attention import fuse_attentions
@@ -54,14 +55,22 @@ def _proved(site: OpIndex, match: Proposal) -> Outcome:
 
 
 def _declaring(view: View, context: Context, outcome: Outcome) -> Outcome:
-    """Return a fusion of the main graph with the types of its results, which onnx cannot infer."""
-    if isinstance(outcome, Refusal) or view.ops[outcome.last].scope != MAIN:
+    """Return a fusion with the types of its results, which onnx cannot infer."""
+    if isinstance(outcome, Refusal):
         return outcome
-    results, dims = [], context.dims(view)
-    for name in (name for node in (outcome.node, *outcome.behind) for name in node.output if (MAIN, name) in dims):
-        known = [d if isinstance(d, int | str) and not str(d).startswith(MADE_UP) else None for d in dims[MAIN, name]]
-        results.append(declared(name, DType.FLOAT, known))
+    results, dims, scope = [], context.dims(view), view.ops[outcome.last].scope
+    for name in filter(None, (name for node in (outcome.node, *outcome.behind) for name in node.output)):
+        known = dims.get((scope, name))
+        if known is not None and scope != MAIN:
+            known = fixed(known)  # the turns of a body may differ in what a name stands for
+        shape = None if known is None else [_stable(d) for d in known]
+        results.append(declared(name, DType.FLOAT, shape))
     return replace(outcome, declared=tuple(results))
+
+
+def _stable(dim: Dim | None) -> int | str | None:
+    """Return a dimension that a declaration may state: a number, or a name that the model has."""
+    return dim if isinstance(dim, int | str) and not str(dim).startswith(MADE_UP) else None
 
 
 Tried = Mapping[ValueId, tuple[int, ...]]
