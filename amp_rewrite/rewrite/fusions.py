@@ -91,7 +91,7 @@ FUSIONS: tuple[FusionRule, ...] = (
     _contrib(
         "multi_head_attention",
         "MultiHeadAttention",
-        "softmax(Q Kᵀ · scale, masked) V before opset 23",
+        "softmax(Q Kᵀ · scale, masked) V",
         f"{_ATTENTION} A mask that does not state every query and key.",
     ),
     _contrib("skip_layer_normalization", "SkipLayerNormalization", "LayerNormalization of x + skip", _SKIP),
@@ -99,11 +99,5 @@ FUSIONS: tuple[FusionRule, ...] = (
     _contrib("bias_gelu", "BiasGelu", "Gelu of x + bias", _BIAS),
     _contrib("bias_gelu_tanh", "FastGelu", "Gelu with tanh of x + bias", _BIAS),
     _contrib("quick_gelu", "QuickGelu", "x · sigmoid(a x)", "A factor a that is not one constant."),
-    _contrib(
-        "scaled_product",
-        "FusedMatMul",
-        "A product of factors that are transposed or scaled by constants",
-        "A scale outside 1/64 to 64; a constant factor, which the runtime transposes once.",
-    ),
 )
 """All fusions. With `--fuse contrib` GELU is fused below its opset, too."""

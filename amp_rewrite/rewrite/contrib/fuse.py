@@ -1,4 +1,4 @@
-"""Operators of onnxruntime that the standard lacks: a sum and its norm, a bias and its activation, a scaled product.
+"""Operators of onnxruntime that the standard lacks: a sum and its norm, a bias and its activation.
 
 Each is found on the model in standard form, written out as its document says (`reference`), and proved: the ops
 that go and that formula are run in float64. onnxruntime is not needed.
@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, text_attribute
 from amp_rewrite.ir.builder import declared
-from amp_rewrite.ir.dataflow import alone, exposed, number, only_reader, orders, trail
+from amp_rewrite.ir.dataflow import alone, exposed, number, orders, trail
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.activations import QUICK_GELU
 from amp_rewrite.ir.patterns.match import ENTRY, Search
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, fixed, shape_at
 from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
-from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.contrib.multi_head_attention import fuse_attentions
 from amp_rewrite.rewrite.equivalence import node_mismatch, trial_shape
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
@@ -33,14 +31,18 @@ _LATEST = 23
 """The opset from which the standard has all the operators that these are made of."""
 
 
+def fuse_contrib_attention(view: View, context: Context) -> Iterator[Outcome]:
+    """Replace each attention that is written out by one operator of onnxruntime, or refuse it. O(nodes)."""
+    for outcome in fuse_attentions(view, context):
+        yield _declaring(view, context, outcome)
+
+
 def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace ops by an operator of onnxruntime that stands for several, or refuse it; the largest ones first.
+    """Replace ops by an operator of onnxruntime that stands for several, or refuse it; attention comes before.
 
     Ops of the standard count also where the model writes them out, at an opset that lacks them. O(nodes).
     """
     whole = [o for o in fuse_clusters(view, context, _LATEST) if isinstance(o, Replacement)]
-    for outcome in fuse_attentions(view, context):
-        yield _declaring(view, context, outcome)
     site = OpIndex.of(view, whole, context)
     for matcher in MATCHERS:
         for match in matcher(site):
@@ -320,85 +322,5 @@ def quick_gelus(site: OpIndex) -> Iterator[Proposal]:
 _QUICK_GELUS = Search.of(QUICK_GELU)
 
 
-# -- products --------------------------------------------------------------------------------------
-
-_MILD = 2.0**6
-"""The largest factor, and the inverse of the least, that may move into a product: numbers are then read unscaled, or
-made scaled, in the low type, which has to hold them so. Scores are scaled by 1/sqrt(size of a head) (Vaswani et al.
-2017, section 3.2.1), and heads have far less than 4096 numbers."""
-
-
-def _mild(scale: float) -> bool:
-    return 1 / _MILD <= abs(scale) <= _MILD
-
-
-@dataclass(frozen=True, slots=True)
-class _Swapped:
-    """A factor of a product before a swap of its last axes and scales, the ops of those, and the scale."""
-
-    value: ValueId
-    ops: tuple[OpId, ...]
-    swapped: bool
-    scale: float
-
-
-def products(site: OpIndex) -> Iterator[Proposal]:
-    """Yield each MatMul whose factors are transposed or scaled, or whose result is scaled by one number."""
-    for product in site.view.ops:
-        if product.kind != "MatMul" or not site.floats((product.id,)):
-            continue
-        left, right = (_side(site, product, value) for value in product.inputs)
-        last, after = _scaled_after(site, product)
-        ops = tuple(sorted({*left.ops, *right.ops, product.id, last.id}))
-        alpha = float(np.float32(left.scale * right.scale * after))
-        if len(ops) == 1 or left.value == right.value:
-            continue
-        stated = {"alpha": alpha, "transA": int(left.swapped), "transB": int(right.swapped)}
-        reads = site.names(left.value, right.value)
-        node = fused_node("FusedMatMul", last, reads, list(last.node.output), stated, DOMAIN)
-        tried = {left.value: _tried(site, left, (3, 5)), right.value: _tried(site, right, (5, 4))}
-        yield Proposal(Replacement("scaled_product", ops, last.id, node), tried)
-
-
-def _side(site: OpIndex, product: Op, value: ValueId | None) -> _Swapped:
-    """Follow a factor up past one swap of its last axes and scales that it alone reads. Weights are not followed."""
-    assert value is not None
-    view, reader, ops, swapped, scale = site.view, product, list[OpId](), False, 1.0
-    while (op := view.producer(value)) is not None and op.inputs:  # a Constant reads nothing
-        if view.constant(op.inputs[0]) is not None or not alone(view, value, reader) or not site.floats((op.id,)):
-            break
-        scaled = site.scaled(op)
-        if scaled is not None and _mild(scale * scaled[1]):
-            value, scale = scaled[0], scale * scaled[1]
-        elif not swapped and _swaps(op) and op.inputs[0] is not None:
-            value, swapped = op.inputs[0], True
-        else:
-            break
-        ops.append(op.id)
-        reader = op
-    return _Swapped(value, tuple(ops), swapped, scale)
-
-
-def _swaps(op: Op) -> bool:
-    """True if an op swaps the last two axes and no others."""
-    perm = permutation(op)
-    return len(perm) > 1 and perm == (*range(len(perm) - 2), len(perm) - 1, len(perm) - 2)
-
-
-def _scaled_after(site: OpIndex, product: Op) -> tuple[Op, float]:
-    """Return the last op of a product and the one scale that follows it, or the product itself."""
-    reader = only_reader(site.view, product.outputs[0])
-    if reader is not None and site.floats((reader.id,)) and (scaled := site.scaled(reader)) is not None:
-        value, scale = scaled
-        if value == product.outputs[0] and _mild(scale):
-            return reader, scale
-    return product, 1.0
-
-
-def _tried(site: OpIndex, side: _Swapped, last: tuple[int, int]) -> tuple[int, ...]:
-    batch = (2,) * (len(site.shape(side.value) or ()) - 2)
-    return (*batch, *(last[::-1] if side.swapped else last))
-
-
-MATCHERS: tuple[Callable[[OpIndex], Iterator[Proposal | Refusal]], ...] = (skip_norms, gelus, quick_gelus, products)
+MATCHERS: tuple[Callable[[OpIndex], Iterator[Proposal | Refusal]], ...] = (skip_norms, gelus, quick_gelus)
 """The matchers, in order: the first of two matches that share an op is taken."""

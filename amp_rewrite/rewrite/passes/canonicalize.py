@@ -7,7 +7,7 @@ normalization, a bias and its activation. All of it happens in float32, and each
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +23,7 @@ from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INIT
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
+from amp_rewrite.rewrite.contrib.fuse import fuse_contrib, fuse_contrib_attention
 from amp_rewrite.rewrite.passes.attention_masks import select_biased, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.balanced_factors import balance_factors
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
@@ -137,17 +138,11 @@ def fuse_operators(
     steps: list[tuple[View, list[Outcome]]] = []
     objection = partial(_objection, to, target, {_key(view, op) for op in named})
     context = Context(to)
-    for passes in (*_ROUNDS, *(((_fuse_contrib,),) if fuse is Fuse.CONTRIB else ())):
+    for passes in _CONTRIB_ROUNDS if fuse is Fuse.CONTRIB else _ROUNDS:
         after, outcomes = run_round(view, passes, context, objection)
         steps.append((view, outcomes))
         view = after
     return view, _findings(steps)
-
-
-def _fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
-    from amp_rewrite.rewrite.contrib.fuse import fuse_contrib  # late: only --fuse contrib pays for it
-
-    yield from fuse_contrib(view, context)
 
 
 _ROUNDS: tuple[tuple[Pass, ...], ...] = (
@@ -156,16 +151,22 @@ _ROUNDS: tuple[tuple[Pass, ...], ...] = (
     (fuse_attention, divide_by_roots),
 )
 """Attention comes after the operators: a softmax that was written out is one of them."""
+_CONTRIB_ROUNDS: tuple[tuple[Pass, ...], ...] = (
+    *_ROUNDS[:2],
+    (fuse_contrib_attention, *_ROUNDS[2]),
+    (fuse_contrib,),
+)
+"""onnxruntime's own attention goes before the standard's, whose CUDA kernel is slower."""
 
 
 def _findings(steps: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding, ...]:
-    """Return the findings of each round, without refusals of ops that a later round fused after all."""
+    """Return the findings of each round, without refusals of ops that it or a later one fused after all."""
     fused_at: dict[_Key, int] = {}
     for number, (view, outcomes) in enumerate(steps):
         fused_at.update((_key(view, op), number) for o in outcomes if isinstance(o, Replacement) for op in o.ops)
     final: list[Finding] = []
     for number, (view, outcomes) in enumerate(steps):
-        kept = [o for o in outcomes if isinstance(o, Replacement) or fused_at.get(_key(view, o.last), -1) <= number]
+        kept = [o for o in outcomes if isinstance(o, Replacement) or fused_at.get(_key(view, o.last), -1) < number]
         final.extend(findings(view, kept))
     return tuple(final)
 

@@ -315,7 +315,7 @@ DEFAULTS = {
     "kv": None,
     "gray_follows_allow": None,
     "quantized": "keep",
-    "fuse": "basic",
+    "fuse": "auto",
     "opset": None,
     "shift": "auto",
     "placement": None,

@@ -68,13 +68,13 @@ THREE_AXES = "kt = Transpose <perm = [0,2,1]> (z)  p = MatMul (x, kt)  s = Mul (
             SPLIT + HIDDEN + SOFTMAX + REST + MERGED,
             MASKED,
             ATTENDED,
-            ["Cast", "ReduceMax", "Cast", "Squeeze", "Where", "Where", "MultiHeadAttention"],
+            ["Cast", "ReduceSum", "Cast", "Squeeze", "Where", "Where", "MultiHeadAttention"],
         ),
         (
             SPLIT + MASKED_BY + "g = Sub (one, f)  a = Mul (g, lowest)  s = Add (s0, a)  " + SOFTMAX + REST + MERGED,
             MASKED,
             ATTENDED,
-            ["Cast", "Sub", "Mul", "Greater", "Cast", "ReduceMax", "Cast", "Squeeze", "Where", "MultiHeadAttention"],
+            ["Cast", "Sub", "Mul", "Greater", "Cast", "ReduceSum", "Cast", "Squeeze", "Where", "MultiHeadAttention"],
         ),
         (
             SPLIT + MASKED_BY + "a = Add (s0, added)  s = Add (a, f)  " + SOFTMAX + REST + MERGED,
@@ -86,7 +86,7 @@ THREE_AXES = "kt = Transpose <perm = [0,2,1]> (z)  p = MatMul (x, kt)  s = Mul (
             SPLIT + INFINITE + NOTHING_SEEN + REST + MERGED,
             MASKED,
             ATTENDED,
-            ["Cast", "ReduceMax", "Cast", "Squeeze", "Where", "MultiHeadAttention", "Where"],
+            ["Cast", "ReduceSum", "Cast", "Squeeze", "Where", "MultiHeadAttention", "Where"],
         ),
     ],
 )
