@@ -37,11 +37,14 @@ class FusionRule(Record):
         """Return the text under each heading."""
         first = FIRST_FUSED.get(self.operator)
         where = f"from opset {first} on" if first and self.fuse is Fuse.BASIC else "at every opset that has the ops"
+        standard = self.fuse is Fuse.BASIC
+        mode = "with any `--fuse` but `none`" if standard else "with `--fuse contrib`, the default for `ort-cuda`"
+        off = "none" if standard else "basic"
         return {
-            "What it replaces": f"{self.spelling}, by {self.operator} {where}, with `--fuse {self.fuse.value}`.",
+            "What it replaces": f"{self.spelling}, by {self.operator} {where}, {mode}.",
             "What keeps it apart": f"{self.refusals} {self.shared}".rstrip(),
             "Proof": _PROOF,
-            "How to override": "`--fuse none`, or `--keep` and `--lower` with the name of an op.",
+            "How to override": f"`--fuse {off}`, or `--keep` and `--lower` with the name of an op.",
         }
 
 
@@ -100,4 +103,4 @@ FUSIONS: tuple[FusionRule, ...] = (
     _contrib("bias_gelu_tanh", "FastGelu", "Gelu with tanh of x + bias", _BIAS),
     _contrib("quick_gelu", "QuickGelu", "x · sigmoid(a x)", "A factor a that is not one constant."),
 )
-"""All fusions. With `--fuse contrib` GELU is fused below its opset, too."""
+"""All fusions. With `contrib` GELU is fused below its opset, too."""

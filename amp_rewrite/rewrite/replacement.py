@@ -86,7 +86,7 @@ Pass = Callable[[View, Context], Iterable[Outcome]]
 
 def too_old(opset: int, op_type: str, first: int) -> str:
     """Return the reason why an opset keeps ops apart that one operator of a newer opset replaces."""
-    faster = f"faster with --fuse contrib (onnxruntime alone) or --opset auto, which moves the model to {first}"
+    faster = f"faster with --opset auto, which moves the model to {first}"
     return f"opset {opset} has no {op_type} · the same numbers, more kernels · {faster}"
 
 

@@ -38,7 +38,7 @@ from support.contrib_models import (
 )
 from support.fusing import kinds, outputs_of
 
-FASTER = "faster with --fuse contrib (onnxruntime alone) or --opset auto, which moves the model to"
+FASTER = "faster with --opset auto, which moves the model to"
 AUTO = f"the same numbers, more kernels · {FASTER}"
 
 # -- what is found ------------------------------------------------------------------------------------
