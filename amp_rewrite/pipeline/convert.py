@@ -294,7 +294,7 @@ def finish(
         check_source(result)
     else:
         oldest = oldest_for(view, draft.request.target, draft.request.to)
-        needs = () if oldest is None else (needs_release(view, oldest),)
+        needs = () if oldest is None else (needs_release(view, oldest, draft.request.to),)
         words = words if oldest is None else (*words, f"{NEEDS}={ONNXRUNTIME}>={oldest}")
         result = _signed(apply(view, plan), draft.request, words)
         unchecked = check(view.model, view, plan, result)

@@ -37,9 +37,10 @@ def oldest_for(view: View, target: Target, to: DType) -> str | None:
     return None if kernels is None else oldest_release(view, kernels, to)
 
 
-def needs_release(view: View, oldest: str) -> Finding:
+def needs_release(view: View, oldest: str, to: DType) -> Finding:
     """Return the finding about operators that onnxruntime alone has, from a release on."""
-    note = f"{', '.join(own_operators(view))}: the file runs with onnxruntime {oldest} or later, on CUDA and on the CPU"
+    where = "CUDA and on the CPU" if to is DType.FLOAT16 else "CUDA"  # no CPU kernels in bfloat16
+    note = f"{', '.join(own_operators(view))}: the file runs with onnxruntime {oldest} or later, on {where}"
     return Finding("needs_release", f"onnxruntime {oldest}", note)
 
 

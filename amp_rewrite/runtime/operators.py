@@ -70,10 +70,10 @@ def misfit(needed: str, operators: Collection[str], release: str, provider: str)
 
     `needed`: the oldest release that does. `operators`: onnxruntime's own operators in the file.
     """
-    if len(release_number(release)) > 0 and release_number(release) < release_number(needed):
+    if release_number(release) and release_number(release) < release_number(needed):
         return (
-            f"{', '.join(operators)} need onnxruntime {needed} or later, and this is {release}: older releases refuse"
-            f" or miscompute them; update onnxruntime, or convert the source with --target ort-cuda:{release}"
+            f"it needs onnxruntime {needed} or later for {', '.join(operators)}, and this is {release}, which refuses"
+            f" or miscomputes it; update onnxruntime, or convert the source with --target ort-cuda:{release}"
         )
     lacking = [name for name in operators if not _serves(provider, name)]
     if lacking:

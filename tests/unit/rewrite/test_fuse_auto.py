@@ -153,7 +153,7 @@ def test_own_attention_goes_before_that_of_the_standard() -> None:
     [
         ("1.28.0", CUDA, None),
         ("1.31.1", CPU, None),
-        ("1.27.0", CUDA, "SkipLayerNormalization need onnxruntime 1.28.0 or later, and this is 1.27.0"),
+        ("1.27.0", CUDA, "it needs onnxruntime 1.28.0 or later for SkipLayerNormalization, and this is 1.27.0"),
         ("1.31.1", "TensorrtExecutionProvider", "TensorrtExecutionProvider has no known kernel for SkipLayer"),
         ("1.31.1", "DmlExecutionProvider", "DmlExecutionProvider has no known kernel for SkipLayer"),
         ("1.31.1", "OpenVINOExecutionProvider", "OpenVINOExecutionProvider has no known kernel for SkipLayer"),
@@ -176,7 +176,9 @@ def file(tmp_path: Path) -> Path:
 def test_a_session_refuses_a_file_for_a_newer_release(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     amp_rewrite.Session(file, policy="float32", providers=[CPU], cache=None)
     monkeypatch.setattr(onnxruntime, "__version__", "1.24.4")
-    with pytest.raises(ModelError, match=r"low\.onnx: SkipLayerNormalization need onnxruntime 1\.28\.0 or later"):
+    with pytest.raises(
+        ModelError, match=r"low\.onnx: it needs onnxruntime 1\.28\.0 or later for SkipLayerNormalization"
+    ):
         amp_rewrite.Session(file, policy="float32", providers=[CPU], cache=None)
 
 
@@ -190,8 +192,8 @@ def test_doctor_finds_that_the_installed_release_is_too_old(file: Path) -> None:
         return {"onnxruntime-gpu": "1.24.4", "onnx": onnx.__version__}.get(package)
 
     found = [check for check in doctor(file, installed=installed).checks if check.topic == "release"]
-    assert [(check.state, check.fact.partition(":")[0]) for check in found] == [
-        (FINDING, "SkipLayerNormalization need onnxruntime 1.28.0 or later, and this is 1.24.4")
+    assert [(check.state, check.fact.partition(", and")[0]) for check in found] == [
+        (FINDING, "it needs onnxruntime 1.28.0 or later for SkipLayerNormalization")
     ]
     assert [check for check in doctor(file).checks if check.topic == "release"] == []
 
@@ -229,6 +231,13 @@ def test_attention_opens_on_the_cpu_at_the_default_level(opset: int, masked: boo
     opened(made)
     assert untyped(made) == []
     SymbolicShapeInference.infer_shapes(made, auto_merge=True)
+
+
+def test_no_size_of_zero_is_declared_behind_attention() -> None:
+    """A Reshape behind it copies sizes, which it states as 0: older releases refuse a file that declares them so."""
+    made = amp_rewrite.convert(MODELS / "whisper_encoder_ts17.onnx").model
+    sizes = {v.name: [d.dim_value or d.dim_param for d in v.type.tensor_type.shape.dim] for v in made.graph.value_info}
+    assert sizes["/encoder/Mul_1_output_0"] == ["batch", 32, 32]
 
 
 EXPORTS = ("bert_dynamo20", "llama_dynamo21", "t5_ts14", "unet_dynamo21", "gpt2_ts17")
