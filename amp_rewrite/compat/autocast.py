@@ -71,7 +71,8 @@ def translated(given: argparse.Namespace) -> list[str]:
     to = _TYPES[given.low_precision_type]
     source = Path(given.onnx_path)
     out = given.output_path or source.with_name(f"{source.stem}.{given.low_precision_type}.onnx")
-    words = ["convert", "--to", to.spelling, "--io", "keep" if given.keep_io_types else "low", "--overwrite"]
+    io = "keep" if given.keep_io_types else "low"
+    words = ["convert", "--to", to.spelling, "--io", io, "--fuse", "basic", "--overwrite"]
     for option, names, types in (
         ("--keep", given.nodes_to_exclude, given.op_types_to_exclude),
         ("--lower", given.nodes_to_include, given.op_types_to_include),

@@ -87,7 +87,7 @@ def convert_float_to_float16(
     ops = [pattern for op_type in as_names(op_block_list) for pattern in op_patterns(op_type)]
     io, kept = io_rules(keep_io_types)
     with matching_nothing({**nodes, **kept}):
-        converted = convert(model, io=io, keep=[*nodes, *ops])
+        converted = convert(model, io=io, keep=[*nodes, *ops], fuse="basic")
     return converted.model
 
 
@@ -118,7 +118,7 @@ def convert_float_to_float16_model_path(
         >>> half = convert_float_to_float16_model_path("model.onnx", keep_io_types=True)
     """
     without_effect({"min_positive_val": min_positive_val, "max_finite_val": max_finite_val}, _WHY)
-    return convert(str(model_path), io=io_rules(keep_io_types)[0]).model
+    return convert(str(model_path), io=io_rules(keep_io_types)[0], fuse="basic").model
 
 
 def io_rules(keep_io_types: bool | Sequence[str]) -> tuple[list[str], dict[str, str]]:

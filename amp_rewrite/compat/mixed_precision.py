@@ -165,7 +165,7 @@ def _repaired(model: ModelSource, batch: Mapping[str, Array], bounds: Mapping[st
 def _searched(model: ModelSource, batch: dict[str, Array], near: Validate, io: list[str]) -> Converted:
     """Return the conversion with a minimal set of regions in float32 that is near enough."""
     require("a conversion with data")
-    draft = Draft.of(model, Request.of(io=io))
+    draft = Draft.of(model, Request.of(io=io, fuse="basic"))
     expected = _outputs(draft.source, batch)
     if not near(expected, expected):
         raise ValueError("validation failed for the float32 model itself; fix validate_fn, or widen its bounds")

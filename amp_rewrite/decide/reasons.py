@@ -132,6 +132,7 @@ KINDS = {
     "flushed": "small weights become 0 in the low type",
     "fused": "ops replaced by one operator, or computed in advance",
     "inlined": "a function replaced by its body",
+    "needs_release": "operators that onnxruntime alone has, and the oldest release that runs them right",
     "not_fused": "ops that compute a known operator and are not replaced by it",
     "kernel_table": "the release of the target has no kernel table of its own",
     "not_shifted": "a value beyond the type that no shift brings into it",
@@ -153,7 +154,19 @@ KINDS = {
 """Kinds of findings by id. The kind of a finding about an op that keeps its type is the id of the reason."""
 
 FACTS = frozenset(
-    {"calibrated", "fused", "inlined", "not_fused", "opset", "parted", "placement", "repaired", "selected", "shifted"}
+    {
+        "calibrated",
+        "fused",
+        "inlined",
+        "needs_release",
+        "not_fused",
+        "opset",
+        "parted",
+        "placement",
+        "repaired",
+        "selected",
+        "shifted",
+    }
 )
 """Kinds of findings that are facts, not warnings."""
 
@@ -170,6 +183,10 @@ _REMARKS = {
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers yours"),
     "flushed": ("harmless beside larger weights", "--check-weights shows what each weight loses"),
     "fused": ("fewer kernels, the same numbers up to rounding", "--fuse none keeps the ops"),
+    "needs_release": (
+        "older releases and other runtimes refuse or miscompute the file",
+        "--fuse basic writes standard operators alone, --target ort-cuda:RELEASE those that an older release has",
+    ),
     "not_fused": ("the same numbers, more kernels", "change these ops in the export, if speed matters"),
     "placement": ("the same ops of the allow list are low", "--placement propagate undoes it"),
     "repaired": ("these ops compute in float32", "a wider tolerance or bound pins fewer"),

@@ -18,7 +18,7 @@ from olive.search.search_parameter import Categorical
 from amp_rewrite.errors import AmpRewriteError, EvidenceError
 from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.pipeline.repair import repair
-from amp_rewrite.settings.choices import BY_PROVIDER, HEADROOM, Level
+from amp_rewrite.settings.choices import BY_PROVIDER, HEADROOM, Fuse, Level
 from amp_rewrite.settings.option import Kind, Option
 from amp_rewrite.settings.options import KEYWORDS
 from amp_rewrite.settings.request import Request
@@ -53,6 +53,7 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
     def _default_config(cls, accelerator_spec: AcceleratorSpec) -> dict[str, PassConfigParam]:
         target = BY_PROVIDER.get(str(accelerator_spec.execution_provider))
         config = {name: _parameter(row) for name, row in KEYWORDS.items()}
+        config["fuse"].default_value = Fuse.BASIC.value  # passes after it may not know onnxruntime's operators
         if target is not None:
             config["target"].default_value = target.value
         return config | {name: PassConfigParam(description=words, **more) for name, (words, more) in _MORE.items()}

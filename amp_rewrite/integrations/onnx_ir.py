@@ -47,8 +47,8 @@ class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no ty
             >>> half = passes(onnx_ir.load("model.onnx")).model
             >>> onnx_ir.save(half, "model_fp16.onnx")
         """
-        Request.of(**options)
-        self._options = options
+        self._options: Options = {"fuse": "basic", **options}  # passes after it may not know onnxruntime's operators
+        Request.of(**self._options)
         self.report: Report | None = None
 
     def call(self, model: onnx_ir.Model) -> PassResult:

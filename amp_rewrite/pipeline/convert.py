@@ -25,7 +25,7 @@ from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.few_low import few_low
 from amp_rewrite.pipeline.shift import shift_draft
 from amp_rewrite.pipeline.shift_rows import refusing, unshifted
-from amp_rewrite.pipeline.target_findings import target_findings, unserved
+from amp_rewrite.pipeline.target_findings import needs_release, oldest_for, target_findings, unserved
 from amp_rewrite.reports.annotations import annotate, annotated, unannotate
 from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.report import Report
@@ -33,9 +33,9 @@ from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
-from amp_rewrite.runtime.faults import told, turned
+from amp_rewrite.runtime.faults import ONNXRUNTIME, told, turned
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.settings.choices import AUTO_OPSET, AUTO_SHIFT, HEADROOM, METADATA_KEY
+from amp_rewrite.settings.choices import AUTO_OPSET, AUTO_SHIFT, HEADROOM, METADATA_KEY, NEEDS
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.options import KEYWORDS
@@ -285,11 +285,14 @@ def finish(
         result = draft.base
         check_source(result)
     else:
+        oldest = oldest_for(view, draft.request.target, draft.request.to)
+        needs = () if oldest is None else (needs_release(view, oldest, draft.request.to),)
+        words = words if oldest is None else (*words, f"{NEEDS}={ONNXRUNTIME}>={oldest}")
         result = _signed(apply(view, plan), draft.request, words)
         unchecked = check(view.model, view, plan, result)
         known = {(finding.kind, finding.subject) for finding in draft.hazards.findings}  # they say what harm it does
         plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in known))
-        findings = (*draft.expansions, *draft.hazards.findings, *unchecked, *findings)
+        findings = (*draft.expansions, *needs, *draft.hazards.findings, *unchecked, *findings)
     report = _report(draft, coloring, plan, (*findings, *few_low(view, coloring, draft.request)), measured)
     if draft.request.annotate:
         result = replace(result, proto=clone(result.proto)) if plan.empty else result

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.files.model import Model
 from amp_rewrite.ir.schema import of_runtime_alone
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.runtime.kernels import Kernels, release_number
-from amp_rewrite.settings.choices import Target
+from amp_rewrite.runtime.operators import misfit, oldest_release, own_operators
+from amp_rewrite.settings.choices import NEEDS, Target, stated_in
 
 
 def unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
@@ -29,6 +32,19 @@ def target_findings(view: View, target: Target, *, tried: bool = False) -> tuple
     `tried`: there is no opset that serves the model better.
     """
     return (*_unknown_elsewhere(view, target), *_unopened(view, target, tried))
+
+
+def oldest_for(view: View, target: Target, to: DType) -> str | None:
+    """Return the oldest release of onnxruntime that runs the model right; None if it has no operators of its own."""
+    kernels = target.kernels if target.family is Target.ORT_CUDA else None
+    return None if kernels is None else oldest_release(view, kernels, to)
+
+
+def needs_release(view: View, oldest: str, to: DType) -> Finding:
+    """Return the finding about operators that onnxruntime alone has, from a release on."""
+    where = "CUDA and on the CPU" if to is DType.FLOAT16 else "CUDA"  # no CPU kernels in bfloat16
+    note = f"{', '.join(own_operators(view))}: the file runs with onnxruntime {oldest} or later, on {where}"
+    return Finding("needs_release", f"onnxruntime {oldest}", note)
 
 
 def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
@@ -64,3 +80,12 @@ def _unopened(view: View, target: Target, tried: bool) -> Iterator[Finding]:
 def _beyond(op: Op, kernels: Kernels) -> bool:
     """True if an operator is of an opset after those that a kernel table knows."""
     return op.signature is not None and kernels.opset is not None and op.signature.since > kernels.opset
+
+
+def unfit_here(model: Model, release: str, provider: str) -> str | None:
+    """Return why a release of onnxruntime with this first provider does not run a converted model right.
+
+    None for a model that does not state what it needs.
+    """
+    needed = stated_in(model, NEEDS).rpartition("=")[2]
+    return misfit(needed, own_operators(View.of(model)), release, provider) if needed else None

@@ -36,11 +36,14 @@ class FusionRule(Record):
         """Return the text under each heading."""
         first = FIRST_FUSED.get(self.operator)
         where = f"from opset {first} on" if first and self.fuse is Fuse.BASIC else "at every opset that has the ops"
+        standard = self.fuse is Fuse.BASIC
+        mode = "with any `--fuse` but `none`" if standard else "with `--fuse contrib`, the default for `ort-cuda`"
+        off = "none" if standard else "basic"
         return {
-            "What it replaces": f"{self.spelling}, by {self.operator} {where}, with `--fuse {self.fuse.value}`.",
+            "What it replaces": f"{self.spelling}, by {self.operator} {where}, {mode}.",
             "What keeps it apart": f"{self.refusals} {self.shared}".rstrip(),
             "Proof": _PROOF,
-            "How to override": "`--fuse none`, or `--keep` and `--lower` with the name of an op.",
+            "How to override": f"`--fuse {off}`, or `--keep` and `--lower` with the name of an op.",
         }
 
 
@@ -90,7 +93,7 @@ FUSIONS: tuple[FusionRule, ...] = (
     _contrib(
         "multi_head_attention",
         "MultiHeadAttention",
-        "softmax(Q Kᵀ · scale, masked) V before opset 23",
+        "softmax(Q Kᵀ · scale, masked) V",
         f"{_ATTENTION} A mask that does not state every query and key.",
     ),
     _contrib("skip_layer_normalization", "SkipLayerNormalization", "LayerNormalization of x + skip", _SKIP),
@@ -98,11 +101,5 @@ FUSIONS: tuple[FusionRule, ...] = (
     _contrib("bias_gelu", "BiasGelu", "Gelu of x + bias", _BIAS),
     _contrib("bias_gelu_tanh", "FastGelu", "Gelu with tanh of x + bias", _BIAS),
     _contrib("quick_gelu", "QuickGelu", "x · sigmoid(a x)", "A factor a that is not one constant."),
-    _contrib(
-        "scaled_product",
-        "FusedMatMul",
-        "A product of factors that are transposed or scaled by constants",
-        "A scale outside 1/64 to 64; a constant factor, which the runtime transposes once.",
-    ),
 )
-"""All fusions. With `--fuse contrib` GELU is fused below its opset, too."""
+"""All fusions. With `contrib` GELU is fused below its opset, too."""

@@ -49,14 +49,12 @@ def _replaced(view: View, replacements: Sequence[Replacement]) -> Model:
     proto = clone(view.model.proto)
     _ReplacementWriter(view, replacements).graph(proto.graph, view.scopes[MAIN])
     proto.graph.initializer.extend({w.name: w for each in replacements for w in each.weights}.values())
-    _declare(proto, replacements)
+    _import(proto, replacements)
     return replace(view.model, proto=proto)
 
 
-def _declare(proto: ModelProto, replacements: Sequence[Replacement]) -> None:
-    """Declare the result types of nodes of other domains, where the model does not, and import those domains."""
-    stated = {v.name for v in (*proto.graph.value_info, *proto.graph.output)}
-    proto.graph.value_info.extend(v for each in replacements for v in each.declared if v.name not in stated)
+def _import(proto: ModelProto, replacements: Sequence[Replacement]) -> None:
+    """Import the domains of new nodes."""
     imported = {normal_domain(i.domain) for i in proto.opset_import}
     for domain in sorted({normal_domain(each.node.domain) for each in replacements} - imported):
         proto.opset_import.add(domain=domain, version=1)
@@ -128,5 +126,15 @@ class _ReplacementWriter:
                     self.graph(inner, self.view.scopes[body])
                 nodes.append(node)
         refill(graph, "node", nodes)
+        self._declare(graph, scope)
         for name in ("value_info", "initializer"):
             refill(graph, name, [v for v in getattr(graph, name) if (scope.id, v.name) not in self.lost])
+
+    def _declare(self, graph: GraphProto, scope: Scope) -> None:
+        """Declare the types of new results, where the graph does not."""
+        new = {v.name: v for op in scope.ops if op in self.places for v in self.places[op].declared}
+        for output in graph.output:
+            if output.name in new and not output.HasField("type"):  # a branch may leave it out
+                output.type.CopyFrom(new[output.name].type)
+        stated = {v.name for v in (*graph.value_info, *graph.output)}
+        graph.value_info.extend(v for v in new.values() if v.name not in stated)

@@ -90,8 +90,8 @@ Pass = Callable[[View, Context], Iterable[Outcome]]
 
 def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
     """Return the reason why an opset keeps ops apart that one operator of a newer opset replaces."""
-    newer = "" if context.tried else f" or --opset auto, unless others lose a kernel at opset {first}"
-    faster = f"faster with --fuse contrib (onnxruntime alone){newer}"
+    newer = f"--opset auto, unless others lose a kernel at opset {first}"
+    faster = f"opset {first} has one, at which other ops lose a kernel" if context.tried else f"faster with {newer}"
     return f"opset {opset} has no {op_type} · the same numbers, more kernels · {faster}"
 
 

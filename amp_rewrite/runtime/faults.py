@@ -37,7 +37,8 @@ class RuntimeFault:
     `since`: the first release that is known to have it, and `until` the first without. `provider`: of onnxruntime, None
     for all. `kinds`: ops without which `find` yields none. `find`: the ops at which it happens. `harm`: a verb and
     its objects. The ways round, of which a fault has one: `skip`, the optimizers to disable; `options`, those of the
-    provider to set; `keep`, the ops stay float32 in conversions for such a release. `told`: reports name it; False
+    provider to set; `keep`, the ops stay float32 in conversions for such a release. `operators`: of onnxruntime alone,
+    which no fusion writes for such a release, since their kernels have the fault. `told`: reports name it; False
     where the harm depends on the machine. `source`: the page that tells of it; "" for what was found here.
     """
 
@@ -50,6 +51,7 @@ class RuntimeFault:
     skip: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     keep: bool = False
+    operators: tuple[str, ...] = ()
     until: tuple[int, ...] | None = None
     told: bool = True
     runtime: str = ONNXRUNTIME
@@ -215,7 +217,8 @@ def _wide_heads(view: View, made: Made) -> Iterator[Op]:
 
 
 _WIDEST_HEAD = 256
-_SKIP_NORMS = tuple(f"com.microsoft::{name}LayerNormalization" for name in ("Embed", "Skip", "SkipSimplified"))
+_SKIP_NORM_OPERATORS = tuple(f"{name}LayerNormalization" for name in ("Embed", "Skip", "SkipSimplified"))
+_SKIP_NORMS = tuple(f"com.microsoft::{name}" for name in _SKIP_NORM_OPERATORS)
 _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 
 
@@ -303,6 +306,7 @@ FAULTS = (
         harm="sums squares in float16 where it fuses a norm with the sum before it, and returns zeros or NaN for large"
         " values",
         options={"enable_skip_layer_norm_strict_mode": "1"},
+        operators=_SKIP_NORM_OPERATORS,
         source=f"{_ISSUES}/29034",
     ),
     RuntimeFault(

@@ -41,7 +41,7 @@ TargetRelease = Literal[
 ]
 SafetyName = Literal["default", "none"]
 QuantizedName = Literal["keep", "rescale"]
-FuseName = Literal["basic", "none", "contrib"]
+FuseName = Literal["auto", "none", "basic", "contrib"]
 PlacementName = Literal[
     "auto",
     "propagate",
@@ -256,13 +256,20 @@ BY_PROVIDER = {
 """Targets by execution provider of onnxruntime."""
 METADATA_KEY = "amp_rewrite"
 """Key of the metadata entry of a converted model: version, type, lists and settings."""
+NEEDS = "needs"
+"""Word of that entry for the oldest release of onnxruntime that runs the model right, if only onnxruntime does."""
+
+
+def stated_in(model: Model, word: str) -> str:
+    """Return what the metadata entry of a conversion states; "" where it does not."""
+    entry = next((p.value for p in model.proto.metadata_props if p.key == METADATA_KEY), "")
+    return next((held for name, _, held in (pair.partition("=") for pair in entry.split()) if name == word), "")
 
 
 def target_of(model: Model) -> Target | None:
     """Return the target that a model was converted for; None for a model that does not say."""
-    entry = next((p.value for p in model.proto.metadata_props if p.key == METADATA_KEY), "")
-    stated = next((word.removeprefix("target=") for word in entry.split() if word.startswith("target=")), None)
-    if stated is None:
+    stated = stated_in(model, "target")
+    if not stated:
         return None
     try:
         return Target.parse(stated)
@@ -338,11 +345,21 @@ PROPAGATE, AUTO = Placement(), Placement(ROOFS["A100"])
 
 
 class Fuse(_Choice):
-    """Fusions before painting."""
+    """Fusions before painting: into operators of the standard (`BASIC`), of onnxruntime as well (`CONTRIB`), or none.
 
+    `AUTO` is `CONTRIB` for onnxruntime's CUDA provider, and `BASIC` for other targets.
+    """
+
+    AUTO = "auto"
     NONE = "none"
     BASIC = "basic"
     CONTRIB = "contrib"
+
+    def on(self, target: Target) -> Fuse:
+        """Return what `AUTO` is for a target."""
+        if self is not Fuse.AUTO:
+            return self
+        return Fuse.CONTRIB if target.family is Target.ORT_CUDA else Fuse.BASIC
 
 
 AUTO_SHIFT, NO_SHIFT = "auto", "none"

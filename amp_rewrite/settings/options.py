@@ -53,14 +53,14 @@ def _op_lists(overlays: Sequence[ListSource], values: Values) -> OpLists:
 
 
 def _runnable(fuse: Fuse, values: Values) -> Fuse:
-    """PolicyError for fusing into operators that the target cannot run."""
+    """Return the fusions for the target; PolicyError for operators that it cannot run."""
     target = values["target"]
     if fuse is Fuse.CONTRIB and target.family is not Target.ORT_CUDA:
         raise PolicyError(
             f"fuse 'contrib' makes operators that only onnxruntime has, and the target is {target.value!r}; use target"
             " 'ort-cuda', or fuse 'basic'"
         )
-    return fuse
+    return fuse.on(target)
 
 
 def _served(target: Target, values: Values) -> Target:
@@ -197,11 +197,13 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="fuse",
         group=ADVANCED,
-        metavar="basic|none|contrib",
-        help="Fuse into standard operators; contrib: also into onnxruntime's.  [default: basic]",
+        metavar="auto|none|basic|contrib",
+        help="Fuse into standard operators (basic), also into onnxruntime's (contrib; auto: for ort-cuda), or not."
+        "  [default: auto]",
         doc='"basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"'
-        ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone',
-        default="basic",
+        ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone; "auto" is'
+        ' "contrib" for that target, and "basic" for all others',
+        default="auto",
         parse=Fuse.parse,
         combine=_runnable,
         stated=Stated.UNUSUAL,

@@ -18,6 +18,7 @@ from amp_rewrite.deploy.doctor.model_checks import installed_kernels, model_chec
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.pipeline.target_findings import unfit_here
 from amp_rewrite.reports.render import size
 from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS
 from amp_rewrite.runtime.features import ONNX, ONNXRUNTIME, lacking
@@ -33,7 +34,7 @@ from amp_rewrite.runtime.installation import (
 )
 from amp_rewrite.runtime.kernels import Kernels, load_webgpu_kernels, release_number
 from amp_rewrite.runtime.roofline import ROOFS
-from amp_rewrite.runtime.webgpu import REQUIREMENT
+from amp_rewrite.runtime.webgpu import REQUIREMENT, WEBGPU
 from amp_rewrite.settings.choices import Target, TargetName
 from amp_rewrite.settings.policy import LowType, low_type
 
@@ -80,14 +81,16 @@ def doctor(
     if gpu is not None and gpu not in ROOFS:
         raise PolicyError(f"no data sheet of a GPU {gpu!r} is known here; use one of {', '.join(ROOFS)}")
     if target is not None and Target.parse(target) is Target.WEBGPU:
-        own = webgpu_model_checks(Model.load(model), low) if model is not None else ()
+        own = _webgpu_model(Model.load(model), low, runtimes(installed)) if model is not None else ()
         return Checkup((*_webgpu((ask or webgpu_asked)()), *own))
     machine = machine_asked() if load is None else hardware(load)
     checks = list(_machine(machine, low, load or ctypes.CDLL, (ask or asked)(), installed))
     if model is not None and not machine.gpus:  # the model is for another machine
         checks = [replace(check, state=ADVICE) if check.state == FINDING else check for check in checks]
     if model is not None:
-        checks += model_checks(Model.load(model), asked_for, partial(roofs_of, gpu, machine), dict(dimensions or {}))
+        source = Model.load(model)
+        checks += _fits(source, runtimes(installed), CUDA)
+        checks += model_checks(source, asked_for, partial(roofs_of, gpu, machine), dict(dimensions or {}))
     return Checkup(tuple(checks))
 
 
@@ -101,6 +104,14 @@ def opening(model: Path, ask: Callable[[], Asked] | None = None) -> Checkup:
         raise ModelError(f"cannot read {model}: not a file; name a model file")
     cuda = (ask or asked)().get("opens", False)
     return Checkup(tuple(_opens(model, provider) for provider in (CPU, *((CUDA,) if cuda else ()))))
+
+
+def _fits(model: Model, packages: Sequence[Package], provider: str) -> Iterator[Check]:
+    """Check what a converted model says it needs."""
+    for package in packages[:1]:
+        if (unfit := unfit_here(model, package.version, provider)) is not None:
+            fact, _, remedy = unfit.partition("; ")
+            yield Check("release", FINDING, fact, remedy)
 
 
 def _opens(model: Path, provider: str) -> Check:
@@ -135,6 +146,11 @@ def _machine(
         yield Check("provider", FINDING, "CUDAExecutionProvider does not open: models run on the CPU")
     yield from _plugins(told)
     yield _table(packages, installed_kernels(packages))
+
+
+def _webgpu_model(model: Model, low: DType, packages: Sequence[Package]) -> Iterator[Check]:
+    yield from _fits(model, packages, WEBGPU)
+    yield from webgpu_model_checks(model, low)
 
 
 def _webgpu(told: Asked) -> Iterator[Check]:

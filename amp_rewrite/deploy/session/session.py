@@ -26,8 +26,10 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, ModelError, PolicyError
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.pipeline.target_findings import unfit_here
 from amp_rewrite.reports.report import Report
 from amp_rewrite.runtime.gpu import Hardware, hardware, libraries, refusal
+from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Given, Runner, SessionOptions, cuda_opens, cuda_release
@@ -95,11 +97,14 @@ class Session:
         kept_in, unkept = chosen_cache(cache)
         source = Model.load(model, folder=folder)
         self._name = source.path.name if source.path else "the model"
+        settled = resolved_providers(providers)
+        if (unfit := unfit_here(source, installed_onnxruntime().__version__, settled[0][0])) is not None:
+            raise ModelError(f"{self._name}: {unfit}")
         chosen = process.policy_of_sessions() if policy is None else Policy.of(policy)
         to = None if chosen.lowers is None else low_type(chosen)
         ignored = stated_by(os.environ) if ignore_performance is None else ignore_performance
         free = any(not isinstance(dim, int) for port in input_ports(source) for dim in port.shape or (None,))
-        settings = provider_settings(resolved_providers(providers), device, tf32, cuda_graph, free)
+        settings = provider_settings(settled, device, tf32, cuda_graph, free)
         opening = SessionOptions(providers=tuple(settings), provider_options=settings, threads=threads)
         asked = _SessionRequest(opening, providers is not None, to, ignored)
         ready = _ready(source, asked, kept_in, options)

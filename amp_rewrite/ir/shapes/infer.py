@@ -114,7 +114,8 @@ def _reshaped(reading: Reading) -> Dims | None:
         return (None,) * rank if isinstance(rank, int) and rank <= MOST_AXES else None
     x, shape = reading.dims[0], reading.elements(1)
     copies = not reading.stated("allowzero", 0)
-    dims = [x[i] if d == 0 and copies and x is not None and i < len(x) else d for i, d in enumerate(shape)]
+    whole = x if x is not None else ()
+    dims = [(whole[i] if i < len(whole) else None) if d == 0 and copies else d for i, d in enumerate(shape)]
     if -1 in dims:
         rest = product(d for d in dims if d != -1)
         dims[dims.index(-1)] = over(product(x), rest) if x is not None else None

@@ -12,7 +12,8 @@ import numpy as np
 from onnx.numpy_helper import to_array
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.rewrite.equivalence import Arrays, double, mismatch, run, runs_of
+from amp_rewrite.rewrite.equivalence import Arrays, double, mismatch, once_proved, plain_nodes, run, runs_of
+from amp_rewrite.rewrite.replacement import outside
 
 if TYPE_CHECKING:
     from amp_rewrite.rewrite.attention.build import WrittenAttention
@@ -77,13 +78,20 @@ def compared(
 
     `feeds` lays operands of four axes out for both, `laid` the result of the ops as the nodes have it.
     """
-    form, nodes = site.form, written.nodes
-    trials = list(_trials(site, written, sizes, feeds))
-    before = runs_of(site.view, sorted({*form.ops, *form.beside}), form.last.node.output[0], [t[0] for t in trials])
-    if not isinstance(before, str):
-        before = [laid(array) for array in before]
-    after = run(nodes, nodes[-1].output[0], [t[1] for t in trials], site.view.opsets)
-    return mismatch(before, after, [t[2] for t in trials])
+    view, form, nodes = site.view, site.form, written.nodes
+    ops, result = sorted({*form.ops, *form.beside}), form.last.node.output[0]
+    fed, read, magnitudes = zip(*_trials(site, written, sizes, feeds), strict=True)
+
+    def tested() -> str | None:
+        before = runs_of(view, ops, result, fed)
+        if not isinstance(before, str):
+            before = [laid(array) for array in before]
+        return mismatch(before, run(nodes, nodes[-1].output[0], read, view.opsets), magnitudes)
+
+    held = [(view.value_name(v), array) for v in outside(view, ops) if (array := view.array(v)) is not None]
+    given = [*held, *(pair for feed in (*fed, *read) for pair in feed.items()), (result, "result")]
+    settings = (sizes, tuple(sorted(view.opsets.items())), [float(each) for each in magnitudes])
+    return once_proved([*plain_nodes(view, ops), *nodes], given, settings, tested)
 
 
 def _magnitude(site: FusibleAttention, queries: Array, keys: Array, values: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Operators of onnxruntime that the standard lacks: a sum and its norm, a bias and its activation, a scaled product.
+"""Operators of onnxruntime that the standard lacks: a sum and its norm, a bias and its activation.
 
 Each is found on the model in standard form, written out as its document says (`reference`), and proved: the ops
 that go and that formula are run in float64. onnxruntime is not needed.
@@ -9,22 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, text_attribute
 from amp_rewrite.ir.builder import declared
-from amp_rewrite.ir.dataflow import alone, exposed, number, only_reader, orders, trail
+from amp_rewrite.ir.dataflow import alone, exposed, number, orders, trail
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.activations import QUICK_GELU
 from amp_rewrite.ir.patterns.match import ENTRY, Search
-from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, shape_at
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, fixed, shape_at
+from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
-from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.contrib.multi_head_attention import fuse_attentions
-from amp_rewrite.rewrite.equivalence import Arrays, gate_magnitude, node_mismatch
+from amp_rewrite.rewrite.equivalence import node_mismatch, trial_shape
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
 from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node, judged
@@ -33,14 +31,18 @@ _LATEST = 23
 """The opset from which the standard has all the operators that these are made of."""
 
 
+def fuse_contrib_attention(view: View, context: Context) -> Iterator[Outcome]:
+    """Replace each attention that is written out by one operator of onnxruntime, or refuse it. O(nodes)."""
+    for outcome in fuse_attentions(view, context):
+        yield _declaring(view, context, outcome)
+
+
 def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace ops by an operator of onnxruntime that stands for several, or refuse it; the largest ones first.
+    """Replace ops by an operator of onnxruntime that stands for several, or refuse it; attention comes before.
 
     Ops of the standard count also where the model writes them out, at an opset that lacks them. O(nodes).
     """
     whole = [o for o in fuse_clusters(view, context, _LATEST) if isinstance(o, Replacement)]
-    for outcome in fuse_attentions(view, context):
-        yield _declaring(view, context, outcome)
     site = OpIndex.of(view, whole, context)
     for matcher in MATCHERS:
         for match in matcher(site):
@@ -49,19 +51,28 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 
 def _proved(site: OpIndex, match: Proposal) -> Outcome:
     fusion = match.replacement
-    why = node_mismatch(site.view, fusion.ops, fusion.node, match.tried, match.magnitude, site.view.opsets)
+    opsets = site.view.opsets
+    why = node_mismatch(site.view, fusion.ops, fusion.node, match.tried, opsets, elementwise=match.elementwise)
     return _declaring(site.view, site.context, judged(fusion.kind, fusion.last, why or fusion))
 
 
 def _declaring(view: View, context: Context, outcome: Outcome) -> Outcome:
-    """Return a fusion of the main graph with the types of its results, which onnx cannot infer."""
-    if isinstance(outcome, Refusal) or view.ops[outcome.last].scope != MAIN:
+    """Return a fusion with the types of its results, which onnx cannot infer."""
+    if isinstance(outcome, Refusal):
         return outcome
-    results, dims = [], context.dims(view)
-    for name in (name for node in (outcome.node, *outcome.behind) for name in node.output if (MAIN, name) in dims):
-        known = [d if isinstance(d, int | str) and not str(d).startswith(MADE_UP) else None for d in dims[MAIN, name]]
-        results.append(declared(name, DType.FLOAT, known))
+    results, dims, scope = [], context.dims(view), view.ops[outcome.last].scope
+    for name in filter(None, (name for node in (outcome.node, *outcome.behind) for name in node.output)):
+        known = dims.get((scope, name))
+        if known is not None and scope != MAIN:
+            known = fixed(known)  # the turns of a body may differ in what a name stands for
+        shape = None if known is None else [_stable(d) for d in known]
+        results.append(declared(name, DType.FLOAT, shape))
     return replace(outcome, declared=tuple(results))
+
+
+def _stable(dim: Dim | None) -> int | str | None:
+    """Return a dimension that a declaration may state: a number, or a name that the model has."""
+    return dim if isinstance(dim, int | str) and not str(dim).startswith(MADE_UP) else None
 
 
 Tried = Mapping[ValueId, tuple[int, ...]]
@@ -78,10 +89,6 @@ class Proposal:
     replacement: Replacement
     tried: Tried
     elementwise: bool = False
-
-    def magnitude(self, fed: Arrays, y: Array) -> Array:
-        """Return the magnitude of a result; for an activation that of each element, whose input is the sum it reads."""
-        return gate_magnitude(sum(fed.values(), np.zeros(())), y) if self.elementwise else np.array(np.abs(y).max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +139,9 @@ class OpIndex:
         """Return the names of values, "" for one that is left out."""
         return ["" if value is None else self.view.value_name(value) for value in values]
 
-    def like(self, value: ValueId | None, last: int) -> tuple[int, ...]:
-        """Return a small shape of the rank of a value, of one axis if that is not known, that ends with `last`."""
-        return (2,) * (len(self.shape(value) or (last,)) - 1) + (last,)
+    def like(self, value: ValueId | None) -> tuple[int, ...]:
+        """Return a small shape of the rank of a value, of one axis if that is not known."""
+        return trial_shape(len(self.shape(value) or (None,)), _WIDTH)
 
     def scaled(self, op: Op | None) -> tuple[ValueId, float] | None:
         """Return what a float32 Mul or Div applies one constant number to, and the factor."""
@@ -206,7 +213,7 @@ def _skip_norm(site: OpIndex, norm: Operator, add: Op, copies: Sequence[Op]) -> 
     epsilon = {"epsilon": float_attribute(norm.node, "epsilon", _EPSILON)}
     node = fused_node(op_type, norm.last, site.names(*summands, gamma, *shifts, bias), outputs, epsilon, DOMAIN)
     tried = dict.fromkeys(summands, (2,) * (len(shape) - 1) + (shape[-1],))
-    tried.update({v: (shape[-1],) for v in (gamma, beta, bias) if v is not None and view.constant(v) is None})
+    tried.update({v: (shape[-1],) for v in (gamma, beta, bias) if v is not None})
     place = add.id if apart else None
     return Proposal(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), tried)
 
@@ -263,11 +270,11 @@ def gelus(site: OpIndex) -> Iterator[Proposal | Refusal]:
         biased = _biased(site, gelu, x)
         if biased is not None:
             kind, op_type = ("bias_gelu_tanh", "FastGelu") if tanh else ("bias_gelu", "BiasGelu")
-            add, a, b, width = biased
-            yield _activation(site, kind, op_type, (add, *gelu.ops), {a: site.like(x, width), b: (width,)})
+            add, a, b = biased
+            yield _activation(site, kind, op_type, (add, *gelu.ops), {a: site.like(x), b: (_WIDTH,)})
         elif len(gelu.ops) > 1:
             kind, op_type = ("gelu_tanh", "FastGelu") if tanh else ("gelu_erf", "Gelu")
-            yield _activation(site, kind, op_type, gelu.ops, {x: site.like(x, _WIDTH)})
+            yield _activation(site, kind, op_type, gelu.ops, {x: site.like(x)})
 
 
 _WIDTH = 61
@@ -281,8 +288,8 @@ def _activation(site: OpIndex, kind: str, op_type: str, ops: Sequence[OpId], tri
     return Proposal(Replacement(kind, tuple(ops), last.id, node), tried, elementwise=True)
 
 
-def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId, int] | None:
-    """Return the Add before an activation that alone reads it, its operand, and its bias with that one's size."""
+def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId] | None:
+    """Return the Add before an activation that alone reads it, its operand, and its bias."""
     view = site.view
     add = view.producer(x, "Add")
     if add is None or add.scope != gelu.last.scope or not site.floats((add.id,)):
@@ -292,7 +299,7 @@ def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, V
     for a, b in orders(add):
         whole, flat = site.shape(a), site.shape(b)
         if a != b and whole and flat and len(flat) == 1 and isinstance(flat[0], int) and whole[-1] == flat[0]:
-            return add.id, a, b, flat[0]
+            return add.id, a, b
     return None
 
 
@@ -309,91 +316,11 @@ def quick_gelus(site: OpIndex) -> Iterator[Proposal]:
             if scaled is None or scaled[0] != x:
                 continue
             alpha = scaled[1]
-        yield _activation(site, "quick_gelu", "QuickGelu", sorted(match.ops), {x: site.like(x, _WIDTH)}, alpha=alpha)
+        yield _activation(site, "quick_gelu", "QuickGelu", sorted(match.ops), {x: site.like(x)}, alpha=alpha)
 
 
 _QUICK_GELUS = Search.of(QUICK_GELU)
 
 
-# -- products --------------------------------------------------------------------------------------
-
-_MILD = 2.0**6
-"""The largest factor, and the inverse of the least, that may move into a product: numbers are then read unscaled, or
-made scaled, in the low type, which has to hold them so. Scores are scaled by 1/sqrt(size of a head) (Vaswani et al.
-2017, section 3.2.1), and heads have far less than 4096 numbers."""
-
-
-def _mild(scale: float) -> bool:
-    return 1 / _MILD <= abs(scale) <= _MILD
-
-
-@dataclass(frozen=True, slots=True)
-class _Swapped:
-    """A factor of a product before a swap of its last axes and scales, the ops of those, and the scale."""
-
-    value: ValueId
-    ops: tuple[OpId, ...]
-    swapped: bool
-    scale: float
-
-
-def products(site: OpIndex) -> Iterator[Proposal]:
-    """Yield each MatMul whose factors are transposed or scaled, or whose result is scaled by one number."""
-    for product in site.view.ops:
-        if product.kind != "MatMul" or not site.floats((product.id,)):
-            continue
-        left, right = (_side(site, product, value) for value in product.inputs)
-        last, after = _scaled_after(site, product)
-        ops = tuple(sorted({*left.ops, *right.ops, product.id, last.id}))
-        alpha = float(np.float32(left.scale * right.scale * after))
-        if len(ops) == 1 or left.value == right.value:
-            continue
-        stated = {"alpha": alpha, "transA": int(left.swapped), "transB": int(right.swapped)}
-        reads = site.names(left.value, right.value)
-        node = fused_node("FusedMatMul", last, reads, list(last.node.output), stated, DOMAIN)
-        tried = {left.value: _tried(site, left, (3, 5)), right.value: _tried(site, right, (5, 4))}
-        yield Proposal(Replacement("scaled_product", ops, last.id, node), tried)
-
-
-def _side(site: OpIndex, product: Op, value: ValueId | None) -> _Swapped:
-    """Follow a factor up past one swap of its last axes and scales that it alone reads. Weights are not followed."""
-    assert value is not None
-    view, reader, ops, swapped, scale = site.view, product, list[OpId](), False, 1.0
-    while (op := view.producer(value)) is not None and op.inputs:  # a Constant reads nothing
-        if view.constant(op.inputs[0]) is not None or not alone(view, value, reader) or not site.floats((op.id,)):
-            break
-        scaled = site.scaled(op)
-        if scaled is not None and _mild(scale * scaled[1]):
-            value, scale = scaled[0], scale * scaled[1]
-        elif not swapped and _swaps(op) and op.inputs[0] is not None:
-            value, swapped = op.inputs[0], True
-        else:
-            break
-        ops.append(op.id)
-        reader = op
-    return _Swapped(value, tuple(ops), swapped, scale)
-
-
-def _swaps(op: Op) -> bool:
-    """True if an op swaps the last two axes and no others."""
-    perm = permutation(op)
-    return len(perm) > 1 and perm == (*range(len(perm) - 2), len(perm) - 1, len(perm) - 2)
-
-
-def _scaled_after(site: OpIndex, product: Op) -> tuple[Op, float]:
-    """Return the last op of a product and the one scale that follows it, or the product itself."""
-    reader = only_reader(site.view, product.outputs[0])
-    if reader is not None and site.floats((reader.id,)) and (scaled := site.scaled(reader)) is not None:
-        value, scale = scaled
-        if value == product.outputs[0] and _mild(scale):
-            return reader, scale
-    return product, 1.0
-
-
-def _tried(site: OpIndex, side: _Swapped, last: tuple[int, int]) -> tuple[int, ...]:
-    batch = (2,) * (len(site.shape(side.value) or ()) - 2)
-    return (*batch, *(last[::-1] if side.swapped else last))
-
-
-MATCHERS: tuple[Callable[[OpIndex], Iterator[Proposal | Refusal]], ...] = (skip_norms, gelus, quick_gelus, products)
+MATCHERS: tuple[Callable[[OpIndex], Iterator[Proposal | Refusal]], ...] = (skip_norms, gelus, quick_gelus)
 """The matchers, in order: the first of two matches that share an op is taken."""

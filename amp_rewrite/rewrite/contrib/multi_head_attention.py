@@ -1,4 +1,4 @@
-"""Attention written out, as onnxruntime's MultiHeadAttention: below the opset from which the standard has one.
+"""Attention written out, as onnxruntime's MultiHeadAttention, at every opset.
 
 It reads queries, and gives its result, as tokens by features, where exporters split the heads off and move them; and it
 adds numbers to the scores, where they select by a bool. Rows that see no key are kept from it as in `attention`: a
@@ -17,7 +17,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.dataflow import only_reader
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
-from amp_rewrite.ir.versions import FIRST_AXES_INPUT, FIRST_REDUCTION_AXES_INPUT
+from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.build import WrittenAttention
 from amp_rewrite.rewrite.attention.equivalence import KEYS, QUERIES, AttentionSizes, Feeds, compared
@@ -54,7 +54,7 @@ class _Base(NamedTuple):
 
 
 def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each attention that is still written out by one node, or refuse it. `attention` reports its own."""
+    """Replace each attention that is written out by one node, or refuse it. `attention` reports its own."""
     for last, site in sites(view, context):
         if not isinstance(site, str):
             yield judged(KIND, last, _written(site, context.dims(view)))
@@ -228,15 +228,14 @@ class _MultiHeadWriter(Surroundings):
             least = self.constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
             shown = self.before("Greater", (stem, least), f"{stem}_seen")
         counted = self.before("Cast", (shown,), f"{stem}_counted", to=TensorProto.INT32)
-        most = self._over("ReduceMax", counted, -1, f"{stem}_most", keepdims=1)
-        return self._over("Squeeze", self.before("Cast", (most,), f"{stem}_rows", to=9), 1, f"{stem}_seeing")
+        keys = self._over("ReduceSum", counted, -1, f"{stem}_keys", keepdims=1)
+        return self._over("Squeeze", self.before("Cast", (keys,), f"{stem}_rows", to=9), 1, f"{stem}_seeing")
 
     # -- nodes -------------------------------------------------------------------------------------
 
     def _over(self, op_type: str, read: str, axis: int, stem: str, **stated: Any) -> str:
         """Add a node over one axis, which is an attribute or an input, as the opset has it."""
-        first = FIRST_AXES_INPUT if op_type == "Squeeze" else FIRST_REDUCTION_AXES_INPUT
-        if self.site.view.opset < first:
+        if self.site.view.opset < FIRST_AXES_INPUT:
             return self.before(op_type, (read,), stem, axes=[axis], **stated)
         return self.before(op_type, (read, self.constant(f"{stem}_axis", np.array([axis]))), stem, **stated)
 

@@ -7,7 +7,7 @@ normalization, a bias and its activation. All of it happens in float32, and each
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,12 +17,13 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import computes
+from amp_rewrite.ir.names import normal_domain
 from amp_rewrite.ir.op_classes import CASTS
-from amp_rewrite.ir.schema import normal_domain, signature
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INITIALIZERS, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
+from amp_rewrite.rewrite.contrib.fuse import fuse_contrib, fuse_contrib_attention
 from amp_rewrite.rewrite.passes.attention_masks import select_biased, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.balanced_factors import balance_factors
 from amp_rewrite.rewrite.passes.bounded_fills import bound_fills
@@ -34,6 +35,7 @@ from amp_rewrite.rewrite.passes.spell_out import GROUP_NORM, spell_group_norms, 
 from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
+from amp_rewrite.runtime.operators import refusal
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, Fuse, Quantized, Target
 from amp_rewrite.settings.io_rules import io_types, rules_of
 from amp_rewrite.settings.request import Request
@@ -148,17 +150,11 @@ def fuse_operators(
     steps: list[tuple[View, list[Outcome]]] = []
     objection = partial(_objection, to, target, {_key(view, op) for op in named})
     context = Context(to, tried)
-    for passes in (*_ROUNDS, *(((_fuse_contrib,),) if fuse is Fuse.CONTRIB else ())):
+    for passes in _CONTRIB_ROUNDS if fuse is Fuse.CONTRIB else _ROUNDS:
         after, outcomes = run_round(view, passes, context, objection)
         steps.append((view, outcomes))
         view = after
     return view, _findings(steps)
-
-
-def _fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
-    from amp_rewrite.rewrite.contrib.fuse import fuse_contrib  # late: only --fuse contrib pays for it
-
-    yield from fuse_contrib(view, context)
 
 
 _ROUNDS: tuple[tuple[Pass, ...], ...] = (
@@ -167,16 +163,22 @@ _ROUNDS: tuple[tuple[Pass, ...], ...] = (
     (fuse_attention, divide_by_roots),
 )
 """Attention comes after the operators: a softmax that was written out is one of them."""
+_CONTRIB_ROUNDS: tuple[tuple[Pass, ...], ...] = (
+    *_ROUNDS[:2],
+    (fuse_contrib_attention, *_ROUNDS[2]),
+    (fuse_contrib,),
+)
+"""onnxruntime's own attention goes before the standard's, whose CUDA kernel is slower."""
 
 
 def _findings(steps: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding, ...]:
-    """Return the findings of each round, without refusals of ops that a later round fused after all."""
+    """Return the findings of each round, without refusals of ops that it or a later one fused after all."""
     fused_at: dict[_Key, int] = {}
     for number, (view, outcomes) in enumerate(steps):
         fused_at.update((_key(view, op), number) for o in outcomes if isinstance(o, Replacement) for op in o.ops)
     final: list[Finding] = []
     for number, (view, outcomes) in enumerate(steps):
-        kept = [o for o in outcomes if isinstance(o, Replacement) or fused_at.get(_key(view, o.last), -1) <= number]
+        kept = [o for o in outcomes if isinstance(o, Replacement) or fused_at.get(_key(view, o.last), -1) < number]
         final.extend(findings(view, kept))
     return tuple(final)
 
@@ -214,17 +216,4 @@ def _objection(to: DType, target: Target, named: Collection[_Key], view: View, f
     if kernels is None or fusion.kind in ("constant", "batch_normalization"):
         return None
     node = fusion.node
-    if node.domain == "com.microsoft":
-        attributes = [stated.name for stated in node.attribute]
-        foreign = kernels.contrib_refusal(node.op_type, len(node.input), len(node.output), attributes)
-        if foreign is not None:
-            return foreign
-    known = signature(node.domain, node.op_type, view.opsets.get(normal_domain(node.domain), 1))
-    if known is None:
-        return None
-    for dtype in (DType.FLOAT, to):
-        types = dict.fromkeys(("T", "T1", "T2"), f"tensor({dtype.onnx_name})")
-        missing = kernels.refusal(node.domain, node.op_type, known.since, types)
-        if missing:
-            return missing
-    return None
+    return refusal(kernels, node, view.opsets.get(normal_domain(node.domain), 1), (DType.FLOAT, to))

@@ -314,7 +314,7 @@ DEFAULTS = {
     "kv": None,
     "gray_follows_allow": None,
     "quantized": "keep",
-    "fuse": "basic",
+    "fuse": "auto",
     "opset": None,
     "shift": "auto",
     "placement": None,

@@ -26,7 +26,7 @@ from support.fuse_models import CENTERED, ERF, LAYER_NORM, RMS_NORM, SOFTMAX, TA
 from support.fusing import kinds, outputs_of, standard
 from support.paths import TESTS
 
-FASTER = "faster with --fuse contrib (onnxruntime alone) or --opset auto, unless others lose a kernel at opset"
+FASTER = "faster with --opset auto, unless others lose a kernel at opset"
 AUTO = f"the same numbers, more kernels · {FASTER}"
 
 # -- operators of the standard ------------------------------------------------------------------------

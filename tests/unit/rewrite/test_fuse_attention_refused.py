@@ -21,7 +21,7 @@ from amp_rewrite.settings.choices import Target
 from support.attention_models import BIASED, INVERTED, KEYS, MASK, OPERANDS, PLAIN, SCORES, WEIGHTS, model_of
 from support.fusing import kinds, standard
 
-FASTER = "faster with --fuse contrib (onnxruntime alone) or --opset auto, unless others lose a kernel at opset"
+FASTER = "faster with --opset auto, unless others lose a kernel at opset"
 AUTO = f"the same numbers, more kernels · {FASTER}"
 
 ROWS_HIDDEN = "a row of its mask may hide every key"

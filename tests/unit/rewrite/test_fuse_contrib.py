@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import NodeProto, helper, numpy_helper
+from onnx import NodeProto, helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
@@ -38,7 +38,7 @@ from support.contrib_models import (
 )
 from support.fusing import kinds, outputs_of
 
-FASTER = "faster with --fuse contrib (onnxruntime alone) or --opset auto, unless others lose a kernel at opset"
+FASTER = "faster with --opset auto, unless others lose a kernel at opset"
 AUTO = f"the same numbers, more kernels · {FASTER}"
 
 # -- what is found ------------------------------------------------------------------------------------
@@ -67,31 +67,6 @@ AUTO = f"the same numbers, more kernels · {FASTER}"
         ("t = Relu (x)  " + TANH, ONE, 18, ["Relu", "FastGelu"]),
         ("s = Sigmoid (x)  y = Mul (x, s)", ONE, 18, ["QuickGelu"]),
         ("t = Mul (steep, x)  s = Sigmoid (t)  y = Mul (s, x)", ONE, 18, ["QuickGelu"]),
-        (
-            "t = Transpose <perm = [0,2,1]> (z)  y = MatMul (x, t)",
-            "float[2,3,5] x, float[2,4,5] z",
-            18,
-            ["FusedMatMul"],
-        ),
-        (
-            "t = Transpose <perm = [0,2,1]> (x)  y = MatMul (t, z)",
-            "float[2,5,3] x, float[2,5,4] z",
-            18,
-            ["FusedMatMul"],
-        ),
-        ("t = Mul (x, half)  y = MatMul (t, w)", ONE, 18, ["FusedMatMul"]),
-        ("t = MatMul (x, w)  y = Div (t, eight)", ONE, 18, ["FusedMatMul"]),
-        (
-            "c0 = Constant <value = float[4,2] {1, 2, 3, 4, 5, 6, 7, 8}> ()  t = Mul (x, half)  y = MatMul (t, c0)",
-            *(ONE, 18, ["Constant", "FusedMatMul"]),
-        ),
-        (
-            """q = Mul (x, half)  t = Transpose <perm = [0,2,1]> (z)  s = Div (t, eight)  p = MatMul (q, s)
-            y = Mul (p, three)""",
-            "float[2,3,5] x, float[2,4,5] z",
-            18,
-            ["FusedMatMul"],
-        ),
     ],
 )
 def test_ops_become_an_operator_of_onnxruntime(body: str, inputs: str, opset: int, expected: list[str]) -> None:
@@ -110,13 +85,6 @@ def test_a_fusion_says_what_became_what() -> None:
     parts = "the_t, the_q, the_b, the_o, the_g, the_y"
     assert told == [("fused", "the_y", f"bias gelu: one BiasGelu in place of {parts}")]
     assert [(o.domain, o.version) for o in made.opset_import] == [("", 18), ("com.microsoft", 1)]
-
-
-def test_scales_on_all_sides_of_a_product_become_one_number() -> None:
-    body = "q = Mul (x, half)  s = Div (z, eight)  p = MatMul (q, s)  y = Mul (p, three)"
-    (node,) = fused(model_of(body, "float[2,3,5] x, float[2,5,4] z"))[0].graph.node
-    stated = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    assert stated == {"alpha": 0.5 / 8 * 3, "transA": 0, "transB": 0}
 
 
 @pytest.mark.parametrize("reader", ["o = Neg (t)", "o = MatMul (t, w)"])
@@ -213,22 +181,13 @@ def test_a_sum_and_norm_that_the_operator_does_not_quite_say_stay(body: str, inp
         ("s = Sigmoid (z)  y = Mul (x, s)", TWO),
         ("s = Sigmoid (x)  o = Mul (x, s)  y = Add (o, s)", ONE),
         ("t = Mul (bias, x)  s = Sigmoid (t)  y = Mul (s, x)", ONE),
-        ("t = Mul (x, wide)  p = MatMul (t, w)  y = Squeeze (p, first)", ONE),  # raises the rank
-        ("t = Mul (x, zero)  y = MatMul (t, w)", ONE),
-        ("t = Mul (x, bias)  y = MatMul (t, w)", ONE),
-        ("t = Mul (x, half)  p = MatMul (t, w)  y = Add (p, t)", ONE),
-        ("t = Transpose <perm = [0,2,1]> (w3)  y = MatMul (x, t)", ONE),  # a weight: the runtime does that once
-        ("t = Transpose <perm = [2,1,0]> (z)  y = MatMul (x, t)", "float[2,3,5] x, float[4,5,2] z"),
-        ("t = Transpose <perm = [0,2,1]> (x)  y = MatMul (x, t)", "float[2,3,5] x"),  # one value twice
-        ("y = MatMul (x, w)", ONE),
+        ("t = Transpose <perm = [0,2,1]> (z)  p = MatMul (x, t)  y = Mul (p, half)", TWO),  # the runtime does
         ("t = Relu (x)  y = Gelu (t)", ONE),  # the standard's own does
     ],
 )
 def test_what_looks_alike_stays(body: str, inputs: str) -> None:
     outputs = "float[P,Q,R] y"
     model = model_of(body, inputs, outputs, opset=20)
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 4, 4), np.float32), "w3"))
-    model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "first"))
     made, told = fused(model)
     assert told == []
     assert made.SerializeToString() == model.SerializeToString()
@@ -267,7 +226,6 @@ WRONG = {
     "SkipLayerNormalization": (SUM + NORM, "epsilon", 0.0011),
     "SkipSimplifiedLayerNormalization": (SUM + RMS_NORM, "epsilon", 1.1e-5),
     "QuickGelu": ("t = Mul (steep, x)  s = Sigmoid (t)  y = Mul (s, x)", "alpha", 1.70201),
-    "FusedMatMul": ("t = Mul (x, half)  y = MatMul (t, w)", "alpha", 0.50001),
 }
 
 
@@ -284,6 +242,7 @@ def test_a_node_with_another_number_is_refused_by_trial(op_type: str, monkeypatc
         return computed(copy, feed)
 
     monkeypatch.setattr(equivalence, "computed", distorted)
+    monkeypatch.setattr(equivalence, "_PROVED", set())
     model = model_of(body, TWO if "z" in body else ONE)
     (told,) = (message for kind, _, message in fused(model)[1] if "differ" in message)
     assert told.rpartition(" by ")[0] == "1 stays unfused (ends in the_y): on random inputs the results differ"

@@ -1,0 +1,318 @@
+"""What a conversion fuses by default: onnxruntime's operators for its CUDA provider, as its release runs them right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+from onnx import GraphProto, ModelProto, numpy_helper
+from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+import amp_rewrite
+from amp_rewrite.compat import float16
+from amp_rewrite.deploy.doctor.check import FINDING
+from amp_rewrite.deploy.doctor.checkup import doctor
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite import equivalence
+from amp_rewrite.rewrite.fusions import FUSIONS
+from amp_rewrite.runtime.operators import misfit
+from amp_rewrite.runtime.runner import CPU, CUDA
+from amp_rewrite.settings.choices import Fuse
+from support.contrib_models import (
+    ATTENDED,
+    BIASED,
+    ERF,
+    MASKED,
+    MERGED,
+    NORM,
+    REST,
+    SCORES,
+    SOFTMAX,
+    SPLIT,
+    SUM,
+    attention_of,
+    model_of,
+)
+from support.paths import TESTS
+
+MODELS = TESTS / "models"
+SKIP, MHA = "SkipLayerNormalization", "MultiHeadAttention"
+TWO, OUT = "float[2,3,8] x, float[2,3,8] z", "float[2,3,8] y"
+BLOCK = "x0 = MatMul (x, w)  " + SUM.replace("(x,", "(x0,") + NORM.replace("y =", "n =") + "  y = MatMul (n, w)"
+GATE = "x0 = MatMul (x, w)  s = Sigmoid (x0)  m = Mul (x0, s)  y = MatMul (m, w)"
+
+
+def wide(body: str, inputs: str = TWO, outputs: str = OUT, opset: int = 18) -> ModelProto:
+    """A model of eight features, whose products gain from a low type."""
+    model = model_of(body, inputs, outputs, opset)
+    rng = np.random.default_rng(0)
+    for tensor in model.graph.initializer:
+        if tensor.name in ("gain", "shift", "bias", "w"):
+            shape = (8, 8) if tensor.name == "w" else (8,)
+            tensor.CopyFrom(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), tensor.name))
+    return model
+
+
+def own(model: ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node if node.domain == "com.microsoft")
+
+
+def needs(made: amp_rewrite.Converted) -> str:
+    entry = next(p.value for p in made.model.metadata_props if p.key == "amp_rewrite")
+    return next((word for word in entry.split() if word.startswith("needs=")), "")
+
+
+# -- targets and releases -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "fuse", "made"),
+    [
+        ("ort-cuda", None, {SKIP: 1}),
+        ("ort-cuda", "auto", {SKIP: 1}),
+        ("ort-cuda", "contrib", {SKIP: 1}),
+        ("ort-cuda", "basic", {}),
+        ("ort-cuda", "none", {}),
+        *((target, None, {}) for target in ("onnx", "tensorrt", "directml", "openvino", "webgpu")),
+    ],
+)
+def test_operators_of_onnxruntime_are_made_for_its_cuda_provider(target: Any, fuse: Any, made: dict[str, int]) -> None:
+    assert own(amp_rewrite.convert(wide(BLOCK), target=target, fuse=fuse).model) == made
+
+
+@pytest.mark.parametrize(
+    ("body", "to", "release", "made", "oldest"),
+    [
+        (BLOCK, "float16", "1.20", {}, ""),
+        (BLOCK, "float16", "1.27", {}, ""),
+        (BLOCK, "float16", "1.28", {SKIP: 1}, "1.28.0"),
+        (BLOCK, "bfloat16", "1.23", {}, ""),  # without a kernel
+        (BLOCK, "bfloat16", "1.26", {}, ""),  # with a wrong one
+        (BLOCK, "bfloat16", "1.31", {SKIP: 1}, "1.28.0"),
+        (GATE, "float16", "1.31", {"QuickGelu": 1}, "1.20.0"),
+        (GATE, "float16", "1.22", {"QuickGelu": 1}, "1.20.0"),
+        (GATE, "bfloat16", "1.22", {}, ""),
+        (GATE, "bfloat16", "1.31", {"QuickGelu": 1}, "1.23.0"),
+    ],
+)
+def test_a_release_gets_what_it_runs_right_and_the_file_says_the_oldest(
+    body: str, to: Any, release: str, made: dict[str, int], oldest: str
+) -> None:
+    converted = amp_rewrite.convert(wide(body), to=to, target=f"ort-cuda:{release}")  # type: ignore[arg-type]
+    assert own(converted.model) == made
+    assert needs(converted) == (f"needs=onnxruntime>={oldest}" if oldest else "")
+    told = [f.subject for f in converted.report.findings if f.kind == "needs_release"]
+    assert told == ([f"onnxruntime {oldest}"] if oldest else [])
+
+
+def test_an_opset_of_the_file_counts_for_the_oldest_release() -> None:
+    made = amp_rewrite.convert(wide(GATE, opset=23))
+    assert needs(made) == "needs=onnxruntime>=1.23.0"
+
+
+@pytest.mark.parametrize(("installed", "made"), [("1.26.0", {}), ("1.30.0", {SKIP: 1}), ("", {SKIP: 1})])
+def test_without_a_release_that_of_the_installed_onnxruntime_counts(
+    installed: str, made: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amp_rewrite.runtime.releases.installed_release", lambda: installed)
+    assert own(amp_rewrite.convert(wide(BLOCK)).model) == made
+
+
+def test_the_report_says_why_a_wrong_kernel_is_left_out() -> None:
+    report = amp_rewrite.convert(wide(BLOCK), target="ort-cuda:1.26").report
+    (told,) = (f.message for f in report.findings if f.kind == "not_fused")
+    assert "onnxruntime-gpu 1.26.0 sums squares in float16" in told
+
+
+def test_own_attention_goes_before_that_of_the_standard() -> None:
+    model = attention_of(SPLIT + SCORES + SOFTMAX + REST + MERGED, opset=23)
+    view = View.of(Model.load(model))
+    from amp_rewrite.dtypes import DType
+    from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
+    from amp_rewrite.settings.choices import Target
+
+    for fuse, expected in ((Fuse.CONTRIB, MHA), (Fuse.BASIC, "Attention")):
+        fused, told = fuse_operators(view, DType.FLOAT16, Target.ORT_CUDA, fuse=fuse)
+        assert expected in {op.op_type for op in fused.ops}
+        assert {finding.kind for finding in told} == {"fused"}
+
+
+# -- who opens it -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("release", "provider", "said"),
+    [
+        ("1.28.0", CUDA, None),
+        ("1.31.1", CPU, None),
+        ("1.27.0", CUDA, "it needs onnxruntime 1.28.0 or later for SkipLayerNormalization, and this is 1.27.0"),
+        ("1.31.1", "TensorrtExecutionProvider", "TensorrtExecutionProvider has no known kernel for SkipLayer"),
+        ("1.31.1", "DmlExecutionProvider", "DmlExecutionProvider has no known kernel for SkipLayer"),
+        ("1.31.1", "OpenVINOExecutionProvider", "OpenVINOExecutionProvider has no known kernel for SkipLayer"),
+    ],
+)
+def test_an_older_release_and_a_provider_without_kernels_do_not_fit(
+    release: str, provider: str, said: str | None
+) -> None:
+    found = misfit("1.28.0", [SKIP], release, provider)
+    assert (found is None) if said is None else (found or "").startswith(said)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = amp_rewrite.convert(wide(BLOCK))
+    made.save(tmp_path / "low.onnx")
+    return tmp_path / "low.onnx"
+
+
+def test_a_session_refuses_a_file_for_a_newer_release(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    amp_rewrite.Session(file, policy="float32", providers=[CPU], cache=None)
+    monkeypatch.setattr(onnxruntime, "__version__", "1.24.4")
+    with pytest.raises(
+        ModelError, match=r"low\.onnx: it needs onnxruntime 1\.28\.0 or later for SkipLayerNormalization"
+    ):
+        amp_rewrite.Session(file, policy="float32", providers=[CPU], cache=None)
+
+
+def test_a_session_refuses_a_provider_without_its_kernels(file: Path) -> None:
+    with pytest.raises(ModelError, match="TensorrtExecutionProvider has no known kernel for SkipLayerNormalization"):
+        amp_rewrite.Session(file, policy="float32", providers=["TensorrtExecutionProvider", CPU], cache=None)
+
+
+def test_doctor_finds_that_the_installed_release_is_too_old(file: Path) -> None:
+    def installed(package: str) -> str | None:
+        return {"onnxruntime-gpu": "1.24.4", "onnx": onnx.__version__}.get(package)
+
+    found = [check for check in doctor(file, installed=installed).checks if check.topic == "release"]
+    assert [(check.state, check.fact.partition(", and")[0]) for check in found] == [
+        (FINDING, "it needs onnxruntime 1.28.0 or later for SkipLayerNormalization")
+    ]
+    assert [check for check in doctor(file).checks if check.topic == "release"] == []
+
+
+def test_drop_ins_write_standard_operators() -> None:
+    assert own(float16.convert_float_to_float16(wide(BLOCK))) == {}
+
+
+# -- the files ----------------------------------------------------------------------------------------
+
+
+def opened(model: ModelProto) -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[CPU])
+
+
+@pytest.mark.parametrize("fusion", FUSIONS, ids=lambda fusion: fusion.name)
+def test_each_fusion_opens_on_the_cpu_at_the_default_level(fusion: Any) -> None:
+    for end in ("hit", "near"):
+        opened(amp_rewrite.convert(onnx.parser.parse_model(fusion.model(end))).model)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("opset", [13, 17, 20, 23])
+def test_attention_opens_on_the_cpu_at_the_default_level(opset: int, masked: bool) -> None:
+    body, inputs = SPLIT + SCORES, "float[2,3,8] x, float[2,5,8] z, float[2,5,8] u"
+    if masked:
+        body, inputs = body.replace("s = Mul", "s0 = Mul") + "s = Where (mask, s0, lowest)  ", MASKED
+    body = "x00 = MatMul (x, w8)  " + body.replace("Reshape (x,", "Reshape (x00,") + SOFTMAX + REST + MERGED
+    model = attention_of(body, inputs, ATTENDED, opset)
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(8, dtype=np.float32), "w8"))
+    made = amp_rewrite.convert(model).model
+    assert own(made)[MHA] == 1
+    opened(made)
+    assert untyped(made) == []
+    SymbolicShapeInference.infer_shapes(made, auto_merge=True)
+
+
+def test_no_size_of_zero_is_declared_behind_attention() -> None:
+    """A Reshape behind it copies sizes, which it states as 0: older releases refuse a file that declares them so."""
+    made = amp_rewrite.convert(MODELS / "whisper_encoder_ts17.onnx").model
+    sizes = {v.name: [d.dim_value or d.dim_param for d in v.type.tensor_type.shape.dim] for v in made.graph.value_info}
+    assert sizes["/encoder/Mul_1_output_0"] == ["batch", 32, 32]
+
+
+EXPORTS = ("bert_dynamo20", "llama_dynamo21", "t5_ts14", "unet_dynamo21", "gpt2_ts17")
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_shape_inference_of_onnx_and_of_onnxruntime_goes_on(name: str) -> None:
+    made = amp_rewrite.convert(MODELS / f"{name}.onnx")
+    assert own(made.model)
+    assert untyped(made.model) == []
+    SymbolicShapeInference.infer_shapes(made.model, auto_merge=True)
+
+
+def test_types_are_declared_in_bodies() -> None:
+    body = SUM.replace("t =", "t0 =") + NORM.replace("(t,", "(t0,").replace("y =", "n =") + "  m = MatMul (n, w)  "
+    body += BIASED.replace("x)", "m)") + ERF.replace("y =", "g2 =") + "  y = MatMul (g2, w)"
+    for formal in ("float[2,3,8] y", "y"):
+        then = f"then_branch = a () => ({formal}) {{ {body} }}"
+        other = "else_branch = b () => (float[2,3,8] e) { e = MatMul (x, w) }"
+        model = wide(f"chosen = If (flag) <{then}, {other}>", TWO + ", bool flag", "float[2,3,8] chosen")
+        made = amp_rewrite.convert(model).model
+        (branch,) = (a.g for n in made.graph.node for a in n.attribute if a.name == "then_branch")
+        assert {n.op_type for n in branch.node} >= {SKIP, "BiasGelu"}
+        assert untyped(made) == []
+        opened(made)
+
+
+def untyped(model: ModelProto) -> list[str]:
+    """The results without a type after onnx's inference, bodies included."""
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    missing: list[str] = []
+
+    def walk(graph: GraphProto, around: set[str]) -> None:
+        formals = [v.name for v in (*graph.input, *graph.value_info, *graph.output) if v.type.WhichOneof("value")]
+        known = around | set(formals) | {t.name for t in graph.initializer}
+        for node in graph.node:
+            missing.extend(name for name in node.output if name and name not in known)
+            for stated in node.attribute:
+                if stated.HasField("g"):
+                    walk(stated.g, known)
+
+    constants = {n.output[0] for n in inferred.graph.node if n.op_type == "Constant"}
+    walk(inferred.graph, constants)
+    return missing
+
+
+# -- costs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [2, 6])
+def test_layers_that_differ_in_names_and_weights_are_proved_once(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    run = equivalence.run
+
+    def counted(*arguments: Any) -> Any:
+        runs.append(arguments[1])
+        return run(*arguments)
+
+    monkeypatch.setattr(equivalence, "run", counted)
+    monkeypatch.setattr(equivalence, "_PROVED", set())
+    body, last = "", "x"
+    for i in range(layers):
+        body += f"a{i} = MatMul ({last}, w)  t{i} = Add (a{i}, {last})  "
+        body += f"y{i} = LayerNormalization <epsilon = 0.001> (t{i}, g{i}, shift)  "
+        last = f"y{i}"
+    model = wide(body + f"y = MatMul ({last}, w)", "float[2,3,8] x")
+    gains = [numpy_helper.from_array(np.full(8, 1 + i, np.float32), f"g{i}") for i in range(layers)]
+    model.graph.initializer.extend(gains)
+    assert own(amp_rewrite.convert(model).model) == {SKIP: layers}
+    assert len(runs) == 2
+
+
+def test_a_layer_with_another_epsilon_is_proved_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivalence, "_PROVED", set())
+    for epsilon in ("0.001", "0.002"):
+        model = wide(BLOCK.replace("0.001", epsilon))
+        assert own(amp_rewrite.convert(model).model) == {SKIP: 1}
+    assert len(equivalence._PROVED) == 2
