@@ -72,14 +72,10 @@ def test_a_page_opens_without_errors_and_requests_and_fits(visit: Visiting, name
 def test_the_page_counts_what_the_json_counts(visit: Visiting) -> None:
     data = bert().page().data()
     visited = visit(bert_page())
-    barcode = data["barcode"]
-    shown = {
-        "low": barcode["low"],
-        "high": barcode["high"],
-        "muted": barcode["other"],
-        "cast": len(data["graph"]["casts"]),
-    }
-    assert legend(visited) == shown
+    rows = range(data["graph"]["rows"])
+    sides = [data["graph"]["ops"]["side"][v] for v in rows if data["graph"]["ops"]["place"][2 * v] >= 0]
+    counts = dict(zip(("low", "high", "muted"), map(sides.count, range(3)), strict=True))
+    assert legend(visited) == counts | {"cast": len(data["graph"]["casts"])}
     in_page = visited.page.evaluate("JSON.parse(document.getElementById('data').textContent)")
     assert in_page == data
     visited.page.select_option("select", "rule")
@@ -218,12 +214,11 @@ def test_a_print_shows_the_whole_graph_and_no_tools(visit: Visiting) -> None:
     assert not visited.page.locator(".canvas").get_attribute("viewBox")
 
 
-def test_summary_and_barcode_need_no_script(visit: Visiting, chromium: object) -> None:
+def test_the_summary_needs_no_script(visit: Visiting, chromium: object) -> None:
     context = chromium.new_context(java_script_enabled=False)  # type: ignore[attr-defined]
     page = context.new_page()
     page.set_content(bert_page())
     assert page.locator("#summary .card").count() > 5
-    assert page.locator("#barcode rect").count() > 10
     assert "needs JavaScript" in page.locator("#graph").inner_text()
     context.close()
 

@@ -84,7 +84,7 @@ LISTS = {
 def test_a_list_that_is_none_is_refused(cage: Cage, folder: Path, name: str) -> None:
     content = LISTS[name]
     (folder / "l.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
-    outcome = run(cage, folder, "lists", "MatMul", "--lists", "l.yaml")
+    outcome = run(cage, folder, "explain", "MatMul", "--lists", "l.yaml")
 
     assert outcome.refused and "l.yaml" in outcome.err, outcome
     assert len(outcome.err) < 2000
@@ -93,7 +93,7 @@ def test_a_list_that_is_none_is_refused(cage: Cage, folder: Path, name: str) -> 
 
 @pytest.mark.parametrize("place", [".", "/dev/zero", "nowhere.yaml"])
 def test_a_list_that_is_no_file_is_refused(cage: Cage, folder: Path, place: str) -> None:
-    assert run(cage, folder, "lists", "MatMul", "--lists", place).refused
+    assert run(cage, folder, "explain", "MatMul", "--lists", place).refused
 
 
 # -- reports ----------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def test_no_name_can_make_a_terminal_or_a_workflow_do_anything(cage: Cage, folde
     said += [run(cage, folder, "m.onnx", "--json", "--dry-run"), run(cage, folder, f"nowhere{EVIL}")]
     said += [run(cage, folder, "explain", place, f"#{i}") for place in ("m.onnx", other, "r.json") for i in range(3)]
     said += [run(cage, folder, "explain", "m.onnx", EVIL), run(cage, folder, "m.onnx", f"--keep={EVIL}")]
-    said += [run(cage, folder, "lists", EVIL), run(cage, folder, "m.onnx", "--lists", EVIL)]
+    said += [run(cage, folder, "explain", EVIL), run(cage, folder, "m.onnx", "--lists", EVIL)]
     said += [
         run(cage, folder, "diff", "m.onnx", place, "--format", form) for place in (other, "r.json") for form in FORMS
     ]

@@ -18,7 +18,7 @@ from support.paths import ROOT
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 HOOK = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]
 WHERE = ("-c", "import pathlib, amp_rewrite; print(pathlib.Path(amp_rewrite.__file__).parent)")
-LISTS = ("-m", "amp_rewrite", "lists", "MatMul")
+LISTS = ("-m", "amp_rewrite", "explain", "MatMul")
 
 
 def run(*command: str | Path, cwd: Path | str, **environment: str) -> str:

@@ -649,7 +649,7 @@ def test_diff_reads_what_to_fail_on_from_the_config(model: str) -> None:
 def test_lists_says_what_an_op_is_who_says_so_and_why(folder: Path) -> None:
     (folder / "my.yaml").write_text("deny:\n  - {op: Conv, because: it is mine}\n")
 
-    done = run("lists", "Conv", "my.domain::Op", "--lists", "my.yaml")
+    done = run("explain", "Conv", "my.domain::Op", "--lists", "my.yaml")
 
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == (
@@ -660,14 +660,14 @@ def test_lists_says_what_an_op_is_who_says_so_and_why(folder: Path) -> None:
 
 
 def test_lists_shows_every_condition_of_an_op(folder: Path) -> None:
-    done = json.loads(run("lists", "Resize", "--json").stdout)
+    done = json.loads(run("explain", "Resize", "--json").stdout)
 
     assert [(row["color"], row["when"]) for row in done] == [("clear", "mode=nearest"), ("gray", "")]
 
 
 def test_lists_follows_the_level_and_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def colors(*words: str) -> list[str]:
-        return [row["color"] for row in json.loads(run("lists", "Relu", "Tanh", "--json", *words).stdout)]
+        return [row["color"] for row in json.loads(run("explain", "Relu", "Tanh", "--json", *words).stdout)]
 
     assert colors() == ["clear", "gray"]
     assert colors("--level", "treat-gray-as-deny") == ["clear", "deny"]
@@ -677,7 +677,7 @@ def test_lists_follows_the_level_and_the_environment(folder: Path, monkeypatch: 
 
 def test_lists_without_an_op_is_a_summary(folder: Path) -> None:
     Path("own.yaml").write_text("base: empty\nallow: [MatMul, Conv]\ngray: [Relu]\ndeny: [Exp]\n")
-    done = run("lists", "--lists", "own.yaml")
+    done = run("explain", "--lists", "own.yaml")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == (
         "op lists of float16: 4 entries of empty+own.yaml\n"
@@ -686,15 +686,9 @@ def test_lists_without_an_op_is_a_summary(folder: Path) -> None:
         "  clear     0\n"
         "  deny      1  Exp\n"
         "  unlisted  0\n"
-        "`amp-rewrite lists OP` shows who lists an op and why, `amp-rewrite lists --all` all ops\n"
+        "`amp-rewrite explain OP` shows who lists an op and why, `amp-rewrite explain lists` all ops\n"
     )
-    assert len(run("lists").stdout.splitlines()) == 7 and max(map(len, run("lists").stdout.splitlines())) <= 100
-
-
-def test_lists_of_all_ops_or_of_some_are_not_both_printed(folder: Path) -> None:
-    done = run("lists", "Conv", "--all")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: --all prints every op; leave it out, or leave out Conv")
+    assert len(run("explain").stdout.splitlines()) == 7 and max(map(len, run("explain").stdout.splitlines())) <= 100
 
 
 def test_all_lists_are_printed_by_color(folder: Path) -> None:

@@ -36,7 +36,7 @@ COMMANDS = {
 }
 FIGURES = {
     "verify": {"outputs"},
-    "locate": {"errors"},
+    "locate": {"text"},
     "diff": {"strips", "graphs", "changes"},
     **{name: {"ranges"} for name in ("calibrate", "show", "merge")},
     "bench": {"latency"},
@@ -89,7 +89,7 @@ def test_json_holds_what_is_drawn() -> None:
             told = [row["score"] for row in json.loads(stdout)["rows"]]
             assert [row["score"] for row in data["outputs"]["rows"]] == told
         elif name == "locate":
-            assert data["errors"]["first_beyond"] == json.loads(stdout)["first_beyond"]["op"] == "up"
+            assert json.loads(stdout)["first_beyond"]["op"] == "up" and "up" in data["text"]["text"]
         elif name == "diff":
             assert data["strips"]["runs"] == json.loads(stdout)["runs"]
         elif name in ("calibrate", "merge"):
@@ -143,7 +143,7 @@ def test_the_suffix_of_another_output_asks_for_a_page() -> None:
 
 def test_quiet_still_writes_a_page_and_a_device_takes_one() -> None:
     assert outcome(*COMMANDS["locate"], "-q", "--html", "page.html") == (0, "", "")
-    assert drawn().keys() == {"errors"}
+    assert drawn().keys() == {"text"}
     assert outcome(*COMMANDS["locate"], "-q", "--html", os.devnull) == (0, "", "")
 
 

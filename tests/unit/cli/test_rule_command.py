@@ -1,4 +1,4 @@
-"""`amp-rewrite rule`, the pages in docs/rules, and the links to them."""
+"""`amp-rewrite explain` of rules, the pages in docs/rules, and the links to them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ NAMES = {*REASONS, *KINDS, *(record.name for record in RECORDS)}
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(program, ["rule", *words])
+    return CliRunner().invoke(program, ["explain", *words])
 
 
 def test_without_a_name_all_rules_reasons_and_kinds_are_listed() -> None:
-    head, *lines = run().stdout.splitlines()
+    head, *lines = run("rules").stdout.splitlines()
     assert head.split() == ["rule", "tier", "says"]
     listed = [line.split()[0] for line in lines]
     assert (len(listed), set(listed)) == (len(NAMES), NAMES)
@@ -67,12 +67,12 @@ def test_a_reason_without_a_record_is_printed_in_short() -> None:
 
 
 def test_the_json_has_the_same_facts() -> None:
-    fact = json.loads(run("accumulators", "--json").stdout)
+    (fact,) = json.loads(run("accumulators", "--json").stdout)
     assert (fact["name"], fact["reason"]) == ("running_sum", "running_sum")
     assert set(fact["cases"]) == {"accumulators", "small_step", "disguise", "weighted_mean"}
     assert fact["models"] == fact["cases"]["accumulators"]
     assert set(fact["models"]) == {"hit", "near"}
-    assert {each["name"] for each in json.loads(run("--json").stdout)} == NAMES
+    assert {each["name"] for each in json.loads(run("rules", "--json").stdout)} == NAMES
 
 
 def test_names_of_rules_and_cases_are_each_those_of_one_record() -> None:
@@ -82,13 +82,13 @@ def test_names_of_rules_and_cases_are_each_those_of_one_record() -> None:
 
 
 def test_a_name_like_no_other_is_refused_with_the_way_to_all() -> None:
-    with pytest.raises(PatternError, match="`amp-rewrite rule` lists all"):
+    with pytest.raises(PatternError, match="`amp-rewrite explain rules` lists all"):
         described("?")
 
 
 def test_an_unknown_name_is_a_usage_error_with_the_nearest() -> None:
     done = run("angel")
-    assert (done.exit_code, done.stderr) == (2, "error: no rule or reason 'angel'; did you mean 'angle'?\n")
+    assert (done.exit_code, done.stderr) == (2, "error: no file, rule or type of ops 'angel'; did you mean 'angle'?\n")
 
 
 def test_the_pages_in_docs_are_those_that_the_script_makes() -> None:
@@ -108,7 +108,7 @@ def test_explain_names_the_page_of_a_safety_rule() -> None:
     report = Report.from_json((ROOT / "tests" / "golden" / "report.json").read_bytes(), "report.json")
     rows = (Row("a", "Sin", "float32", rule="position"), Row("b", "Exp", "float32", rule="deny"))
     told = replace(report, rows=rows, casts=())
-    assert "    more: amp-rewrite rule position, or docs/rules/position.md\n" in str(explained(told, ["a"]))
+    assert "    more: amp-rewrite explain position, or docs/rules/position.md\n" in str(explained(told, ["a"]))
     older = replace(report, rows=(rows[0]._replace(rule="angle"), rows[1]), casts=())
     words = "computes positions or angles, which need the digits of float32"
     assert f"    {words}\n    more: amp-rewrite rule angle, or docs/rules/position.md\n" in str(explained(older, ["a"]))

@@ -66,7 +66,7 @@ command("report", first)
 command("explain", first, node)
 command("diff", first, low, code=1)
 command("emulate", low, "-o", out / "twin.onnx")
-command("lists", "MatMul")
+command("explain", "MatMul")
 command("rule")
 command("train-step", sys.argv[3], "--loss", "cross_entropy(probability)", "-o", out / "step.onnx")
 assert attempts == [], attempts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from amp_rewrite.reports.page.waterfall import MarkedOps, waterfall
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +19,7 @@ from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime
 from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.fit import Fit
-from amp_rewrite.reports.measurements import Difference, OpErrors, OutputRow, TrialRow
+from amp_rewrite.reports.measurements import Difference, OutputRow, TrialRow
 from amp_rewrite.reports.op_changes import OpRun, runs_of
 from amp_rewrite.reports.page.axis import MOST_POINTS
 from amp_rewrite.reports.page.chart_data import chart_figure
@@ -55,7 +53,6 @@ def checked(figure: Figure) -> Any:
 FITS = st.builds(
     lambda ends, rest: Fit(20, rest[0], max(ends), min(ends), *rest[1:]), st.tuples(SIZE, SIZE), st.tuples(*[COUNT] * 4)
 )
-ERRORS = st.builds(OpErrors, NAME, NAME, st.just("float16"), MAYBE, ANY, ANY, ANY, st.booleans())
 SCORES = st.builds(lambda *numbers: scored(*numbers), NAME, COUNT, MAYBE, MAYBE, st.booleans(), NAME)
 LIMITS = st.builds(CriterionLine, NAME, NAME, st.floats(0.0), st.booleans())
 TRIED = st.builds(TrialRow, COUNT, st.booleans(), NAME, st.integers(0, 10**6), MAYBE)
@@ -65,10 +62,6 @@ SECONDS = st.floats(1e-9, 1e3)
 
 def scored(output: str, batch: int, score: float | None, scaled: float | None, ok: bool, because: str) -> OutputRow:
     return OutputRow(output, batch, Difference(1, ok, because, score=score, scaled=scaled))
-
-
-def op_errors(op: str, own: float, accumulated: float, overflows: bool = False) -> OpErrors:
-    return OpErrors(op, "Add", "float16", own, accumulated, 1.0, 1.0, overflows)
 
 
 def timed(name: str, median: float, p5: float, p95: float, copies: float, memory: int | None = None) -> BenchEntry:
@@ -94,15 +87,6 @@ def test_any_ranges_are_drawn(values: dict[str, Fit], to: DType) -> None:
     assert {row["value"]: row["absmax"] for row in data["values"]}.items() <= {
         k: f.absmax for k, f in values.items()
     }.items()
-
-
-@given(st.lists(ERRORS, max_size=6), st.one_of(st.none(), st.floats(1e-300, 1e300)))
-def test_any_errors_are_drawn(rows: list[OpErrors], tolerance: float | None) -> None:
-    marked = MarkedOps(tolerance, 0 if rows and tolerance else None, len(rows) - 1 if rows else None)
-    data = checked(waterfall(rows, marked, "float16", "1 batch"))
-    finite = [row.accumulated if math.isfinite(row.accumulated) else None for row in rows]
-    assert [row["accumulated"] for row in data["rows"]] == finite
-    assert data["first_jump"] == (rows[-1].op if rows else None)
 
 
 @given(st.lists(SCORES, max_size=6), LIMITS)
@@ -153,17 +137,6 @@ def test_many_ranges_become_bins_that_say_so_and_keep_the_extremes() -> None:
     assert len(written(figure.drawing)) < 60_000
 
 
-def test_many_errors_become_bins_and_the_named_ops_stay() -> None:
-    rows = [op_errors(f"op{i}", 1e-4, 1e-3 * (1 + i % 3)) for i in range(MANY)]
-    rows[777] = op_errors("bad", 0.5, math.inf, True)
-    figure = waterfall(rows, MarkedOps(1e-2, 777, 777), "float16", "1 batch")
-    data = checked(figure)
-    assert (data["first_beyond"], data["first_jump"], data["adding"][0]) == ("bad", "bad", "bad")
-    assert [row["op"] for row in data["rows"]][:1] == ["op0"] and "bad" in [row["op"] for row in data["rows"]]
-    assert [b["high"] for b in data["bins"]].count(None) == 1  # infinity
-    assert f"{len(data['bins'])} bins" in figure.lead and len(written(figure.drawing)) < 60_000
-
-
 def test_many_outputs_leave_the_worst() -> None:
     scores = [scored(f"y{i}", batch, i * 1e-4, None, i < 90, "off") for i in range(100) for batch in range(3)]
     figure = outputs_figure(scores, CriterionLine("error ≤ 0.009", "error", 0.009, False), "failed")
@@ -204,22 +177,11 @@ def test_the_tightest_value_is_named_with_its_headroom(fit: Fit, words: str) -> 
     assert checked(figure)["tightest"] == ["tight", "wide"]
 
 
-def test_a_waterfall_names_the_first_op_beyond_the_tolerance() -> None:
-    rows = [op_errors(f"op{i}", error, error) for i, error in enumerate((1e-5, 1e-3, 0.5))]
-    figure = waterfall(rows, MarkedOps(1e-2, 2, None), "float16", "1 batch")
-    assert "The first op off by more than 0.01 is op2." in figure.lead
-    calm = waterfall(rows[:2], MarkedOps(1e-2, None, None), "float16", "1 batch")
-    assert "No op is off by more than 0.01." in calm.lead
-    text = written(figure.drawing)
-    assert "tolerance 0.01" in text and "first beyond the tolerance: op2" in text
-
-
 def test_caveats_and_settings_stand_below_their_figures() -> None:
     notes = ("random data show little", "<i>NaN</i>")
     entries = [timed("a", 1.0, 1.0, 1.0, 1.0)]
     for figure in (
         outputs_figure([], CriterionLine("error", "error", 1.0, False), "ok", notes),
-        waterfall([], MarkedOps(None, None, None), "float16", "random", notes),
         chart_figure(latency_chart(entries, "a CPU", notes)),
     ):
         assert checked(figure)["notes"] == list(notes)
@@ -267,9 +229,6 @@ def test_names_of_any_length_leave_sentences_readable() -> None:
     assert throughput is not None
     for figure in (
         ranges_figure({name: fit}, DType.FLOAT16, name),
-        waterfall(
-            [OpErrors(name, name, name, 1.0, 1.0, 1.0, 1.0, True)], MarkedOps(0.1, 0, 0), "float16", name, [name]
-        ),
         outputs_figure([scored(name, 0, 1.0, 1.0, True, name)], allowed, name, [name]),
         chart_figure(latency_chart([timed(name, 1.0, 1.0, 1.0, 1.0, 1)], name, [name])),
         chart_figure(throughput),

@@ -15,7 +15,6 @@ from importlib import metadata
 from typing import Any
 
 import pytest
-from amp_rewrite.reports.page.waterfall import MarkedOps, waterfall
 
 from amp_rewrite import DType, Report, convert, diff, explain
 from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
@@ -24,7 +23,7 @@ from amp_rewrite.deploy.bench.result import Benchmark
 from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
-from amp_rewrite.reports.measurements import Difference, OpErrors, OutputRow, TrialRow
+from amp_rewrite.reports.measurements import Difference, OutputRow, TrialRow
 from amp_rewrite.reports.model_explorer import overlay
 from amp_rewrite.reports.op_changes import runs_of
 from amp_rewrite.reports.page.markup import written
@@ -69,16 +68,6 @@ def ranges(rng: Numbers, size: int) -> Figure | Sequence[Figure]:
     fits = [Fit(20, n[0], high, low, *n[1:]) for (low, high), n in zip(pairs, counts, strict=True)]
     values = {f"v{i}": fit for i, fit in enumerate(fits)}
     return ranges_figure(values, DType.FLOAT16 if size % 2 else DType.BFLOAT16, "2 batches")
-
-
-def errors(rng: Numbers, size: int) -> Figure:
-    rows = [
-        OpErrors(f"op{i}", "Add", "float16", rng.one(0.0) if rng.below(3) else None, rng.one(0.0, math.inf, math.nan),
-                 rng.one(math.inf), rng.one(), rng.below(5) == 0)
-        for i in range(size)
-    ]  # fmt: skip
-    beyond, jump = (rng.below(size) if size and rng.below(2) else None for _ in range(2))
-    return waterfall(rows, MarkedOps(1e-2 if size % 3 else None, beyond, jump), "float16", "2 batches", ["a note"])
 
 
 def outputs(rng: Numbers, size: int) -> Figure:
@@ -230,7 +219,7 @@ def checks(rng: Numbers, size: int) -> Figure:
 
 
 Made = Callable[[Numbers, int], Figure | Sequence[Figure | str]]
-MADE: tuple[Made, ...] = (ranges, errors, outputs, trials, benchmark, strips, checks, differences)
+MADE: tuple[Made, ...] = (ranges, outputs, trials, benchmark, strips, checks, differences)
 SIZES = (0, 1, 2, 5, 14, 25, 60, 600)
 
 

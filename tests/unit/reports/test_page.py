@@ -1,28 +1,26 @@
-"""Pages of reports, without a browser: scopes, layers, Casts on edges, counts, and the barcode."""
+"""Pages of reports, without a browser: scopes, layers, Casts on edges, and counts."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from amp_rewrite.reports.page.barcode import barcode_lines, bars_of
 from onnx import ModelProto, helper
 
 from amp_rewrite import Report, convert, diff
+from amp_rewrite.ir.op_classes import ELEMENTLESS
 from amp_rewrite.reports.page.facts import RowFacts, module_of
 from amp_rewrite.reports.page.graph import graph
 from amp_rewrite.reports.page.layout import layers_of
 from amp_rewrite.reports.page.report_figures import report_figures
 from amp_rewrite.reports.page.scopes import MOST, paths_of, tree_of
 from amp_rewrite.reports.page.summary_cards import summary_cards
-from amp_rewrite.reports.render import WIDTH
-from amp_rewrite.reports.rows import NO_ROW, CastRow, Header, PortRow, Row, Totals
+from amp_rewrite.reports.rows import LOW, NO_ROW, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.reports.sources import report_and_view
 from support.cases import build
 from support.corpus import EXPORTED, TEXT_MODELS, exported, text_model
@@ -125,15 +123,12 @@ def source(name: str) -> ModelProto:
 def test_a_page_counts_what_the_report_counts(name: str) -> None:
     converted = convert(source(name))
     report, data = converted.report, converted.page().data()
-    graph, barcode, summary = data["graph"], data["barcode"], data["summary"]
+    graph, summary = data["graph"], data["summary"]
     assert graph["rows"] == len(report.rows) == summary["totals"]["ops"]
-    sides = [side for at, side in enumerate(graph["ops"]["side"][: graph["rows"]]) if report.rows[at].op != "Constant"]
-    assert [barcode["low"], barcode["high"], barcode["other"]] == [sides.count(side) for side in (0, 1, 2)]
+    low = [row.dtype in LOW and row.op not in ELEMENTLESS for row in report.rows]
+    assert [side == 0 for side in graph["ops"]["side"][: graph["rows"]]] == low
     casts = [c for c in report.casts if c.origin != "folded" and {c.from_, c.to} <= FLOATS]
-    assert len(graph["casts"]) == len(casts) == barcode["to_low"] + barcode["to_high"]
-    assert [sum(bar) for bar in zip(*barcode["bars"], strict=True)] == [
-        barcode[name] for name in ("low", "high", "other", "to_low", "to_high")
-    ]
+    assert len(graph["casts"]) == len(casts)
     for row, shown in zip(casts, graph["casts"], strict=True):
         assert 0 <= len(shown["edges"]) // 2 <= max(row.readers, 2)
         assert shown["edges"] or row.after == -1, row  # only what no op makes has no edge: a body's own input
@@ -219,39 +214,6 @@ def test_an_inventory_of_a_model_has_modules() -> None:
     report, view = report_and_view(model)
     assert view is not None
     assert RowFacts(view, report).modules == tuple(f"part/{row.op}" for row in report.rows)
-
-
-# -- the barcode -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_barcode_fits_a_terminal_and_tells_types_by_letters(width: int) -> None:
-    report = convert(exported(BERT)).report
-    token = WIDTH.set(width)
-    try:
-        heading, strip, casts, *key = barcode_lines(report)
-    finally:
-        WIDTH.reset(token)
-    assert heading == "depth"
-    assert all(len(line) <= width for line in (strip, casts, *key))
-    assert set(strip.strip()) == {"#", "-", "."} and set(casts) <= set(" v^x")
-    assert len(strip) > 0.75 * min(width, 160)
-    assert "# float16" in " ".join(key)
-
-
-def test_bars_hold_every_op_once() -> None:
-    report = convert(exported(BERT)).report
-    for most in (1, 7, 1000):
-        bars = bars_of(report, most)
-        assert len(bars) <= most
-        assert sum(bar.low + bar.high + bar.other for bar in bars) == sum(row.op != "Constant" for row in report.rows)
-
-
-def test_a_drawing_is_no_larger_for_larger_models() -> None:
-    rows = tuple(Row(f"op_{i}", "MatMul", "float16", reads=(i - 1,)) for i in range(5000))
-    report = replace(report_of_rows(*rows), model=Header("net", 8, {}, to="float16"))
-    fragment = report._repr_html_()
-    assert len(re.findall("<rect", fragment)) < 600
 
 
 # -- graphs of a difference ------------------------------------------------------------------------------
