@@ -212,7 +212,7 @@ OPTIONS: tuple[Option, ...] = (
         name="opset",
         group=ADVANCED,
         metavar="auto|keep|N",
-        help="Opset of the result.  [default: its own, of 13 and up]",
+        help="Opset of the result.  [default: 13 and up]",
         doc='the opset of the result: "auto" for the one that the target serves best, "keep" for the model\'s own; by'
         " default its own from 13 on, and of an older model the first from 13 on at which the target has most kernels;"
         " see [the opset](../concepts/fusion.md#the-opset)",
