@@ -507,16 +507,6 @@ def test_a_renamed_constant_or_input_under_a_cast_is_no_difference() -> None:
     only(diff(one, report(*ops)), casts=1)
 
 
-def test_a_report_of_version_1_is_compared_by_types_alone() -> None:
-    rows = (Row("n", "LayerNormalization", "float32", inputs=("float32",), outputs=("float32",)),)
-    old = Report(Header("m", 9, {}), Totals(), rows, schema=1)
-    ports = (PortRow("x", "float32", reads=(0, 0)),), (PortRow("y", "float32", 0),)
-    new = (rows[0]._replace(attributes={"stash_type": "float16"}, via={"0": "float16"}),)
-    assert not diff(old, Report(Header("m", 9, {}), Totals(), new, inputs=ports[0], outputs=ports[1])).differs
-    low = (rows[0]._replace(inputs=("float16",)),)
-    assert diff(old, Report(Header("m", 9, {}), Totals(), low)).counts["lowered"] == 1
-
-
 def test_two_unrelated_models_are_said_to_be_that_in_one_line() -> None:
     cnn, bert = (inventory(onnx.load(TESTS / "models" / f"{name}.onnx")) for name in ("cnn_ts13", "bert_ts13"))
     delta = diff(cnn, bert)

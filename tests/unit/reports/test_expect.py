@@ -98,14 +98,6 @@ def test_a_text_that_is_no_expectation_is_refused_with_a_way_out(text: str, fact
     assert fact in str(caught.value)
 
 
-def test_a_report_of_version_1_cannot_tell_types_of_inputs_and_weights() -> None:
-    old = replace(report(), schema=1, inputs=(), outputs=())
-    assert Expectation.parse("casts <= 2").outcome(old).met
-    for text in ("io = float32", "weights <= 4 kB"):
-        with pytest.raises(PolicyError, match="is a report of version 1; write it again"):
-            Expectation.parse(text).outcome(old)
-
-
 def test_a_share_of_nothing_fails() -> None:
     empty = replace(report(), rows=(), casts=(), weights={}, inputs=(), outputs=())
     for text in ("float16 >= 0%", "weights[float32] <= 1%", "weights = float16"):

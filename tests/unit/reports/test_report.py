@@ -298,8 +298,8 @@ MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
     "a list": ("[]", "the whole must be an object, but is a list"),
     "deep": ("[" * 200_000, "nested too deeply"),
     "long digits": ('{"schema": ' + "1" * 5000 + "}", "not JSON"),
-    "no schema": ("{}", "schema is None, this version reads 1 and 2; write the report again"),
-    "newer": (changed(schema=3), "schema is 3, this version reads 1 and 2; upgrade amp-rewrite"),
+    "no schema": ("{}", "schema is None, this version reads 1; write the report again"),
+    "newer": (changed(schema=3), "schema is 3, this version reads 1; upgrade amp-rewrite"),
     "schema of another type": (changed(schema=True), "schema must be an integer, but is true or false"),
     "NaN": ('{"schema": 1, "totals": {"ops": NaN}}', "NaN is not a JSON number"),
     "infinite": (changed(totals={"ops": float("1e308")}).replace("1e+308", "1e999"), "totals.ops must be an integer"),
@@ -319,7 +319,7 @@ MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
     ),
     "newer, and unknown rows before it": (
         changed(rows=[{"shape": []}], schema=3),
-        "schema is 3, this version reads 1 and 2; upgrade amp-rewrite",
+        "schema is 3, this version reads 1; upgrade amp-rewrite",
     ),
     "two fields of one name": (
         changed().replace('"totals":', '"totals": {}, "totals":'),
