@@ -35,7 +35,7 @@ MODELS_OUT = files.MODELS_OUT
 _HEADINGS = (PRECISION, DATA, OUTPUT, MANY, ADVANCED)
 _FEW = 9  # options that need no headings
 _MANY = 14  # options from which the short help leaves out the rare ones
-_LONG = 27  # characters of a metavar that has no room beside its option
+_LONG = 30  # characters of an option with its words that leave no room for its help
 _COLUMN = 31  # characters of an option, at most, beside its words
 
 
@@ -76,7 +76,7 @@ class _Grouped(click.Option):
         """Return the two cells of the help; a long metavar gives way to NAME, and its words stand in the second."""
         record = super().get_help_record(ctx)
         kind = self.metavar or ""
-        if record is None or len(kind) < _LONG:
+        if record is None or "|" not in kind or len(record[0]) < _LONG:
             return record
         words, default, rest = record[1].partition("  [default")
         return record[0].replace(kind, "NAME"), f"{words} One of {kind.replace('|', ', ')}.{default}{rest}"

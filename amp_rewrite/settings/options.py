@@ -198,8 +198,7 @@ OPTIONS: tuple[Option, ...] = (
         name="fuse",
         group=ADVANCED,
         metavar="auto|none|basic|contrib",
-        help="Fuse into standard operators (basic), also into onnxruntime's (contrib; auto: for ort-cuda), or not."
-        "  [default: auto]",
+        help="Fuse ops, also into onnxruntime's own.  [default: auto]",
         doc='"basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"'
         ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone; "auto" is'
         ' "contrib" for that target, and "basic" for all others',

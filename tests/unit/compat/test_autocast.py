@@ -166,22 +166,31 @@ def test_a_model_is_required(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("", "--to float16 --io low --overwrite -o m.fp16.onnx"),
-        ("-t bf16 --keep_io_types", "--to bfloat16 --io keep --overwrite -o m.bf16.onnx"),
-        ("--output_path o.onnx", "--to float16 --io low --overwrite -o o.onnx"),
-        ("-ne a b", r"--to float16 --io low --overwrite --keep re:\A(?:a) --keep re:\A(?:b) -o m.fp16.onnx"),
-        ("-ni a", r"--to float16 --io low --overwrite --lower re:\A(?:a) -o m.fp16.onnx"),
-        ("-d d.npz", "--to float16 --io low --overwrite --data d.npz -o m.fp16.onnx"),
-        ("--data_max 8", "--to float16 --io low --overwrite -o m.fp16.onnx"),
+        ("", "--to float16 --io low --fuse basic --overwrite -o m.fp16.onnx"),
+        ("-t bf16 --keep_io_types", "--to bfloat16 --io keep --fuse basic --overwrite -o m.bf16.onnx"),
+        ("--output_path o.onnx", "--to float16 --io low --fuse basic --overwrite -o o.onnx"),
+        (
+            "-ne a b",
+            r"--to float16 --io low --fuse basic --overwrite --keep re:\A(?:a) --keep re:\A(?:b) -o m.fp16.onnx",
+        ),
+        ("-ni a", r"--to float16 --io low --fuse basic --overwrite --lower re:\A(?:a) -o m.fp16.onnx"),
+        ("-d d.npz", "--to float16 --io low --fuse basic --overwrite --data d.npz -o m.fp16.onnx"),
+        ("--data_max 8", "--to float16 --io low --fuse basic --overwrite -o m.fp16.onnx"),
         (
             "-d d.npz --data_max 0.5",
-            "--to float16 --io low --overwrite --data d.npz --headroom 131008.0 -o m.fp16.onnx",
+            "--to float16 --io low --fuse basic --overwrite --data d.npz --headroom 131008.0 -o m.fp16.onnx",
         ),
-        ("-d d.npz --data_max 0", "--to float16 --io low --overwrite --data d.npz --headroom 0.0 -o m.fp16.onnx"),
-        ("-d d.npz --data_max -1", "--to float16 --io low --overwrite --data d.npz --headroom -1.0 -o m.fp16.onnx"),
-        ("--opset 19", "--to float16 --io low --overwrite --opset 19 -o m.fp16.onnx"),
-        ("--log_level ERROR", "--to float16 --io low --overwrite --quiet -o m.fp16.onnx"),
-        ("--log_level DEBUG", "--to float16 --io low --overwrite --verbose -o m.fp16.onnx"),
+        (
+            "-d d.npz --data_max 0",
+            "--to float16 --io low --fuse basic --overwrite --data d.npz --headroom 0.0 -o m.fp16.onnx",
+        ),
+        (
+            "-d d.npz --data_max -1",
+            "--to float16 --io low --fuse basic --overwrite --data d.npz --headroom -1.0 -o m.fp16.onnx",
+        ),
+        ("--opset 19", "--to float16 --io low --fuse basic --overwrite --opset 19 -o m.fp16.onnx"),
+        ("--log_level ERROR", "--to float16 --io low --fuse basic --overwrite --quiet -o m.fp16.onnx"),
+        ("--log_level DEBUG", "--to float16 --io low --fuse basic --overwrite --verbose -o m.fp16.onnx"),
     ],
 )
 def test_options_of_the_other_converter_become_words_of_ours(given: str, words: str) -> None:
