@@ -31,17 +31,13 @@ _LATEST = 23
 """The opset from which the standard has all the operators that these are made of."""
 
 
-def fuse_contrib_attention(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each attention that is written out by one operator of onnxruntime, or refuse it. O(nodes)."""
-    for outcome in fuse_attentions(view, context):
-        yield _declaring(view, context, outcome)
-
-
 def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace ops by an operator of onnxruntime that stands for several, or refuse it; attention comes before.
+    """Replace ops by an operator of onnxruntime that stands for several, or refuse it; the largest ones first.
 
     Ops of the standard count also where the model writes them out, at an opset that lacks them. O(nodes).
     """
+    for outcome in fuse_attentions(view, context):
+        yield _declaring(view, context, outcome)
     whole = [o for o in fuse_clusters(view, context, _LATEST) if isinstance(o, Replacement)]
     site = OpIndex.of(view, whole, context)
     for matcher in MATCHERS:

@@ -23,7 +23,7 @@ from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INIT
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
-from amp_rewrite.rewrite.contrib.fuse import fuse_contrib, fuse_contrib_attention
+from amp_rewrite.rewrite.contrib.fuse import fuse_contrib
 from amp_rewrite.rewrite.passes.attention_masks import select_biased, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.balanced_factors import balance_factors
 from amp_rewrite.rewrite.passes.bounded_fills import bound_fills
@@ -163,11 +163,7 @@ _ROUNDS: tuple[tuple[Pass, ...], ...] = (
     (fuse_attention, divide_by_roots),
 )
 """Attention comes after the operators: a softmax that was written out is one of them."""
-_CONTRIB_ROUNDS: tuple[tuple[Pass, ...], ...] = (
-    *_ROUNDS[:2],
-    (fuse_contrib_attention, *_ROUNDS[2]),
-    (fuse_contrib,),
-)
+_CONTRIB_ROUNDS: tuple[tuple[Pass, ...], ...] = (*_ROUNDS[:2], (fuse_contrib, *_ROUNDS[2]))
 """onnxruntime's own attention goes before the standard's, whose CUDA kernel is slower."""
 
 
