@@ -85,7 +85,7 @@ def convert(
 ) -> int:
     """Convert MODEL and print a report with reasons.
 
-    The result is for GPUs: on a CPU half precision is slower, and onnxruntime computes most of it in float32.
+    The result is for GPUs: on a CPU half precision is slower, mostly float32.
 
     A PATTERN chooses ops: a glob on the node name, or terms such as op=MatMul,feeds=Softmax or scope=encoder/* or
     name~=REGEX. Options with a PATTERN, a GLOB or a list may be repeated. MODEL may be - (stdin) or a folder.

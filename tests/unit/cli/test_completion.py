@@ -36,7 +36,7 @@ TYPED = {
     "model.onnx --target=t": "model.onnx --target=tensorrt",
     "--keep op=SoftmaxC": "--keep op=SoftmaxCrossEntropyLoss",
     "--keep op=Relu,feeds=SoftmaxC": "--keep op=Relu,feeds=SoftmaxCrossEntropyLoss",
-    "lists Einsu": "lists Einsum",
+    "explain Einsu": "explain Einsum",
     "--data bat": "--data batches.npz",
     "--data=bat": "--data=batches.npz",
     "verify model.onnx su": "verify model.onnx sub",
@@ -119,7 +119,7 @@ def test_tab_completes_the_line_in_a_real_shell(name: str, folder: Path) -> None
 
 
 CANDIDATES = {
-    "amp-rewrite lists Einsu": ("plain", "Einsum", ""),
+    "amp-rewrite explain Einsu": ("plain", "Einsum", ""),
     "nice X=1 amp-rewrite convert --to b": ("plain", "bfloat16", ""),
     "amp-rewrite --keep fee": ("open", "feeds=", ""),
     "amp-rewrite --keep fed": ("open", "fed_by=", ""),

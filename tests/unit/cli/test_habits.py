@@ -44,7 +44,7 @@ def test_an_option_of_another_tool_gets_the_name_it_has_here(word: str, option: 
 
 
 def test_only_options_that_the_command_has_are_suggested() -> None:
-    assert run("rule", "--fp16").stderr == f"error: no such option --fp16{HELP.format('rule')}"
+    assert run("completion", "--fp16").stderr == f"error: no such option --fp16{HELP.format('completion')}"
 
 
 @pytest.mark.parametrize(("word", "target"), [("cuda", "ort-cuda"), ("GPU", "ort-cuda"), ("trt", "tensorrt")])

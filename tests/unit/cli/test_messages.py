@@ -57,10 +57,10 @@ def test_a_report_in_place_of_ranges_is_recognized() -> None:
 
 
 def test_a_rule_page_says_what_to_do() -> None:
-    said = run("rule", "overflow").stdout
+    said = run("explain", "overflow").stdout
     assert "  meaning     the ops that compute with it stay float32\n" in said
     assert "  what to do  --to bfloat16 holds larger values\n" in said
-    assert "what to do" not in run("rule", "allow_root").stdout
+    assert "what to do" not in run("explain", "allow_root").stdout
 
 
 def test_an_unknown_keyword_is_answered_with_the_nearest_or_the_function() -> None:

@@ -9,15 +9,11 @@ import textwrap
 from dataclasses import replace
 from typing import Any
 
-import onnx
-import onnx.parser
 import pytest
 from click.testing import CliRunner, Result
 
-from amp_rewrite import convert, diff
 from amp_rewrite.cli import program
 from amp_rewrite.cli.rules import described, records
-from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import MODELS, Rule
 from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS
 from amp_rewrite.decide.rule_table import RULES
@@ -87,8 +83,11 @@ def test_a_name_like_no_other_is_refused_with_the_way_to_all() -> None:
 
 
 def test_an_unknown_name_is_a_usage_error_with_the_nearest() -> None:
-    done = run("angel")
-    assert (done.exit_code, done.stderr) == (2, "error: no file, rule or type of ops 'angel'; did you mean 'angle'?\n")
+    done = run("mask_fil")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: no file, rule or type of ops 'mask_fil'; did you mean 'mask_fill'?; see 'amp-rewrite explain --help'\n",
+    )
 
 
 def test_the_pages_in_docs_are_those_that_the_script_makes() -> None:
@@ -109,18 +108,4 @@ def test_explain_names_the_page_of_a_safety_rule() -> None:
     rows = (Row("a", "Sin", "float32", rule="position"), Row("b", "Exp", "float32", rule="deny"))
     told = replace(report, rows=rows, casts=())
     assert "    more: amp-rewrite explain position, or docs/rules/position.md\n" in str(explained(told, ["a"]))
-    older = replace(report, rows=(rows[0]._replace(rule="angle"), rows[1]), casts=())
-    words = "computes positions or angles, which need the digits of float32"
-    assert f"    {words}\n    more: amp-rewrite rule angle, or docs/rules/position.md\n" in str(explained(older, ["a"]))
     assert "docs/rules" not in str(explained(told, ["b"]))
-
-
-def test_a_report_with_an_older_id_does_not_differ_from_one_with_the_newer() -> None:
-    rule = next(rule for rule in RULES if rule.name == "position")
-    new = convert(onnx.parser.parse_model(rule.model("hit", "angle"))).report
-    assert (old_row := next(row for row in new.rows if row.rule == "position")) in new.rows
-    old = replace(new, rows=tuple(row._replace(rule="angle") if row.rule == "position" else row for row in new.rows))
-    delta = diff(old, new)
-    assert (delta.changes, delta.casts, bool(delta)) == ((), (), bool(diff(new, new)))
-    assert old.find(old_row.name)[0].rule == "angle"
-    assert f"{reasons.words('angle')}" in old.text(verbose=True)
