@@ -131,6 +131,10 @@ class OpIndex:
         dtypes = {self.view.dtype(v) for v in values}
         return DType.FLOAT in dtypes and all(d is not None and (d is DType.FLOAT or not d.floating) for d in dtypes)
 
+    def holds(self, bias: ValueId | None) -> bool:
+        """True unless a bias has numbers beyond the low type, whose sum is better left to an op of its own."""
+        return bias is None or not self.view.fit(bias, self.context.to).overflow
+
     def names(self, *values: ValueId | None) -> list[str]:
         """Return the names of values, "" for one that is left out."""
         return ["" if value is None else self.view.value_name(value) for value in values]
@@ -246,7 +250,7 @@ def _with_bias(
         if inner is None or inner.scope != add.scope or not alone(site.view, value, add):
             continue
         for a, b in orders(inner):
-            if a == b or site.shape(b) != (shape[-1],):
+            if a == b or site.shape(b) != (shape[-1],) or not site.holds(b):
                 continue
             if site.shape(a) == site.shape(value) and site.floats((inner.id,)):
                 return (inner.id,), ((a, summands[1]) if slot == 0 else (summands[0], a)), b
@@ -294,7 +298,15 @@ def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, V
         return None
     for a, b in orders(add):
         whole, flat = site.shape(a), site.shape(b)
-        if a != b and whole and flat and len(flat) == 1 and isinstance(flat[0], int) and whole[-1] == flat[0]:
+        if (
+            a != b
+            and site.holds(b)
+            and whole
+            and flat
+            and len(flat) == 1
+            and isinstance(flat[0], int)
+            and whole[-1] == flat[0]
+        ):
             return add.id, a, b
     return None
 

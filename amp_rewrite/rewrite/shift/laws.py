@@ -56,7 +56,7 @@ y0 = 2x0          : ReduceSumSquare
 y0 = x1, y0 = x2, y1 = x0, y2 = - x0, epsilon = 2x0 : LayerNormalization SimplifiedLayerNormalization
 y0 = x1, y0 = x2, epsilon = 2x0 : RMSNormalization InstanceNormalization GroupNormalization
 x1 = x0, x4 = x0, y3 = x0, y1 = x0, y2 = - x0, epsilon = 2x0, y0 = x2, y0 = x3 : com.microsoft::SkipLayerNormalization
-x1 = x0, x4 = x0, y3 = x0, y2 = - x0, epsilon = 2x0, y0 = x2 : com.microsoft::SkipSimplifiedLayerNormalization
+x1 = x0, x3 = x0, y3 = x0, y2 = - x0, epsilon = 2x0, y0 = x2 : com.microsoft::SkipSimplifiedLayerNormalization
 x3 = x2, x4 = x2, y2 = x2, y0 = x5, y0 = x6, epsilon = 2x2 : com.microsoft::EmbedLayerNormalization
 y0 = x0 + x1, x2 = y0, x4 = y0, y1 = y0, scale = - 2y0 : com.microsoft::Attention
 ?x0               : LpNormalization Sign Shape Size ArgMax ArgMin Hardmax IsInf IsNaN NonZero

@@ -11,12 +11,13 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.ir.dataflow import first_input_of, origin
 from amp_rewrite.ir.op_classes import MOVES
-from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.shift.equations import ClassId, Equations
 from amp_rewrite.rewrite.shift.rounding import value_keeps
 
 LARGEST_EXPONENT = 24
 """Of a shift: beyond it the smallest number of float16 is that of float32's digits."""
+_SKIP_NORMS = ("com.microsoft::SkipLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization")
 _ROUNDS = 8
 """Times that all relations are gone through; laws that still do not hold get Muls."""
 
@@ -166,7 +167,14 @@ def residual_plan(equations: Equations, want: ShiftRequest) -> ShiftPlan:
 def is_residual(view: View, value: ValueId) -> bool:
     """True for a sum of two computed values, as the stream is that a residual network adds to."""
     op = view.producer(origin(view, value, first_input_of(MOVES)), "Add")
-    return op is not None and all(view.constant(v) is None for v in op.inputs)
+    if op is None:  # or what a fused norm adds to
+        return any(_sums(view, reader) and value in reader.inputs[:2] for reader in view.readers(value))
+    return all(view.constant(v) is None for v in op.inputs)
+
+
+def _sums(view: View, op: Op) -> bool:
+    """True for a norm that adds two computed values first."""
+    return op.kind in _SKIP_NORMS and all(view.constant(v) is None for v in op.inputs[:2])
 
 
 def residual_classes(equations: Equations) -> Iterator[ClassId]:

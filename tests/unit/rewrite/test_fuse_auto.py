@@ -316,3 +316,14 @@ def test_a_layer_with_another_epsilon_is_proved_by_itself(monkeypatch: pytest.Mo
         model = wide(BLOCK.replace("0.001", epsilon))
         assert own(amp_rewrite.convert(model).model) == {SKIP: 1}
     assert len(equivalence._PROVED) == 2
+
+
+@pytest.mark.parametrize(("size", "inputs"), [(1.0, 4), (1e5, 3)])
+def test_a_bias_beyond_the_low_type_is_added_by_an_op_of_its_own(size: float, inputs: int) -> None:
+    body = "x0 = MatMul (x, w)  r = Add (x0, bias)  t = Add (r, z)  n = RMSNormalization (t, gain)  y = MatMul (n, w)"
+    model = wide(body, opset=23)
+    for tensor in model.graph.initializer:
+        if tensor.name == "bias":
+            tensor.CopyFrom(numpy_helper.from_array(np.full(8, size, np.float32), "bias"))
+    (norm,) = (n for n in amp_rewrite.convert(model).view.model.proto.graph.node if n.op_type.startswith("Skip"))
+    assert len(norm.input) == inputs
