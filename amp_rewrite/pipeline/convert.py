@@ -33,6 +33,7 @@ from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
+from amp_rewrite.rewrite.shift.plan import SKIP_NORMS
 from amp_rewrite.runtime.faults import ONNXRUNTIME, told, turned
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.choices import AUTO_OPSET, AUTO_SHIFT, HEADROOM, METADATA_KEY, NEEDS
@@ -223,8 +224,8 @@ def model_name(draft: Draft) -> str:
 def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> tuple[Draft, Guarded]:
     """Return the draft, and the pins and findings that ranges imply for it; none without ranges.
 
-    It is shifted by the exponent that is asked for; `auto` shifts it only if that lowers more products, or as many with
-    fewer ops and Casts.
+    It is shifted by the exponent that is asked for; `auto` shifts it only if that lowers more products, or as many, and
+    no other fused norms, with fewer ops and Casts.
     """
     tried = shift_draft(draft, ranges, headroom)
     moved, plain = tried.draft, tried.plain
@@ -234,7 +235,8 @@ def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) ->
     unmoved = _guarded(plain, ranges, headroom)
     colorings = moved.paint(pinned.pins), plain.paint(unmoved.pins)
     gained = _compute_lowered(colorings[0]) - _compute_lowered(colorings[1])
-    if gained > 0 or (gained == 0 and _nodes(moved, colorings[0]) < _nodes(plain, colorings[1])):
+    norms = _fused_norms(moved.view, colorings[0]) - _fused_norms(plain.view, colorings[1])
+    if gained > 0 or (gained == norms == 0 and _nodes(moved, colorings[0]) < _nodes(plain, colorings[1])):
         return moved, pinned
     rows = unshifted(moved.shifts, "a shift would neither lower more products nor save ops and Casts")
     notes = (refusing(row.value, row.absmax, row.why) for row in rows)
@@ -243,6 +245,11 @@ def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) ->
 
 def _compute_lowered(coloring: Coloring) -> int:
     return sum(coloring.entries[op].color is Color.ALLOW for op in {op for op, _ in coloring.low})
+
+
+def _fused_norms(view: View, coloring: Coloring) -> int:
+    """Return the number of low norms that add first: a mean magnifies how such a sum of large values is rounded."""
+    return sum(view.ops[op].kind in SKIP_NORMS for op in {op for op, _ in coloring.low})
 
 
 def _nodes(draft: Draft, coloring: Coloring) -> int:

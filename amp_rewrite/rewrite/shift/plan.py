@@ -17,7 +17,7 @@ from amp_rewrite.rewrite.shift.rounding import value_keeps
 
 LARGEST_EXPONENT = 24
 """Of a shift: beyond it the smallest number of float16 is that of float32's digits."""
-_SKIP_NORMS = ("com.microsoft::SkipLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization")
+SKIP_NORMS = ("com.microsoft::SkipLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization")
 _ROUNDS = 8
 """Times that all relations are gone through; laws that still do not hold get Muls."""
 
@@ -174,7 +174,7 @@ def is_residual(view: View, value: ValueId) -> bool:
 
 def _sums(view: View, op: Op) -> bool:
     """True for a norm that adds two computed values first."""
-    return op.kind in _SKIP_NORMS and all(view.constant(v) is None for v in op.inputs[:2])
+    return op.kind in SKIP_NORMS and all(view.constant(v) is None for v in op.inputs[:2])
 
 
 def residual_classes(equations: Equations) -> Iterator[ClassId]:

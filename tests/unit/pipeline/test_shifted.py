@@ -195,10 +195,15 @@ STREAMED = f"{OUTLIERS};z=MatMul(a,w);y=Tanh(z)"
 
 def test_a_shift_that_only_saves_casts_is_made() -> None:
     model = _embedded(f"{OUTLIERS};k=LayerNormalization(a,g);y=MatMul(k,w)", 12288)
-    auto, none = (amp_rewrite.convert(model, data=TOKENS, shift=how).report.totals for how in ("auto", "none"))
-    assert auto.compute_lowered == none.compute_lowered == 2
-    assert auto.casts_to_low + auto.casts_to_float32 == 1  # of the output
-    assert none.casts_to_low + none.casts_to_float32 == 4
+    made = {
+        (fuse, how): amp_rewrite.convert(model, data=TOKENS, shift=how, fuse=fuse).report.totals
+        for fuse in ("basic", "auto")
+        for how in ("auto", "none")
+    }
+    assert {totals.compute_lowered for totals in made.values()} == {2}
+    casts = {ways: totals.casts_to_low + totals.casts_to_float32 for ways, totals in made.items()}
+    assert (casts["basic", "auto"], casts["basic", "none"]) == (1, 4)  # of the output
+    assert casts["auto", "auto"] == casts["auto", "none"] == 4  # a norm that adds first stays float32
 
 
 def test_a_shift_that_gains_nothing_is_undone_and_named() -> None:
