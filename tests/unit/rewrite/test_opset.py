@@ -200,7 +200,7 @@ def test_a_file_states_the_opset_as_text_or_number(tmp_path: Path) -> None:
     ("line", "fault"),
     [
         ("opset = true", "opset is True; write text in quotes"),
-        ("opset = 3", "cannot move a model to opset '3'; use auto or a number from 13 to NEWEST"),
+        ("opset = 3", "cannot move a model to opset '3'; use auto, keep or a number from 13 to NEWEST"),
         ('fuse = "all"', "unknown value 'all' for fuse; use one of auto, none, basic, contrib"),
     ],
 )
