@@ -32,7 +32,7 @@ def dtype(converted: Converted, op: str) -> str:
 
 
 def test_the_cube_in_a_gelu_is_lowered_and_right_where_it_overflows() -> None:
-    converted = amp_rewrite.convert(gelu())
+    converted = amp_rewrite.convert(gelu(), fuse="basic")
     assert (dtype(converted, "Pow"), dtype(converted, "Tanh")) == ("float16", "float16")
     points = np.array([0, 1e-3, 0.5, 1, 2, 3, 6, 40, 41, 300, 6e4], np.float32)
     feed = {"x": np.concatenate((points, -points))[:, None] * np.eye(1, 8, dtype=np.float32)}

@@ -1,4 +1,4 @@
-"""Arguments of the painter: objects, and the keywords that they replaced."""
+"""The painter: its last rules, its vertices and their entries."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import pytest
 from amp_rewrite.decide.coloring import paint as paint_module
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import finish, paint
-from amp_rewrite.decide.coloring.paint_state import PaintOptions
 from amp_rewrite.decide.coloring.vertices import Vertices, entries_of
-from amp_rewrite.decide.hazards.find import find_hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -24,34 +22,6 @@ LISTS = load_lists(DType.FLOAT16)
 @pytest.fixture(scope="module")
 def view() -> View:
     return View.of(Model.load(ROOT / "examples" / "models" / "digits_vit.onnx"))
-
-
-def test_deprecated_keywords_paint_as_the_objects_do(view: View) -> None:
-    risks = find_hazards(view, DType.FLOAT16)
-    options = PaintOptions(level=Level.LOWER_ALL, target=Target.ONNX, norms=risks.clusters, spare_casts=True)
-    expected = paint(view, LISTS, DType.FLOAT16, options, risks)
-    with pytest.warns(DeprecationWarning, match="pass PaintOptions and Hazards") as caught:
-        given = paint(
-            view,
-            LISTS,
-            DType.FLOAT16,
-            level=Level.LOWER_ALL,
-            target=Target.ONNX,
-            keep=None,
-            pins=risks.pins,
-            clusters=risks.clusters,
-            norms=risks.clusters,
-            numbers=risks.numbers,
-            benign=risks.benign,
-            spare_casts=True,
-        )
-    assert given.paints == expected.paints and {warning.filename for warning in caught} == {__file__}
-    assert expected.paints != paint(view, LISTS, DType.FLOAT16).paints
-
-
-def test_an_unknown_keyword_of_the_painter_is_a_type_error(view: View) -> None:
-    with pytest.warns(DeprecationWarning), pytest.raises(TypeError, match="levle"):
-        paint(view, LISTS, DType.FLOAT16, levle=Level.DEFAULT)
 
 
 def test_the_last_rules_run_once_even_if_a_placement_has_run_them(view: View, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,4 +303,4 @@ def test_a_sum_that_a_float32_op_reads_beside_a_norm_is_not_lowered_for_the_norm
     numbers = {"one": 1.0, "two": 2.0, "eps": 1e-5, "scale": np.ones(64), "bias": np.ones(64), "w": np.eye(64)}
     text += norm("z2", "last") + " y = MatMul (last, w) }"
     model = with_weights(text, table=np.ones((16, 64)), shape=np.array([-1, 64]), **numbers)
-    assert casts(convert(model, to="bfloat16").model).total() == 10
+    assert casts(convert(model, to="bfloat16", fuse="basic").model).total() == 10

@@ -116,7 +116,8 @@ def test_the_parameters_are_the_options_of_convert_and_those_of_data(olive: Any)
 def test_defaults_are_those_of_convert_and_a_search_tries_the_levels(olive: Any) -> None:
     config = parameters(olive)
     assert {name: config[name].default_value for name in KEYWORDS} == {
-        name: row.default or None for name, row in KEYWORDS.items()
+        **{name: row.default or None for name, row in KEYWORDS.items()},
+        "fuse": "basic",
     }
     assert config["headroom"].default_value == 2.0
     assert {name: param.search_defaults for name, param in config.items() if param.search_defaults} == {

@@ -68,7 +68,7 @@ def projected(kind: str) -> ModelProto:
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", BODIES)
 def test_it_is_lowered_like_a_product_with_its_mask_in_its_type(kind: str, to: str) -> None:
-    made = amp_rewrite.convert(projected(kind), to=to, keep=KEPT[kind])
+    made = amp_rewrite.convert(projected(kind), to=to, keep=KEPT[kind], fuse="basic")
     assert [(row.op, row.dtype) for row in made.report.rows if row.op in ("Attention", "MatMul", "Tile")] == [
         *[("MatMul", to)] * 3,
         *([("Tile", "float32")] if kind == "bias" else []),
@@ -79,7 +79,7 @@ def test_it_is_lowered_like_a_product_with_its_mask_in_its_type(kind: str, to: s
     (op,) = [op for op in types.ops if op.kind == "Attention"]
     masks = {"none": [], "bool": ["bool"], "bias": [to]}[kind]
     assert [types.dtype(v).spelling for v in op.inputs] == [to, to, to, *masks]  # type: ignore[union-attr, arg-type]
-    assert amp_rewrite.convert(made.model, to=to, keep=KEPT[kind]).plan.empty
+    assert amp_rewrite.convert(made.model, to=to, keep=KEPT[kind], fuse="basic").plan.empty
 
 
 def float_mask() -> ModelProto:
