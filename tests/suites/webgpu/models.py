@@ -14,12 +14,8 @@ from support.paths import ROOT, TESTS
 
 BOUND = 4e-3
 """The largest error of a fixture that was converted for the device, of the largest float32 value."""
-FACTOR, FACTOR_OF_MODELS = 4.0, 6.0
-"""The largest error on the device in errors of the emulation: of an op, and of a fixture that was converted for it."""
-STEPS = {"Erf": 8.0}
-"""The factor of ops whose shaders round in more steps."""
-LEAST = 0.7
-"""The smallest error on the device in errors of the emulation: CUDA rounds inside some ops in steps of its own."""
+LEAST, FACTOR = 0.7, 8.0
+"""The smallest and the largest error on the device in errors of the emulation: of an op, and of a converted fixture."""
 _DIGITS = ROOT / "examples" / "models"
 
 Feeds = dict[str, np.ndarray]

@@ -15,7 +15,7 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import CPU, WEBGPU
 from amp_rewrite.settings.choices import Target
 from suites.webgpu.measure import floats_on_cpu, model_row, op_row
-from suites.webgpu.models import BOUND, FACTOR_OF_MODELS, LEAST, fixtures, whole
+from suites.webgpu.models import BOUND, FACTOR, LEAST, fixtures, whole
 from suites.webgpu.op_cases import CASES, OpCase
 from suites.webgpu.worker import Device
 
@@ -56,8 +56,8 @@ def test_an_op_on_the_device_errs_as_emulated_within_its_factor(device: Device, 
 def test_a_fixture_converted_for_the_device_is_close_to_float32_and_to_its_emulation(device: Device, name: str) -> None:
     path, feeds = FIXTURES[name]
     expected = list(device.run(whole(Model.load(path)), feeds, CPU)["outputs"].values())
-    row = model_row(device, path, "webgpu", (feeds, expected))
-    assert row["device"] <= min(BOUND, FACTOR_OF_MODELS * row["emulated"])
+    row = model_row(device, path, feeds, expected)
+    assert row["device"] <= min(BOUND, FACTOR * row["emulated"])
 
 
 @pytest.mark.parametrize("name", FIXTURES)
