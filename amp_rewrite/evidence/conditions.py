@@ -18,14 +18,10 @@ from amp_rewrite.settings.choices import Target, target_of
 
 @dataclass(frozen=True, slots=True)
 class RunMode:
-    """The way in which a model runs: the provider that must open, and low ops emulated or unchanged.
-
-    `target`: the one that the model was converted for, whose sums the emulation follows.
-    """
+    """The way in which a model runs: the provider that must open, and low ops emulated or unchanged."""
 
     provider: str
     emulates: bool
-    target: Target | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +58,13 @@ class Conditions:
     def way(self, model: Model) -> RunMode:
         """Return the way in which a model runs: on WebGPU if it was converted for that and this machine has a device.
 
-        Without the device it is emulated, with sums in float16 as the device has them.
+        Without the device it is emulated as on CUDA, which errs less than sums in float16.
         """
-        target = target_of(model)
-        if target is not Target.WEBGPU or self.provider is not None:
-            return RunMode(self.chosen_provider, self.emulates, target)
+        if target_of(model) is not Target.WEBGPU or self.provider is not None:
+            return RunMode(self.chosen_provider, self.emulates)
         if self.emulate is not True and webgpu_opens():
-            return RunMode(WEBGPU, emulates=False, target=target)
-        return RunMode(self.chosen_provider, self.emulate is not False, target)
+            return RunMode(WEBGPU, emulates=False)
+        return RunMode(self.chosen_provider, self.emulate is not False)
 
     def feed(self, data: object, model: Model) -> Feed:
         """Return the data as batches for a model."""

@@ -24,7 +24,6 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import OutputRow, TrialRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.settings.choices import target_of
 
 Outputs = Mapping[str, Any]
 
@@ -71,7 +70,7 @@ class Trial:
         return Runner.open(self.board.model)
 
     def _emulated(self, model: Model) -> Iterator[tuple[Batch, Outputs]]:
-        runner = Runner.open(emulate(model, io="float32", target=target_of(model)))
+        runner = Runner.open(emulate(model, io="float32"))
         for batch in self.feed:
             yield batch, runner.run(widened(batch))
 

@@ -25,7 +25,7 @@ from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
-from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.choices import Target, target_of
 from amp_rewrite.settings.criterion import CRITERION, CriterionKeywords
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.signatures import takes
@@ -181,9 +181,9 @@ class Side:
             )
         if emulates:
             check_as_is(model, name, provider)
-            model = opening(emulated(model, io="float32", target=way.target))
+            model = opening(emulated(model, io="float32"))
         runner = open_on(model, name, session_on(provider))
-        like = f" {EMULATED}{' as on WebGPU' if way.target is Target.WEBGPU else ''}" if emulates else ""
+        like = f" {EMULATED}{' as on CUDA' if target_of(model) is Target.WEBGPU else ''}" if emulates else ""
         how = f"{spelled or 'float32'}{like} on {runner.provider}"
         return cls(ModelRun(name, how), model, runner, tuple(notes), {} if keeps else None)
 

@@ -7,7 +7,7 @@ nothing is rounded any more. See docs/concepts/emulation.md for what that models
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,10 +28,9 @@ from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, set_
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
-from amp_rewrite.rewrite.device_arithmetic.low_op import Recipe, WrittenOps
-from amp_rewrite.rewrite.device_arithmetic.table import CUDA, WEBGPU
+from amp_rewrite.rewrite.device_arithmetic.low_op import written_out
+from amp_rewrite.rewrite.device_arithmetic.table import CUDA
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.settings.choices import Target, TargetName
 
 _KEPT_EDGES = {
     "numpy": frozenset({DType.FLOAT16}),
@@ -43,16 +42,12 @@ _FLOAT32_IN_TWIN = frozenset({DType.FLOAT, DType.FLOAT16, DType.BFLOAT16})
 # Norms of onnxruntime that add first, and where they take a bias of the sum; statistics and norm are float32.
 _BIASES = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimplifiedLayerNormalization": 3}
 
-_RECIPES = {Target.ORT_CUDA: CUDA, Target.ONNX: CUDA, Target.WEBGPU: WEBGPU}
-
 
 def emulate(
     model: ModelSource,
     *,
     io: str = "numpy",
     rounding: bool = True,
-    accumulate: str | None = None,
-    target: TargetName | Target | None = None,
     folder: str | Path | None = None,
 ) -> Model:
     """Return the model with float32 kernels and honest rounding to float16 and bfloat16, for any float32 runtime.
@@ -66,11 +61,9 @@ def emulate(
     become Identity. With io="float32" no Cast to a low type is left but those of the next paragraph. It is the
     float32 reference of a model that is half already.
 
-    By default an op computes in float32 inside, and its result is rounded once, as most of CUDA's kernels do. Those
-    that round in between in float16 are written out: Conv with a bias, means, CumSum, InstanceNormalization, LSTM …
-    With accumulate="float16" float16 ops add up as the shaders of onnxruntime's WebGPU provider do: products,
-    reductions, norms, softmax and functions round after each step, in the order of that device. An op whose rank or
-    kernel is unknown stays float32 inside; with accumulate="float32" every op does.
+    An op computes in float32 inside, and its result is rounded once, as most of CUDA's kernels do. Those that round in
+    between in float16 are written out: Conv with a bias, means, CumSum, InstanceNormalization, LSTM … An op whose
+    rank or kernel is unknown stays float32 inside. A device that adds up in float16, as WebGPU's shaders do, errs more.
 
     Ops that no float32 kernel can stand for (of unknown domains, BitCast, ops whose schema has no float32) keep
     their low type between Casts, with and without `rounding`. O(nodes + uses). Low weights that lie in a file stay
@@ -80,16 +73,14 @@ def emulate(
         model: as `Model.load` takes it; it is not changed.
         io: inputs and outputs that keep their low type: "numpy" (float16 ones), "same" (all) or "float32" (none).
         rounding: False makes the widened twin.
-        accumulate: the type in which float16 ops accumulate, "float32" or "float16"; None: that of the target.
-        target: the device, "webgpu" for one that accumulates in float16; None: onnxruntime's CUDA provider.
         folder: where the external data of a ModelProto lies.
 
     Returns:
         The float32 twin.
 
     Raises:
-        PolicyError: `io`, `accumulate` or `target` is another word, or the target does not accumulate so.
-        ModelError: the model is invalid, or its opset is too old to write sums out (below 9).
+        PolicyError: `io` is another word.
+        ModelError: the model is invalid.
 
     Example:
         >>> import amp_rewrite
@@ -98,22 +89,7 @@ def emulate(
     """
     if io not in _KEPT_EDGES:
         raise PolicyError(f"unknown io {io!r} for an emulation; use one of {', '.join(_KEPT_EDGES)}")
-    recipes = rounded_inside(accumulate, target) if rounding else {}
-    return _twin(Model.load(model, folder=folder), _KEPT_EDGES[io], rounding, recipes=recipes)
-
-
-def rounded_inside(accumulate: str | None, target: TargetName | Target | None) -> Mapping[str, Recipe]:
-    """Return the ops that a device rounds inside. PolicyError for unknown words, and for those that contradict."""
-    device = None if target is None else Target.parse(target)
-    if accumulate not in (None, "float32", "float16"):
-        raise PolicyError(f"unknown value {accumulate!r} for accumulate; use float32 or float16")
-    if accumulate == "float16" and device not in (None, Target.WEBGPU):
-        raise PolicyError(
-            f"{device.value} accumulates in float32, not in float16; use target 'webgpu', or leave it out"
-        )
-    if accumulate == "float32":
-        return {}
-    return WEBGPU if accumulate else _RECIPES.get(Target.ORT_CUDA if device is None else device.family, {})
+    return _twin(Model.load(model, folder=folder), _KEPT_EDGES[io], rounding)
 
 
 def widened(model: Model, edges: Collection[str] = ()) -> Model:
@@ -121,19 +97,13 @@ def widened(model: Model, edges: Collection[str] = ()) -> Model:
     return _twin(model, _KEPT_EDGES["same"], False, edges)
 
 
-def _twin(
-    source: Model,
-    kept: frozenset[DType],
-    rounding: bool,
-    edges: Collection[str] = (),
-    recipes: Mapping[str, Recipe] | None = None,
-) -> Model:
+def _twin(source: Model, kept: frozenset[DType], rounding: bool, edges: Collection[str] = ()) -> Model:
     check_imports(source.proto)
     # A local function may be called with low types here and with others there.
     view = View.of(inlined(source))
     proto = clone(view.model.proto)
     proto.ClearField("training_info")
-    _Twin(view, kept, rounding, edges, recipes or {}).graph(proto.graph, view.scopes[MAIN])
+    _Twin(view, kept, rounding, edges).graph(proto.graph, view.scopes[MAIN])
     import_standard(proto)
     return replace(view.model, proto=proto)
 
@@ -141,16 +111,12 @@ def _twin(
 class _Twin:
     """One walk over a copy of the model. `names` is where the float32 twin of a value stands, if elsewhere."""
 
-    def __init__(
-        self, view: View, kept: frozenset[DType], rounding: bool, edges: Collection[str], recipes: Mapping[str, Recipe]
-    ) -> None:
+    def __init__(self, view: View, kept: frozenset[DType], rounding: bool, edges: Collection[str]) -> None:
         self.view = view
         self.rounding = rounding
         self.taken = set(view.names)
         self.opset = view.opsets.get("", FIRST_BFLOAT16_CAST)
-        if recipes is CUDA and self.opset < FIRST_UNBATCHED_SCAN:
-            recipes = {}
-        self.written = WrittenOps(view, recipes) if recipes and DType.FLOAT16 in view.low_types else None
+        self.recipes = CUDA if rounding and self.opset >= FIRST_UNBATCHED_SCAN else {}
         main = view.scopes[MAIN]
         self.fed = frozenset(v for v in main.inputs if self._low(v) and self._tensor(v))
         results = frozenset(v for v in main.outputs if self._low(v) and self._tensor(v))
@@ -253,7 +219,9 @@ class _Twin:
             yield from self._retargeted(op, node)
         else:
             self._widen(op, node.attribute)
-            if self.written is not None and (steps := self.written.out(op, node, self.taken)) is not None:
+            recipe = self.recipes.get(op.kind)
+            steps = None if recipe is None else written_out(self.view, recipe, op, node, self.taken)
+            if steps is not None:
                 yield from self._named(op, *steps)
                 return
             if op.kind in _BIASES and self.rounding and self._low(op.inputs[0]):
@@ -284,7 +252,7 @@ class _Twin:
         """Yield the nodes of an op that is written out; its results get the names that the twin knows."""
         yield from nodes
         for value, result in zip(op.outputs, results, strict=False):
-            if value is None or not result:
+            if value is None:
                 continue
             if value in self.kept:
                 yield self._cast(result, self.view.value_name(value), self._low(value) or DType.FLOAT)

@@ -1,14 +1,16 @@
 """Models on which a release of a runtime crashes or miscomputes, although they are valid, and the workarounds.
 
-A row of `FAULTS` names releases, a provider, a pattern of ops, and the workaround: optimizers to leave out and options
-of the provider, as sessions of this package do, or ops that conversions for such a release keep in float32. Reports
-name the ops. Tests hold the rows of this machine's onnxruntime in subprocesses; the others have a source.
+A row of `_tables/faults.json` names releases, a provider and the workaround: optimizers to leave out and options of the
+provider, as sessions of this package do, or ops that conversions for such a release keep in float32. Here is the
+pattern of ops for each. Reports name the ops. Tests hold the rows of this machine's onnxruntime in subprocesses; the
+others have a source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
@@ -18,7 +20,7 @@ from amp_rewrite.ir.dataflow import behind, first_input_of
 from amp_rewrite.ir.op_classes import CASTS, DEQUANTIZES, LAYERS, QUANTIZES
 from amp_rewrite.ir.shapes.onnx_shapes import shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.runtime.kernels import release_number
+from amp_rewrite.runtime.kernels import release_number, stored
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -48,14 +50,14 @@ class RuntimeFault:
     kinds: frozenset[str]
     find: Callable[[View, Made], Iterator[Op]]
     harm: str
-    skip: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
-    keep: bool = False
-    operators: tuple[str, ...] = ()
-    until: tuple[int, ...] | None = None
-    told: bool = True
-    runtime: str = ONNXRUNTIME
-    source: str = ""
+    skip: tuple[str, ...]
+    options: Mapping[str, str]
+    keep: bool
+    operators: tuple[str, ...]
+    until: tuple[int, ...] | None
+    told: bool
+    runtime: str
+    source: str
 
     def holds(self, release: str, providers: Sequence[str]) -> bool:
         """True if a release of onnxruntime has the fault with these providers, of which the first runs the model."""
@@ -193,9 +195,9 @@ def _low(view: View, made: Made, *kinds: str) -> Iterator[Op]:
     return (op for op in view.of_kinds(kinds) if any(made(value) is DType.FLOAT16 for value in op.results))
 
 
-def _low_ops(*kinds: str) -> Callable[[View, Made], Iterator[Op]]:
-    """Return the search for ops of these kinds with a float16 result."""
-    return lambda view, made: _low(view, made, *kinds)
+def _low_norms(view: View, made: Made) -> Iterator[Op]:
+    """Yield float16 LayerNormalization."""
+    return _low(view, made, "LayerNormalization")
 
 
 def _captured(view: View, made: Made) -> Iterator[Op]:
@@ -217,8 +219,7 @@ def _wide_heads(view: View, made: Made) -> Iterator[Op]:
 
 
 _WIDEST_HEAD = 256
-_SKIP_NORM_OPERATORS = tuple(f"{name}LayerNormalization" for name in ("Embed", "Skip", "SkipSimplified"))
-_SKIP_NORMS = tuple(f"com.microsoft::{name}" for name in _SKIP_NORM_OPERATORS)
+_SKIP_NORMS = tuple(f"com.microsoft::{name}LayerNormalization" for name in ("Embed", "Skip", "SkipSimplified"))
 _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 
 
@@ -235,103 +236,39 @@ def _grouped(view: View, made: Made) -> Iterator[Op]:
     return (op for op in _low(view, made, "Conv", "ConvTranspose") if int_attribute(op.node, "group", 1) > 1)
 
 
-_ISSUES = "https://github.com/microsoft/onnxruntime/issues"
-_TURN = "https://github.com/microsoft/onnxruntime/pull/9734"
-"""Since this one the fusion takes such Transposes; refused behind a Cast, it has already changed the graph."""
-_NO_TURN = ("MatmulTransposeFusion",)
+_PATTERNS: Mapping[str, Callable[[View, Made], Iterator[Op]]] = {
+    "transposed_product": turned,
+    "cast_transpose": _turned_and_cast,
+    "quantized_bias": _biased_layers,
+    "captured_convolution": _captured,
+    "wide_heads": _wide_heads,
+    "summed_norms": _summed_norms,
+    "grouped_convolution": _grouped,
+    "norm_variance": _low_norms,
+}
+"""The ops at which each fault happens."""
 
-FAULTS = (
-    RuntimeFault(
-        name="transposed_product",
-        since=(1, 20),
-        provider=CPU,
-        kinds=frozenset({"Transpose"}),
-        find=turned,
-        harm="may crash (SIGSEGV) at its default level of a Transpose that moves the first axis inwards before a"
-        " product with an operand of another rank",
-        skip=_NO_TURN,
-        source=_TURN,
-    ),
-    RuntimeFault(
-        name="cast_transpose",
-        since=(1, 20),
-        provider=CUDA,
-        kinds=frozenset({"Cast", "Transpose"}),
-        find=_turned_and_cast,
-        harm="does not open a Transpose that moves the first axis inwards before a Cast and a product with an operand"
-        " of another rank",
-        skip=_NO_TURN,
-        source=_TURN,
-    ),
-    RuntimeFault(
-        name="quantized_bias",
-        since=(1, 31),
-        provider=None,
-        kinds=frozenset({"DequantizeLinear", "QuantizeLinear"}),
-        find=_biased_layers,
-        harm="quantizes a bias between float16 quantizers anew, with a scale that float16 does not hold",
-        skip=("WeightBiasQuantization",),
-    ),
-    RuntimeFault(
-        name="captured_convolution",
-        since=(1, 20),
-        until=(1, 23),
-        provider=CPU,
-        kinds=frozenset({"Conv"}),
-        find=_captured,
-        harm="may crash (SIGABRT) at its default level of a Conv whose result a body reads",
-        skip=("ConvActivationFusion",),
-        told=False,
-    ),
-    # Merged after 1.25.1; 1.26.0 does not list the fix (pull request 28198), so it counts from the next release on.
-    RuntimeFault(
-        name="wide_heads",
-        since=(1, 25),
-        until=(1, 27),
-        provider=CUDA,
-        kinds=frozenset({"Attention"}),
-        find=_wide_heads,
-        harm="makes NaN of float16 Attention with heads of more than 256 elements",
-        keep=True,
-        source=f"{_ISSUES}/28195",
-    ),
-    # Merged (pull request 28682) three weeks before 1.27.0, whose notes do not list it; 1.28 deprecates the option.
-    RuntimeFault(
-        name="summed_norms",
-        since=(1, 20),
-        until=(1, 28),
-        provider=CUDA,
-        kinds=frozenset(),
-        find=_summed_norms,
-        harm="sums squares in float16 where it fuses a norm with the sum before it, and returns zeros or NaN for large"
-        " values",
-        options={"enable_skip_layer_norm_strict_mode": "1"},
-        operators=_SKIP_NORM_OPERATORS,
-        source=f"{_ISSUES}/29034",
-    ),
-    RuntimeFault(
-        name="grouped_convolution",
-        since=(11, 2),
-        provider=None,
-        kinds=frozenset(),
-        find=_grouped,
-        harm="finds no kernel for float16 convolutions of several groups, and builds no engine",
-        keep=True,
-        runtime=TENSORRT,
-        source="https://github.com/NVIDIA/TensorRT/issues/4838",
-    ),
-    RuntimeFault(
-        name="norm_variance",
-        since=(),
-        provider=None,
-        kinds=frozenset({"LayerNormalization"}),
-        find=_low_ops("LayerNormalization"),
-        harm="holds the variance of a float16 LayerNormalization in float16, whatever `stash_type` says: values beyond"
-        " some 250 overflow",
-        runtime=DIRECTML,
-        source=f"{_ISSUES}/17692",
-    ),
-)
+
+def _read(name: str, row: Mapping[str, Any]) -> RuntimeFault:
+    return RuntimeFault(
+        name=name,
+        since=release_number(row["since"]),
+        until=release_number(row["until"]) if "until" in row else None,
+        provider=row["provider"],
+        kinds=frozenset(row.get("kinds", ())),
+        find=_PATTERNS[name],
+        harm=row["harm"],
+        skip=tuple(row.get("skip", ())),
+        options=row.get("options", {}),
+        keep=row.get("keep", False),
+        operators=tuple(row.get("operators", ())),
+        told=row.get("told", True),
+        runtime=row["runtime"],
+        source=row.get("source", ""),
+    )
+
+
+FAULTS = tuple(_read(name, row) for name, row in stored("faults")["faults"].items())
 """All known faults."""
 
 

@@ -113,13 +113,13 @@ def load_kernels(release: str = "") -> Kernels:
 @functools.cache
 def load_webgpu_kernels() -> Kernels:
     """Load the kernel table of the WebGPU provider, of which `python -m suites.webgpu table` probes each row."""
-    return kernels_of(_stored("webgpu_kernels"), "webgpu")
+    return kernels_of(stored("webgpu_kernels"), "webgpu")
 
 
 def releases() -> tuple[str, ...]:
     """Return the releases of onnxruntime-gpu that have a table, oldest first."""
     return tuple(
-        sorted((_release(_stored("cuda_kernels")["runtime"]), *_stored("cuda_history")["releases"]), key=release_number)
+        sorted((_release(stored("cuda_kernels")["runtime"]), *stored("cuda_history")["releases"]), key=release_number)
     )
 
 
@@ -139,17 +139,18 @@ def kernels_of(table: Mapping[str, Any], provider: str = "cuda") -> Kernels:
 
 
 @functools.cache
-def _stored(name: str) -> Mapping[str, Any]:
+def stored(name: str) -> Mapping[str, Any]:
+    """Return a data file of this package: kernels, limits or faults of runtimes."""
     table: Mapping[str, Any] = json.loads((_TABLES / f"{name}.json").read_text(encoding="utf-8"))
     return table
 
 
 def _row(release: str) -> Mapping[str, Any]:
     """Return the whole table of a release: the newest, with the changes of each older release down to it."""
-    table = _stored("cuda_kernels")
+    table = stored("cuda_kernels")
     if release == _release(table["runtime"]):
         return table
-    history = _stored("cuda_history")
+    history = stored("cuda_history")
     table = {**table, "sets": history["sets"]}
     for older, change in history["releases"].items():
         table = patched(table, change)

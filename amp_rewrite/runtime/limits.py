@@ -1,6 +1,6 @@
 """Documented limits of runtimes whose kernels cannot be listed here: types, opsets, operators, with their sources.
 
-Statements of a page hold for the release that it names. None was found by running these runtimes;
+They stand in `_tables/limits.json`. Statements of a page hold for the release that it names. None was found by running;
 docs/reference/targets.md says which of them ran.
 """
 
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.runtime.kernels import stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,52 +39,16 @@ class Limits:
         return None
 
 
-_HALF, _BRAIN = DType.FLOAT16, DType.BFLOAT16
-_ORT_DOCS = "https://onnxruntime.ai/docs/execution-providers"
+def _read(row: Mapping[str, Any]) -> Limits:
+    return Limits(
+        row["runtime"],
+        frozenset(map(DType.parse, row["low"])),
+        row["opset"],
+        row["source"],
+        frozenset(row.get("absent", ())),
+        {DType.parse(low): frozenset(operators) for low, operators in row.get("without", {}).items()},
+    )
 
-_TENSORRT_LACKS = """
-AffineGrid Bernoulli CenterCropPad Col2Im Compress ConcatFromSequence DFT Det DynamicQuantizeLinear
-ImageDecoder MatMulInteger ConvInteger MaxRoiPool MaxUnpool MelWeightMatrix Multinomial
-NegativeLogLikelihoodLoss Optional OptionalGetElement OptionalHasElement QLinearConv QLinearMatMul SequenceAt
-SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap
-SoftmaxCrossEntropyLoss SplitToSequence Unique
-"""
-_TENSORRT_LACKS_IN_BFLOAT16 = """
-BlackmanWindow DeformConv GridSample HammingWindow HannWindow Mish NonMaxSuppression NonZero RoiAlign STFT
-"""
 
-LIMITS: Mapping[str, Limits] = {
-    "tensorrt": Limits(
-        "TensorRT",
-        frozenset({_HALF, _BRAIN}),
-        24,
-        "https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md (TensorRT 10.15)",
-        absent=frozenset(_TENSORRT_LACKS.split()),
-        without={_HALF: frozenset({"STFT"}), _BRAIN: frozenset(_TENSORRT_LACKS_IN_BFLOAT16.split())},
-    ),
-    "directml": Limits(
-        "DirectML",
-        frozenset({_HALF}),
-        20,
-        f"{_ORT_DOCS}/DirectML-ExecutionProvider (opset 20 and below)",
-    ),
-    "openvino": Limits(
-        "OpenVINO",
-        frozenset({_HALF, _BRAIN}),
-        None,
-        "https://docs.openvino.ai/2026/openvino-workflow/running-inference/optimize-inference/precision-control.html",
-    ),
-    "coreml": Limits(
-        "Core ML",
-        frozenset({_HALF}),
-        None,
-        f"{_ORT_DOCS}/CoreML-ExecutionProvider; https://apple.github.io/coremltools/docs-guides/source/typed-execution.html",
-    ),
-    "qnn": Limits(
-        "QNN",
-        frozenset({_HALF}),
-        None,
-        f"{_ORT_DOCS}/QNN-ExecutionProvider",
-    ),
-}
+LIMITS: Mapping[str, Limits] = {word: _read(row) for word, row in stored("limits")["limits"].items()}
 """The limits by the word of the target."""

@@ -37,7 +37,6 @@ NUMBERS = {
     "rewrite.attention.layout._Move.groups": 1,
     "rewrite.autodiff.vjp.rule.GradientRule.outputs": 1,
     "rewrite.shift.laws.OpPort.slot": -1,
-    "runtime.faults.RuntimeFault.told": True,
     "runtime.ports.Port.required": True,
     "runtime.roofline.Roof.bfloat16": True,
     "runtime.runner.SessionOptions.optimized": True,

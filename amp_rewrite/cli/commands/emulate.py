@@ -7,23 +7,12 @@ from typing import Any
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import beside
-from amp_rewrite.cli.parameters import choice, option
+from amp_rewrite.cli.parameters import choice
 
 _KEPT = "Inputs and outputs that keep their low type: those numpy knows, all, or none."
-_FOLLOWED = "Device to follow: webgpu accumulates in float16.  [default: ort-cuda]"
-_DEVICES = ("ort-cuda", "onnx", "tensorrt", "openvino", "webgpu")
 _TWIN = (
     parameters.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
     choice("--io", ("numpy", "same", "float32"), _KEPT, default="numpy", show_default=True),
-    option(
-        "--target",
-        "NAME",
-        _FOLLOWED,
-        type=parameters.WordChoice(["ort-cuda", "onnx", "tensorrt", "openvino", "webgpu"]),
-    ),
-    choice(
-        "--accumulate", ("float32", "float16"), "Type in which float16 ops accumulate.  [default: that of the target]"
-    ),
     parameters.flag("--no-rounding", "Round nothing: write the float32 reference of a half model."),
     *parameters.SAVING,
     parameters.quiet("errors"),

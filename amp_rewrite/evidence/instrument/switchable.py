@@ -86,8 +86,8 @@ def switchable_model(
 ) -> SwitchableModel | None:
     """Return the switchable twin of a view, in which the vertices `may` can be low.
 
-    It agrees with `emulate(apply(view, plan_casts(...)), accumulate="float32")` up to float32 rounding: ops do not
-    round inside. `io` and `saturate` are as for `plan_casts`. Return None if it cannot be built: for models with a low
+    It agrees with the emulation of `apply(view, plan_casts(...))` up to float32 rounding, but ops do not round
+    inside. `io` and `saturate` are as for `plan_casts`. Return None if it cannot be built: for models with a low
     type, of an opset before 11 (13 for bfloat16), of IR before 4, or if `may` is empty. O(nodes + uses).
     """
     opset = view.opsets.get("", 0)

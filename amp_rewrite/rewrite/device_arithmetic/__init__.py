@@ -1,1 +1,1 @@
-"""Ops in the arithmetic of a device that adds up in the low type, written out in float32 ops that round."""
+"""Float16 ops in the arithmetic of kernels that round inside, written out in float32 ops that round."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, elements
 from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp
-from amp_rewrite.rewrite.device_arithmetic.reductions import TermRows, filled, folding, reduced_axes
 
 _WARP, _THREADS, _BLOCKS, _LOADS = 32, 512, 512, 4
 """Of a sum over leading axes: columns and threads of a block, blocks of a grid, rows that a thread loads, at most."""
@@ -44,9 +45,27 @@ def instance_norm(b: LowBuilder, site: LowOp) -> list[str] | None:
     return [result]
 
 
+def cum_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
+    """CumSum in order; one in reverse starts anew for each result, and is left to float32."""
+    shape, axis = site.shape(0), site.value(1)
+    if shape is None or axis is None or site.attribute("reverse", 0):
+        return None
+    along = int(np.asarray(axis).reshape(-1)[0]) % len(shape)
+    exclusive = bool(site.attribute("exclusive", 0))
+
+    def step(body: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
+        total = body.low("Add", states[0], parts[0])
+        return [total, states[0] if exclusive else total]
+
+    first = b.op("Gather", site.input(0), b.constant(np.array(0, np.int64)), axis=along)
+    _, sums = b.scan([b.zeros_like(first)], [(site.input(0), along)], step, len(shape) - 1)
+    order = [*range(1, along + 1), 0, *range(along + 1, len(shape))]
+    return [b.op("Transpose", sums, perm=order) if along else sums]
+
+
 def log_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
     """ReduceLogSum: the sum is rounded."""
-    axes = reduced_axes(site)
+    axes = _reduced_axes(site)
     if not axes:
         return None
     total = b.rounded(b.reduce("ReduceSum", site.input(0), axes, keepdims=_kept(site)))
@@ -55,12 +74,25 @@ def log_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
 
 def log_sum_exp(b: LowBuilder, site: LowOp) -> list[str] | None:
     """ReduceLogSumExp: the largest value is subtracted first and added last, each step rounded."""
-    axes, x = reduced_axes(site), site.input(0)
+    axes, x = _reduced_axes(site), site.input(0)
     if not axes:
         return None
     powers = b.low("Exp", b.low("Sub", x, b.reduce("ReduceMax", x, axes, keepdims=True)))
     total = b.rounded(b.reduce("ReduceSum", powers, axes, keepdims=_kept(site)))
     return [b.low("Add", b.low("Log", total), b.reduce("ReduceMax", x, axes, keepdims=_kept(site)))]
+
+
+def _reduced_axes(site: LowOp) -> list[int] | None:
+    """Return the axes of a reduction, ascending; None if they are unknown."""
+    shape = site.shape(0)
+    if shape is None:
+        return None
+    stated = site.attribute("axes", site.value(1))
+    if stated is None and site.input(1):
+        return None
+    if stated is None or len(stated) == 0:
+        return [] if site.attribute("noop_with_empty_axes", 0) else list(range(len(shape)))
+    return sorted({int(axis) % len(shape) for axis in np.asarray(stated).reshape(-1)})
 
 
 def _kept(site: LowOp) -> bool:
@@ -73,7 +105,7 @@ def matrix_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
     Over leading axes, blocks of rows add up in the low type. The device adds a block when it ends; here the last comes
     first. Over other axes a library sums in float32.
     """
-    shape, axes = site.shape(0), reduced_axes(site)
+    shape, axes = site.shape(0), _reduced_axes(site)
     if shape is None or not axes:
         return None
     taken = [axis in axes for axis, size in enumerate(shape) if size != 1]
@@ -113,11 +145,15 @@ def _by_blocks(b: LowBuilder, site: LowOp, axes: Sequence[int], grid: tuple[int,
     assert rows is not None, "a grid of blocks is that of a known number of rows"
     blocks, height = grid
     turned = b.op("Transpose", b.shaped(site.input(0), [rows, -1]), perm=[1, 0])
-    parts = b.shaped(filled(b, TermRows(turned, rows), blocks * height, 0.0), [0, -1, blocks, height])
+    parts = b.shaped(b.filled(turned, rows, blocks * height), [0, -1, blocks, height])
     sums = b.rounded(b.reduce("ReduceSum", parts, [1, 3], keepdims=False))
     backward = b.op("Gather", sums, b.ints(range(blocks)[::-1]), axis=1)
     start = b.zeros_like(b.op("Gather", sums, b.ints([0]), axis=1))
-    return b.scan([start], [(b.unsqueeze(backward, [1]), 2)], folding("Add"), 2)[0]
+    return b.scan([start], [(b.unsqueeze(backward, [1]), 2)], _added, 2)[0]
+
+
+def _added(b: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
+    return [b.low("Add", states[0], parts[0])]
 
 
 def _count(b: LowBuilder, site: LowOp, axes: Sequence[int]) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp
-from amp_rewrite.rewrite.device_arithmetic.reductions import TermRows, filled
 
 _TERMS = 16
 """Terms that a tensor core adds up before it rounds."""
@@ -132,14 +131,14 @@ class _Direction:
         """Append the Scan over the steps; return the outputs of all steps, then the last states."""
         cell, x = _CELLS[self.site.op.op_type], self.site.input(0)
         size = cell.gates * self.hidden
-        rows = TermRows(b.shaped(x, [-1, self.width]), self.width)
-        product = _product(b, rows, self._blocks(b, 1), size)
+        rows = b.shaped(x, [-1, self.width])
+        product = _product(b, rows, self.width, self._blocks(b, 1), size)
         steps = b.op("Concat", b.picked(b.op("Shape", x), 0, 2, 0), b.ints([size]), axis=0)
         outer, recurrence = b.op("Reshape", product, steps), self._blocks(b, 2)
         biases = [self._bias(b, i) for i in range(2 * cell.gates)]
 
         def step(body: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
-            inner = _product(body, TermRows(states[0], self.hidden), recurrence, size)
+            inner = _product(body, states[0], self.hidden, recurrence, size)
             gates = [
                 _Gate(self._cut(body, parts[0], i, 1), self._cut(body, inner, i, 1), biases[i], biases[i + cell.gates])
                 for i in range(cell.gates)
@@ -160,7 +159,7 @@ class _Direction:
     def _blocks(self, b: LowBuilder, slot: int) -> str:
         """Return weights as [blocks, terms of a block, gates · hidden]."""
         weight, (_, size, length) = self._of(b, slot), self.site.static(slot) or (0, 0, 0)
-        terms = b.op("Transpose", filled(b, TermRows(weight, length), _TERMS, 0.0), perm=[1, 0])
+        terms = b.op("Transpose", b.filled(weight, length, _TERMS), perm=[1, 0])
         return b.shaped(terms, [-1, _TERMS, size])
 
     def _bias(self, b: LowBuilder, part: int) -> str:
@@ -177,10 +176,10 @@ class _Direction:
         return b.full(b.op("Concat", batch, b.ints([self.hidden]), axis=0), 0.0, DType.FLOAT)
 
 
-def _product(b: LowBuilder, rows: TermRows, blocks: str, size: int) -> str:
+def _product(b: LowBuilder, rows: str, length: int, blocks: str, size: int) -> str:
     """Return rows times weights: each block of terms adds up in float32, and the blocks in the low type, in order."""
-    parts = b.shaped(filled(b, rows, _TERMS, 0.0), [0, -1, _TERMS])
-    count = b.picked(b.op("Shape", rows.name), 0, 1, 0)
+    parts = b.shaped(b.filled(rows, length, _TERMS), [0, -1, _TERMS])
+    count = b.picked(b.op("Shape", rows), 0, 1, 0)
     start = b.full(b.op("Concat", count, b.ints([size]), axis=0), 0.0, DType.FLOAT)
     return b.scan([start], [(parts, 1), (blocks, 0)], _block_added, 2)[0]
 

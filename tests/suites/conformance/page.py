@@ -80,8 +80,7 @@ def _sections(results: Results) -> Iterator[str]:
     yield "## How results are judged"
     yield _text(
         "Under `amp_rewrite.emulate`, never by half-precision CPU kernels: float32 kernels, each low result rounded, "
-        'and no graph optimization. What kernels of a device round inside is left out (`accumulate="float32"`): it is '
-        "the same with every converter. "
+        "and no graph optimization. What CUDA kernels round inside is left out: it is the same with every converter. "
         "Inputs and outputs keep their types. Floats may differ from what the standard expects by "
         f"(1 + √n) · eps, but at most {DEEP_ENOUGH:g} · eps, times the largest magnitude of the tensor; eps is that of "
         "the low type, n the number of low ops. (Rounding to nearest is off by eps/2: the two operands of a product "

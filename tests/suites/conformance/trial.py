@@ -16,14 +16,15 @@ from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.pipeline.convert import Converted, convert
-from amp_rewrite.rewrite.emulate import emulate
 from suites.conformance import runtime
 from suites.conformance.case import Case, cases, inputs_to_feed
 from suites.conformance.judge import STANDARD_TOLERANCE, bound, objection, unlike
+from support.rounded_once import rounded_once
 
 RANDOM = frozenset({"Dropout", "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"}) | frozenset(
     {"RandomUniform", "RandomUniformLike"}
 )
+
 QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
 
 
@@ -192,7 +193,7 @@ def _converted(model: ModelProto, mode: Mode, ranges: Ranges | None = None) -> C
 
 def _verdict(footing: _Footing, result: Converted, mode: Mode) -> tuple[str, str | None]:
     """What the outputs of all samples are right by, and None; or what is wrong with them by the first measure."""
-    twin = emulate(result.result, io="same", accumulate="float32").to_proto()
+    twin = rounded_once(result.result, io="same").to_proto()
     kinds = {node.op_type for node in _nodes(footing.model.graph)}
     relative = bound(mode.to, len(list(_lowered(result))))
     gots = [runtime.run(twin, run.feeds) for run in footing.runs]

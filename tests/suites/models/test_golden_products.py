@@ -149,7 +149,6 @@ PRODUCTS: Mapping[str, Callable[[Path, View, Converted], bytes]] = {
     "overlay": lambda path, view, converted: overlay(view.model).encode(),
     "overlay of rules": lambda path, view, converted: overlay(view.model, "rule", report=converted.report).encode(),
     "emulation": lambda path, view, converted: written(emulate(converted.model)),
-    "emulation of sums": lambda path, view, converted: written(emulate(converted.model, accumulate="float16")),
     "gradients": backward,
     "step": step_of,
     "taps": taps,
@@ -229,8 +228,7 @@ def of_unknown_rank(model: ModelProto) -> ModelProto:
 
 EMULATIONS: Sequence[Callable[[OperatorCase], bytes]] = (
     lambda case: written(emulate(in_float16(case))),
-    lambda case: written(emulate(in_float16(case), accumulate="float16")),
-    lambda case: written(emulate(of_unknown_rank(in_float16(case)), accumulate="float16")),
+    lambda case: written(emulate(of_unknown_rank(in_float16(case)))),
     lambda case: shifted(case.model),
     dimensions,
 )

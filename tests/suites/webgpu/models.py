@@ -14,6 +14,8 @@ from support.paths import ROOT, TESTS
 
 BOUND = 4e-3
 """The largest error of a fixture that was converted for the device, of the largest float32 value."""
+LEAST, FACTOR = 0.7, 8.0
+"""The smallest and the largest error on the device in errors of the emulation: of an op, and of a converted fixture."""
 _DIGITS = ROOT / "examples" / "models"
 
 Feeds = dict[str, np.ndarray]

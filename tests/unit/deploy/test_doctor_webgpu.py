@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import onnx
-import pytest
 from click.testing import CliRunner
 
-from amp_rewrite import convert, doctor
+from amp_rewrite import doctor
 from amp_rewrite.cli import program
 from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, Check
 from amp_rewrite.runtime.kernels import load_webgpu_kernels
@@ -62,12 +58,3 @@ def test_options_about_cuda_are_refused_beside_the_target() -> None:
     done = CliRunner().invoke(program, ["doctor", model, "--target", "webgpu", "--gpu", "H200"])
     assert done.exit_code == 2
     assert "--gpu and --dimension are about CUDA" in done.output
-
-
-@pytest.mark.parametrize("words", [["--target", "webgpu"], ["--accumulate", "float16"]])
-def test_the_command_emulate_writes_the_twin_of_the_device(tmp_path: Path, words: list[str]) -> None:
-    path = str(tmp_path / "low.onnx")
-    convert(TESTS / "models" / "cnn_ts13.onnx").save(path)
-    done = CliRunner().invoke(program, ["emulate", path, *words])
-    assert done.exit_code == 0, done.output
-    assert "Scan" in {node.op_type for node in onnx.load(tmp_path / "low.emulated.onnx").graph.node}

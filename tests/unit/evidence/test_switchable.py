@@ -21,7 +21,6 @@ from amp_rewrite.evidence.instrument.switchable import SwitchableModel, switchab
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.request import Request
 from suites.models.test_fixtures import FIXTURES, LOW, batch, source
@@ -29,6 +28,7 @@ from suites.models.test_properties import bounded
 from support.cases import build, feeds
 from support.hard_models import HARD
 from support.random_graphs import Graph, graphs
+from support.rounded_once import rounded_once
 
 Array = NDArray[Any]
 
@@ -58,7 +58,7 @@ def apart(draft: Draft, feed: Mapping[str, Any], seeds: int = 4) -> float:
     for coloring in colorings:
         assert board.covers(coloring)
         found = twin.run({**feed, board.input: board.mask(coloring)})
-        expected = Runner.open(emulate(finish(draft, coloring).result, io="float32", accumulate="float32")).run(feed)
+        expected = Runner.open(rounded_once(finish(draft, coloring).result, io="float32")).run(feed)
         for name, named in board.outputs.items():
             a, b = np.asarray(expected[name], np.float64), np.asarray(found[named], np.float64)
             assert (np.isfinite(a) == np.isfinite(b)).all()
@@ -103,7 +103,7 @@ def test_it_agrees_with_the_emulation_on_random_graphs(graph: Graph, chosen: Ran
     if not board.covers(coloring):
         return
     found = Runner.open(board.model).run({**feed, board.input: board.mask(coloring)})
-    expected = Runner.open(emulate(finish(draft, coloring).result, io="float32", accumulate="float32")).run(feed)
+    expected = Runner.open(rounded_once(finish(draft, coloring).result, io="float32")).run(feed)
     for name, named in board.outputs.items():
         a, b = np.asarray(expected[name], np.float64), np.asarray(found[named], np.float64)
         largest = max(1.0, np.abs(a).max(initial=0))

@@ -20,12 +20,12 @@ from onnx.reference.op_run import RuntimeImplementationError, RuntimeTypeError
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.settings.list_entry import Color, Entry
 from amp_rewrite.settings.op_lists import load_lists
 from support.objections import refusals
 from support.one_op import Case, apart, cases, fed, holds_low_values, lowered, widened
 from support.paths import ROOT
+from support.rounded_once import rounded_once
 
 # By what the inputs are multiplied: results overflow; inputs and results are subnormal.
 FACTORS = {
@@ -141,7 +141,7 @@ def trials(case: Case, low: DType) -> Iterator[Trial]:
     if made is None:
         return
     model, names = made
-    twin = emulate(model, io="float32", accumulate="float32").proto
+    twin = rounded_once(model, io="float32").proto
     fast, plain = session(twin), session(twin, "ORT_DISABLE_ALL")
     for kind, factor in FACTORS[low].items():
         feeds = fed(case, names, low, factor)
