@@ -15,7 +15,6 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
