@@ -121,9 +121,10 @@ docs: $(SITE) ## build the documentation into build/site, strictly; run every co
 site: $(SITE) ## serve the documentation at http://localhost:8000 and follow changes
 	$(BIN)/python tools/build_site.py --serve
 
-lint: $(DEV) ## ruff check and ruff format --check
+lint: $(DEV) ## ruff check and ruff format --check; no code that nothing uses
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/vulture
 
 format: $(DEV) ## let ruff put the files in shape
 	$(BIN)/ruff check --fix .
