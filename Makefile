@@ -148,7 +148,7 @@ wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere,
 	$$uv pip install --quiet --python "$$away/venv" "$$away"/*.whl; \
 	unset PYTHONPATH; export PATH="$$away/venv/bin:$$PATH"; cd "$$away"; set -x; \
 	amp-rewrite --version; \
-	amp-rewrite lists MatMul; \
+	amp-rewrite explain MatMul; \
 	amp-rewrite digits_cnn.onnx -o digits_cnn.float16.onnx; \
 	amp-rewrite diff digits_cnn.onnx digits_cnn.onnx --fail-on raised,casts; \
 	code=0; amp-rewrite diff digits_cnn.onnx digits_cnn.float16.onnx || code=$$?; test $$code -eq 1; \
