@@ -114,7 +114,6 @@ pages: $(DEV) ## write the pages of docs/ that are made from code: rules, findin
 	set -e; for page in rules findings failures options commands api; do $(BIN)/python tools/build_$$page.py; done
 
 docs: $(SITE) ## build the documentation into build/site, strictly; run every command that a page shows
-	$(BIN)/python tools/count_words.py
 	$(BIN)/python tools/build_site.py
 	$(BIN)/python tools/run_pages.py
 
