@@ -114,16 +114,16 @@ pages: $(DEV) ## write the pages of docs/ that are made from code: rules, findin
 	set -e; for page in rules findings failures options commands api; do $(BIN)/python tools/build_$$page.py; done
 
 docs: $(SITE) ## build the documentation into build/site, strictly; run every command that a page shows
-	$(BIN)/python tools/count_words.py
 	$(BIN)/python tools/build_site.py
 	$(BIN)/python tools/run_pages.py
 
 site: $(SITE) ## serve the documentation at http://localhost:8000 and follow changes
 	$(BIN)/python tools/build_site.py --serve
 
-lint: $(DEV) ## ruff check and ruff format --check
+lint: $(DEV) ## ruff check and ruff format --check; no code that nothing uses
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/vulture
 
 format: $(DEV) ## let ruff put the files in shape
 	$(BIN)/ruff check --fix .
@@ -147,7 +147,7 @@ wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere,
 	$$uv pip install --quiet --python "$$away/venv" "$$away"/*.whl; \
 	unset PYTHONPATH; export PATH="$$away/venv/bin:$$PATH"; cd "$$away"; set -x; \
 	amp-rewrite --version; \
-	amp-rewrite lists MatMul; \
+	amp-rewrite explain MatMul; \
 	amp-rewrite digits_cnn.onnx -o digits_cnn.float16.onnx; \
 	amp-rewrite diff digits_cnn.onnx digits_cnn.onnx --fail-on raised,casts; \
 	code=0; amp-rewrite diff digits_cnn.onnx digits_cnn.float16.onnx || code=$$?; test $$code -eq 1; \

@@ -41,17 +41,17 @@ def page() -> str:
     parts = [HEAD.strip(), "\n".join(["| command | result |", "|---|---|", *index])]
     for name, command in commands:
         assert command is not None
-        parts += _section(command, click.Context(command, info_name=name, parent=root), 2)
+        parts += _section(command, click.Context(command, info_name=name, parent=root))
     words = [f"| `{own}` | {', '.join(f'`{word}`' for word in others)} |" for own, others in KNOWN_AS.items()]
     parts.append("\n".join([WORDS, "| here | elsewhere |", "|---|---|", *words]))
     return "\n\n".join(parts) + "\n"
 
 
-def _section(command: click.Command, context: click.Context, level: int) -> list[str]:
-    """Return the parts about a command, and about the commands of a group."""
+def _section(command: click.Command, context: click.Context) -> list[str]:
+    """Return the parts about a command."""
     path = context.command_path
     usage = " ".join([path, *command.collect_usage_pieces(context)])
-    parts = [f"{'#' * level} {path}", _words(command), f"```\n{usage}\n```"]
+    parts = [f"## {path}", _words(command), f"```\n{usage}\n```"]
     if examples := EXAMPLES.get(path.partition(" ")[2]):
         parts.append("```\n" + "\n".join(f"{NAME} {example}" for example in examples) + "\n```")
     rows = [
@@ -68,11 +68,6 @@ def _section(command: click.Command, context: click.Context, level: int) -> list
             *(_row(param, context) for param in params),
         ]
         parts.append("\n".join(lines))
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            assert inner is not None
-            parts += _section(inner, click.Context(inner, info_name=name, parent=context), level + 1)
     return parts
 
 

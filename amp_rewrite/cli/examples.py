@@ -7,7 +7,10 @@ import click
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("model.onnx", "model.onnx --data batches.npz --tolerance 1e-2", "explain model.onnx NODE"),
     "bench": ("bench model.onnx model.float16.onnx --random",),
-    "calibrate": ("calibrate model.onnx --data batches.npz",),
+    "calibrate": (
+        "calibrate model.onnx --data batches.npz",
+        "calibrate model.onnx --ranges a.json --ranges b.json -o c.json",
+    ),
     "completion": ("completion zsh > ~/.zfunc/_amp-rewrite",),
     "convert": (
         "model.onnx",
@@ -20,9 +23,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "explain": ("explain model.onnx /encoder/layer.0/MatMul", "explain Softmax mask_fill", "explain rules"),
     "gate": ("gate model.onnx --base origin/main --fail-on raised,casts",),
     "locate": ("locate model.onnx model.float16.onnx --data batches.npz",),
-    "ranges": ("ranges show model.ranges.json",),
-    "ranges merge": ("ranges merge first.json second.json -o both.json",),
-    "ranges show": ("ranges show model.ranges.json --top 20",),
     "report": ("report model.onnx --expect 'float16 >= 95%'",),
     "train-step": ("train-step model.onnx --loss 'cross_entropy(logits,labels)'",),
     "verify": ("verify model.onnx model.float16.onnx --data d.npz --tolerance 1e-2",),
@@ -35,11 +35,3 @@ def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
     if examples := EXAMPLES.get(ctx.command_path.partition(" ")[2]):
         with formatter.section("Examples" if len(examples) > 1 else "Example"):
             formatter.write("".join(f"  amp-rewrite {example}\n" for example in examples))
-
-
-class Group(click.Group):
-    """A group of commands whose help shows examples."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(ctx, formatter)
-        super().format_options(ctx, formatter)

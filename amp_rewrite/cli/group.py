@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem, shell_complete
 
 from amp_rewrite.cli import terminal
 from amp_rewrite.cli.completion import COMPLETE, NAME, register
-from amp_rewrite.cli.examples import Group
+from amp_rewrite.cli.examples import write_examples
 from amp_rewrite.errors import AmpRewriteError, advice, options_spelled
 from amp_rewrite.reports.render import WIDTH, plain
 from amp_rewrite.version import VERSION
@@ -39,7 +39,6 @@ COMMANDS = {
     "explain": "Print why NODE gets its type, back to the op that decides; or what WORD means.",
     "gate": "Compare each FILE with the same file in a commit of git; exit with 1 if one differs.",
     "locate": "Print where values of B depart from A, and the ops that add most.",
-    "ranges": "Merge and show files that `amp-rewrite calibrate` wrote.",
     "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
     "train-step": "Write one ONNX model that makes a training step of MODEL.",
     "verify": "Compare the outputs of B with those of A on the same data.",
@@ -47,7 +46,7 @@ COMMANDS = {
 """Each command and the first sentence of its help. `cli/commands/NAME.py` defines it, as a function of that name."""
 
 
-class Program(Group):
+class Program(click.Group):
     """The commands of the table; `amp-rewrite MODEL …` is `amp-rewrite convert MODEL …`."""
 
     default = "convert"
@@ -72,6 +71,10 @@ class Program(Group):
             return [*options, *(item for item in super().shell_complete(ctx, incomplete) if item.value not in own)]
         named = [CompletionItem(name, help=words) for name, words in COMMANDS.items() if name.startswith(incomplete)]
         return [*named, CompletionItem("*.onnx", type="glob")]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(ctx, formatter)
+        super().format_options(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         limit = formatter.width - 6 - max(map(len, COMMANDS))

@@ -187,14 +187,14 @@ color = option(
 )
 
 
-def command(*options: Callable[[F], F], group: click.Group | None = None) -> Callable[[F], click.Command]:
+def command(*options: Callable[[F], F]) -> Callable[[F], click.Command]:
     """Return a decorator that makes a command with options, in the order of its help."""
 
     def decorate(function: F) -> click.Command:
         decorators: tuple[Callable[[Any], Any], ...] = (*options, color)
         for decorator in reversed(decorators):
             function = decorator(function)
-        return (group or click).command(cls=Command)(function)
+        return click.command(cls=Command)(function)
 
     return decorate
 

@@ -32,7 +32,7 @@ class ProgramTensor:
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.key, self.__dict__)
 
-    def __deepcopy__(self, memo: object) -> ProgramTensor:
+    def __deepcopy__(self, _memo: object) -> ProgramTensor:
         return self
 
     def values(self) -> Array:

@@ -16,8 +16,9 @@ class Roof:
 
     `tf32`: float32 operations inside tensor cores, which round their inputs to TF32; None if there are none. Rates are
     dense, without sparsity, with sums in float32; a multiplication and an addition are two operations. Tensor cores
-    with bfloat16 are as fast in it as in float16. `reached`: the share of `low` that the fastest of many products
-    reached in a measurement (`REACHED`); None without one. `words`: those of the driver's name for it.
+    with bfloat16 are as fast in it as in float16. `reached`: the share of `low` that the fastest of many bfloat16
+    products reached (github.com/mag-/gpu_benchmark; of the H200, benchmarks/results/gpu.md); 1 for a rate above the
+    sheet's, at a higher clock; None without a measurement. `words`: those of the driver's name for it.
     """
 
     gpu: str
@@ -44,10 +45,6 @@ class Roof:
             return self
         return replace(self, low=self.low * self.reached, tf32=self.tf32 and self.tf32 * self.reached, reached=None)
 
-
-REACHED = "https://github.com/mag-/gpu_benchmark"
-"""The fastest bfloat16 product found on each GPU; that of the H200 is from benchmarks/results/gpu.md. A rate above the
-sheet's, at a higher clock, counts as all of it."""
 
 _UNREAD = "unverified: the document was not at hand"
 _AGREES = f"{_UNREAD}; agrees with {{}}"

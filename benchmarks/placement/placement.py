@@ -3,7 +3,7 @@
     python benchmarks/run.py placement [CACHE] [--peers PYTHON] [--autocast PYTHON] [--go-on] [--models NAME ...]
 
 Models are the exported ones in `tests/models`, those of the zoo that CACHE holds, and the made-up graphs of
-`scale/graph_scale.py`. Of each: Casts added, and the predicted time that a model takes beyond the cheapest run (Casts,
+`graphs.py`. Of each: Casts added, and the predicted time that a model takes beyond the cheapest run (Casts,
 float32 where low is faster, lost fusions) on several GPUs, by every way to place and every other converter; and the
 seconds of processor time that coloring takes. `--peers` is an interpreter with onnxruntime's converter, `--autocast`
 one with nvidia-modelopt[onnx]: they are given the nodes that `auto` keeps in float32, and place the Casts between those
@@ -32,8 +32,7 @@ from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings.choices import Placement
 from amp_rewrite.settings.request import Request
-from benchmarks.placement import judge
-from benchmarks.scale import graph_scale
+from benchmarks.placement import graphs, judge
 from benchmarks.shared import measure
 
 FIXTURES = measure.ROOT / "tests" / "models"
@@ -285,9 +284,9 @@ def main() -> None:
     real = _chosen(given.cache, given.models) if given.cache is not None else []
     run([exported, *([path] for path in real)], rows, tools, ways(given.gpu))
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as name:
-        for shape in graph_scale.SHAPES if given.nodes else ():
+        for shape in graphs.SHAPES if given.nodes else ():
             path = Path(name) / f"{shape}_{given.nodes}.onnx"
-            measure.apart(graph_scale.build, shape, given.nodes, str(path))
+            measure.apart(graphs.build, shape, given.nodes, str(path))
             run([[path]], rows, tools, ways(given.gpu[:1]))
             path.unlink()
     print("\n".join(["", *summary(rows.rows)]))

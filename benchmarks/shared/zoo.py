@@ -15,7 +15,6 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,16 +176,6 @@ ZOO: dict[str, Callable[[], Built]] = {
     "llama": llama,
     "unet": unet,
 }
-
-SHORT: dict[str, Callable[[], Built]] = {
-    "bert_base": partial(bert, 1, 32),
-    "vit_base": partial(vit, 64),
-    "resnet50": partial(resnet, 64),
-    "gpt2": partial(gpt2, 16),
-    "llama": partial(llama, 8),
-    "unet": partial(unet, 16, 16),
-}
-"""The same weights on short inputs: for what takes many runs."""
 
 
 def export(name: str, cache: Path, build: Callable[[], Built] | None = None) -> Path:

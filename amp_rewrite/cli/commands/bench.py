@@ -9,9 +9,8 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import DataOptions
-from amp_rewrite.cli.page import check_page, is_page, present
+from amp_rewrite.cli.page import check_page, present
 from amp_rewrite.cli.parameters import option
-from amp_rewrite.settings.option import OUTPUT
 
 if TYPE_CHECKING:
     from amp_rewrite.deploy.bench.result import Benchmark
@@ -28,9 +27,7 @@ _TIMING = (
     option("--fit", "SIZE", "Find the largest batch that fits into SIZE, such as 8GB.", _HEAD),
     option("--memory/--no-memory", None, "Measure peak memory, each model in its own process.", _HEAD, default=True),
     option("--profile/--no-profile", None, "Measure the time of each op.", _HEAD, default=True),
-    option("--plot", "FILE", "Also draw to a .svg, .png or .pdf file.", OUTPUT, type=parameters.FILE_OUT),
-    parameters.html,
-    parameters.flag("--overwrite", "Replace the files of plot and page.", OUTPUT),
+    *parameters.PAGE,
 )
 
 
@@ -41,30 +38,17 @@ _TIMING = (
     parameters.as_json,
     parameters.quiet(),
 )
-def bench(
-    models: tuple[Path, ...], plot: Path | None, html: Path | None, as_json: bool, quiet: bool, **given: Any
-) -> None:
+def bench(models: tuple[Path, ...], html: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:
     """Time models side by side: latency, throughput, memory, ops.
 
     All models run on the same batch; the first is the baseline. The output names the ops that got slower. Measure on a
     GPU: on a CPU half precision is slower.
     """
     feeding, overwrite = DataOptions.taken(given).needed(), given.pop("overwrite")
-    if html is None and is_page(plot):
-        plot, html = None, plot
     check_page(html, overwrite=overwrite, read=models)
-    if plot is not None:
-        from amp_rewrite.deploy.bench.plot import check_plot
-
-        check_plot(plot, overwrite=overwrite)  # before the work, not after it
     benchmark = _benchmark(models, feeding, given, quiet=quiet)
     text = benchmark.to_json() if as_json else benchmark.text()
     present(benchmark, text, html, as_json=as_json, quiet=quiet)
-    if plot is not None:
-        from amp_rewrite.deploy.bench.plot import plot as draw
-
-        draw(benchmark, plot)
-        terminal.talk(f"wrote {plot}", quiet=quiet)
 
 
 def _benchmark(models: tuple[Path, ...], feeding: DataOptions, given: dict[str, Any], *, quiet: bool) -> Benchmark:

@@ -23,8 +23,6 @@ HEADINGS = ("What it protects", "Why", "Example", OVERRIDE, "Source")
 """Headings of a rule's docstring."""
 _ADVICE = "Lower single ops by name or pattern with `--lower`; `--safety none` turns off all rules."
 """The end of each text on overriding."""
-MODELS = ("hit", "near")
-"""The ends of a rule: the smallest model that needs it, and the nearest one that it leaves alone."""
 _SECTION = re.compile(rf"^({'|'.join(HEADINGS)}): ", re.MULTILINE)
 
 
@@ -47,7 +45,10 @@ class Record:
         return (self.name,)
 
     def model(self, end: str, case: str = "") -> str:
-        """Return the ONNX text of one of the `MODELS`; `case`: another pair than the first."""
+        """Return the ONNX text of a model; `case`: another pair than the first.
+
+        `end`: "hit" for the smallest model that needs the rule, "near" for the nearest one that it leaves alone.
+        """
         file = f"{case or self.pairs[0]}.{end}.onnxtxt"
         return resources.files("amp_rewrite").joinpath(self.folder, file).read_text("utf-8")
 

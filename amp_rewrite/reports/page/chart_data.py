@@ -1,4 +1,4 @@
-"""Charts as data, before anything draws them: a page draws them as SVG, `bench --plot` by matplotlib."""
+"""Charts as data, and drawn as SVG for a page."""
 
 from __future__ import annotations
 

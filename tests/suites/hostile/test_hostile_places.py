@@ -79,14 +79,6 @@ def test_a_report_never_replaces_the_weights_that_are_read(cage: Cage, tmp_path:
     assert outcome.refused and (tmp_path / "w.json").read_bytes() == before
 
 
-def test_a_plot_replaces_no_file_unasked(cage: Cage, folder: Path) -> None:
-    (folder / "photo.png").write_bytes(b"mine")
-    words = ("bench", "m.onnx", "--random", "--rounds", "1", "--runs", "1", "--no-memory", "--no-profile", "-q")
-    outcome = cage.run(*words, "--plot", "photo.png", folder=folder)
-
-    assert outcome.refused and (folder / "photo.png").read_bytes() == b"mine"
-
-
 # -- pipes ------------------------------------------------------------------------------------------------------
 
 

@@ -73,10 +73,6 @@ def test_quiet_prints_nothing() -> None:
             ("full.onnx", "--data", "x.npz", "--batch-sizes", "1;2"),
             "error: '1;2' is not a list of batch sizes; write it as 1,8,64",
         ),
-        (
-            ("full.onnx", "--data", "x.npz", "--plot", "x.txt"),
-            "error: cannot draw to x.txt: the suffix selects the format; use .svg, .png, .pdf",
-        ),
         (("--data", "x.npz"), f"error: Missing argument 'A [B]...'; {SEE}"),
     ],
 )

@@ -40,7 +40,6 @@ TYPED = {
     "--data bat": "--data batches.npz",
     "--data=bat": "--data=batches.npz",
     "verify model.onnx su": "verify model.onnx sub",
-    "ranges sh": "ranges show",
 }
 """What is typed after the program's name, and the line after Tab."""
 
@@ -213,8 +212,7 @@ def test_the_first_word_may_be_a_command_a_model_or_an_option() -> None:
         ("convert 'my model.onnx' --metric s", ["snr", "scaled"]),
         ("verify a.onnx ", ["*.onnx"]),
         ("train-step m.onnx --loss-scale d", ["dynamic"]),
-        ("ranges ", ["merge", "show"]),
-        ("rule mask_f", ["mask_fill"]),
+        ("explain mask_f", ["mask_fill"]),
         ("no-such-command --to fl", ["float16"]),
     ],
 )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
 from importlib import metadata
 
 import click
@@ -22,17 +21,7 @@ from unit.cli.test_cli import run
 FILE = TESTS / "golden" / "help.txt"
 
 
-def commands(group: click.Group = program, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Every command with its words."""
-    for name in group.list_commands(click.Context(group)):
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
-        yield f"{path}{name}", command
-        if isinstance(command, click.Group):
-            yield from commands(command, f"{name} ")
-
-
-ALL = dict(commands())
+ALL = {name: command for name in COMMANDS if (command := program.get_command(None, name))}
 
 
 @pytest.fixture(autouse=True)
@@ -92,11 +81,8 @@ def test_every_help_has_an_example_that_the_command_takes(name: str) -> None:
     for example in EXAMPLES[name]:
         words = shlex.split(example.partition(" >")[0] if " > " in example and "'" not in example else example)
         with program.make_context("amp-rewrite", ["convert", *words] if words[0] not in COMMANDS else words) as ctx:
-            command, rest = program, [*ctx._protected_args, *ctx.args]
-            while isinstance(command, click.Group):
-                _, chosen, rest = command.resolve_command(ctx, rest)
-                assert chosen is not None
-                command = chosen
+            _, command, rest = program.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
+            assert command is not None
             command.make_context("any", rest, parent=ctx)
 
 

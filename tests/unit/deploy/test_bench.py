@@ -16,7 +16,7 @@ import onnx.parser
 import pytest
 
 import amp_rewrite
-from amp_rewrite import AmpRewriteError, FeedError, Model, ModelError, PolicyError, ReportError
+from amp_rewrite import AmpRewriteError, FeedError, Model, ModelError, PolicyError
 from amp_rewrite.deploy.bench.batches import BatchAxis, batch_axis
 from amp_rewrite.deploy.bench.bench import parse_sizes
 from amp_rewrite.deploy.bench.candidate import Candidate, distinct_names
@@ -24,7 +24,6 @@ from amp_rewrite.deploy.bench.child import BenchJob, JobResult, apart, outcome_o
 from amp_rewrite.deploy.bench.device import GpuMemory
 from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, LargestBatch, OpChanges
 from amp_rewrite.deploy.bench.memory import largest, parse_bytes
-from amp_rewrite.deploy.bench.plot import check_plot, plot
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type, changes, read_profile
 from amp_rewrite.deploy.bench.result import Benchmark
 from amp_rewrite.deploy.bench.timing import SpeedUp, Timing, interleaved, runs_per_round, speed_up, warm_up
@@ -652,30 +651,6 @@ def test_machines_read_all_of_it() -> None:
     assert [row["throughput"] for row in told["entries"][1]["sweep"]] == [8000.0, None]
     assert told["changed"][0]["ops"][0]["before"] is None
     assert set(told) == {"schema", *Benchmark.__dataclass_fields__}
-
-
-def test_a_picture_needs_a_suffix_a_folder_and_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusal(file: Path) -> str:
-        with pytest.raises(ReportError) as caught:
-            check_plot(file)
-        return str(caught.value)
-
-    x = tmp_path / "x.txt"
-    assert refusal(x) == f"cannot draw to {x}: the suffix selects the format; use .svg, .png, .pdf"
-    y = tmp_path / "none" / "x.svg"
-    assert refusal(y) == f"cannot write {y}: the folder {y.parent} does not exist; make it first"
-    (tmp_path / "d.svg").mkdir()
-    assert refusal(tmp_path / "d.svg") == f"cannot write {tmp_path / 'd.svg'}: it is a folder; name a file"
-    monkeypatch.setattr("amp_rewrite.deploy.bench.plot.find_spec", lambda name: None)
-    missing = "drawing needs matplotlib, which is not installed; pip install matplotlib"
-    assert refusal(tmp_path / "x.svg") == missing
-
-
-def test_a_picture_shows_every_model(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    plot(RESULT, tmp_path / "x.svg")
-    drawn = (tmp_path / "x.svg").read_text("utf-8")
-    assert drawn.startswith("<?xml") and drawn.count("a.onnx") >= 1 and drawn.count("b.onnx") >= 2
 
 
 def test_tf32_is_an_option_of_cuda_alone() -> None:

@@ -1,45 +1,15 @@
-"""Time and memory against the number of nodes.
-
-    python benchmarks/run.py graph_scale [--nodes 1000 10000 100000] [--shapes chain pingpong fanout nested]
-
-Each model is converted by `amp-rewrite` in a process of its own, checks, report and writing included. The time
-per node, start-up taken off, must not grow.
-"""
+"""Graphs of a few shapes with any number of nodes: chains, types in turn, fans, nested sums."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from benchmarks.shared import measure
 
 if TYPE_CHECKING:
     from onnx import NodeProto
 
 WIDTH = 8
 _DEPTH = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One conversion: of which shape, how many nodes, what it cost."""
-
-    shape: str
-    nodes: int
-    wall: float
-    cpu: float
-    peak: int
-    startup: float
-
-    @property
-    def per_node(self) -> float:
-        """Microseconds of processor time per node, start-up taken off."""
-        return max(self.cpu - self.startup, 0.0) / self.nodes * 1e6
 
 
 def chain(count: int) -> Iterator[NodeProto]:
@@ -118,56 +88,3 @@ def build(shape: str, count: int, path: str) -> int:
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     return len(nodes)
-
-
-def measured(shape: str, count: int, folder: Path, startup: float) -> Point:
-    """The cost of converting one model."""
-    path = folder / f"{shape}_{count}.onnx"
-    nodes = measure.apart(build, shape, count, str(path))
-    out = folder / "out.onnx"
-    found = measure.cost([*measure.own_command(), path, "-o", out, "--overwrite"])
-    if found.code:
-        sys.exit(f"amp-rewrite failed on {path.name}: {found.said}")
-    path.unlink()
-    out.unlink()
-    return Point(shape, nodes, found.wall, found.cpu, found.peak, startup)
-
-
-def table(points: list[Point]) -> list[str]:
-    """The lines of the results' table."""
-    head = ["shape", "nodes", "seconds", "processor seconds", "µs per node", "peak MB"]
-    return measure.markdown(
-        head,
-        [
-            (p.shape, p.nodes, f"{p.wall:.2f}", f"{p.cpu:.2f}", f"{p.per_node:.0f}", f"{p.peak / 1e6:.0f}")
-            for p in points
-        ],
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
-    given = parser.parse_args()
-    measure.warm_up()
-    points = []
-    with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as name:
-        folder = Path(name)
-        startup = min(measured("chain", 1, folder, 0.0).cpu for _ in range(2))
-        for shape in given.shapes:
-            for count in given.nodes:
-                points.append(measured(shape, count, folder, startup))
-                p = points[-1]
-                print(
-                    f"{p.shape:9} {p.nodes:7}  {p.wall:6.2f} s  cpu {p.cpu:6.2f} s  {p.per_node:7.1f} us/node"
-                    f"  {p.peak / 1e6:6.0f} MB",
-                    flush=True,
-                )
-                if not given.dry_run:  # a long run that is broken off keeps what it has
-                    measure.write("graph_scale", measure.machine(), points, table(points))
-
-
-if __name__ == "__main__":
-    main()

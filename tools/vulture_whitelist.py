@@ -1,0 +1,59 @@
+"""Names that vulture takes for unused, each with its reason. Nothing runs this file; vulture reads it."""
+
+# Called by click.
+_.get_completion_args
+_.format_completion
+_.list_commands
+_.format_commands
+_.get_missing_message
+
+# Called or read by Python and its tools.
+_._missing_  # of an Enum, for a value that it lacks
+_._name_  # of a member that is made by hand
+_._value_  # likewise
+_.__signature__  # read by inspect
+_._repr_html_  # called by notebooks
+
+# Run in a child process, which gets the name as text.
+_.open_plainly
+_.probe_webgpu
+_.kernel_registry
+
+# Read by onnxruntime, from its SessionOptions.
+_.log_severity_level
+_.intra_op_num_threads
+_.enable_mem_reuse
+_.enable_mem_pattern
+_.graph_optimization_level
+_.enable_profiling
+_.profile_file_prefix
+
+# Part of an alias of types, which is a text.
+_.HoldsModel
+_.ExportedProgram
+_.Readable
+_.TorchType
+
+# Keys of a TypedDict: keywords of `fit`.
+_.validation_data
+_.validation_split
+_.first_epoch
+_.steps_per_epoch
+
+# Parameters of functions with the signature of another library; they are read from `locals()`.
+_.disable_shape_infer
+_.force_fp16_initializers
+_.force_fp16_inputs
+_.use_bfloat16_as_blocked_nodes_dtype
+_.persistent  # of TensorFlow's GradientTape: this one is always persistent
+
+# Names of Keras.
+_.should_cast_variables
+_.KLDivergence
+_.MeanAbsoluteError
+
+# Written to JSON from the fields of a dataclass.
+_.float_ops
+_.largest_error
+
+_.given_outputs  # of a Binding: users read their buffers there
