@@ -216,7 +216,7 @@ def test_what_is_not_known_counts_as_stated() -> None:
 
 
 def placed(model: ModelProto | Path, **options: Any) -> Converted:
-    return convert(model, **{"placement": "mincut", **options})
+    return convert(model, **{"placement": "mincut", "fuse": "basic", **options})
 
 
 def lowered(result: Converted) -> set[str]:
@@ -286,7 +286,7 @@ def test_an_added_bias_is_not_parted_from_its_norm() -> None:
         '<ir_version: 10, opset_import: ["" : 21]> g (float[64,64] x, float[64,64] z, float[64] s) => (float[64,64] y)'
         "{ a = MatMul (x, z) c = Add (a, z) n = LayerNormalization (c, s) y = Identity (n) }"
     )
-    draft = Draft.of(model, Request.of(placement="mincut"))
+    draft = Draft.of(model, Request.of(placement="mincut", fuse="basic"))
     draft.paint()
     assert draft.placing is not None
     pairs = draft.placing.labelling.pairs
@@ -386,7 +386,7 @@ def test_a_coloring_that_breaks_gate_and_pins_is_noticed() -> None:
 
 @functools.cache
 def drafted(name: str, placement: str) -> Draft:
-    return Draft.of(MODELS / f"{name}.onnx", Request.of(placement=placement))
+    return Draft.of(MODELS / f"{name}.onnx", Request.of(placement=placement, fuse="basic"))
 
 
 @both_placements
@@ -461,7 +461,7 @@ def on_the_stub() -> Mapping[str, list[dict[str, Any]]]:
             files.append(MODELS / f"{name}.onnx")
             for way in WAYS_TO_PLACE:
                 files.append(Path(folder, f"{name}.{way}.onnx"))
-                convert(MODELS / f"{name}.onnx", placement=way).save(files[-1])
+                convert(MODELS / f"{name}.onnx", placement=way, fuse="basic").save(files[-1])
         told = stub.placements(files)
     size = 1 + len(WAYS_TO_PLACE)
     return {name: told[size * i : size * (i + 1)] for i, name in enumerate(FIXTURES)}
