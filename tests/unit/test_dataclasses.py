@@ -15,6 +15,7 @@ import amp_rewrite
 Field = dataclasses.Field[Any]
 
 NUMBERS = {
+    "decide.hazards.fill_reach._Held.pure": True,
     "decide.placement.cut_problem.CutProblem.islands": True,
     "decide.placement.labelling.Conversion.casts": 1,
     "decide.placement.place.PlacementRule.islands": True,
@@ -28,7 +29,7 @@ NUMBERS = {
     "ir.patterns.match.Ops.casts": True,
     "ir.patterns.match.Through.most": 8,
     "reports.rows.PortRow.after": -1,
-    "reports.rows.ReportData.schema": 2,
+    "reports.rows.ReportData.schema": 1,
     "reports.rows.Row.because_row": -1,
     "reports.rows.Row.named": True,
     "reports.rows.CastRow.after": -1,

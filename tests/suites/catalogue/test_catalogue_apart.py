@@ -232,21 +232,10 @@ RANGES = (
 )
 
 
-PROVED = ("a cube inside an activation that no pattern knows",)
-"""Cases whose weights prove the overflow, if inputs have the magnitude 1."""
-
-
-@every([case for case in RANGES if case.name in PROVED])
-def test_a_range_that_weights_prove_needs_no_keep(case: Case) -> None:
-    result = convert(case.model())
-    assert of_numbers(case, result.model) == []
-    assert result.report.totals.compute_lowered > 0
-
-
 @every(RANGES)
 def test_a_range_that_only_data_shows_needs_keep_and_keep_cures_it(case: Case) -> None:
-    """Nothing in these graphs and constants tells them from harmless ones, but for a proof: they are lowered."""
-    assert (of_numbers(case, convert(case.model()).model) == []) == (case.name in PROVED)
+    """Nothing in these graphs and constants tells them from harmless ones: they are lowered."""
+    assert of_numbers(case, convert(case.model()).model) != []
     result = converted(case)
     assert of_result(case, result.model) == []
     assert result.report.totals.compute_lowered > 0

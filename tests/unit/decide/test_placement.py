@@ -216,7 +216,7 @@ def test_what_is_not_known_counts_as_stated() -> None:
 
 
 def placed(model: ModelProto | Path, **options: Any) -> Converted:
-    return convert(model, **{"placement": "mincut", **options})
+    return convert(model, **{"placement": "mincut", "fuse": "basic", **options})
 
 
 def lowered(result: Converted) -> set[str]:
@@ -286,7 +286,7 @@ def test_an_added_bias_is_not_parted_from_its_norm() -> None:
         '<ir_version: 10, opset_import: ["" : 21]> g (float[64,64] x, float[64,64] z, float[64] s) => (float[64,64] y)'
         "{ a = MatMul (x, z) c = Add (a, z) n = LayerNormalization (c, s) y = Identity (n) }"
     )
-    draft = Draft.of(model, Request.of(placement="mincut"))
+    draft = Draft.of(model, Request.of(placement="mincut", fuse="basic"))
     draft.paint()
     assert draft.placing is not None
     pairs = draft.placing.labelling.pairs
@@ -386,7 +386,7 @@ def test_a_coloring_that_breaks_gate_and_pins_is_noticed() -> None:
 
 @functools.cache
 def drafted(name: str, placement: str) -> Draft:
-    return Draft.of(MODELS / f"{name}.onnx", Request.of(placement=placement))
+    return Draft.of(MODELS / f"{name}.onnx", Request.of(placement=placement, fuse="basic"))
 
 
 @both_placements
@@ -454,21 +454,27 @@ FOLDED: Mapping[str, Counter[str]] = {"cnn_dynamo18": Counter(BatchNormalization
 
 @functools.cache
 def on_the_stub() -> Mapping[str, list[dict[str, Any]]]:
-    """What the stub says of each model in float32 and placed in each way; all at once, since starting costs."""
+    """What the stub says of each model in float32, placed in each way and by default; at once: starting costs."""
     with tempfile.TemporaryDirectory() as folder:
         files = []
         for name in FIXTURES:
             files.append(MODELS / f"{name}.onnx")
             for way in WAYS_TO_PLACE:
                 files.append(Path(folder, f"{name}.{way}.onnx"))
-                convert(MODELS / f"{name}.onnx", placement=way).save(files[-1])
+                convert(MODELS / f"{name}.onnx", placement=way, fuse="basic").save(files[-1])
+            files.append(Path(folder, f"{name}.operators.onnx"))
+            convert(MODELS / f"{name}.onnx").save(files[-1])
         told = stub.placements(files)
-    size = 1 + len(WAYS_TO_PLACE)
+    size = 2 + len(WAYS_TO_PLACE)
     return {name: told[size * i : size * (i + 1)] for i, name in enumerate(FIXTURES)}
 
 
 ON_THE_HOST: Mapping[str, list[str]] = {"unet_ts15": ["Cast /attention/Pow_output_0_float16_cast"]}
 """Casts of single numbers that the runtime computes from shapes on the host, in float32, too."""
+
+
+COUNTED = 2
+"""Casts from truth values to int32 and back, by which a model finds the rows of attention that a mask hides whole."""
 
 
 def worse(float32: Mapping[str, Any], cut: Mapping[str, Any]) -> dict[str, Any]:
@@ -489,7 +495,7 @@ def fused(row: Mapping[str, Any]) -> Counter[str]:
 @every_fixture
 def test_a_placed_model_loses_no_fusion_and_leaves_nothing_on_the_host(name: str, cuda_stub: Path) -> None:
     """Of what the runtime fuses in float32, and puts on the GPU there."""
-    float32, spread, *cuts = on_the_stub()[name]
+    float32, spread, *cuts, _ = on_the_stub()[name]
     for cut in cuts:
         assert "error" not in cut, cut
         assert worse(float32, cut) == {
@@ -499,6 +505,16 @@ def test_a_placed_model_loses_no_fusion_and_leaves_nothing_on_the_host(name: str
             "copies": 0,
         }
         assert cut["casts"] <= spread["casts"]
+
+
+@pytest.mark.stub
+@every_fixture
+def test_operators_of_onnxruntime_leave_nothing_on_the_host(name: str, cuda_stub: Path) -> None:
+    float32, spread, *_, operators = on_the_stub()[name]
+    assert "error" not in operators, operators
+    found = worse(float32, operators)
+    assert (found["on the host"], found["of unknown type"], found["copies"]) == (ON_THE_HOST.get(name, []), [], 0)
+    assert operators["casts"] <= spread["casts"] + COUNTED
 
 
 @pytest.mark.stub

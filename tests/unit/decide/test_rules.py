@@ -146,7 +146,7 @@ MUST_NOT = {
         {"types": {"n": "bool"}, "constants": {"k": 1.5}},
     ),
     "angle": Graph("f=Cast[to=float](n);a=MatMul(f,w);c=Tanh(a)", "a", safe(), {"types": {"n": "int"}}),
-    "constant_range": Graph("a=MatMul(x,x);m=Mul(a,k);b=MatMul(m,m)", "m", safe(), {"constants": {"k": 1e4}}),
+    "constant_range": Graph("a=MatMul(x,x);m=Mul(a,k);b=MatMul(m,m)", "m", safe(), {"constants": {"k": 100.0}}),
     "epsilon": Graph(
         "a=MatMul(x,x);e=Add(a,k);q=Sqrt(e);d=Div(x,q);b=MatMul(d,d)", "e", safe(), {"constants": {"k": 1e-4}}
     ),
