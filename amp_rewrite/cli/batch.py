@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from amp_rewrite.fleet.outcome import Outcome
     from amp_rewrite.settings.config_file import Settings
 
-_SHOWN = 3  # findings of a model, with -v
-
 
 def is_batch(model: Path, more: tuple[Path, ...], output: Path | None) -> bool:
     """True if words of the command line stand for a batch: one is a folder or a glob, or the output is a folder."""

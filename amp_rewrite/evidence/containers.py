@@ -41,12 +41,6 @@ def differences(
         yield part, Difference(0, False, f"the reference gives {_kind(a)}, the candidate {_kind(b)}")
 
 
-def as_array(value: Given) -> Given:
-    """Return a map, or a sequence of maps of equal keys, as an array; other values as they are."""
-    maps = _maps(value)
-    return _values(maps, _places(maps)) if maps and _uniform(maps) else value
-
-
 def _maps(value: Given) -> Maps:
     """Return a map, or a sequence that holds maps alone, as a sequence of maps; () for other values."""
     whole = [value] if isinstance(value, dict) else value if isinstance(value, list) else ()

@@ -29,8 +29,6 @@ from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import Row
 from amp_rewrite.rewrite.passes.inline import inlined
 
-LAYERS = ("type", "rule", "error")
-"""Layers of an overlay."""
 TYPES = {
     "float16": "#58c1f5",
     "bfloat16": "#4fc9a4",

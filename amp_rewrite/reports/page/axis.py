@@ -126,11 +126,6 @@ def record(row: Any) -> dict[str, object]:
     return {name: finite(value) if isinstance(value, float) else value for name, value in asdict(row).items()}
 
 
-def height(number: float) -> float:
-    """Return the number that a mark shows: infinity for one that is not finite."""
-    return number if math.isfinite(number) else math.inf
-
-
 @dataclass(frozen=True, slots=True)
 class Bin:
     """Neighbouring numbers drawn as one: the places of the first and the last, and their extremes."""

@@ -14,9 +14,6 @@ _ROOM, _RING, _RINGS = 0.07, 0.065, 15
 _GRAIN = 1000
 """Units of the paths, which are stretched to their area."""
 
-Point = tuple[float, float | None]
-"""Place and number; None for a number that was not measured."""
-
 
 def _extent(axis: Axis, low: float, high: float, least: float = 0.0) -> tuple[float, float] | None:
     """Return the places of two numbers; None for NaN, or if they are nearer than `least`."""
@@ -50,20 +47,6 @@ def limit(y: Axis, number: float, words: str, kind: str = "tolerance") -> list[E
     line = element("line", x1="0%", x2="100%", y1=y.up(number), y2=y.up(number), class_=kind)
     below, note = (y.at(number) or 0.0) > 0.9, "note" if kind == "tolerance" else "aside"
     return [line, element("text", words, x="0%", dx="4", y=y.up(number), dy="14" if below else "-5", class_=note)]
-
-
-def steps(x: Axis, y: Axis, points: Iterable[Point], kind: str) -> list[Element]:
-    """Return a line of steps: each number from its place to the next one. It breaks where a number is missing."""
-    parts, before = [], False
-    for place, number in points:
-        start, end, height = x.at(place), x.at(place + 1), None if number is None else y.at(number)
-        if height is None or start is None or end is None:
-            before = False
-            continue
-        level = _grain(1 - height)
-        parts.append(f"{'V' if before else f'M{_grain(start)} '}{level}H{_grain(end)}")
-        before = True
-    return _path("".join(parts), f"line {kind}")
 
 
 def envelope(x: Axis, y: Axis, bins: Iterable[Bin], kind: str) -> list[Element]:

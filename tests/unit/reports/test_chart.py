@@ -25,7 +25,6 @@ from amp_rewrite.reports.page.marks import (
     polyline,
     spans,
     spot,
-    steps,
     stretch,
     upright,
     whisker,
@@ -120,12 +119,6 @@ def test_a_limit_stands_on_the_axis_or_not_at_all() -> None:
     line, words = limit(LOG, 1e-2, "tolerance 0.01")
     assert (line.get("y1"), line.get("class"), words.text) == ("50%", "tolerance", "tolerance 0.01")
     assert limit(LOG, 2.0, "tolerance 2") == []
-
-
-def test_steps_hold_a_number_until_the_next_and_break_where_one_is_missing() -> None:
-    (drawn,) = steps(DEPTH, LOG, [(0, 1.0), (1, 1e-4), (2, None), (3, 1e-2)], "high")
-    assert drawn[0].get("d") == "M0 0H100V1000H200M300 500H400"
-    assert steps(DEPTH, LOG, [(0, math.nan)], "high") == []
 
 
 def test_a_dot_beyond_the_axis_becomes_a_triangle_at_its_edge() -> None:
