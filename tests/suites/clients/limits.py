@@ -31,8 +31,9 @@ LIMITS = (
     Limit(
         ("onnxruntime quantize_dynamic",),
         "after",
-        frozenset({"open"}),
-        "DynamicQuantizeLinear takes float32 only, and DequantizeLinear no float16 scale below opset 19.",
+        frozenset({"open", "tool"}),
+        "DynamicQuantizeLinear takes float32 only, and DequantizeLinear no float16 scale below opset 19. Behind "
+        "onnxruntime's operators the tool looks for types that onnx does not infer.",
     ),
     Limit(
         ("onnxruntime quantize_static",),
