@@ -37,7 +37,7 @@ def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
     all of them. Without words, print a summary of the lists.
     """
     first = words[0] if words else ""
-    if first == "-" or Path(first).exists() or ("::" not in first and ("/" in first or Path(first).suffix)):
+    if first == "-" or Path(first).is_file() or ("::" not in first and ("/" in first or Path(first).suffix)):
         if len(words) < 2:
             raise click.UsageError(f"name an op of {first}, a type of ops or a pattern")
         _explain_ops(MODEL.convert(first, None, click.get_current_context()), words[1:], as_json, given)
