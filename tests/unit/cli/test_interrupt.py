@@ -50,7 +50,7 @@ def group(leader: int) -> Iterator[str]:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_an_interrupted_batch_ends_with_whole_files_and_no_process(tmp_path: Path, number: signal.Signals) -> None:
     """At moments by chance: while modules load, processes start, models are written."""
-    for i in range(40):
+    for i in range(400):
         net(tmp_path / "src" / f"{i}.onnx", seed=i)
     chance = random.Random(int(number))
     for turn in range(3):
@@ -77,7 +77,7 @@ def test_an_interrupted_batch_ends_with_whole_files_and_no_process(tmp_path: Pat
         assert {path.suffix for path in written} <= {".onnx"}
         for path in written:
             onnx.load(path)
-        assert len(written) < 40
+        assert len(written) < 400
 
 
 IMPORTING = """
