@@ -22,12 +22,13 @@ OTHER_MEANINGS = {
     "evidence": {"overflow", "nonfinite"},
     "reports": {"raised", "folded"},
     "reports/page": {"product", "overflow", "nonfinite", "repair", "table", "raised", "folded"},
-    "rewrite": {"epsilon", "folded"},
+    "rewrite": {"epsilon", "folded", "raised"},
+    "runtime": {"keep"},
     "settings": {"keep", "lower", "deny", "unlisted", "gray_follows_allow", "quantized"},
     "train": {"epsilon", "loss", "update"},
 }
 """By wing or part of one the words that are also names of options, list colors, attributes, columns, kinds of change or
-elements of HTML."""
+elements of HTML, or parts of names of values."""
 
 
 def literals(tree: ast.AST) -> Iterator[str]:
