@@ -67,7 +67,7 @@ command("explain", first, node)
 command("diff", first, low, code=1)
 command("emulate", low, "-o", out / "twin.onnx")
 command("explain", "MatMul")
-command("rule")
+command("explain", "rules")
 command("train-step", sys.argv[3], "--loss", "cross_entropy(probability)", "-o", out / "step.onnx")
 assert attempts == [], attempts
 
