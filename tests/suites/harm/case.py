@@ -106,8 +106,8 @@ class Errors:
 
 @cache
 def converted(case: Case) -> Converted:
-    """Convert the model of a case. Shared: never change it."""
-    return convert(case.model(), to=case.to, **case.options)
+    """Convert the model of a case, its ops apart from onnxruntime's own. Shared: never change it."""
+    return convert(case.model(), to=case.to, **{"fuse": "basic", **case.options})
 
 
 def lowered(case: Case) -> set[str]:
