@@ -38,7 +38,7 @@ def test_a_repair_writes_the_model_and_says_what_was_pinned_and_how_near_it_is(m
     assert done.stdout.startswith("net.onnx → float16\n")
     told = done.stdout[done.stdout.index("repair: ") :].splitlines()
     assert told[0] == "repair: 1 of 6 regions pinned to float32, each is needed; 3 trials"
-    assert " alone gives the outputs a predicted error of " in told[1]
+    assert " alone adds an error of " in told[1]
     assert told[-3:-1] == ["ok: 64 values compared in 1 output and 1 batch", ""]
     assert told[-1].startswith("checked on 1 batch (d.npz): repaired with 1 region in float32, largest error 0.")
     assert done.stderr == "wrote out.onnx\n"
