@@ -65,7 +65,7 @@ def judged(kind: str, last: OpId, found: Replacement | str) -> Outcome:
 class Context:
     """The low type, and the shapes of a view, inferred once for all passes of a round.
 
-    `tried`: the model is at the opset that serves it best, so that no refusal names another.
+    `tried`: the model is at the opset that serves it best, so that no refusal advises another.
     """
 
     to: DType
