@@ -140,11 +140,14 @@ def inferred_types(model: ModelProto) -> dict[str, set[int]]:
 
 
 def inferred(model: ModelProto) -> ModelProto:
-    """The model with what onnx's strict inference tells, and no value_info of its own."""
+    """The model with what onnx's strict inference tells, and value_info of its own only where onnx knows no schema."""
     bare = ModelProto()
     bare.CopyFrom(model)
     for graph in graphs(bare.graph):
+        foreign = {name for node in graph.node if node.domain == "com.microsoft" for name in node.output}
+        stated = [value for value in graph.value_info if value.name in foreign]
         del graph.value_info[:]
+        graph.value_info.extend(stated)
     return onnx.shape_inference.infer_shapes(bare, check_type=True, strict_mode=True, data_prop=False)
 
 

@@ -25,13 +25,13 @@ PANES = (".pane[data-graph='0']", ".pane[data-graph='1']")
 @cache
 def lowered() -> Delta:
     """A model against its conversion: ops lowered, added and removed, Casts added."""
-    return diff(exported(BERT), convert(exported(BERT)))
+    return diff(exported(BERT), convert(exported(BERT), fuse="basic"))
 
 
 @cache
 def kept() -> Delta:
     """Two conversions of a model: few ops raised, with Casts around them."""
-    return diff(convert(exported(BERT)), convert(exported(BERT), keep=["op=Add"]))
+    return diff(convert(exported(BERT), fuse="basic"), convert(exported(BERT), fuse="basic", keep=["op=Add"]))
 
 
 @cache

@@ -172,20 +172,27 @@ def test_numbers_unfold_as_a_table(visit: Visiting) -> None:
 
 
 def test_colors_follow_the_scheme_and_print_keeps_the_marks(visit: Visiting) -> None:
-    html = results()["locate"].to_html()
+    html = results()["repair"].to_html()
     fills = []
     for dark in (False, True):
         page = visit(html, dark=dark).page
         fills.append(page.evaluate("getComputedStyle(document.querySelector('circle.dot.low')).fill"))
     assert fills[0] != fills[1]
     page.emulate_media(media="print")
-    assert page.locator("svg.area path").first.bounding_box()["width"] > 100
+    assert page.locator("circle.dot.low").first.is_visible()
+    assert page.locator("svg.area .band").first.bounding_box()["width"] > 100
 
 
 def test_a_notebook_shows_the_drawings(visit: Visiting) -> None:
-    for kind in ("ranges", "locate", "verify", "repair", "bench", "diff"):
+    for kind in ("ranges", "verify", "repair", "bench", "diff"):
         visited = visit(f"<!doctype html><title>n</title>{results()[kind]._repr_html_()}")
         assert visited.quiet and visited.page.locator(".amp-rewrite figure.chart").count() >= 1
+
+
+def test_a_notebook_shows_the_words_of_a_result_without_drawings(visit: Visiting) -> None:
+    located = results()["locate"]
+    visited = visit(f"<!doctype html><title>n</title>{located._repr_html_()}")
+    assert visited.quiet and located.brief in visited.page.locator(".amp-rewrite pre").inner_text()
 
 
 def test_a_page_of_thousands_of_ops_stays_small(visit: Visiting) -> None:

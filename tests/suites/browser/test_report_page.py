@@ -25,7 +25,7 @@ BERT = "tests/models/bert_ts13.onnx"
 
 @cache
 def bert() -> Converted:
-    return convert(exported(BERT))
+    return convert(exported(BERT), fuse="basic")
 
 
 @cache
@@ -201,7 +201,7 @@ def test_every_node_has_a_name_for_screen_readers(visit: Visiting) -> None:
     nodes = visited.page.locator("[data-part]").all()
     assert len(nodes) > 10
     assert all(node.get_attribute("role") == "button" and node.get_attribute("aria-label") for node in nodes)
-    assert visited.page.locator("svg[role=img] title").count() >= 1
+    assert "Enter opens" in visited.page.locator("svg.canvas").get_attribute("aria-label")
 
 
 def test_a_print_shows_the_whole_graph_and_no_tools(visit: Visiting) -> None:
@@ -333,7 +333,7 @@ def large(rows: int, named: bool) -> Report:
 @pytest.mark.parametrize(("rows", "named"), [(100_000, True), (20_000, False)])
 def test_a_graph_of_a_hundred_thousand_ops_stays_small_on_screen(visit: Visiting, rows: int, named: bool) -> None:
     report = large(rows, named)
-    visited = visit(Page("large", report_figures(report)[2:]).to_html())
+    visited = visit(Page("large", report_figures(report)[1:]).to_html())
     page = visited.page
     assert 0 < page.locator("[data-part]").count() <= 200
     assert legend(visited)["high"] == rows // 10

@@ -24,7 +24,12 @@ from support import stub
 from support.paths import TESTS
 
 MODELS = TESTS / "models"
-WAYS: Mapping[str, Mapping[str, Any]] = {"float16": {}, "auto": {"opset": "auto"}, "none": {"fuse": "none"}}
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "basic": {"fuse": "basic"},
+    "basic at auto": {"fuse": "basic", "opset": "auto"},
+    "auto": {},
+    "none": {"fuse": "none"},
+}
 FIXTURES = ("bert_dynamo20", "bert_dynamo23", "bert_ts13", "gpt2_dynamo18", "gpt2_ts17", "llama_dynamo21", "llama_ts16")
 FIXTURES += (
     "t5_dynamo18",
@@ -38,11 +43,11 @@ NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization
 GELUS = ("BiasGelu", "FastGelu", "Gelu")
 FUSED = {
     "SkipLayerNormalization": ("SkipLayerNormalization",),
-    "norms": ("SkipLayerNormalization", *NORMS),
+    "norms": ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", *NORMS),
     "Cast": ("Cast",),
     "BiasGelu": ("BiasGelu",),
     "gelus": GELUS,
-    "FusedMatMul": ("FusedMatMul", "Attention"),  # which holds the scaled product of queries and keys
+    "scaled": ("FusedMatMul", "Attention", "MultiHeadAttention"),  # products of queries and keys
 }
 
 
@@ -84,21 +89,21 @@ def test_the_runtime_fuses_as_much_of_a_converted_model(name: str, cuda_stub: No
 @pytest.mark.stub
 def test_fusing_first_leaves_the_runtime_one_node_for_each_norm(cuda_stub: None) -> None:
     """T5 at opset 18 has twelve norms that the runtime does not see: it knows no Reciprocal there."""
-    counts = {"float32": 0, "none": 0, "float16": 12, "auto": 12}
+    counts = {"float32": 0, "none": 0, "basic": 12, "basic at auto": 12, "auto": 12}
     assert {way: placements("t5_dynamo18")[way]["norms"] for way in counts} == counts
 
 
 @pytest.mark.stub
 def test_a_group_norm_is_one_kernel_without_casts(cuda_stub: None) -> None:
     """Opened by the runtime, the eleven of the UNet bring fifty Casts."""
-    assert placements("unet_dynamo21")["float16"]["Cast"] == 4
+    assert placements("unet_dynamo21")["basic"]["Cast"] == 4
     assert placements("unet_dynamo21")["none"]["Cast"] > 50
 
 
 @pytest.mark.stub
 def test_no_cast_is_left_around_the_norms_of_llama(cuda_stub: None) -> None:
     """Five are at the rotary embedding, the mask and the output."""
-    assert placements("llama_dynamo21")["float16"]["Cast"] == 5
+    assert placements("llama_dynamo21")["basic"]["Cast"] == 5
     assert placements("llama_dynamo21")["none"]["Cast"] > 5
 
 
