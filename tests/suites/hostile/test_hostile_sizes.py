@@ -139,11 +139,8 @@ FOLDED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("level", ["default", "lower-all"])
 @pytest.mark.parametrize("name", FOLDED)
-def test_what_constants_would_make_is_computed_only_if_it_is_small(
-    cage: Cage, tmp_path: Path, name: str, level: str
-) -> None:
+def test_what_constants_would_make_is_computed_only_if_it_is_small(cage: Cage, tmp_path: Path, name: str) -> None:
     weights = "float one = {1}, float[1,1] w = {1}, int64[3] i = {0, 0, 0}, float[64,64] big"
     weights += ", float[64,1,1] col, float[1,64,1] row, float[1,1,64] deep"
     model = onnx.parser.parse_model(
@@ -153,7 +150,7 @@ def test_what_constants_would_make_is_computed_only_if_it_is_small(
         dims = [d.dim_value for d in stated.type.tensor_type.shape.dim]
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(dims, np.float32), stated.name))
     del model.graph.value_info[:]
-    outcome = attempt(cage, tmp_path, model, "--target", "onnx", "--level", level)
+    outcome = attempt(cage, tmp_path, model, "--target", "onnx", "--level", "lower-all")
 
     assert outcome.seconds < 8
 
@@ -174,17 +171,14 @@ WINDOWS = {
 }
 
 
-@pytest.mark.parametrize("placement", ["none", "mincut:a100"])
 @pytest.mark.parametrize("name", WINDOWS)
-def test_a_window_of_any_size_before_a_batch_normalization_is_not_tried(
-    cage: Cage, tmp_path: Path, name: str, placement: str
-) -> None:
+def test_a_window_of_any_size_before_a_batch_normalization_is_not_tried(cage: Cage, tmp_path: Path, name: str) -> None:
     model = onnx.parser.parse_model(
         f"{HEAD} n (float[?,4,?,?] x) => (float[?,4,?,?] y) <float[4] g = {{1, 1, 1, 1}}>"
         f" {{ c = {WINDOWS[name]} (x, w) b = BatchNormalization (c, g, g, g, g) y = Relu (b) }}"
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4, 2, 2), np.float32), "w"))
-    attempt(cage, tmp_path, model, "--placement", placement)
+    attempt(cage, tmp_path, model, "--placement", "mincut:a100")
 
 
 @pytest.mark.parametrize("slot", [1, 2, 3, 4])
@@ -226,14 +220,11 @@ def with_dims(dims: list[int], place: str) -> ModelProto:
 
 DIMS = {
     "300 of 2^62": [2**62] * 300,
-    "17 of 2^62": [2**62] * 17,
-    "200 of 1": [1] * 200,
     "65 of 1": [1] * 65,
     "none between huge ones": [2**62, 0, 2**62],
-    "negative": [-1, 2],
     "least": [-(2**63), 2],
 }
-WAYS = ((), ("--placement", "mincut"), ("--opset", "auto"), ("--fuse", "contrib", "--target", "tensorrt"))
+WAYS = (("--placement", "mincut", "--opset", "auto"), ("--target", "tensorrt"))
 
 
 @pytest.mark.parametrize("place", ["input", "output", "value", "weight", "large weight"])
@@ -242,8 +233,7 @@ def test_dims_that_no_value_has_are_refused_or_not_believed(cage: Cage, tmp_path
     model = with_dims(DIMS[name], place)
     for words in WAYS:
         attempt(cage, tmp_path, model, *words)
-    for words in ((), ("--json",)):
-        attempt(cage, tmp_path, model, *words, command="report")
+    attempt(cage, tmp_path, model, "--json", command="report")
     attempt(cage, tmp_path, model, command="doctor")
     outcome = cage.run("verify", "m.onnx", "m.onnx", "--random", "--rtol", "1", folder=tmp_path)
     assert "Traceback" not in outcome.err and outcome.code in (0, 1, 2), outcome

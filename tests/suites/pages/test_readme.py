@@ -9,7 +9,6 @@ import shlex
 import shutil
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -46,10 +45,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("model.onnx", "batches.npz"):
         shutil.copy(OUTLIER / name, tmp_path)
     return tmp_path
-
-
-def test_the_readme_fits_a_few_screens() -> None:
-    assert len(README.splitlines()) <= 130
 
 
 def test_the_commands_shown_run_and_the_first_result_is_nan(folder: Path) -> None:
@@ -98,37 +93,6 @@ def test_the_page_about_other_converters_is_what_was_measured(monkeypatch: pytes
     readme = " ".join(README.split())
     assert f"{light['peak'] / 1e6:.0f} MB of memory and {light['cpu']:.0f} s of processor time" in readme
     assert f"at least {least / 1e9:.1f} GB and {fastest:.1f} s for any other converter" in readme
-
-
-def point(model: str, tool: str, cpu: float, casts: int, l2: float, lowered: int = 2) -> dict[str, Any]:
-    """A row of results/peers.json."""
-    judged = {"casts": casts, "lowered": lowered, "compute": 2, "l2": l2}
-    return {"model": model, "megabytes": 9, "tool": tool, "cpu": cpu, "peak": cpu * 1e6, "fault": "", "judged": judged}
-
-
-def test_a_tool_counts_if_its_model_runs_and_its_error_if_all_products_are_low(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(ROOT)
-    rows = [
-        point("unet", "amp-rewrite", 2, 3, 1e-3),
-        point("unet", "onnxruntime_float16", 1, 0, 0) | {"fault": "[ONNXRuntimeError] : 1 : FAIL"},
-        point("unet", "onnxruntime_onnxmodel", 6, 2, 0.25),
-        point("unet", "onnxconverter_common", 5, 9, 2e-3),
-        point("unet", "modelopt_autocast", 7, 1, 1e-4, 1),
-        point("llama", "amp-rewrite", 4, 1, 3e-3),
-        point("llama", "modelopt_autocast", 9, 0, 0) | {"fault": "stopped after 9 s"},
-    ]
-    said = import_module("benchmarks.peers.peers_page").page({"machine": {"load": 0.5, "cores": 4}, "rows": rows})
-    assert said.splitlines()[9:] == [
-        "| Llama, 9 MB | 4.0 / – | 4 / – | 1 / – | 3.0e-3 / – |",
-        "| UNet, 9 MB | 2.0 / 5.0 | 2 / 5 | 3 / 1 | 1.0e-3 / 2.0e-3 (with 9 casts; with 2: 0.25) |",
-        "",
-        "The others are onnxruntime's two float16 tools, onnxconverter-common and ModelOpt AutoCast.",
-        "No model that runs: UNet by onnxruntime's `float16` (onnxruntime refuses it); Llama by ModelOpt AutoCast"
-        " (stopped after",
-        "9 s).",
-    ]
 
 
 def test_the_figures_of_conformance_are_those_of_its_page() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import sys
 from importlib import import_module
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.paths import ROOT
+from support.paths import ROOT, TESTS
 
 PLACE = "amp_rewrite/decide/a.py"
 MODULE = "tests/unit/decide/test_a.py"
@@ -141,3 +142,17 @@ def test_measurements_of_several_runs_are_read_and_failed_tests_are_not(tool: An
     for name, rows in runs.items():
         (tmp_path / name).write_bytes(b"".join(map(pickle.dumps, rows)) + b"\x80")  # a run that was interrupted
     assert tool.records(tmp_path) == {"a::t": (2.0, {})}
+
+
+def defined(path: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_selection_names_tests_that_exist() -> None:
+    words = (TESTS / "quick.txt").read_text("utf-8").splitlines()
+    assert "tests/unit" in words  # of every wing
+    inherited = defined(TESTS / "support" / "train" / "vjp_case.py")
+    for place in (word.split("=", 1)[-1] for word in words if not word.startswith("-m")):
+        path, *parts = place.split("::")
+        assert (ROOT / path).exists(), place
+        assert not parts or parts[-1].partition("[")[0] in inherited | defined(ROOT / path), place

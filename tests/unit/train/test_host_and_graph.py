@@ -1,4 +1,4 @@
-"""Objects on the host and nodes of a graph go through the same states, bit by bit, over 10 000 random steps.
+"""Objects on the host and nodes of a graph go through the same states, bit by bit, over thousands of random steps.
 
 All optimizers stand side by side in one graph and are run by one session, their state bound in two sets.
 """
@@ -38,7 +38,7 @@ from amp_rewrite.train.update.optimizers import (
 )
 from support.train.nets import F32, parsed
 
-STEPS = 10_000
+STEPS = 2_000
 
 # Numbers of three and of one: a norm over so few is added up in one order only, whoever adds.
 ONE: Mapping[str, Array] = {"a": np.array([0.5, -2, 3], F32)}
