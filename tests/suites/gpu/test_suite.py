@@ -1,4 +1,4 @@
-"""The GPU measurement, without a GPU: its road on the CPU provider, its pages, and what it does with rows that fail."""
+"""The GPU measurement, without a GPU: its road on the CPU provider and its pages."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import argparse
 import json
 import math
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +59,6 @@ def test_the_whole_road_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown: 
     assert [line for line in second.stdout.splitlines() if line[0].isdigit()] == []
 
 
-def test_where_the_time_is_up_the_page_says_what_is_not_yet_measured(grown: Path, tmp_path: Path) -> None:
-    done = run(grown, tmp_path, "--provider", "cpu", "--tiny", "--minutes", "0")
-    assert done.returncode == 0, done.stderr
-    assert f"- not yet measured: ceilings, latency {SMALL}, training" in (tmp_path / "gpu.md").read_text()
-
-
 @pytest.mark.skipif(cuda_opens(), reason="a CUDA provider opens here")
 def test_without_a_gpu_nothing_is_measured_and_it_says_so(grown: Path, tmp_path: Path) -> None:
     done = run(grown, tmp_path / "out")
@@ -77,12 +68,6 @@ def test_without_a_gpu_nothing_is_measured_and_it_says_so(grown: Path, tmp_path:
     )
     assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (1, said)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_model_that_the_folder_lacks_is_named(grown: Path, tmp_path: Path) -> None:
-    done = run(grown, tmp_path / "out", "--provider", "cpu", "--only", "bert_base")
-    said = f"no model 'bert_base' in {grown}; there are {SMALL}"
-    assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (1, said)
 
 
 def folder_of(names: list[str], folder: Path, grown: Path) -> Path:
@@ -107,136 +92,6 @@ def test_every_job_has_a_name_of_its_own_and_the_headline_comes_first(grown: Pat
     assert {job.get("model") for job in gpu.jobs(arguments(models, only=["llama"])) if job["kind"] == "kernels"} == {
         "llama"
     }
-
-
-def of_rows(out: Path, seconds: float = 60) -> Any:
-    about = {"device": "d", "date": "2026-01-01", "driver": "1", "cuda": "13.0", "provider": CPU, "tiny": False}
-    machine = {"cpu": "c", "cores": 1, "system": "s", "python": "3", "versions": {"onnx": "1"}, "packed": ""}
-    return gpu.Suite(out, {**about, **machine}, time.monotonic() + seconds)
-
-
-def job_of(kind: str, grown: Path, out: Path, **more: Any) -> dict[str, Any]:
-    (job,) = (j for j in gpu.jobs(arguments(grown, out=out, provider="cpu", tiny=True)) if j["name"].startswith(kind))
-    return {**job, **more}
-
-
-def test_a_row_that_fails_says_why_and_the_next_one_runs(grown: Path, tmp_path: Path) -> None:
-    jobs = [job_of("ceilings", grown, tmp_path), job_of("latency", grown, tmp_path)]
-    made = of_rows(tmp_path)
-    made.run(jobs)
-    assert made.row(jobs[0]) == {"fault": "ceilings are those of a GPU"}
-    assert "amp" in made.row(jobs[1])["time"]
-    assert "- ceilings: ceilings are those of a GPU" in (tmp_path / "gpu.md").read_text("utf-8").splitlines()
-
-
-def test_a_row_of_another_machine_version_model_or_setting_is_measured_anew(grown: Path, tmp_path: Path) -> None:
-    job = job_of("ceilings", grown, tmp_path)
-    made = of_rows(tmp_path)
-    made.run([job])
-    assert made.row(job) is not None
-    assert made.row({**job, "tiny": False}) is None
-    assert made.row({**job, "made_by": "other code"}) is None
-    for change in ({"device": "another"}, {"driver": "2"}, {"versions": {"onnx": "2"}}):
-        assert gpu.Suite(tmp_path, {**made.about, **change}, made.deadline).row(job) is None
-
-
-def test_half_a_row_is_none(grown: Path, tmp_path: Path) -> None:
-    job = job_of("ceilings", grown, tmp_path)
-    made = of_rows(tmp_path)
-    made.run([job])
-    (tmp_path / "rows" / "ceilings.row.json").write_text('{"bytes": 1')
-    assert made.row(job) is None
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_is_cut_keeps_its_rows_and_the_next_one_goes_on(number: int, grown: Path, tmp_path: Path) -> None:
-    words = ("--provider", "cpu", "--tiny", "--kinds", "ceilings", "latency", "variants")
-    command = [sys.executable, RUN, "gpu", "--models", str(grown), "--out", str(tmp_path), *words]
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what runs behind
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, preexec_fn=heard, **streams) as process:
-        assert process.stdout is not None
-        while not process.stdout.readline().startswith("1/"):
-            pass
-        process.send_signal(number)
-        said, errors = process.communicate(timeout=60)
-    if number == signal.SIGINT:
-        assert (process.returncode, errors) == (130, "")
-        last = f"interrupted; what was measured by now stays in {tmp_path}, and the same command goes on"
-        assert said.splitlines()[-1] == last
-    done = run(grown, tmp_path, *words)
-    assert done.returncode == 0, done.stderr
-    begun = [line.split(":")[0] for line in done.stdout.splitlines() if line[0].isdigit()]
-    assert begun and all(not line.startswith("1/") for line in begun)
-    assert set(rows_of(tmp_path)[f"variants {SMALL}"]) == {"faults", "rate", "time"}
-
-
-def test_a_row_whose_process_dies_says_so(grown: Path, tmp_path: Path) -> None:
-    job = job_of("latency", grown, tmp_path, models=str(tmp_path / "missing"))
-    made = of_rows(tmp_path)
-    made.run([job])
-    assert made.row(job)["fault"].startswith("its process ended with 1: FileNotFoundError")
-
-
-def test_a_row_has_its_time_and_the_run_as_a_whole_has_one(
-    grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = job_of("ceilings", grown, tmp_path)
-    monkeypatch.setitem(gpu.LIMITS, "ceilings", 0.1)
-    made = of_rows(tmp_path)
-    made.run([job])
-    assert made.row(job) == {"fault": "stopped after 0 s"}
-    (tmp_path / "late").mkdir()
-    late = of_rows(tmp_path / "late", gpu.LEAST_SECONDS - 1)  # too late for another row to begin
-    late.run([job])
-    assert late.row(job) is None
-
-
-def test_a_row_that_takes_too_long_is_stopped_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noted = tmp_path / "pid"
-
-    def late(process: subprocess.Popen[str], timeout: float) -> None:
-        """Let the time be up as soon as the child runs."""
-        while not (noted.exists() and noted.read_text().endswith("\n")):
-            time.sleep(0.01)
-        raise subprocess.TimeoutExpired(process.args, timeout)
-
-    monkeypatch.setattr(subprocess.Popen, "communicate", late)
-    assert gpu.ended(["sh", "-c", f"sleep 60 & echo $! > {noted}; wait"], 1.0) == (None, "")
-    child = int(noted.read_text())
-    for _ in range(100):
-        state = Path(f"/proc/{child}/stat")
-        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        time.sleep(0.05)
-    pytest.fail("its child still runs")
-
-
-def test_a_command_ends_with_its_code_and_its_last_words() -> None:
-    assert gpu.ended(["sh", "-c", "echo a >&2; echo b >&2; exit 3"], 60) == (3, "b")
-
-
-# -- turns -------------------------------------------------------------------------------------------
-
-
-def test_calls_take_turns_and_each_round_begins_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, order = [0.0], list[str]()
-    monkeypatch.setattr(gpu_turns.time, "perf_counter", lambda: clock[0])
-
-    def call(name: str, seconds: float) -> None:
-        order.append(name)
-        clock[0] += seconds
-
-    calls = {"slow": partial(call, "slow", 0.06), "fast": partial(call, "fast", 0.02)}
-    found = gpu_turns.timed(calls, rounds=2, warm=1, said=lambda: [1000.0, 300.0])
-    # A warm run of each; then each first once uncounted, then as often as takes 60 ms, at least twice.
-    assert order == ["slow", "fast", *["slow"] * 3, *["fast"] * 4, *["fast"] * 4, *["slow"] * 3]
-    assert math.isclose(found["slow"]["median"], 0.06) and math.isclose(found["fast"]["median"], 0.02)
-    assert [found[name]["runs"] for name in calls] == [4, 6]
-    assert found["fast"]["card"] == [1000.0, 300.0]
-    assert np.allclose(gpu_turns.ratio(found["slow"], found["fast"]), 3)
 
 
 def test_a_ratio_is_paired_by_round() -> None:
@@ -358,43 +213,3 @@ def test_the_emulation_that_errs_least_like_the_device_comes_first() -> None:
     ]
     lines = gpu_tables._emulated(jobs)[6:]
     assert [line.split()[1] for line in lines] == ["far", "some", "near", "none"]
-
-
-# -- with PyTorch ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.torch
-@pytest.mark.transformers
-@pytest.mark.filterwarnings("ignore")  # exporters warn of themselves
-def test_a_module_is_exported_in_float32_and_in_half_with_drawn_weights(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    pytest.importorskip("onnxscript")
-    import onnx
-
-    from benchmarks.gpu import skeleton
-
-    model = gpu_models.source("gpt2_step_tiny")
-    sources = skeleton.Sources(model.drawn)
-    for write, floats in ((model.write, onnx.TensorProto.FLOAT), (model.write_half, onnx.TensorProto.FLOAT16)):
-        write(tmp_path / "a.onnx")
-        made = onnx.load(tmp_path / "a.onnx")
-        assert [v.name for v in made.graph.input] == list(model.inputs)
-        large = {t.name: t.data_type for t in made.graph.initializer if np.prod(t.dims) >= skeleton.LEAST}
-        recipes = skeleton.strip(made, sources).recipes
-        assert set(large.values()) == {floats} and set(recipes) == set(large)
-
-
-@pytest.mark.torch
-@pytest.mark.transformers
-@pytest.mark.parametrize("name", ["resnet50", "vit_base", "whisper_small_encoder", "unet"])
-def test_a_module_of_the_zoo_computes_in_half_throughout(name: str) -> None:
-    """Without numbers: those that look at numbers in between (BERT, GPT-2, Llama) cannot be asked so."""
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from benchmarks.shared import zoo
-
-    with torch.device("meta"):
-        built = zoo.ZOO[name]()
-        inputs = [t.half() if t.is_floating_point() else t for t in built.inputs.values()]
-        found = built.module.half()(*inputs)
-    assert (found[0] if isinstance(found, tuple) else found).dtype == torch.float16
