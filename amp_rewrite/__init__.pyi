@@ -36,7 +36,6 @@ from amp_rewrite.evidence.locate import locate as locate
 from amp_rewrite.evidence.ranges import Ranges as Ranges
 from amp_rewrite.evidence.verdict import Verdict as Verdict
 from amp_rewrite.evidence.verify import verify as verify
-from amp_rewrite.evidence.weights import check_weights as check_weights
 from amp_rewrite.files.model import Model as Model
 from amp_rewrite.fleet.many import convert_many as convert_many
 from amp_rewrite.fleet.outcome import Outcome as Outcome

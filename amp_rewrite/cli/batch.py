@@ -42,7 +42,6 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     for value, why in (
         (asked["report_file"], "--report writes the report of one model; --summary FILE.jsonl has a line for each"),
         (given.pop("html"), "--html draws one model; draw the one of interest by itself"),
-        (talk.check_weights, "--check-weights prints a table for one model"),
     ):
         if value:
             raise click.UsageError(f"{why}; leave it out for several models")
@@ -106,7 +105,6 @@ def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring
         choice=FileGlobs(asked["include"], asked["exclude"]),
         saving=SaveOptions(settings.overwrite, settings.external_data, asked["shard_size"]),
         resume=asked["resume"],
-        keep_going=asked["keep_going"],
         write=not asked["dry_run"],
         guidance=measuring.guidance,
         summary=asked["summary"] and Path(local(asked["summary"])),
@@ -128,11 +126,9 @@ def _show(outcome: Outcome, talk: Any, *, dry_run: bool) -> None:
 
 
 def _conclude(batch: Batch, done: int, failed: int, quiet: bool) -> None:
-    """Print the counts of models that were converted, failed or not started."""
-    left = batch.models - done - failed
+    """Print the counts of models that were converted, or failed."""
     parts = [f"{count(done, 'model')} {'done' if batch.asked.write else 'would be written'}"]
     parts += [f"{failed} failed"] if failed else []
-    parts += [f"{left} not started (--keep-going starts them)"] if left > 0 else []
     parts += [f"{count(len(batch.copies), 'other file')} copied"] if batch.copies and batch.asked.write else []
     terminal.talk(", ".join(parts), quiet=quiet)
     if batch.asked.summary and batch.asked.write:

@@ -257,7 +257,6 @@ BATCH = (
     _globs("--include", words="Take only files that match, by name or, with a /, by path."),
     _globs("--exclude", words="Leave out files and folders that match."),
     option("--summary", "FILE", "Write a line of JSON for each model to a .jsonl file.", MANY, type=FILE, rare=True),
-    flag("--keep-going", "Continue with other models if one fails.", MANY, rare=True),
     flag("--resume", "Keep finished results of an earlier run.", MANY, rare=True),
 )
 """Options of a command that converts several models."""

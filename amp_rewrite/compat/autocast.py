@@ -22,7 +22,7 @@ _LEVELS = ("DEBUG", "INFO", *_QUIET)
 
 _WHY = {
     "data_max": "it bounds values seen in data; give --calibration_data",
-    "init_max": "the range of the type bounds weights; `amp-rewrite convert --check-weights` lists their losses",
+    "init_max": "the range of the type bounds weights",
     "max_depth_of_reduction": "op lists decide on reductions, and products accumulate in float32; give data to"
     " `amp-rewrite convert --data FILE --tolerance X`",
     "init_conversion_max_bytes": "weights of any size are converted while they are written",

@@ -181,7 +181,7 @@ def is_fact(kind: str, message: str) -> bool:
 
 _REMARKS = {
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers yours"),
-    "flushed": ("harmless beside larger weights", "--check-weights shows what each weight loses"),
+    "flushed": ("harmless beside larger weights", "--data shows what the outputs lose"),
     "fused": ("fewer kernels, the same numbers up to rounding", "--fuse none keeps the ops"),
     "needs_release": (
         "older releases and other runtimes refuse or miscompute the file",

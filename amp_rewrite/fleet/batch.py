@@ -36,7 +36,6 @@ class BatchSettings:
     choice: FileGlobs = field(default_factory=FileGlobs)
     saving: SaveOptions = field(default_factory=SaveOptions)
     resume: bool = False
-    keep_going: bool = True
     write: bool = True
     guidance: Guidance = field(default_factory=Guidance)
     summary: Path | None = None
@@ -116,8 +115,6 @@ class Batch:
                 if summary is not None:
                     summary.add(outcome)
                 yield outcome
-                if outcome.rc == FAILED and not asked.keep_going:
-                    break
             if summary is not None:
                 summary.complete(self._sorted(known))
         self._check_patterns(seen)

@@ -266,17 +266,6 @@ OPTIONS: tuple[Option, ...] = (
         flag=True,
     ),
     Option(
-        name="annotate",
-        kind=Kind.SWITCH,
-        group=OUTPUT,
-        help="Write type, rule and reason of each node into its metadata, for viewers.",
-        rare=True,
-        doc="True writes type, rule and reason of each node into its `metadata_props`, where"
-        " [viewers](../how-to/viewers.md) show them",
-        default=False,
-        flag=True,
-    ),
-    Option(
         name="fail_on",
         kind=Kind.LIST,
         group=OUTPUT,

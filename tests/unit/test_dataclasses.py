@@ -21,7 +21,6 @@ NUMBERS = {
     "decide.placement.place.PlacementRule.islands": True,
     "deploy.session.cache.Cache.limit": 20 << 30,
     "evidence.metric.Measure.higher": True,
-    "fleet.batch.BatchSettings.keep_going": True,
     "fleet.batch.BatchSettings.write": True,
     "fleet.job.Job.threads": 1,
     "fleet.job.Job.write": True,

@@ -9,7 +9,6 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import DataOptions
-from amp_rewrite.cli.page import check_page, present
 from amp_rewrite.cli.parameters import option
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ _TIMING = (
     option("--fit", "SIZE", "Find the largest batch that fits into SIZE, such as 8GB.", _HEAD),
     option("--memory/--no-memory", None, "Measure peak memory, each model in its own process.", _HEAD, default=True),
     option("--profile/--no-profile", None, "Measure the time of each op.", _HEAD, default=True),
-    *parameters.PAGE,
 )
 
 
@@ -38,17 +36,16 @@ _TIMING = (
     parameters.as_json,
     parameters.quiet(),
 )
-def bench(models: tuple[Path, ...], html: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:
+def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) -> None:
     """Time models side by side: latency, throughput, memory, ops.
 
     All models run on the same batch; the first is the baseline. The output names the ops that got slower. Measure on a
     GPU: on a CPU half precision is slower.
     """
-    feeding, overwrite = DataOptions.taken(given).needed(), given.pop("overwrite")
-    check_page(html, overwrite=overwrite, read=models)
+    feeding = DataOptions.taken(given).needed()
     benchmark = _benchmark(models, feeding, given, quiet=quiet)
-    text = benchmark.to_json() if as_json else benchmark.text()
-    present(benchmark, text, html, as_json=as_json, quiet=quiet)
+    if as_json or not quiet:
+        terminal.show(benchmark.to_json() if as_json else benchmark.text())
 
 
 def _benchmark(models: tuple[Path, ...], feeding: DataOptions, given: dict[str, Any], *, quiet: bool) -> Benchmark:

@@ -37,7 +37,6 @@ _OUTCOME = (
         OUTPUT,
         rare=True,
     ),
-    parameters.ROWS["annotate"],
     parameters.flag("--dry-run", "Print the outcome; write no model.", OUTPUT),
     option(
         "--report report_file",
@@ -47,15 +46,11 @@ _OUTCOME = (
         type=parameters.FILE_OUT,
     ),
     parameters.html,
-    parameters.flag(
-        "--check-weights", "Print the error of each weight stored in the low type, worst first.", OUTPUT, rare=True
-    ),
     parameters.as_json,
     parameters.quiet("errors and what --json or --dry-run asks for"),
     parameters.verbose,
 )
-_SHOWN_WEIGHTS = 20
-_BATCH = ("jobs", "scheduler", "name", "include", "exclude", "summary", "keep_going", "resume")
+_BATCH = ("jobs", "scheduler", "name", "include", "exclude", "summary", "resume")
 
 
 @parameters.command(
@@ -109,8 +104,6 @@ def convert(
     html = given.pop("html")
     talk = _talk(given)
     asked = bool(given["overwrite"])
-    if talk.check_weights and talk.as_json:
-        raise click.UsageError("--check-weights prints a table, and --json asks for JSON alone; leave one out")
     settings = parameters.in_force(given)
     measuring = measuring.completed(settings)
     output = output or beside(model, f"{low_type(settings.to).spelling}.onnx", needed=not dry_run)
@@ -169,9 +162,8 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class _Printer:
-    """Output of the command: the report, losses of weights, pins of a repair. With JSON, stdout holds nothing else."""
+    """Output of the command: the report, and pins of a repair. With JSON, stdout holds nothing else."""
 
-    check_weights: bool
     as_json: bool
     quiet: bool
     verbose: bool
@@ -191,24 +183,12 @@ class _Printer:
             for line in searched.splitlines():
                 terminal.talk(line, quiet=self.quiet)
             return
-        parts = (self._weights(converted) if self.check_weights else "", "" if self.quiet else searched)
-        more = "\n".join(filter(None, parts))
         if asked or not self.quiet:
-            terminal.show(report.text(verbose=self.verbose, more=more, command=command))
-        elif more:
-            terminal.show(more)
-
-    def _weights(self, converted: Converted) -> str:
-        """Return a table of the losses of weights that the conversion stores in the low type."""
-        from amp_rewrite.evidence.weights import check_weights, weights_text
-
-        low = converted.plan.to
-        losses = check_weights(converted.view, low, values={bake.value for bake in converted.plan.bakes})
-        return weights_text(losses, low.spelling, limit=None if self.verbose else _SHOWN_WEIGHTS)
+            terminal.show(report.text(verbose=self.verbose, more="" if self.quiet else searched, command=command))
 
 
 def _talk(given: dict[str, Any]) -> _Printer:
-    return _Printer(**{word: given.pop(word) for word in ("check_weights", "as_json", "quiet", "verbose")})
+    return _Printer(**{word: given.pop(word) for word in ("as_json", "quiet", "verbose")})
 
 
 def _typed(

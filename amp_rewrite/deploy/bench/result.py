@@ -5,16 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, LargestBatch, OpChanges
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type
 from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
-
-if TYPE_CHECKING:
-    from amp_rewrite.reports.page.chart_data import Chart
-    from amp_rewrite.reports.page.page import Figure
 
 SCHEMA = 1
 _MOST_OPS = 10
@@ -65,24 +60,6 @@ class Benchmark(Result):
     def baselines(self) -> tuple[str, ...]:
         """Return the names of the baselines."""
         return tuple(dict.fromkeys(name for entry in self.entries for name in entry.speed_ups))
-
-    def charts(self) -> Sequence[Chart]:
-        """Return latency, memory, throughput by batch size, and the time of ops as data, as far as measured."""
-        from amp_rewrite.deploy.bench import charts as drawn  # late: few runs draw
-
-        charts = (
-            drawn.latency_chart(self.entries, f"{self.device}, {self.provider}", self.notes),
-            drawn.memory_chart(self.entries),
-            drawn.throughput_chart(self.entries),
-            *(drawn.ops_chart(changed, number) for number, changed in enumerate(self.changed, 1)),
-        )
-        return tuple(chart for chart in charts if chart is not None)
-
-    def figures(self) -> Sequence[Figure]:
-        """Return the charts, drawn for a page."""
-        from amp_rewrite.reports.page.chart_data import chart_figure  # late: few runs draw
-
-        return tuple(map(chart_figure, self.charts()))
 
     def text(self) -> str:
         """Return a text: device and versions, a table of latencies, and a table per further measurement."""

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.browser
 OUTLIER = ROOT / "examples" / "outlier"
 MODEL, DATA = OUTLIER / "model.onnx", OUTLIER / "batches.npz"
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b\u202e\n" + "n" * 5000
-KINDS = ("ranges", "locate", "verify", "depth", "repair", "bench", "diff", "explain", "doctor")
+KINDS = ("ranges", "locate", "verify", "depth", "repair", "diff", "explain", "doctor")
 
 
 @cache
@@ -34,14 +34,12 @@ def results(evil: bool = False) -> dict[str, Result]:
     if evil:
         model, data = hostile(), {"x": np.ones((2, 8), np.float32)}
     low = amp_rewrite.convert(model)
-    name = low.report.rows[0].name
     return {
         "ranges": amp_rewrite.calibrate(model, data),
         "locate": amp_rewrite.locate(model, low, data, tolerance=1e-2),
         "verify": amp_rewrite.verify(model, low, data, tolerance=1e-2),
         "depth": amp_rewrite.verify(model, low, data, tolerance=1e-2, depth=True),
         "repair": amp_rewrite.repair(model, data, tolerance=1e-2),
-        "bench": amp_rewrite.bench([model, low], data, names=[name, "b"], rounds=2, runs=1, warm=1, memory=False),
         "diff": amp_rewrite.diff(model, low),
         "explain": amp_rewrite.explain(low, "#0"),
         "doctor": amp_rewrite.doctor(model, gpu="A100"),
@@ -131,18 +129,6 @@ def test_without_data_a_conversion_has_none_of_these(visit: Visiting) -> None:
     assert not {"ranges", "repair", "outputs", "errors"} & data.keys()
 
 
-def test_the_times_are_those_of_the_benchmark(visit: Visiting) -> None:
-    benchmark = results()["bench"]
-    written = benchmark.to_dict()
-    data = shown(visit(benchmark.to_html()))
-    assert [row["median"] for row in data["latency"]["models"]] == [e["latency"]["median"] for e in written["entries"]]
-    seconds = {
-        (op["after"] or op["before"])["name"]: [side and side["seconds"] for side in (op["before"], op["after"])]
-        for op in written["changed"][0]["ops"]
-    }
-    assert data["ops"]["ops"] and all([op["before"], op["after"]] == seconds[op["op"]] for op in data["ops"]["ops"])
-
-
 def test_the_strips_are_those_of_the_difference(visit: Visiting) -> None:
     delta = results()["diff"]
     written = delta.to_dict()
@@ -183,7 +169,7 @@ def test_colors_follow_the_scheme_and_print_keeps_the_marks(visit: Visiting) -> 
 
 
 def test_a_notebook_shows_the_drawings(visit: Visiting) -> None:
-    for kind in ("ranges", "locate", "verify", "repair", "bench", "diff"):
+    for kind in ("ranges", "locate", "verify", "repair", "diff"):
         visited = visit(f"<!doctype html><title>n</title>{results()[kind]._repr_html_()}")
         assert visited.quiet and visited.page.locator(".amp-rewrite figure.chart").count() >= 1
 

@@ -289,7 +289,7 @@ def commands_in(text: str) -> list[str]:
 def test_no_name_is_a_command_of_a_ci_runner(cage: Cage, tmp_path: Path) -> None:
     onnx.save(commanding(), tmp_path / "m.onnx")
     lines = [
-        ("convert", "m.onnx", "-o", "out.onnx", "-v", "--check-weights"),
+        ("convert", "m.onnx", "-o", "out.onnx", "-v"),
         ("convert", "m.onnx", "--dry-run", "--json"),
         ("report", "out.onnx", "-v"),
         ("report", "out.onnx", "--json"),

@@ -18,7 +18,7 @@ NAMES = {
         Located MachineError Model ModelError OpLists Outcome Paint PaintOptions PatternError
         Placement Plan Policy PolicyError Ranges Repaired Report ReportError Safety Session Target
         Trainer TrainingError TrainingStep Verdict View __version__ apply bench calibrate
-        check_weights convert convert_many diff disable_mixed_precision_graph_rewrite doctor emulate
+        convert convert_many diff disable_mixed_precision_graph_rewrite doctor emulate
         enable_mixed_precision_graph_rewrite explain global_policy gradients load_lists locate paint
         plan policy_scope progress_bar repair report_of scale_gradients set_policy train
         training_step verify""",

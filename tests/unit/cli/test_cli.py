@@ -318,7 +318,6 @@ DEFAULTS = {
     "opset": None,
     "shift": "auto",
     "placement": None,
-    "annotate": False,
 }
 
 

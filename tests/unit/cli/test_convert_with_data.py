@@ -181,14 +181,6 @@ def test_explain_says_what_convert_would_say_with_the_same_ranges(model: str) ->
     assert data.stdout.splitlines()[0].endswith("is float32: overflow")
 
 
-def test_the_weights_that_are_stored_low_are_checked(model: str) -> None:
-    done = run(model, "-q", "--dry-run", "--target", "onnx", "--check-weights")
-
-    table = done.stdout[done.stdout.index("2 weights to float16") :].partition("\n\n")[0].splitlines()
-    assert table[0] == "2 weights to float16: 0 with values that saturate or become 0"
-    assert [line.split()[0] for line in table[1:]] == ["weight", "w", "big"]
-
-
 def test_random_numbers_will_do_and_the_report_says_so(model: str) -> None:
     done = run(model, "--random", "--batches", "2", "--seed", "3", "--target", "onnx", "--dry-run", "--json")
 
@@ -221,10 +213,6 @@ def test_random_numbers_will_do_and_the_report_says_so(model: str) -> None:
             "--ranges and input data both give ranges; leave one out, or add --tolerance X to repair",
         ),
         (("--data", "d.npz", "--random"), "--data and --random exclude each other; leave one out"),
-        (
-            ("--check-weights", "--json"),
-            "--check-weights prints a table, and --json asks for JSON alone; leave one out",
-        ),
         (("--seed", "1"), "--seed describes random input; add --random"),
         (("--batches", "2"), "--batches describes random input; add --random"),
         (("--int-range", "x=0,2"), "--int-range describes random input; add --random"),

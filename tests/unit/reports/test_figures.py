@@ -6,23 +6,17 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_rewrite import DType
-from amp_rewrite.deploy.bench.charts import latency_chart, memory_chart, ops_chart, throughput_chart
-from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
-from amp_rewrite.deploy.bench.profile import OpChange, OpTime
-from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.reports.measurements import Difference, OutputRow, TrialRow
 from amp_rewrite.reports.op_changes import OpRun, runs_of
 from amp_rewrite.reports.page.axis import MOST_POINTS
-from amp_rewrite.reports.page.chart_data import chart_figure
 from amp_rewrite.reports.page.markup import written
 from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure, trials_figure
 from amp_rewrite.reports.page.page import Figure, Page
@@ -57,27 +51,10 @@ SCORES = st.builds(lambda *numbers: scored(*numbers), NAME, COUNT, MAYBE, MAYBE,
 LIMITS = st.builds(CriterionLine, NAME, NAME, st.floats(0.0), st.booleans())
 TRIED = st.builds(TrialRow, COUNT, st.booleans(), NAME, st.integers(0, 10**6), MAYBE)
 RUNS = st.builds(OpRun, st.integers(1, 9), *[st.sampled_from(["float16", "float32", "int64", ""])] * 2, st.booleans())
-SECONDS = st.floats(1e-9, 1e3)
 
 
 def scored(output: str, batch: int, score: float | None, scaled: float | None, ok: bool, because: str) -> OutputRow:
     return OutputRow(output, batch, Difference(1, ok, because, score=score, scaled=scaled))
-
-
-def timed(name: str, median: float, p5: float, p95: float, copies: float, memory: int | None = None) -> BenchEntry:
-    return BenchEntry(name, (), False, Timing(1, median, p5, p95), Timing(1, copies, copies, copies), {}, memory)
-
-
-def moved(name: str, kind: str, before: float | None, after: float | None) -> OpChange:
-    return OpChange(*(None if seconds is None else OpTime(name, kind, "", "", seconds) for seconds in (before, after)))
-
-
-def swept(entry: BenchEntry, items: int, throughput: float) -> BenchEntry:
-    return replace(entry, sweep=(BatchTiming(items, replace(entry.latency, median=items / throughput)),))
-
-
-TIMED = st.builds(timed, NAME, *[SECONDS] * 4, st.one_of(st.none(), st.integers(0, 10**12)))
-MOVED = st.builds(moved, NAME, NAME, SECONDS, st.one_of(st.none(), SECONDS))
 
 
 @given(st.dictionaries(NAME, FITS, max_size=6), st.sampled_from([DType.FLOAT16, DType.BFLOAT16]))
@@ -100,20 +77,6 @@ def test_any_trials_are_drawn(trials: list[TrialRow], chosen: TrialRow, allowed:
     data = checked(trials_figure(trials, chosen, allowed, solved=solved))
     assert [trial["float32_ops"] for trial in data["trials"]] == [trial.float32_ops for trial in trials]
     assert data["chosen"]["float32_ops"] == chosen.float32_ops
-
-
-@settings(max_examples=20)
-@given(st.lists(TIMED, min_size=1, max_size=4), st.lists(MOVED, max_size=30))
-def test_any_times_are_drawn(entries: list[BenchEntry], ops: list[OpChange]) -> None:
-    latency = checked(chart_figure(latency_chart(entries, "a CPU")))
-    assert [row["median"] for row in latency["models"]] == [entry.latency.median for entry in entries]
-    memory = memory_chart(entries)
-    drawn = memory and checked(chart_figure(memory))["models"]
-    assert drawn is None or [row["memory"] for row in drawn] == [entry.memory for entry in entries]
-    changed = checked(chart_figure(ops_chart(OpChanges("b", tuple(ops)), 1)))
-    assert changed["compared"] == len(ops) and len(changed["ops"]) <= 24
-    throughput = throughput_chart([swept(entry, 1 + i, entry.latency.median) for i, entry in enumerate(entries)])
-    assert throughput is not None and len(checked(chart_figure(throughput))["rows"]) == len(entries)
 
 
 @given(st.lists(RUNS, max_size=8))
@@ -179,13 +142,9 @@ def test_the_tightest_value_is_named_with_its_headroom(fit: Fit, words: str) -> 
 
 def test_caveats_and_settings_stand_below_their_figures() -> None:
     notes = ("random data show little", "<i>NaN</i>")
-    entries = [timed("a", 1.0, 1.0, 1.0, 1.0)]
-    for figure in (
-        outputs_figure([], CriterionLine("error", "error", 1.0, False), "ok", notes),
-        chart_figure(latency_chart(entries, "a CPU", notes)),
-    ):
-        assert checked(figure)["notes"] == list(notes)
-        assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in written(figure.drawing)
+    figure = outputs_figure([], CriterionLine("error", "error", 1.0, False), "ok", notes)
+    assert checked(figure)["notes"] == list(notes)
+    assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in written(figure.drawing)
     figure = changes_figure([], {}, [("to", "float16", "bfloat16")])
     assert checked(figure)["settings"] == {"to": ["float16", "bfloat16"]}
     assert "Settings" in written(figure.drawing)
@@ -225,14 +184,9 @@ def test_strips_align_both_models_and_mark_what_changed() -> None:
 def test_names_of_any_length_leave_sentences_readable() -> None:
     name = "<b>\u202e" + "n" * 100_000
     fit, allowed = Fit(9, 0, 2.0, 1.0), CriterionLine("error", "error", 1.0, False)
-    throughput = throughput_chart([swept(timed(name, 1.0, 1.0, 1.0, 1.0), 1, 1.0)])
-    assert throughput is not None
     for figure in (
         ranges_figure({name: fit}, DType.FLOAT16, name),
         outputs_figure([scored(name, 0, 1.0, 1.0, True, name)], allowed, name, [name]),
-        chart_figure(latency_chart([timed(name, 1.0, 1.0, 1.0, 1.0, 1)], name, [name])),
-        chart_figure(throughput),
-        chart_figure(ops_chart(OpChanges(name, (moved(name, name, 1.0, 2.0),)), 1)),
         strips_figure(name, name, [], name),
         changes_figure([dict.fromkeys(("kind", "title", "op", "types", "why"), name)], {}, [(name, name, name)]),
     ):

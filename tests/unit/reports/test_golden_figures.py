@@ -17,10 +17,6 @@ from typing import Any
 import pytest
 
 from amp_rewrite import DType, Report, convert, diff, explain
-from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
-from amp_rewrite.deploy.bench.profile import OpChange, OpTime
-from amp_rewrite.deploy.bench.result import Benchmark
-from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import Difference, OutputRow, TrialRow
@@ -94,25 +90,6 @@ def trials(rng: Numbers, size: int) -> Figure:
     return trials_figure(
         steps, steps[size // 2], CriterionLine("error ≤ 0.01", "error", 0.01, size % 2 > 0), solved=size > 3
     )
-
-
-def benchmark(rng: Numbers, size: int) -> Sequence[Figure]:
-    def timing() -> Timing:
-        low, median, high = sorted(rng.one() for _ in range(3))
-        return Timing(9, median, low, high)
-
-    def op(name: str) -> OpTime | None:
-        return OpTime(name, "Add", "CPU", "float32", rng.one(0.0)) if rng.below(4) else None
-
-    entries = tuple(
-        BenchEntry(f"m{i}", (), False, timing(), timing(), {}, rng.below(10**9) if rng.below(2) else None,
-              tuple(BatchTiming(2**n, timing() if rng.below(3) else None) for n in range(rng.below(4))))
-        for i in range(1 + size % 6)
-    )  # fmt: skip
-    pairs = [(op(f"op{i}"), op(f"op{i}")) for i in range(size)]
-    sides = [OpChange(before, after) for before, after in pairs if before or after]
-    changed = (OpChanges("m1", tuple(sides)), OpChanges("m2", tuple(sides[:3])))
-    return Benchmark("CPU", "a CPU", {}, "random", 1, 1, 1, entries, changed, ("a note",)).figures()
 
 
 def strips(rng: Numbers, size: int) -> Sequence[Figure]:
@@ -219,7 +196,7 @@ def checks(rng: Numbers, size: int) -> Figure:
 
 
 Made = Callable[[Numbers, int], Figure | Sequence[Figure | str]]
-MADE: tuple[Made, ...] = (ranges, outputs, trials, benchmark, strips, checks, differences)
+MADE: tuple[Made, ...] = (ranges, outputs, trials, strips, checks, differences)
 SIZES = (0, 1, 2, 5, 14, 25, 60, 600)
 
 
@@ -250,9 +227,9 @@ def figures_of_model(name: str) -> Iterator[tuple[str, Figure | str]]:
 def texts_of_models() -> Iterator[tuple[str, str]]:
     """Reports, inventories, reasons and overlays of all text models, in the form that each is printed in."""
     for name in TEXT_MODELS:
-        converted = convert(text_model(name), annotate=True)
+        converted = convert(text_model(name))
         low = _unversioned(converted.report)
-        rules = overlay(Model.load(converted.model), "rule") if any(row.rule for row in low.rows) else ""
+        rules = overlay(Model.load(converted.model), "rule", report=low) if any(row.rule for row in low.rows) else ""
         parts = {
             "report": low.to_json() + low.text(verbose=True),
             "inventory": _unversioned(report_in(text_model(name))).to_json(),
