@@ -156,7 +156,7 @@ class Verdict(Result):
             return ""
         return (
             f"only elements near zero fail: no error is above {self.largest:.2g} of its output's largest value; a"
-            f" tolerance of {by.rtol:g} (--tolerance {by.rtol:g}) accepts that, and so does an atol (--atol) for them"
+            f" tolerance of {by.rtol:g} (--tolerance {by.rtol:g}) accepts that, and so does an atol for them"
         )
 
     @property

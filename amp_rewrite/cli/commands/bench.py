@@ -33,6 +33,8 @@ _TIMING = (
     click.argument("models", metavar="A [B]...", type=parameters.MODEL, nargs=-1, required=True),
     *parameters.FEEDING,
     *_TIMING,
+    parameters.config,
+    parameters.keys(*parameters.FEEDING_KEYS),
     parameters.as_json,
     parameters.quiet(),
 )
@@ -42,7 +44,7 @@ def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) ->
     All models run on the same batch; the first is the baseline. The output names the ops that got slower. Measure on a
     GPU: on a CPU half precision is slower.
     """
-    feeding = DataOptions.taken(given).needed()
+    feeding = DataOptions.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
     benchmark = _benchmark(models, feeding, given, quiet=quiet)
     if as_json or not quiet:
         terminal.show(benchmark.to_json() if as_json else benchmark.text())
@@ -61,4 +63,4 @@ def _benchmark(models: tuple[Path, ...], feeding: DataOptions, given: dict[str, 
         asked["limit"] = parse_bytes(fit)
     feed = feeding.feed(Model.load(models[0]), quiet=quiet)
     with terminal.stages("bench", quiet=quiet) as tell:
-        return bench(models, feed, allow_nonfinite=feeding.allow_nonfinite, progress=tell, **asked)
+        return bench(models, feed, allow_nonfinite=bool(feeding.allow_nonfinite), progress=tell, **asked)

@@ -153,7 +153,7 @@ def test_what_constants_would_make_is_computed_only_if_it_is_small(
         dims = [d.dim_value for d in stated.type.tensor_type.shape.dim]
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(dims, np.float32), stated.name))
     del model.graph.value_info[:]
-    outcome = attempt(cage, tmp_path, model, "--target", "onnx", "--level", level)
+    outcome = attempt(cage, tmp_path, model, "--target", "onnx", "--set", f"level={level}")
 
     assert outcome.seconds < 8
 
@@ -184,7 +184,7 @@ def test_a_window_of_any_size_before_a_batch_normalization_is_not_tried(
         f" {{ c = {WINDOWS[name]} (x, w) b = BatchNormalization (c, g, g, g, g) y = Relu (b) }}"
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4, 2, 2), np.float32), "w"))
-    attempt(cage, tmp_path, model, "--placement", placement)
+    attempt(cage, tmp_path, model, "--set", f"placement={placement}")
 
 
 @pytest.mark.parametrize("slot", [1, 2, 3, 4])
@@ -233,7 +233,7 @@ DIMS = {
     "negative": [-1, 2],
     "least": [-(2**63), 2],
 }
-WAYS = ((), ("--placement", "mincut"), ("--opset", "auto"), ("--fuse", "contrib", "--target", "tensorrt"))
+WAYS = ((), ("--set", "placement=mincut"), ("--opset", "auto"), ("--fuse", "contrib", "--target", "tensorrt"))
 
 
 @pytest.mark.parametrize("place", ["input", "output", "value", "weight", "large weight"])
@@ -245,7 +245,7 @@ def test_dims_that_no_value_has_are_refused_or_not_believed(cage: Cage, tmp_path
     for words in ((), ("--json",)):
         attempt(cage, tmp_path, model, *words, command="report")
     attempt(cage, tmp_path, model, command="doctor")
-    outcome = cage.run("verify", "m.onnx", "m.onnx", "--random", "--rtol", "1", folder=tmp_path)
+    outcome = cage.run("verify", "m.onnx", "m.onnx", "--random", "--set", "rtol=1", folder=tmp_path)
     assert "Traceback" not in outcome.err and outcome.code in (0, 1, 2), outcome
 
 

@@ -61,7 +61,7 @@ def command(*words, code=0):
 
 first, low = models[0], out / f"{pathlib.Path(models[0]).stem}.float16.onnx"
 node = amp_rewrite.View.of(amp_rewrite.Model.load(first)).ops[0].name
-command("convert", first, "-o", out / "command.onnx", "--html", out / "page.html")
+command("convert", first, "-o", out / "command.onnx", "--report", out / "page.html")
 command("report", first)
 command("explain", first, node)
 command("diff", first, low, code=1)
