@@ -115,7 +115,7 @@ PUBLIC = {
     "a conversion with data": "amp_rewrite.repair('m', 'd')",
     "bench": "amp_rewrite.bench(['m'], 'd')",
     "Session": "amp_rewrite.Session('m')",
-    "Trainer": "amp_rewrite.Trainer(None)",
+    "Trainer": "amp_rewrite.train.Trainer(None)",
     "ModelLoss": "amp_rewrite.train.ModelLoss.of('m', 'loss')",
 }
 
