@@ -80,7 +80,6 @@ NOT_COMPARED = {
     "ir.view.View._memory",
     "reports.delta.Delta.alike",
     "reports.delta.Delta.ops",
-    "reports.delta.Delta.runs",
     "reports.delta.Delta.sides",
     "reports.delta.Delta.unrelated",
     "train.step.fitting.History.epochs",

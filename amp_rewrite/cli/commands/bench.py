@@ -23,7 +23,6 @@ _TIMING = (
     option("--warm-up warm", "N", "Runs before the first one that counts.  [default: 10]", _HEAD, type=_COUNT),
     option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", _HEAD, type=_COUNT),
     option("--batch-sizes", "1,8,64", "Measure throughput at these sizes of a free batch dimension.", _HEAD),
-    option("--fit", "SIZE", "Find the largest batch that fits into SIZE, such as 8GB.", _HEAD),
     option("--memory/--no-memory", None, "Measure peak memory, each model in its own process.", _HEAD, default=True),
     option("--profile/--no-profile", None, "Measure the time of each op.", _HEAD, default=True),
 )
@@ -52,15 +51,12 @@ def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) ->
 
 def _benchmark(models: tuple[Path, ...], feeding: DataOptions, given: dict[str, Any], *, quiet: bool) -> Benchmark:
     from amp_rewrite.deploy.bench.bench import bench, parse_sizes
-    from amp_rewrite.deploy.bench.memory import parse_bytes
     from amp_rewrite.files.model import Model
 
-    sizes, fit = given.pop("batch_sizes"), given.pop("fit")
+    sizes = given.pop("batch_sizes")
     asked = {word: value for word, value in given.items() if value is not None}
     if sizes is not None:
         asked["sizes"] = parse_sizes(sizes)
-    if fit is not None:
-        asked["limit"] = parse_bytes(fit)
     feed = feeding.feed(Model.load(models[0]), quiet=quiet)
     with terminal.stages("bench", quiet=quiet) as tell:
         return bench(models, feed, allow_nonfinite=bool(feeding.allow_nonfinite), progress=tell, **asked)

@@ -22,7 +22,6 @@ _RUNNING = (
     parameters.option(
         "--provider", "NAME", "Provider that must run both models.  [default: CUDA, CPU, or that of the model's target]"
     ),
-    parameters.flag("--depth", "Also measure the error of each op, as locate does; --report x.html draws it."),
 )
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, LargestBatch, OpChanges
+from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type
 from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
@@ -63,12 +63,7 @@ class Benchmark(Result):
 
     def text(self) -> str:
         """Return a text: device and versions, a table of latencies, and a table per further measurement."""
-        largest = [
-            f"largest batch of {entry.name} within {size(entry.largest.limit)}: {_most(entry.largest)}"
-            for entry in self.entries
-            if entry.largest
-        ]
-        parts = (self._head(), self._latencies(), self._throughputs(), largest, *map(_slower, self.changed))
+        parts = (self._head(), self._latencies(), self._throughputs(), *map(_slower, self.changed))
         lines = [line for part in parts if part for line in (*part, "")]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]).rstrip("\n") + "\n"
 
@@ -119,13 +114,6 @@ def _numbers(entry: BenchEntry, baselines: Sequence[str]) -> Iterator[str]:
 def _swept(entry: BenchEntry, row: BatchTiming) -> Sequence[str]:
     numbers = ("-", "-") if row.timing is None else (f"{row.throughput:.4g}", _ms(row.timing.median))
     return entry.name, str(row.items), *numbers, _bytes(row.memory), row.fault
-
-
-def _most(largest: LargestBatch) -> str:
-    why = f"does not run: {largest.fault}" if largest.fault else "does not fit"
-    if not largest.items:
-        return "none: not one item fits" + (f"; it {why}" if largest.fault else "")
-    return f"{largest.items}" + (f" ({largest.too_large} {why})" if largest.too_large else ", the most that was tried")
 
 
 def _slower(changed: OpChanges) -> list[str]:

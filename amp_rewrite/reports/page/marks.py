@@ -60,24 +60,6 @@ def envelope(x: Axis, y: Axis, bins: Iterable[Bin], kind: str) -> list[Element]:
     return _path("".join(parts), f"filled {kind}")
 
 
-def dots(x: Axis, y: Axis, points: Iterable[tuple[float, float | None, str]], kind: str) -> list[Element]:
-    """Return a dot for each place, number and words, which hovering shows; a triangle for a number beyond the axis.
-
-    A point without a number is left out.
-    """
-    marks = []
-    for place, number, words in points:
-        across = x.along(place)
-        if number is not None and not y.holds(number):
-            top = math.isnan(number) or number > y.high
-            mark, height, shift = ("▲", "0%", "11") if top else ("▼", "100%", "-2")
-            side = {"x": across, "y": height, "dy": shift, "text_anchor": "middle"}
-            marks.append(element("text", mark, hint(words), **side, class_=f"edge {kind}"))
-        elif number is not None:
-            marks.append(element("circle", hint(words), cx=across, cy=y.up(number), r=3.5, class_=f"dot {kind}"))
-    return marks
-
-
 def spans(x: Axis, y: Axis, items: Iterable[tuple[float, float, float, str]], kind: str) -> list[Element]:
     """Return an upright bar for each place, least and largest number and words, which hovering shows."""
     marks = []

@@ -34,7 +34,7 @@ COMMANDS = {
 FIGURES = {
     "verify": {"outputs"},
     "locate": {"text"},
-    "diff": {"strips", "graphs", "changes"},
+    "diff": {"graphs", "changes"},
     **{name: {"ranges"} for name in ("calibrate", "show", "merge")},
 }
 
@@ -87,7 +87,7 @@ def test_json_holds_what_is_drawn() -> None:
         elif name == "locate":
             assert json.loads(stdout)["first_beyond"]["op"] == "up" and "up" in data["text"]["text"]
         elif name == "diff":
-            assert data["strips"]["runs"] == json.loads(stdout)["runs"]
+            assert data["changes"]["counts"] == json.loads(stdout)["counts"]
         elif name in ("calibrate", "merge"):
             values = json.loads(stdout)["values"]
             assert {row["value"]: row["absmax"] for row in data["ranges"]["values"]} == {

@@ -140,7 +140,7 @@ def test_memory_is_measured_for_the_batch_and_for_the_sizes_that_run() -> None:
     assert with_memory(candidate, entry, None).sweep == rows
 
 
-@pytest.mark.parametrize("name", ["limit", "runs", "warm"])
+@pytest.mark.parametrize("name", ["runs", "warm"])
 def test_a_count_below_one_is_refused(name: str) -> None:
     with pytest.raises(PolicyError, match=f"^{name}=0 is too small; give at least 1$"):
         _small(**{name: 0})

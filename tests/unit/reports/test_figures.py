@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,14 +12,12 @@ from hypothesis import strategies as st
 
 from amp_rewrite import DType
 from amp_rewrite.files.fit import Fit
-from amp_rewrite.reports.measurements import Difference, OutputRow, TrialRow
-from amp_rewrite.reports.op_changes import OpRun, runs_of
-from amp_rewrite.reports.page.axis import MOST_POINTS
+from amp_rewrite.reports.measurements import Difference, OutputRow
+from amp_rewrite.reports.page.changes import changes_figure
 from amp_rewrite.reports.page.markup import written
-from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure, trials_figure
+from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure
 from amp_rewrite.reports.page.page import Figure, Page
 from amp_rewrite.reports.page.ranges import ranges_figure
-from amp_rewrite.reports.page.strips import _binned, _kind, changes_figure, strips_figure
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 SIZE = st.floats(0.0, allow_infinity=False)
@@ -49,8 +45,6 @@ FITS = st.builds(
 )
 SCORES = st.builds(lambda *numbers: scored(*numbers), NAME, COUNT, MAYBE, MAYBE, st.booleans(), NAME)
 LIMITS = st.builds(CriterionLine, NAME, NAME, st.floats(0.0), st.booleans())
-TRIED = st.builds(TrialRow, COUNT, st.booleans(), NAME, st.integers(0, 10**6), MAYBE)
-RUNS = st.builds(OpRun, st.integers(1, 9), *[st.sampled_from(["float16", "float32", "int64", ""])] * 2, st.booleans())
 
 
 def scored(output: str, batch: int, score: float | None, scaled: float | None, ok: bool, because: str) -> OutputRow:
@@ -72,20 +66,6 @@ def test_any_scores_are_drawn(scores: list[OutputRow], allowed: CriterionLine) -
     assert sorted((r["output"], r["batch"]) for r in data["rows"]) == sorted((s.output, s.batch) for s in scores)
 
 
-@given(st.lists(TRIED, max_size=6), TRIED, LIMITS, st.booleans())
-def test_any_trials_are_drawn(trials: list[TrialRow], chosen: TrialRow, allowed: CriterionLine, solved: bool) -> None:
-    data = checked(trials_figure(trials, chosen, allowed, solved=solved))
-    assert [trial["float32_ops"] for trial in data["trials"]] == [trial.float32_ops for trial in trials]
-    assert data["chosen"]["float32_ops"] == chosen.float32_ops
-
-
-@given(st.lists(RUNS, max_size=8))
-def test_any_runs_are_drawn(runs: list[OpRun]) -> None:
-    data = checked(strips_figure("a", "b", runs, "no difference"))
-    assert data["ops"] == sum(run.ops for run in runs)
-    assert data["changed"] == sum(run.ops for run in runs if run.changed)
-
-
 # -- many numbers --------------------------------------------------------------------------------------
 
 MANY = 20_000
@@ -105,15 +85,6 @@ def test_many_outputs_leave_the_worst() -> None:
     figure = outputs_figure(scores, CriterionLine("error ≤ 0.009", "error", 0.009, False), "failed")
     shown = {row["output"] for row in checked(figure)["rows"]}
     assert shown == {f"y{i}" for i in range(60, 100)} and "worst are drawn" in figure.lead
-
-
-def test_many_runs_become_shares_that_lose_no_op() -> None:
-    types = ["float16", "float32", "int64"]
-    runs = runs_of((types[i % 3], types[(i // 2) % 3], i == 555) for i in range(MANY))
-    data = checked(strips_figure("a", "b", runs, "1 lowered"))
-    sums = [sum(part["a"].get(kind, 0) for part in data["bins"]) for kind in ("low", "high", "muted")]
-    assert sum(sums) == MANY and max(sums) - min(sums) <= 1
-    assert data["changed"] == 1 and len(data["bins"]) <= 500
 
 
 def test_many_changes_are_counted_and_the_first_listed() -> None:
@@ -150,60 +121,13 @@ def test_caveats_and_settings_stand_below_their_figures() -> None:
     assert "Settings" in written(figure.drawing)
 
 
-def marks(figure: Figure, kind: str) -> int:
-    return sum(
-        kind in (mark.get("class") or "").split() for mark in figure.drawing.iter() if mark.get("cx", "").endswith("%")
-    )
-
-
-def test_a_repair_marks_each_trial_and_the_chosen_one() -> None:
-    allowed = CriterionLine("error ≤ 0.01", "error", 0.01, False)
-    trials = [TrialRow(0, False, "", 3, 0.5), TrialRow(4, True, "", 9, 1e-3), TrialRow(1, True, "", 5, 5e-3)]
-    figure = trials_figure(trials, TrialRow(1, True, "", 5, 6e-3), allowed, solved=True)
-    assert [marks(figure, kind) for kind in ("hollow", "low", "ring")] == [1, 2, 1]
-    assert "3 trials" in figure.lead and "5 ops in float32 passes (0.006)" in figure.lead
-
-
-def strip(runs: Sequence[OpRun]) -> list[tuple[str, str]]:
-    figure = strips_figure("a", "b", runs, "1 lowered")
-    marked = [mark for mark in figure.drawing.iter("rect") if (mark.get("class") or "").startswith(("span", "changed"))]
-    return [(mark.get("class") or "", mark.get("width") or "") for mark in marked if "%" in (mark.get("width") or "")]
-
-
-def test_strips_align_both_models_and_mark_what_changed() -> None:
-    runs = runs_of(
-        [("float32", "float32", False), ("float32", "float16", True), ("", "int64", True), ("int64", "", True)]
-    )
-    assert [run.ops for run in runs] == [1, 1, 1, 1]
-    drawn = strip(runs)
-    assert drawn[:3] == [("span high", "50%"), ("span absent", "25%"), ("span muted", "25%")]
-    assert drawn[3:7] == [(f"span {kind}", "25%") for kind in ("high", "low", "muted", "absent")]
-    assert drawn[7:] == [("changed", "25%")] * 3
-
-
 def test_names_of_any_length_leave_sentences_readable() -> None:
     name = "<b>\u202e" + "n" * 100_000
     fit, allowed = Fit(9, 0, 2.0, 1.0), CriterionLine("error", "error", 1.0, False)
     for figure in (
         ranges_figure({name: fit}, DType.FLOAT16, name),
         outputs_figure([scored(name, 0, 1.0, 1.0, True, name)], allowed, name, [name]),
-        strips_figure(name, name, [], name),
         changes_figure([dict.fromkeys(("kind", "title", "op", "types", "why"), name)], {}, [(name, name, name)]),
     ):
         assert figure is not None
         assert len(figure.lead) < 1000 and len(figure.title) < 300 and len(written(figure.drawing)) < 10_000
-
-
-@pytest.mark.parametrize("shift", [0, 1, 7])
-def test_bins_of_a_long_strip_share_out_the_ops_of_runs(shift: int) -> None:
-    lengths = [shift, 2 * MOST_POINTS - 1, 1, MOST_POINTS]
-    runs = [
-        OpRun(n, kind, "", True) for n, kind in zip(lengths, ("float16", "float32", "float16", "int64"), strict=True)
-    ]
-    total = sum(lengths)
-    bins = _binned(runs, total)
-    kinds = [_kind(run.a) for run in runs for _ in range(run.ops)]
-    assert sum(part.ops for part in bins) == total and len(bins) <= MOST_POINTS
-    for part in bins:
-        assert part.types["a"] == Counter(kinds[part.first : part.first + part.ops])
-        assert part.types["b"] == Counter({_kind(""): part.ops})

@@ -262,8 +262,7 @@ def test_each_change_stands_at_its_op_on_both_sides_with_its_types() -> None:
 
 def test_a_difference_without_its_models_has_no_graphs() -> None:
     delta = replace(diff(chain("Conv"), chain("Relu")), sides=None)
-    assert [figure.name for figure in delta.figures()] == ["strips", "changes"]
-    assert [figure.name for figure in delta.sketches()] == ["strips"]
+    assert [figure.name for figure in delta.figures()] == ["changes"]
 
 
 def test_a_cast_stands_on_the_edges_to_those_that_read_through_it() -> None:
