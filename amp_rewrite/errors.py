@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -90,33 +90,47 @@ def advice(
     return f"did you mean {', '.join(near)}?" if near else otherwise
 
 
-_BY_OPTION: ContextVar[bool] = ContextVar("by_option", default=False)
+_OPTIONS: ContextVar[Collection[str] | None] = ContextVar("options", default=None)
 
 
 @contextmanager
-def options_spelled() -> Iterator[None]:
-    """Let `spelled` write options of the command line while the body runs, not keywords of Python."""
-    token = _BY_OPTION.set(True)
+def options_spelled(own: Collection[str]) -> Iterator[None]:
+    """Let `spelled` write words of the command line while the body runs, not keywords of Python.
+
+    `own`: the options of the command; what is none of them is a key of `--set`.
+    """
+    token = _OPTIONS.set(own)
     try:
         yield
     finally:
-        _BY_OPTION.reset(token)
+        _OPTIONS.reset(token)
 
 
-def options_are_spelled() -> bool:
-    """True inside `options_spelled`."""
-    return _BY_OPTION.get()
+def spelled_options() -> Collection[str] | None:
+    """Return the options that `spelled` writes; None for keywords of Python."""
+    return _OPTIONS.get()
+
+
+def option_of(keyword: str) -> str:
+    """Return the option of a keyword: `--rtol`, or `--set rtol` where it is a key alone."""
+    key = keyword.replace("_", "-")
+    return f"--{key}" if key in (_OPTIONS.get() or ()) else f"--set {key}"
 
 
 def spelled(keyword: str, value: object = None, *, option: str = "") -> str:
-    """Return a keyword as its user writes it: `rtol=` or `rtol=0.1` in Python, `--rtol` or `--rtol 0.1` in a shell.
+    """Return a keyword as its user writes it, in Python or in a shell.
 
+    `rtol=` or `rtol=0.1` in Python; `--rtol` or `--rtol 0.1`, and for a key `--set rtol=…` or `--set rtol=0.1`.
     `option`: the words after "--", where they differ from keyword and value.
     """
-    if not _BY_OPTION.get():
+    if _OPTIONS.get() is None:
         return f"{keyword}={'' if value is None else _shown(value)}"
-    said = "" if value is None or value is True else f" {value}"
-    return f"--{option or keyword.replace('_', '-') + said}"
+    if option:
+        return f"--{option}"
+    name = option_of(keyword)
+    if name.startswith("--set "):
+        return f"{name}={'…' if value is None else str(value).lower() if isinstance(value, bool) else value}"
+    return name if value is None or value is True else f"{name} {value}"
 
 
 def _shown(value: object) -> str:

@@ -74,7 +74,7 @@ def installed(module: str, python: str) -> bool:
 
 def judged(reference: Path, candidate: Path | onnx.ModelProto, data: Path) -> str:
     """Return the error of a converted model, and the share of its matrix products and convolutions in float16."""
-    verdict = amp_rewrite.verify(reference, candidate, data, metric="scaled", at_most=TOLERANCE)
+    verdict = amp_rewrite.verify(reference, candidate, data, tolerance=TOLERANCE)
     totals = report_of(inventory_view(amp_rewrite.Model.load(candidate))).totals
     share = f"{totals.compute_lowered / totals.compute_ops:.0%}"
     differences = [row.difference for row in verdict.rows]
@@ -102,7 +102,7 @@ def hard_models(names: Iterable[str], python: str, autocast: str) -> list[tuple[
                 cells.append("–" if not there[peer] else judged(model, out, data) if out.exists() else "no model")
             plain, repaired = folder / "plain.onnx", folder / "repaired.onnx"
             amp_rewrite.convert(model).save(plain, overwrite=True)
-            found = amp_rewrite.repair(model, data, metric="scaled", at_most=TOLERANCE)
+            found = amp_rewrite.repair(model, data, tolerance=TOLERANCE)
             found.converted.save(repaired, overwrite=True)
             rows.append((HARD[name], *cells, judged(model, plain, data), judged(model, repaired, data)))
     return rows

@@ -12,22 +12,17 @@ import click
 from amp_rewrite.cli import program
 from amp_rewrite.cli.examples import EXAMPLES
 from amp_rewrite.cli.group import COMMANDS
-from amp_rewrite.cli.option_synonyms import KNOWN_AS
-from amp_rewrite.cli.parameters import ADVANCED, DATA, OUTPUT, PRECISION
+from amp_rewrite.settings.option import ADVANCED, DATA, MANY, OUTPUT, PRECISION
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "commands.md"
 NAME = "amp-rewrite"
-ORDER = ("Options", PRECISION, DATA, OUTPUT, ADVANCED)
+ORDER = ("Options", PRECISION, DATA, OUTPUT, MANY, ADVANCED)
 FEW = 10
 """Options that need headings."""
 HEAD = """# Commands and their options
 
 Every command with every option. [Command line](command-line.md) has
 what commands share: exit codes, patterns, settings, environment. `tools/build_commands.py` writes this page.
-"""
-WORDS = """## Options of other tools
-
-An option that other tools have is not accepted; the error names ours:
 """
 
 
@@ -42,8 +37,6 @@ def page() -> str:
     for name, command in commands:
         assert command is not None
         parts += _section(command, click.Context(command, info_name=name, parent=root))
-    words = [f"| `{own}` | {', '.join(f'`{word}`' for word in others)} |" for own, others in KNOWN_AS.items()]
-    parts.append("\n".join([WORDS, "| here | elsewhere |", "|---|---|", *words]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -73,8 +66,7 @@ def _section(command: click.Command, context: click.Context) -> list[str]:
 
 def _shown(param: click.Parameter, command: click.Command) -> bool:
     """True for options that the help shows, but for that of the help itself."""
-    own = {"--help", "--help-all"}
-    return isinstance(param, click.Option) and not param.hidden and not own & set(param.opts)
+    return isinstance(param, click.Option) and not param.hidden and "--help" not in param.opts
 
 
 def _words(command: click.Command) -> str:

@@ -5,29 +5,30 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from amp_rewrite.settings.option import ADVANCED, DATA, OUTPUT, PRECISION, Kind, Option
+from amp_rewrite.settings.option import ADVANCED, DATA, MANY, OUTPUT, PRECISION, Kind, Option
 from amp_rewrite.settings.options import OPTIONS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 HEAD = """# Options
 
-Each option is a keyword of `convert`, `repair` and `Session`, an option of the command line, and a key of `amp.toml` or
-of the table `[tool.amp-rewrite]` in `pyproject.toml`. A dash marks a place that does not have it; the sentence then
-names the Python function that takes it. The command line wins over the environment, and that over the file. Keys may
-have "_" for "-".
+Each option is a keyword of `convert`, `repair` and `Session`, and a key of `amp.toml` or of the table
+`[tool.amp-rewrite]` in `pyproject.toml`. The command line has options for those that are often used, and takes the
+others as `--set KEY=VALUE`. A dash marks a place that does not have it; the sentence then names the Python function
+that takes it. The command line wins over the environment, and that over the file. Keys may have "_" for "-".
 """
 WORDS = {
     Kind.TEXT: "text",
     Kind.LIST: "list of text",
     Kind.SWITCH: "true or false",
     Kind.NUMBER: "number",
+    Kind.WHOLE: "whole number",
     Kind.PATH: "path",
 }
 
 
 def page() -> str:
     """Return the text of the page."""
-    order = (PRECISION, DATA, OUTPUT, ADVANCED)
+    order = (PRECISION, DATA, OUTPUT, MANY, ADVANCED)
     parts = [HEAD]
     for group, rows in groupby(sorted(OPTIONS, key=lambda row: order.index(row.group)), key=lambda row: row.group):
         parts.append(f"\n## {group}\n")
@@ -36,12 +37,12 @@ def page() -> str:
 
 
 def _section(row: Option) -> str:
-    spelled = f"--{row.key}" + (f" {row.metavar}" if row.metavar else "")
-    if row.kind is Kind.SWITCH and not row.flag:
-        spelled += f", --no-{row.key}"
+    value = row.metavar or ("true|false" if row.kind is Kind.SWITCH else "X")
+    own = f"--{row.key}" + (f" {row.metavar}" if row.metavar else "")
+    spelled = own if row.help else f"--set {row.key}={value}" if row.setting else ""
     facts = {
         "Python": f"`{row.name}={row.default!r}`" if row.keyword else "",
-        "command line": f"`{spelled}`" if row.help else "",
+        "command line": f"`{spelled}`" if spelled else "",
         "key": f"`{row.key}`: {WORDS[row.kind]}" if row.setting else "",
         "environment": f"`{row.environment}`" if row.environment else "",
         "stated in report and metadata": row.stated.name.lower() if row.stated else "",

@@ -45,7 +45,7 @@ STORIES = {
         Scene(f"verify model.onnx fp16.onnx {DATA}", 0, 1),
         Scene("locate model.onnx fp16.onnx --data batches.npz --top 1", 0, 7),
         Scene(f"model.onnx -o mended.onnx {DATA}", 0, 1),
-        Scene("explain model.onnx block1_down --data batches.npz --shift none"),
+        Scene("explain model.onnx block1_down --data batches.npz --set shift=none"),
     )
 }
 """Commands by picture, without `amp-rewrite`."""
@@ -126,7 +126,7 @@ def photograph(target: Path) -> None:
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         folder = Path(place)
         shutil.copytree(ROOT / "examples" / "outlier", folder, dirs_exist_ok=True)
-        ran(f"model.onnx -o mended.onnx {DATA} --html page.html", folder)
+        ran(f"model.onnx -o mended.onnx {DATA} --report page.html", folder)
         chromium = shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport=WINDOW, color_scheme="light")

@@ -14,8 +14,9 @@ import click
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import MeasuringOptions
 from amp_rewrite.cli.files import as_folder, is_stdout
+from amp_rewrite.cli.page import SUFFIXES
 from amp_rewrite.errors import count
-from amp_rewrite.fleet.urls import local, name_of, url_of
+from amp_rewrite.fleet.urls import name_of, url_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -39,16 +40,10 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     """Convert the models of a batch, print a line for each, and return the worst exit code."""
     gc.enable()  # one conversion pauses it for itself; many leave cycles behind
     talk = asked.pop("talk")
-    for value, why in (
-        (asked["report_file"], "--report writes the report of one model; --summary FILE.jsonl has a line for each"),
-        (given.pop("html"), "--html draws one model; draw the one of interest by itself"),
-        (talk.check_weights, "--check-weights prints a table for one model"),
-    ):
-        if value:
-            raise click.UsageError(f"{why}; leave it out for several models")
+    if asked["report_file"] and asked["report_file"].suffix.lower() in (".json", *SUFFIXES):
+        raise click.UsageError("--report writes the report of one model; name a .jsonl file, with a line for each")
     measuring = MeasuringOptions.taken(given)
-    if asked["jobs"] is not None and asked["jobs"] < 1:
-        raise click.UsageError(f"{asked['jobs']} is not a number of jobs at a time; use 1 or more")
+    jobs = _jobs(asked["jobs"] or "1")
     if output is None or is_stdout(output):
         raise click.UsageError("several models go to a folder; add -o FOLDER")
     if output.suffix.lower() == ".onnx" and any(url_of(word) for word in (*words, output)):
@@ -65,10 +60,10 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     worst, done, failed = 0, 0, 0
     try:
         with (
-            _executor_for(asked["scheduler"], asked["jobs"]) as (executor, jobs),
+            _executor_for(jobs) as (executor, many),
             terminal.progress(count(batch.models, "model"), quiet=talk.quiet) as draw,
         ):
-            for outcome in batch.run(executor, jobs):
+            for outcome in batch.run(executor, many):
                 worst = max(worst, outcome.rc)
                 done, failed = done + (outcome.rc == 0), failed + (outcome.rc != 0)
                 if draw is not None:
@@ -82,16 +77,25 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     return worst
 
 
+def _jobs(word: str) -> int | str:
+    """Return the number of jobs at a time, or the address of a scheduler. UsageError for another word."""
+    if word.isdecimal() and int(word):
+        return int(word)
+    if ":" in word or word.endswith(".json"):
+        return word
+    raise click.UsageError(f"{word} is not a number of jobs at a time; use 1 or more, or HOST:PORT of a Dask scheduler")
+
+
 @contextmanager
-def _executor_for(scheduler: str | None, jobs: int | None) -> Iterator[tuple[Executor | None, int]]:
-    """Yield the executor that is asked for, None for our own processes, and the number of jobs at a time."""
-    if not scheduler:
-        yield None, jobs or 1
+def _executor_for(jobs: int | str) -> Iterator[tuple[Executor | None, int]]:
+    """Yield the executor of a scheduler, or None for processes of our own, and the number of jobs at a time."""
+    if isinstance(jobs, int):
+        yield None, jobs
         return
     from amp_rewrite.fleet.schedulers import executor_of
 
-    with executor_of(scheduler) as (executor, threads):
-        yield executor, jobs or threads
+    with executor_of(jobs) as scheduled:
+        yield scheduled
 
 
 def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring: MeasuringOptions) -> BatchSettings:
@@ -102,14 +106,13 @@ def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring
 
     return BatchSettings(
         out=output,
-        name=asked["name"] or SAME,
-        choice=FileGlobs(asked["include"], asked["exclude"]),
-        saving=SaveOptions(settings.overwrite, settings.external_data, asked["shard_size"]),
+        name=settings.name or SAME,
+        choice=FileGlobs(settings.include, settings.exclude),
+        saving=SaveOptions(settings.overwrite, settings.external_data, settings.shard_size),
         resume=asked["resume"],
-        keep_going=asked["keep_going"],
         write=not asked["dry_run"],
         guidance=measuring.guidance,
-        summary=asked["summary"] and Path(local(asked["summary"])),
+        summary=asked["report_file"],
     )
 
 
@@ -128,11 +131,9 @@ def _show(outcome: Outcome, talk: Any, *, dry_run: bool) -> None:
 
 
 def _conclude(batch: Batch, done: int, failed: int, quiet: bool) -> None:
-    """Print the counts of models that were converted, failed or not started."""
-    left = batch.models - done - failed
+    """Print the counts of models that were converted, or failed."""
     parts = [f"{count(done, 'model')} {'done' if batch.asked.write else 'would be written'}"]
     parts += [f"{failed} failed"] if failed else []
-    parts += [f"{left} not started (--keep-going starts them)"] if left > 0 else []
     parts += [f"{count(len(batch.copies), 'other file')} copied"] if batch.copies and batch.asked.write else []
     terminal.talk(", ".join(parts), quiet=quiet)
     if batch.asked.summary and batch.asked.write:

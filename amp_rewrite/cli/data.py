@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from amp_rewrite.cli import terminal
+from amp_rewrite.errors import option_of
 from amp_rewrite.settings.criterion import CRITERION
 
 if TYPE_CHECKING:
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
     from amp_rewrite.settings.config_file import Settings
 
 
+_DRAWN = ("int_range", "batches", "seed")
+"""Keys that describe random data."""
+
+
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """Values of the options `FEEDING`."""
+    """Values of the options `FEEDING` and of their keys."""
 
     data: str | None
     random: bool
@@ -33,31 +38,27 @@ class DataOptions:
     int_range: tuple[str, ...]
     batches: int | None
     seed: int | None
-    allow_nonfinite: bool
-    smoke: bool
+    allow_nonfinite: bool | None
 
     @classmethod
     def taken(cls, given: dict[str, Any]) -> DataOptions:
         """Take the options out of all that were given. UsageError for options that contradict each other."""
-        smoke = given.pop("smoke", False)
-        feeding = cls(smoke=smoke, **{name: given.pop(name) for name in cls.__slots__ if name != "smoke"})
-        if feeding.data is not None and (feeding.random or smoke):
-            word = "random" if feeding.random else "smoke"
-            raise click.UsageError(f"--data and --{word} exclude each other; leave one out")
-        if smoke and feeding.batches is not None:
-            raise click.UsageError("--smoke feeds one batch; leave out --batches, or write --random for --smoke")
-        feeding = replace(feeding, random=feeding.random or smoke)
-        for name in ("shape", "int-range", "batches", "seed"):
-            if getattr(feeding, name.replace("-", "_")) not in (None, ()) and not feeding.random:
-                raise click.UsageError(f"--{name} describes random input; add --random")
+        feeding = cls(**{name: given.pop(name) for name in cls.__slots__})
+        if feeding.data is not None and feeding.random:
+            raise click.UsageError("--data and --random exclude each other; leave one out")
+        for name in ("shape", *_DRAWN):
+            if getattr(feeding, name) not in (None, ()) and not feeding.random:
+                raise click.UsageError(f"{option_of(name)} describes random input; add --random")
         return feeding
 
     def __bool__(self) -> bool:
         return self.data is not None or self.random
 
     def completed(self, settings: Settings) -> DataOptions:
-        """Return the same, with the data of the settings where the command line names none."""
-        return self if self else replace(self, data=settings.data)
+        """Return the same, with the data and keys of the settings where the command line states none."""
+        names = ("allow_nonfinite", *(_DRAWN if self.random else ()), *(() if self else ("data",)))
+        silent = [name for name in names if getattr(self, name) in (None, ())]
+        return replace(self, **{name: getattr(settings, name) for name in silent})
 
     def needed(self) -> DataOptions:
         """Return the same. UsageError if no option says what to feed."""
@@ -75,7 +76,7 @@ class DataOptions:
         if self.data is not None:
             with warnings.catch_warnings(record=True, category=UserWarning) as remarks:
                 warnings.simplefilter("always", UserWarning)
-                feed = Feed.of(self.data, model, allow_nonfinite=self.allow_nonfinite)
+                feed = Feed.of(self.data, model, allow_nonfinite=bool(self.allow_nonfinite))
             for remark in remarks:
                 terminal.talk(str(remark.message), quiet=quiet)
             return feed
@@ -90,7 +91,6 @@ class DataOptions:
             "shapes": parse_shapes(self.shape),
             "int_ranges": parse_int_ranges(self.int_range),
             "seed": self.seed or 0,
-            "assume": self.smoke,
         }
 
     def compared(self, function: Callable[..., R], a: Path, b: Path, *, quiet: bool, **words: Any) -> R:
@@ -99,20 +99,43 @@ class DataOptions:
 
         reference = Model.load(a)
         feed = self.feed(reference, quiet=True)  # its notes are those of the result
-        words |= {"allow_nonfinite": self.allow_nonfinite, "names": (str(a), str(b))}
+        words |= {"allow_nonfinite": bool(self.allow_nonfinite), "names": (str(a), str(b))}
         with terminal.progress(function.__name__, quiet=quiet) as progress:
             return function(reference, Model.load(b), feed, progress=progress, **words)
 
 
+def stated_criterion(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the keywords of a criterion out of all that were given; return those that are stated."""
+    values = {word: given.pop(word) for word in CRITERION if word in given}
+    return {word: value for word, value in values.items() if value is not None}
+
+
 R = TypeVar("R")
 Tell = Callable[[str, int, int], None]
-DRAWING = {"--random": False, "--smoke": False, "--batches": True, "--seed": True, "--shape": True, "--int-range": True}
-"""Options of random data; True for those with a value."""
+
+
+def without_drawing(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command line, without options and keys of random data."""
+    rest = iter(words)
+    for word in rest:
+        name, assigned, value = word.partition("=")
+        if name == "--shape" or (name == "--set" and assigned and _draws(value)):
+            if not assigned:
+                next(rest, None)
+        elif name == "--set" and not assigned:
+            value = next(rest, "")
+            yield from () if _draws(value) else (word, value)
+        elif name != "--random":
+            yield word
+
+
+def _draws(setting: str) -> bool:
+    return setting.partition("=")[0].strip().replace("-", "_") in _DRAWN
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuringOptions:
-    """Values of the options `MEASURING`. `criterion`: the keywords in `CRITERION` that were given."""
+    """Values of the options `MEASURING` and of their keys. `criterion`: those of its keywords that were given."""
 
     ranges: Path | None
     headroom: float | None
@@ -123,36 +146,41 @@ class MeasuringOptions:
     @classmethod
     def taken(cls, given: dict[str, Any]) -> MeasuringOptions:
         """Take the options out of all that were given. UsageError for options that contradict each other."""
-        criterion = {word: value for word in CRITERION if (value := given.pop(word)) is not None}
+        criterion = stated_criterion(given)
         ranges, headroom, budget = (given.pop(word) for word in ("ranges", "headroom", "budget"))
         return cls(None if ranges is None else Path(ranges), headroom, DataOptions.taken(given), criterion, budget)
 
     def completed(self, settings: Settings) -> MeasuringOptions:
         """Return the same, completed by settings where the command line is silent.
 
-        If a file names ranges and data, the ranges guard, and only a repair uses the data. UsageError for options of
-        the command line that contradict or lack each other.
+        A criterion of a file judges where there is data. If a file names ranges and data, the ranges guard, and only a
+        repair uses the data. UsageError for options of the command line that contradict or lack each other.
         """
         ranges, feeding = self.ranges, self.feeding
-        if ranges is None and settings.ranges and (self.criterion or not feeding):
+        criterion = self.criterion
+        if not criterion and (feeding or settings.data):
+            criterion = stated_criterion(dict(vars(settings)))
+        if ranges is None and settings.ranges and (criterion or not feeding):
             ranges = Path(settings.ranges)
-        if self.criterion or ranges is None:
+        if criterion or ranges is None or feeding:
             feeding = feeding.completed(settings)
-        measuring = replace(self, ranges=ranges, feeding=feeding)
-        measuring._check()
-        return measuring if self.headroom is not None else replace(measuring, headroom=settings.headroom)
+        self._check(criterion, feeding, ranges)
+        headroom = settings.headroom if self.headroom is None else self.headroom
+        budget = settings.budget if self.budget is None and criterion else self.budget
+        return MeasuringOptions(ranges, headroom, feeding, criterion, budget)
 
-    def _check(self) -> None:
-        if self.criterion and not self.feeding:
-            word = next(iter(self.criterion)).replace("_", "-")
-            raise click.UsageError(f"--{word} compares outputs and needs input data; add --data FILE, or --random")
-        if self.budget is not None and not self.criterion:
-            raise click.UsageError("--budget bounds the trials of a repair; add --tolerance X to repair")
-        if self.headroom is not None and not self.feeding and self.ranges is None:
+    def _check(self, criterion: dict[str, Any], feeding: DataOptions, ranges: Path | None) -> None:
+        if criterion and not feeding:
+            word = option_of(next(iter(criterion)))
+            raise click.UsageError(f"{word} compares outputs and needs input data; add --data FILE, or --random")
+        if self.budget is not None and not criterion:
+            raise click.UsageError(f"{option_of('budget')} bounds the trials of a repair; add --tolerance X to repair")
+        if self.headroom is not None and not feeding and ranges is None:
             raise click.UsageError(
-                "--headroom applies to measured ranges, and there are none; add --data FILE, or --ranges FILE"
+                f"{option_of('headroom')} applies to measured ranges, and there are none; add --data FILE, or --ranges"
+                " FILE"
             )
-        if self.ranges is not None and self.feeding and not self.criterion:
+        if ranges is not None and feeding and not criterion:
             raise click.UsageError(
                 "--ranges and input data both give ranges; leave one out, or add --tolerance X to repair"
             )
@@ -170,7 +198,7 @@ class MeasuringOptions:
             headroom=self.headroom,
             criterion=self.criterion,
             budget=self.budget,
-            allow_nonfinite=feeding.allow_nonfinite,
+            allow_nonfinite=bool(feeding.allow_nonfinite),
         )
 
     def converted(

@@ -55,7 +55,7 @@ class _Outputs(_Models):
         path = self.named(value, param, ctx)
         if ctx is None or ctx.resilient_parsing:
             return path
-        if self.folders and url_of(path):
+        if url_of(path):
             ctx.meta.setdefault(_FOLDERS, {})[path] = os.fspath(value)
             return path
         slashed = os.fspath(value).endswith(("/", os.sep))

@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem, shell_complete
 from amp_rewrite.cli import terminal
 from amp_rewrite.cli.completion import COMPLETE, NAME, register
 from amp_rewrite.cli.examples import write_examples
-from amp_rewrite.errors import AmpRewriteError, advice, options_spelled
+from amp_rewrite.errors import AmpRewriteError, advice, nearest
 from amp_rewrite.reports.render import WIDTH, plain
 from amp_rewrite.version import VERSION
 
@@ -109,9 +109,7 @@ class Program(click.Group):
         """Run, print an error in one line, and exit."""
         if COMPLETE in os.environ:
             self._complete(os.environ[COMPLETE], extra)
-        with options_spelled():
-            code = self._outcome(list(sys.argv[1:] if args is None else args), extra)
-        sys.exit(code)
+        sys.exit(self._outcome(list(sys.argv[1:] if args is None else args), extra))
 
     def _complete(self, request: str, extra: dict[str, Any]) -> NoReturn:
         """Answer a shell that asks for completions, and exit; after an error inside there are no completions."""
@@ -126,7 +124,6 @@ class Program(click.Group):
         terminal.ALIASES.clear()
         _hold_streams()
         _print_anything()
-        terminal.choose("auto")
         WIDTH.set(terminal.columns(sys.stdout))
         try:
             with self.make_context(NAME, args, **{"obj": tuple(args), **extra}) as ctx:
@@ -180,10 +177,12 @@ def _misused(error: click.UsageError) -> str:
     """Return the error in words of our own: click's differ from version to version."""
     if not isinstance(error, click.NoSuchOption):
         return error.format_message().rstrip(".")
-    from amp_rewrite.cli.option_synonyms import closest_option  # late: few command lines are wrong
-
-    near = closest_option(error.option_name, error.ctx.command if error.ctx else None)
-    return f"no such option {error.option_name}{f'; did you mean {near}?' if near else ''}"
+    options = [param for param in error.ctx.command.params if isinstance(param, click.Option)] if error.ctx else []
+    known = {name: name for option in options for name in (*option.opts, *option.secondary_opts)}
+    keys = {f"--{key.replace('_', '-')}": key for option in options for key in getattr(option, "keys", ())}
+    known |= {name: f"--set {name[2:]}=…" for name in keys}
+    near = nearest(error.option_name.replace("_", "-"), [name for name in known if name.startswith("--")])
+    return f"no such option {error.option_name}{f'; did you mean {known[near[0]]}?' if near else ''}"
 
 
 def _models_near(word: str) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from amp_rewrite.cli import terminal
 from amp_rewrite.errors import ReportError
@@ -16,74 +16,43 @@ if TYPE_CHECKING:
 SUFFIXES = (".html", ".htm")
 
 
-class Shown(Protocol):
-    """A result, or its page."""
-
-    def to_html(self) -> str:
-        """Return it as one HTML text."""
-
-
 def is_page(file: Path | None) -> bool:
     """True if the suffix of a file says that it is a page."""
     return file is not None and file.suffix.lower() in SUFFIXES
 
 
-class FileKind(NamedTuple):
-    """The kind of an output file: noun, test of its name, advice, and words for what it must not replace."""
-
-    noun: str
-    fits: Callable[[Path], bool]
-    advice: str
-    loses: str
-
-
-PAGE = FileKind("page", is_page, "browsers know pages by their suffix; name an .html file", "what is read")
-REPORT = FileKind(
-    "report",
-    lambda file: file.suffix == ".json" or is_page(file),
-    "reports are known by their suffix; name a .json or .html file",
-    "the model",
-)
-
-
-def check_page(file: Path | None, *, overwrite: bool, read: Iterable[Path] = ()) -> None:
-    """Raise ReportError, before the work, if a page cannot be written to a file. `read`: files that it must not be."""
-    if file is not None:
-        check_file(file, PAGE, overwrite=overwrite, read=read)
-
-
-def check_file(file: Path, kind: FileKind, *, overwrite: bool, read: Iterable[Path]) -> None:
-    """Raise ReportError, before the work, if a report or page cannot be written to a file, and say why."""
-    if _streams(file):
+def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = ()) -> None:
+    """Raise ReportError, before the work, if a report cannot be written. `read`: files that it must not replace."""
+    if file is None or _streams(file):
         return
-    if not kind.fits(file) or file.is_dir():
-        raise ReportError(f"cannot write a {kind.noun} to {file}: {kind.advice}")
+    if not (file.suffix == ".json" or is_page(file)) or file.is_dir():
+        advice = "reports are known by their suffix; name a .json or .html file"
+        raise ReportError(f"cannot write a report to {file}: {advice}")
     from amp_rewrite.files.scratch import check_place  # late: few runs write one
 
     check_place(file, ReportError)
     if os.path.realpath(file) in map(os.path.realpath, read):  # behind links; those in a circle are another file
-        raise ReportError(f"cannot write a {kind.noun} to {file}: it would replace {kind.loses}; name another file")
+        raise ReportError(f"cannot write a report to {file}: it would replace what is read; name another file")
     if file.exists() and not overwrite:
-        raise ReportError(f"{file} exists; name another {kind.noun}, or replace it with --overwrite")
+        raise ReportError(f"{file} exists; name another report, or replace it with --overwrite")
 
 
 def present(
-    result: Result, text: str, html: Path | None, *, as_json: bool, quiet: bool = False, commands: bool = False
+    result: Result, text: str, file: Path | None, *, as_json: bool, quiet: bool = False, commands: bool = False
 ) -> None:
-    """Print a text or the JSON of a result, and draw its page if a file is named; JSON then holds what is drawn.
+    """Print a text, and write the report of a result if a file is named.
 
-    `quiet` silences the text; `commands`: as `terminal.show` takes it.
+    `as_json`: the text is JSON, and printed also with `quiet`; `commands`: as `terminal.show` takes it.
     """
-    page = result.page() if html else None
     if as_json or not quiet:
-        terminal.show(page.within(text) if as_json and page else text, commands=commands)
-    write_page(page, html, quiet=quiet)
+        terminal.show(text, commands=commands)
+    write_report(result, file, quiet=quiet)
 
 
-def write_page(shown: Shown | None, file: Path | None, *, quiet: bool, fate: str = "nothing was changed") -> None:
-    """Write a page to a file and say so, if there is one. `fate`: words for the state of other outputs."""
-    if file is not None and shown is not None:
-        write_file(file, shown.to_html(), fate)
+def write_report(result: Result, file: Path | None, *, quiet: bool) -> None:
+    """Write a result to a file, as a page if its suffix says so, and say so."""
+    if file is not None:
+        write_file(file, result.to_html() if is_page(file) else result.to_json(), "nothing was changed")
         terminal.talk(f"wrote {file}", quiet=quiet)
 
 

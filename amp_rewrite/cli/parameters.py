@@ -6,27 +6,23 @@ The options of a conversion themselves stand in `settings/options.py`, those of 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from amp_rewrite.cli import files, terminal
+from amp_rewrite.cli import files
 from amp_rewrite.cli.completion import patterns
 from amp_rewrite.cli.examples import write_examples
-from amp_rewrite.errors import ModelError, advice
+from amp_rewrite.errors import ConfigError, ModelError, advice, options_spelled
 from amp_rewrite.settings import criterion
-from amp_rewrite.settings.config_file import Settings, settings
-from amp_rewrite.settings.option import ADVANCED, DATA, OUTPUT, PRECISION, Kind, Option
-from amp_rewrite.settings.options import KEYWORDS, OPTIONS
+from amp_rewrite.settings.config_file import Settings, setting_of, settings
+from amp_rewrite.settings.option import ADVANCED, DATA, MANY, OUTPUT, PRECISION, Kind, Option
+from amp_rewrite.settings.options import KEYWORDS, OPTIONS, SETTINGS
 from amp_rewrite.settings.signatures import PAINTING
-
-MANY = "Several models"
-"""Heading of options for folders, globs and several files."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,7 +30,6 @@ FILE, FILE_OUT, MODEL, MODEL_OUT = files.FILE, files.FILE_OUT, files.MODEL, file
 MODELS_OUT = files.MODELS_OUT
 _HEADINGS = (PRECISION, DATA, OUTPUT, MANY, ADVANCED)
 _FEW = 9  # options that need no headings
-_MANY = 14  # options from which the short help leaves out the rare ones
 _LONG = 30  # characters of an option with its words that leave no room for its help
 _COLUMN = 31  # characters of an option, at most, beside its words
 
@@ -63,13 +58,11 @@ class _Fraction(click.types.FloatParamType):
 
 
 class _Grouped(click.Option):
-    """An option that stands below a heading of its command's help; a `rare` one only in the long help."""
+    """An option that stands below a heading of its command's help."""
 
-    def __init__(
-        self, *names: Any, heading: str = ADVANCED, rare: bool = False, choices: Any = (), **more: Any
-    ) -> None:
+    def __init__(self, *names: Any, heading: str = ADVANCED, choices: Any = (), **more: Any) -> None:
         super().__init__(*names, **more)
-        self.heading, self.rare = heading, rare
+        self.heading = heading
         self.choices = choices or _spelled_out(self.metavar or "")
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
@@ -109,41 +102,27 @@ def argument(name: str, *, choices: Any, **more: Any) -> Callable[[F], F]:
     return click.argument(name, shell_complete=lambda ctx, _param, text: _chosen(choices, ctx, text), **more)
 
 
-def _show_whole(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
-        ctx.meta[__name__] = True
-        click.echo(ctx.get_help())
-        ctx.exit()
-
-
 class Command(click.Command):
     """A command whose help shows examples, and many options below headings."""
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        params = super().get_params(ctx)
-        if len(params) > _MANY and any(getattr(param, "rare", False) for param in params):
-            more: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": _show_whole}
-            switch = click.Option(["--help-all"], is_flag=True, help="Show all options, and exit.", **more)
-            params.insert(len(params) - 1, switch)
-        return params
-
     def invoke(self, ctx: click.Context) -> Any:
-        if any(files.is_stdout(path) for path in (ctx.params.get("output"), *ctx.params.get("out", ()))):
-            alone = "it has no file beside it"
-            reasons = {"as_json": "--json prints there, too", "external_data": alone, "shard_size": alone}
-            for name, words in reasons.items():
-                if ctx.params.get(name):
-                    raise click.UsageError(f"the model goes to stdout, and {words}; name a file with -o", ctx)
-        return super().invoke(ctx)
+        own = frozenset(name.lstrip("-") for param in self.params for name in param.opts)
+        with options_spelled(own):
+            if any(files.is_stdout(path) for path in (ctx.params.get("output"), *ctx.params.get("out", ()))):
+                alone = "it has no file beside it"
+                reasons = {"as_json": "--json prints there, too", "external_data": alone, "shard_size": alone}
+                for name, words in reasons.items():
+                    if ctx.params.get(name):
+                        raise click.UsageError(f"the model goes to stdout, and {words}; name a file with -o", ctx)
+            return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(ctx, formatter)
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        whole = ctx.meta.get(__name__) or not any("--help-all" in option.opts for option in options)
         rows: dict[str, list[tuple[str, str]]] = {}
         for option in options:
             heading = getattr(option, "heading", ADVANCED) if len(options) > _FEW else "Options"
-            record = option.get_help_record(ctx) if whole or not getattr(option, "rare", False) else None
+            record = option.get_help_record(ctx)
             if record is not None:
                 rows.setdefault(heading, []).append(record)
         for heading in sorted(rows, key=lambda heading: heading in _HEADINGS and _HEADINGS.index(heading) + 1):
@@ -166,33 +145,16 @@ def form(*words: str, says: str) -> Callable[[F], F]:
     return choice("--format form", words, f"Output format; {says}", OUTPUT, default="text", show_default=True)
 
 
-def flag(names: str, words: str, heading: str = ADVANCED, *, rare: bool = False) -> Callable[[F], F]:
+def flag(names: str, words: str, heading: str = ADVANCED) -> Callable[[F], F]:
     """Return the decorator of an option without a value."""
-    return option(names, None, words, heading, is_flag=True, rare=rare)
-
-
-def _color(_context: click.Context, _option: click.Parameter, when: str | None) -> None:
-    if when:
-        terminal.choose(when)
-
-
-color = option(
-    "--color",
-    "|".join(terminal.COLORS),
-    "Print in color.  [default: auto]",
-    type=click.Choice(terminal.COLORS),
-    is_eager=True,
-    expose_value=False,
-    callback=_color,
-)
+    return option(names, None, words, heading, is_flag=True)
 
 
 def command(*options: Callable[[F], F]) -> Callable[[F], click.Command]:
     """Return a decorator that makes a command with options, in the order of its help."""
 
     def decorate(function: F) -> click.Command:
-        decorators: tuple[Callable[[Any], Any], ...] = (*options, color)
-        for decorator in reversed(decorators):
+        for decorator in reversed(options):
             function = decorator(function)
         return click.command(cls=Command)(function)
 
@@ -207,13 +169,73 @@ def _of(row: Option) -> Callable[[Any], Any]:
     elif row.kind is Kind.LIST:
         more = {"multiple": True}
     elif row.kind is Kind.SWITCH:
-        names += "" if row.flag else f"/--no-{row.key}"
         more = {"is_flag": True, "default": None}
-    return option(names, row.metavar or None, row.help, row.group, rare=row.rare, **more)
+    return option(names, row.metavar or None, row.help, row.group, **more)
 
 
-ROWS = {row.name: _of(row) for row in (*OPTIONS, *criterion.CRITERION.values()) if row.help}
-"""The option of each row of the tables, by name."""
+ROWS = {row.name: _of(row) for row in OPTIONS if row.help}
+"""The option of each row of the table that has one, by name."""
+
+
+class _Keys(_Grouped):
+    """The option `--set KEY=VALUE`: it states the settings of `keys` as if each were an option."""
+
+    def __init__(self, *names: Any, keys: Sequence[str], **more: Any) -> None:
+        super().__init__(*names, **more)
+        self.keys = {name: SETTINGS[name] for name in keys}
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """Put the settings into the parameters of the command."""
+        stated: dict[str, Any] = {name: () if row.kind is Kind.LIST else None for name, row in self.keys.items()}
+        for word in super().process_value(ctx, value):
+            key, equals, text = word.partition("=")
+            if not equals:
+                raise click.UsageError(f"--set takes KEY=VALUE, and {word!r} has no value; write --set {key}=…", ctx)
+            try:
+                row = self._row(key.strip(), text, ctx)
+                typed = row.check(row.of_word(text.strip(), f"--set {key}"), f"--set {key}")
+            except ConfigError as error:
+                raise click.UsageError(str(error), ctx) from error
+            stated[row.name] = stated[row.name] + typed if row.kind is Kind.LIST else typed
+        ctx.params.update(stated)
+        return value
+
+    def _row(self, key: str, text: str, ctx: click.Context) -> Option:
+        row = setting_of(key, "--set")
+        if row.name in self.keys:
+            return row
+        if any(f"--{row.key}" in param.opts for param in ctx.command.params):
+            value = f" {text}" if row.kind is not Kind.SWITCH else ""
+            raise ConfigError(f"--set {key}: this setting has an option of its own; write --{row.key}{value}")
+        legal = ", ".join(known.key for known in self.keys.values())
+        raise ConfigError(f"--set {key}: {ctx.info_name} does not read this setting; it reads {legal}")
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Return candidates: keys, and the values that a metavar spells out."""
+        known = {row.key: row for row in self.keys.values()}
+        key, equals, _ = incomplete.partition("=")
+        if not equals:
+            return [CompletionItem(f"{name}=", type="open") for name in known if name.startswith(key)]
+        row = known.get(key)
+        switch = row is not None and row.kind is Kind.SWITCH
+        words = ("true", "false") if switch else _spelled_out(row.metavar if row else "")
+        return _chosen([f"{key}={word}" for word in words], ctx, incomplete)
+
+
+def keys(*names: str) -> Callable[[F], F]:
+    """Return the decorator of `--set` for settings by name."""
+    shown = ", ".join(SETTINGS[name].key for name in names)
+    return click.option(
+        "--set",
+        cls=_Keys,
+        keys=names,
+        metavar="KEY=VALUE",
+        help=f"A setting, as in amp.toml; repeatable. Keys: {shown}.",
+        heading=ADVANCED,
+        multiple=True,
+        expose_value=False,
+    )
+
 
 model = click.argument("model", type=MODEL)
 PAIR = (click.argument("a", type=MODEL), click.argument("b", type=MODEL))
@@ -222,9 +244,11 @@ config = option("--config", "FILE", "Settings in TOML.  [default: ./amp.toml]", 
 as_json = flag("--json as_json", "Print JSON.", OUTPUT)
 verbose = flag("-v --verbose", "Print every op.", OUTPUT)
 
-html = option("--html", "FILE", "Also draw the result on an .html page.", OUTPUT, type=FILE_OUT)
-PAGE = (html, flag("--overwrite", "Replace an existing page.", OUTPUT))
-"""Options of a command that writes nothing but a page."""
+report_file = option(
+    "--report report_file", "FILE", "Also write the report, as a .json file or an .html page.", OUTPUT, type=FILE_OUT
+)
+REPORT = (report_file, flag("--overwrite", "Replace an existing report.", OUTPUT))
+"""Options of a command that writes nothing but a report."""
 
 
 def output(default: str, what: str = "model") -> Callable[[F], F]:
@@ -239,61 +263,48 @@ def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
     return flag("-q --quiet", f"Print only {but}.", OUTPUT)
 
 
-STEP = tuple(ROWS[name] for name in PAINTING)
-"""Options of a conversion that a training step takes, too."""
-
-CONVERSION = (*(ROWS[name] for name, row in KEYWORDS.items() if row.group != OUTPUT), config)
-"""Options of a conversion that decide its types."""
-
-SAVING = (ROWS["external_data"], ROWS["overwrite"])
-"""Options of a command that writes a model."""
+def _own(names: Iterable[str]) -> tuple[Callable[[Any], Any], ...]:
+    return tuple(ROWS[name] for name in names if name in ROWS)
 
 
-_globs = partial(option, metavar="GLOB", heading=MANY, multiple=True, rare=True)
+def _keyed(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name not in ROWS)
+
+
+STEP, STEP_KEYS = _own(PAINTING), _keyed(PAINTING)
+"""Options and keys of a conversion that a training step takes, too."""
+
+CONVERSION, CONVERSION_KEYS = _own(KEYWORDS), _keyed(KEYWORDS)
+"""Options and keys of a conversion that decide its types."""
+
 BATCH = (
-    option("-j --jobs", "N", "Convert N at a time, in processes.  [default: 1]", MANY, type=int, rare=True),
-    option("--scheduler", "HOST:PORT", "Convert on the workers of a scheduler of Dask.", MANY, rare=True),
-    option("--name", "RULE", "Names of results, as in '{stem}_fp16.onnx'.  [default: {stem}.onnx]", MANY, rare=True),
-    _globs("--include", words="Take only files that match, by name or, with a /, by path."),
-    _globs("--exclude", words="Leave out files and folders that match."),
-    option("--summary", "FILE", "Write a line of JSON for each model to a .jsonl file.", MANY, type=FILE, rare=True),
-    flag("--keep-going", "Continue with other models if one fails.", MANY, rare=True),
-    flag("--resume", "Keep finished results of an earlier run.", MANY, rare=True),
+    option(
+        "-j --jobs",
+        "N|HOST:PORT",
+        "Convert N at a time, in processes, or on the workers of a scheduler of Dask.  [default: 1]",
+        MANY,
+    ),
+    flag("--resume", "Keep finished results of an earlier run.", MANY),
 )
-"""Options of a command that converts several models."""
+BATCH_KEYS = tuple(name for name, row in SETTINGS.items() if row.group == MANY)
+"""Options and keys of a command that converts several models."""
 
 
 FEEDING = (
     ROWS["data"],
     flag("--random", "Feed random numbers instead of data; the report says so.", DATA),
-    flag("--smoke", "Feed one random batch; shows gross faults only.", DATA),
     option("--shape", "NAME=1,128", "With --random: the shape of an input.", DATA, multiple=True),
-    option("--int-range", "NAME=0,100", "With --random: integers from 0 to 99.", DATA, multiple=True, rare=True),
-    option("--batches", "N", "With --random: how many batches.  [default: 1]", DATA, type=int, rare=True),
-    option("--seed", "N", "With --random: the seed of the numbers.  [default: 0]", DATA, type=int, rare=True),
-    flag("--allow-nonfinite", "Data may hold NaN and infinity.", DATA, rare=True),
 )
-"""Options for the input data of a model."""
+FEEDING_KEYS = ("batches", "seed", "int_range", "allow_nonfinite")
+"""Options and keys for the input data of a model."""
 
+CRITERION = _own(criterion.CRITERION)
+CRITERION_KEYS = tuple(name for name in _keyed(criterion.CRITERION) if name in SETTINGS)
+"""Options and keys that say how near outputs must be."""
 
-CRITERION = tuple(ROWS[name] for name in criterion.CRITERION)
-"""Options that say how near outputs must be."""
-
-MEASURING = (
-    *FEEDING,
-    ROWS["ranges"],
-    ROWS["headroom"],
-    *CRITERION,
-    option(
-        "--budget",
-        "N",
-        "With --tolerance or another criterion: the most trials.  [default: 100]",
-        DATA,
-        type=int,
-        rare=True,
-    ),
-)
-"""Options of a conversion that data guides."""
+MEASURING = (*FEEDING, ROWS["ranges"], *CRITERION)
+MEASURING_KEYS = ("headroom", *CRITERION_KEYS, "budget", *FEEDING_KEYS)
+"""Options and keys of a conversion that data guides."""
 
 
 def keywords(settings: Settings) -> dict[str, Any]:

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
-COLORS = ("auto", "always", "never")
-_choice = ["auto"]
-"""The value of --color of this run."""
-
 _STYLES: dict[str, dict[str, Any]] = {
     r"^(error|failed|FINDING)(?=:| {2})": {"fg": "red", "bold": True},
     r"^not written(?=:)": {"fg": "red"},
@@ -40,15 +36,8 @@ _CELLS: dict[str, tuple[str, dict[str, Any]]] = {
 """Styles of the first cell in tables below a heading, where it is a word of this package."""
 
 
-def choose(when: str) -> None:
-    """Set when output is in color: "always", "never" or, as environment and terminal say, "auto"."""
-    _choice[0] = when
-
-
 def colored(stream: TextIO) -> bool:
-    """True if a stream gets colors: as --color says, else NO_COLOR, else FORCE_COLOR, else on a terminal."""
-    if _choice[0] != "auto":
-        return _choice[0] == "always"
+    """True if a stream gets colors: as NO_COLOR says, else FORCE_COLOR, else on a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")

@@ -1,49 +1,16 @@
-"""Arguments of other converters: what an unknown one is called here, and a warning for one without effect."""
+"""Arguments of other converters: patterns for names, and a warning for one without effect."""
 
 from __future__ import annotations
 
 import glob
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
-from inspect import signature
-from typing import Any, TypeVar
 
-from amp_rewrite.settings.keywords import unexpected
-from amp_rewrite.settings.options import KEYWORDS
 from amp_rewrite.settings.selectors import one_of_many
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_KNOWN_AS = {
-    "keep=": ("nodes_to_exclude", "op_types_to_exclude", "exclude_nodes", "blocked_nodes", "disabled_node_name_regex"),
-    "lower=": ("nodes_to_include", "op_types_to_include", "op_allow_list", "node_allow_list"),
-    "to=": ("low_precision_type", "dtype", "precision", "use_bfloat16"),
-    "io=": ("io_types", "keep_inputs", "keep_outputs", "use_gpu_io"),
-    "opset=": ("target_opset", "opset_version"),
-    "headroom=": ("data_max",),
-    "data=": ("calibration_data", "feed_dict", "input_feed"),
-    "lists=": ("custom_rule",),
-}
-_MEANT = {word: ours for ours, words in _KNOWN_AS.items() for word in words}
 _PLAIN = re.compile(r"[\w/.]+")
-
-
-def refuses_unknown(function: F) -> F:
-    """Decorate a function: an unknown keyword is a TypeError that names this package's word for the same thing."""
-    known = signature(function).parameters
-
-    @wraps(function)
-    def call(*given: Any, **keywords: Any) -> Any:
-        unknown = next((word for word in keywords if word not in known), None)
-        if unknown is not None:
-            ours = f"{unknown}=" if unknown in KEYWORDS else _MEANT.get(unknown)
-            raise unexpected(function, unknown, f"amp_rewrite.convert takes {ours} for it" if ours else "")
-        return function(*given, **keywords)
-
-    return call  # type: ignore[return-value]
 
 
 def without_effect(given: Mapping[str, object], why: Mapping[str, str]) -> None:
@@ -53,8 +20,9 @@ def without_effect(given: Mapping[str, object], why: Mapping[str, str]) -> None:
     """
     for name, value in given.items():
         if value is not None and value is not False:
-            # the user's line is above this function, its caller and the wrapper of `refuses_unknown`
-            warnings.warn(f"{name}={value!r} has no effect: {why[name]}", UserWarning, stacklevel=4)
+            warnings.warn(
+                f"{name}={value!r} has no effect: {why[name]}", UserWarning, stacklevel=3
+            )  # the line of the user
 
 
 def node_pattern(name: str) -> str:
@@ -75,4 +43,4 @@ def matching_nothing(names: Mapping[str, str]) -> Iterator[None]:
         yield
     for pattern, what in names.items():
         if pattern in unmatched:  # the frame of the context manager counts, too
-            warnings.warn(f"{what} is not in the model, so it has no effect", UserWarning, stacklevel=5)
+            warnings.warn(f"{what} is not in the model, so it has no effect", UserWarning, stacklevel=4)

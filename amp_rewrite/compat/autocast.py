@@ -22,7 +22,7 @@ _LEVELS = ("DEBUG", "INFO", *_QUIET)
 
 _WHY = {
     "data_max": "it bounds values seen in data; give --calibration_data",
-    "init_max": "the range of the type bounds weights; `amp-rewrite convert --check-weights` lists their losses",
+    "init_max": "the range of the type bounds weights",
     "max_depth_of_reduction": "op lists decide on reductions, and products accumulate in float32; give data to"
     " `amp-rewrite convert --data FILE --tolerance X`",
     "init_conversion_max_bytes": "weights of any size are converted while they are written",
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         ("op_types_to_include", "-opi", "--lower op=X"),
     ):
         add(f"--{name}", short, nargs="*", default=[], metavar="X", help=ours)
-    add("--data_max", type=float, metavar="X", help="--headroom of 65504 / X for fp16, with data")
+    add("--data_max", type=float, metavar="X", help="--set headroom=65504/X for fp16, with data")
     for name, kind in (("init_max", float), ("init_conversion_max_bytes", int), ("max_depth_of_reduction", int)):
         add(f"--{name}", type=kind, metavar="X", help=f"no effect: {_WHY[name]}")
     add("--keep_io_types", action="store_true", help="--io keep; without it, --io low")
@@ -82,7 +82,8 @@ def translated(given: argparse.Namespace) -> list[str]:
     if given.calibration_data is not None:
         words += ["--data", given.calibration_data]
         if given.data_max is not None:
-            words += ["--headroom", repr(to.max / given.data_max if given.data_max > 0 else given.data_max)]
+            headroom = to.max / given.data_max if given.data_max > 0 else given.data_max
+            words += ["--set", f"headroom={headroom!r}"]
     if given.opset is not None:
         words += ["--opset", str(given.opset)]
     words += ["--quiet"] if given.log_level in _QUIET else ["--verbose"] if given.log_level == "DEBUG" else []

@@ -8,7 +8,7 @@ from os import PathLike
 
 from onnx import ModelProto
 
-from amp_rewrite.compat.arguments import matching_nothing, node_pattern, op_patterns, refuses_unknown, without_effect
+from amp_rewrite.compat.arguments import matching_nothing, node_pattern, op_patterns, without_effect
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.measured_models import low_types
 from amp_rewrite.files.model import Model, ModelSource
@@ -31,7 +31,6 @@ _WHY = {
 }
 
 
-@refuses_unknown
 def convert_float_to_float16(
     model: ModelSource,
     min_positive_val: float | None = None,
@@ -91,7 +90,6 @@ def convert_float_to_float16(
     return converted.model
 
 
-@refuses_unknown
 def convert_float_to_float16_model_path(
     model_path: str | PathLike[str],
     min_positive_val: float | None = None,

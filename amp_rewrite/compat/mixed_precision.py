@@ -9,7 +9,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from amp_rewrite.compat.arguments import refuses_unknown, without_effect
+from amp_rewrite.compat.arguments import without_effect
 from amp_rewrite.compat.float16 import io_rules
 from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.data.feed import Feed
@@ -30,7 +30,6 @@ from amp_rewrite.settings.request import Request
 Validate = Callable[[Sequence[Any], Sequence[Any]], bool]
 
 
-@refuses_unknown
 def auto_convert_mixed_precision(
     model: ModelSource,
     feed_dict: Mapping[str, Array],
@@ -87,7 +86,6 @@ def auto_convert_mixed_precision(
     return _searched(model, dict(feed_dict), near, io).model
 
 
-@refuses_unknown
 def auto_convert_mixed_precision_model_path(
     source_model_path: str | PathLike[str],
     input_feed: Mapping[str, Array],

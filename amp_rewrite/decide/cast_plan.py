@@ -32,19 +32,11 @@ def plan_casts(
 
     Returns:
         The changes, for `apply`.
-
-    Example:
-        >>> from amp_rewrite import DType, Model, View, load_lists, paint, plan
-        >>> view = View.of(Model.load("model.onnx"))
-        >>> plan(view, paint(view, load_lists(DType.FLOAT16), DType.FLOAT16)).empty
-        False
     """
     if not (coloring.changes or io):
         return Plan(coloring.to, findings=tuple(_refused(view, coloring)))
     return _Planner(view, coloring, dict(io or {}), saturate).plan()
 
-
-plan = plan_casts
 
 _TYPES = (DType.FLOAT, *LOW_TYPES)
 """The types between which the plan moves values."""

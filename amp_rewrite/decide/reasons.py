@@ -181,14 +181,14 @@ def is_fact(kind: str, message: str) -> bool:
 
 _REMARKS = {
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers yours"),
-    "flushed": ("harmless beside larger weights", "--check-weights shows what each weight loses"),
+    "flushed": ("harmless beside larger weights", "--data shows what the outputs lose"),
     "fused": ("fewer kernels, the same numbers up to rounding", "--fuse none keeps the ops"),
     "needs_release": (
         "older releases and other runtimes refuse or miscompute the file",
         "--fuse basic writes standard operators alone, --target ort-cuda:RELEASE those that an older release has",
     ),
     "not_fused": ("the same numbers, more kernels", "change these ops in the export, if speed matters"),
-    "placement": ("the same ops of the allow list are low", "--placement propagate undoes it"),
+    "placement": ("the same ops of the allow list are low", "--set placement=propagate undoes it"),
     "repaired": ("these ops compute in float32", "a wider tolerance or bound pins fewer"),
     "runtime_only": ("other runtimes refuse the model", "export it again without onnxruntime's optimizations"),
     "saturated": ("harmless in a mask, an error elsewhere", "--keep the ops that read it, unless it is a mask"),
@@ -217,13 +217,13 @@ _SELF_EVIDENT = {
     ),
     "scaled": ("the same numbers, without digits lost to the low type", "nothing"),
     "selected": ("the same numbers in every type, also in rows that show no key", "nothing"),
-    "shifted": ("the same numbers, and the ops stay low", "--shift none keeps them float32"),
+    "shifted": ("the same numbers, and the ops stay low", "--set shift=none keeps them float32"),
     "sorted": ("the input is not valid as it stands; the result is", "export it again, if other tools refuse it"),
     "widened": ("its values may be beyond the range of the new type", "check with --data"),
     KERNEL_GATE: ("", "--opset auto moves the model to an opset with kernels, if there is one"),
     SCHEMA_GATE: ("", "--opset auto moves the model to an opset that allows it, if there is one"),
     UNDERFLOW: ("", "nothing; --to bfloat16 holds smaller values"),
-    QUANTIZED: ("the quantizers keep float32 scales", "raise the opset, or leave --quantized rescale out"),
+    QUANTIZED: ("the quantizers keep float32 scales", "raise the opset, or leave --set quantized=rescale out"),
     NONFINITE: ("the ops that compute with it stay float32", "check the float32 model on the data"),
     UNRAISED: ("the op keeps its low type", "name other ops, or convert the float32 model"),
 }

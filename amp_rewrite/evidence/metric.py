@@ -68,13 +68,13 @@ class Measure:
     whole: bool = False
     span: tuple[float, float] = (-math.inf, math.inf)
 
-    def check(self, bound: str, limit: float) -> None:
-        """Raise PolicyError, naming the bound, for a limit that no result or every result keeps."""
+    def bounded(self, limit: float, keyword: str, value: object) -> MetricBound:
+        """Return the measure with its limit. PolicyError, naming the keyword, if no or every result keeps the limit."""
         low, high = self.span
         if low <= limit <= high and abs(limit) < sys.float_info.max:
-            return
+            return MetricBound(self, float(limit))
         within = f" from {low:g} to {high:g}" if math.isfinite(high) else ", 0 or more" if low == 0 else ""
-        raise PolicyError(f"{spelled(bound, limit)}: use a finite number{within}")
+        raise PolicyError(f"{spelled(keyword, value)}: use a finite number{within}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +201,10 @@ MEASURES: Mapping[str, Measure] = {
 def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
     """Return the criterion of a tolerance, of rtol and/or atol, or of a metric with its bound; there is no default.
 
-    `tolerance` is the bound of the metric "scaled". `metric`: a name of MEASURES, or any callable of two float64
-    arrays, reference first, that gives a number; for a callable the bound says which side is better. Raise PolicyError,
-    saying what to pass, for none of them, for two, for a bound on the wrong side, and for one that no result or every
-    result keeps.
+    `tolerance` is the bound of the metric "scaled". `metric`: a name of MEASURES with its bound, as in "cosine=0.999",
+    or a callable of two float64 arrays, reference first, that gives a number; its bound says which side is better.
+    Raise PolicyError, saying what to pass, for none of them, for two, and for a bound that no result or every result
+    keeps.
     """
     given: dict[str, Any] = {name: keywords.get(name) for name in CRITERION}
     for name, value in given.items():
@@ -214,41 +214,53 @@ def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
     if tolerance is not None:
         if other := next((name for name in given if name != "tolerance" and given[name] is not None), None):
             raise PolicyError(f"give either {spelled('tolerance')} or {spelled(other)}, not both")
-        MEASURES["scaled"].check("tolerance", tolerance)
-        return MetricBound(MEASURES["scaled"], float(tolerance))
+        return MEASURES["scaled"].bounded(tolerance, "tolerance", tolerance)
     for name, number in (("rtol", rtol), ("atol", atol)):
         if number is not None and not 0 <= number < math.inf:
             raise PolicyError(f"{spelled(name, number)} is not a tolerance; use a finite number of 0 or more")
-    if metric is None:
-        if at_least is not None or at_most is not None:
-            raise PolicyError(f"a bound without a metric; name one of {', '.join(MEASURES)}")
-        if rtol is None and atol is None:
-            raise PolicyError(
-                f"no criterion given, and there is no default; give {spelled('tolerance')}, {spelled('rtol')} and/or"
-                f" {spelled('atol')}, or {spelled('metric')} with its bound; to start with, a tolerance of {STARTS}"
-            )
-        return Tolerance(float(rtol or 0.0), float(atol or 0.0))
-    if rtol is not None or atol is not None:
+    if metric is not None and (rtol is not None or atol is not None):
         raise PolicyError(f"{spelled('rtol')} or {spelled('atol')} is given beside {spelled('metric')}; leave one out")
-    measure = _measure(metric, higher=at_least is not None)
-    needed = "at_least" if measure.higher else "at_most"
-    limit, wrong = (at_least, at_most) if measure.higher else (at_most, at_least)
-    if wrong is not None:
-        unfit, side = "at_most" if measure.higher else "at_least", "more" if measure.higher else "less"
-        raise PolicyError(f"for {measure.name}, {side} is better: use {spelled(needed)}, not {spelled(unfit)}")
-    if limit is None:
-        raise PolicyError(f"metric {measure.name} needs a bound; give {spelled(needed)} and a number")
-    measure.check(needed, limit)
-    return MetricBound(measure, float(limit))
-
-
-def _measure(metric: str | Callable[[Array, Array], float], *, higher: bool) -> Measure:
     if callable(metric):
-        return Measure(getattr(metric, "__name__", type(metric).__name__), metric, higher, whole=True)
-    if not isinstance(metric, str) or metric not in MEASURES:
-        legal = f"use one of {', '.join(MEASURES)}, or in Python a callable"
-        raise PolicyError(f"unknown metric {metric!r}; {advice(metric, MEASURES, legal)}")
-    return MEASURES[metric]
+        return _of_callable(metric, at_least, at_most)
+    if at_least is not None or at_most is not None:
+        raise PolicyError(f"a bound without a function; give {spelled('metric')} one, or a name, as in 'cosine=0.999'")
+    if metric is not None:
+        return _of_text(metric)
+    if rtol is None and atol is None:
+        raise PolicyError(
+            f"no criterion given, and there is no default; give {spelled('tolerance')}, {spelled('rtol')} and/or"
+            f" {spelled('atol')}, or {spelled('metric')} with its bound; to start with, a tolerance of {STARTS}"
+        )
+    return Tolerance(float(rtol or 0.0), float(atol or 0.0))
+
+
+def _of_callable(metric: Callable[[Array, Array], float], at_least: float | None, at_most: float | None) -> MetricBound:
+    """Return the bound of a function. PolicyError for no bound, and for two."""
+    if (at_least is None) == (at_most is None):
+        bounds = f"{spelled('at_least')} or {spelled('at_most')}"
+        raise PolicyError(f"a function as metric needs one bound; give either {bounds}")
+    name = getattr(metric, "__name__", type(metric).__name__)
+    if at_least is not None:
+        return Measure(name, metric, True, whole=True).bounded(at_least, "at_least", at_least)
+    assert at_most is not None
+    return Measure(name, metric, False, whole=True).bounded(at_most, "at_most", at_most)
+
+
+def _of_text(metric: object) -> MetricBound:
+    name, equals, bound = str(metric).partition("=")
+    if name.strip() not in MEASURES:
+        legal = f"use one of {', '.join(MEASURES)} with a bound, or in Python a function"
+        raise PolicyError(f"unknown metric {name!r}; {advice(name, MEASURES, legal)}")
+    try:
+        limit = float(bound)
+    except ValueError:
+        fact = f"has the bound {bound!r}, not a number" if equals else "has no bound"
+        example = spelled("metric", f"{name.strip()}={_USUAL_BOUNDS[name.strip()]}")
+        raise PolicyError(f"{spelled('metric', metric)} {fact}; write one, as in {example}") from None
+    return MEASURES[name.strip()].bounded(limit, "metric", metric)
+
+
+_USUAL_BOUNDS = {"cosine": 0.999, "psnr": 40, "snr": 40, "top1": 0.99, "scaled": 0.01}
 
 
 def compare(a: Array, b: Array, by: Criterion, *, equal_nan: bool = False) -> Difference:

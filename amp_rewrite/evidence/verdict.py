@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from amp_rewrite.errors import spelled
 from amp_rewrite.evidence.metric import Criterion, Tolerance, worse
 from amp_rewrite.reports.json_stream import line_by_line
 from amp_rewrite.reports.measurements import Difference, OutputRow
@@ -60,7 +59,6 @@ class Verdict(Result):
         rows: one per output and batch.
         refusals: differences in names and number of outputs.
         notes: caveats, for example that the data were random.
-        depth: the errors of ops along the depth, as `locate` gives them; None if they were not asked for.
     """
 
     reference: ModelRun
@@ -70,7 +68,6 @@ class Verdict(Result):
     rows: tuple[OutputRow, ...]
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    depth: Result | None = None
 
     @property
     def ok(self) -> bool:
@@ -103,18 +100,17 @@ class Verdict(Result):
         return map(_encoded, self.rows)
 
     def figures(self) -> Sequence[Figure]:
-        """Return the scores of the outputs, against what is allowed, and the errors along the depth if measured."""
+        """Return the scores of the outputs, against what is allowed."""
         from amp_rewrite.reports.page.outputs import outputs_figure  # late: few runs draw
 
-        scored = outputs_figure(self.rows, self.allowed, self.brief, (*self._remarks, *self._next))
-        return (scored, *(self.depth.page().figures if self.depth is not None else ()))
+        return (outputs_figure(self.rows, self.allowed, self.brief, (*self._remarks, *self._next)),)
 
     @property
     def _next(self) -> tuple[str, ...]:
-        """The next step for failed outputs whose error was not measured along the depth."""
-        if self.ok or self.refusals or self.depth is not None:
+        """The next step for failed outputs."""
+        if self.ok or self.refusals:
             return ()
-        return (f"the op that the error comes from: verify again with {spelled('depth', True)}, or run locate",)
+        return ("locate names the op that the error comes from",)
 
     @property
     def allowed(self) -> CriterionLine:
@@ -156,7 +152,7 @@ class Verdict(Result):
             return ""
         return (
             f"only elements near zero fail: no error is above {self.largest:.2g} of its output's largest value; a"
-            f" tolerance of {by.rtol:g} (--tolerance {by.rtol:g}) accepts that, and so does an atol (--atol) for them"
+            f" tolerance of {by.rtol:g} (--tolerance {by.rtol:g}) accepts that, and so does an atol for them"
         )
 
     @property
@@ -194,8 +190,6 @@ class Verdict(Result):
             cells = _folded(self.rows) if verbose else map(self._worst_cells, self.worst)
             lines += ["", *table(cells, head=_HEAD, right=" >>>>>")]
         lines += ["", self.brief]
-        if self.depth is not None:
-            lines += ["", f"along the depth, {self.depth.brief}"]
         return "\n".join([*lines, *(f"note: {note}" for note in self._remarks)]) + "\n"
 
     def to_json(self) -> str:
@@ -214,7 +208,7 @@ class Verdict(Result):
             "limit": self.criterion.limit,
             "higher": self.criterion.higher,
             "notes": self.notes,
-        } | ({"depth": self.depth.to_dict()} if self.depth is not None else {})
+        }
         return json_of(head, worst=map(_encoded, self.worst), rows=map(_encoded, self.rows))
 
 

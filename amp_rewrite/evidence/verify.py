@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
@@ -16,7 +16,7 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Data, nbytes
 from amp_rewrite.evidence.instrument.lazy_weights import opening
 from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
-from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, criterion
+from amp_rewrite.evidence.metric import Criterion, criterion
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
@@ -49,7 +49,6 @@ def verify(
     allow_nonfinite: bool = False,
     emulate: bool | None = None,
     provider: str | None = None,
-    depth: bool = False,
     names: tuple[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     **near: Unpack[CriterionKeywords],
@@ -68,7 +67,6 @@ def verify(
         allow_nonfinite: accept NaN and infinity in the data.
         emulate: run low ops as float32 ops that round; None: unless CUDA opens, since the CPU does not round.
         provider: the one that must open; None: WebGPU for a model converted for it, CUDA, or the CPU, as they open.
-        depth: also measure the error of each op along the depth, as `locate` does; the page draws it.
         names: those of both models in the verdict.
         progress: called as `progress(done, total)` with batches.
         **near: the criterion, by the options below.
@@ -91,26 +89,7 @@ def verify(
     chosen = as_names(outputs)
     require("verify")
     conditions = Conditions(allow_nonfinite, names, emulate, provider, progress=progress)
-    if not depth:
-        return verdict_of(a, b, data, Comparison(by, chosen, equal_nan), conditions)
-    a, b = Model.load(a), Model.load(b)  # once for both measurements
-    feed = conditions.feed(data, a)
-    return _with_depth(verdict_of(a, b, feed, Comparison(by, chosen, equal_nan), conditions), a, b, feed, conditions)
-
-
-def _with_depth(verdict: Verdict, a: Model, b: Model, feed: Feed, conditions: Conditions) -> Verdict:
-    """Return the verdict with the errors along the depth; with a note where they cannot be measured."""
-    from amp_rewrite.evidence.locate import located  # late: most verdicts need no depth
-
-    names = (verdict.reference.model, verdict.candidate.model)
-    by = verdict.criterion
-    relative = isinstance(by, MetricBound) and by.measure == MEASURES["scaled"]
-    tolerance = by.limit if relative else None  # other criteria do not bound the error of an op
-    try:
-        found = located(a, b, feed, replace(conditions, names=names), tolerance)
-    except ModelError as error:
-        return replace(verdict, notes=(*verdict.notes, f"the errors along the depth could not be measured: {error}"))
-    return replace(verdict, depth=found)
+    return verdict_of(a, b, data, Comparison(by, chosen, equal_nan), conditions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from functools import partial
 from onnx import ModelProto, TensorProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError, spelled
+from amp_rewrite.errors import PolicyError
 from amp_rewrite.files import wire
 from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
 
@@ -33,9 +33,7 @@ def shard_bytes(size: str | int) -> int | str:
         return size
     if count := bytes_in(str(size)):
         return max(1, int(count))
-    raise PolicyError(
-        f"{spelled('shard_size', size)} is not a size; write it as 5GB, as 512MiB, or as {AS_IN_SOURCE!r}"
-    )
+    raise PolicyError(f"{size!r} is not a size of shards; write it as 5GB, as 512MiB, or as {AS_IN_SOURCE!r}")
 
 
 def bytes_in(text: str) -> float | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, options_are_spelled, spelled
+from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, spelled, spelled_options
 from amp_rewrite.files.store import SaveOptions
 from amp_rewrite.fleet.configs import with_new_names
 from amp_rewrite.fleet.job import Job, Task, key_of
@@ -36,7 +36,6 @@ class BatchSettings:
     choice: FileGlobs = field(default_factory=FileGlobs)
     saving: SaveOptions = field(default_factory=SaveOptions)
     resume: bool = False
-    keep_going: bool = True
     write: bool = True
     guidance: Guidance = field(default_factory=Guidance)
     summary: Path | None = None
@@ -116,8 +115,6 @@ class Batch:
                 if summary is not None:
                     summary.add(outcome)
                 yield outcome
-                if outcome.rc == FAILED and not asked.keep_going:
-                    break
             if summary is not None:
                 summary.complete(self._sorted(known))
         self._check_patterns(seen)
@@ -248,7 +245,7 @@ def _jobs(
         members = [*(pair for g in sorted(beside) for pair in groups.pop(g)), (target, item)]
         groups[own] = members
         group_of.update((file, own) for _, member in members for file in listing.data.get(member.path, ()))
-    saving, spelled_out = replace(asked.saving, resume=asked.resume), options_are_spelled()
+    saving, named = replace(asked.saving, resume=asked.resume), spelled_options()
     jobs = []
     for _, members in sorted(groups.items()):
         shared = rule.shared(Path(listing.data[members[0][1].path][0])) if len(members) > 1 else ""
@@ -257,7 +254,7 @@ def _jobs(
             files = listing.data.get(item.path, ()) if url_of(item.path) else ()
             data, outcome = shared or rule.data(target.name), known.get(name_of(item.path))
             tasks.append(Task(item.path, target, data, _guidance(asked, item), outcome, files))
-        jobs.append(Job(tuple(tasks), {}, saving, "", write=asked.write, by_option=spelled_out))
+        jobs.append(Job(tuple(tasks), {}, saving, "", write=asked.write, named=named))
     return jobs
 
 

@@ -11,13 +11,13 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amp_rewrite.errors import AmpRewriteError, ModelError, one_line, options_are_spelled, options_spelled, spelled
+from amp_rewrite.errors import AmpRewriteError, ModelError, one_line, options_spelled, spelled
 from amp_rewrite.files.fingerprint import digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.prefetch import prefetching
@@ -55,8 +55,8 @@ class Job:
     """Tasks that are done together, for they share weights, and how.
 
     `options`: keywords of `convert`, which `key` stands for. `write`: False for a dry run. `threads`: cores for this
-    job. `by_option`: errors name options of the command line. `folder`: where relative paths begin; `version`: that of
-    the package that planned the job.
+    job. `named`: the options of the command line that errors name. `folder`: where relative paths begin; `version`:
+    that of the package that planned the job.
     """
 
     tasks: tuple[Task, ...]
@@ -65,7 +65,7 @@ class Job:
     key: str
     write: bool = True
     threads: int = 1
-    by_option: bool = False
+    named: Collection[str] | None = None
     folder: str = ""
     version: str = VERSION
 
@@ -96,8 +96,8 @@ def _with_data(key: str, guidance: Guidance) -> str:
 def run(job: Job) -> list[Outcome]:
     """Do a job and return the outcome of each task. A failure is an outcome, too; only an interrupt gets out."""
     with ExitStack() as stack:
-        if job.by_option and not options_are_spelled():
-            stack.enter_context(options_spelled())
+        if job.named is not None:
+            stack.enter_context(options_spelled(job.named))
         stack.enter_context(prefetching(job.threads > 1))
         works = [_Work(job, task) for task in job.tasks]
         for work in works:

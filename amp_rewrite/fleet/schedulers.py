@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
-from amp_rewrite.errors import MachineError, spelled
+from amp_rewrite.errors import MachineError
 
 _INSTALL = "install the extra, from a checkout: pip install '.[fleet]'"
 
@@ -20,7 +20,7 @@ def executor_of(scheduler: str) -> Iterator[tuple[Executor, int]]:
     try:
         from distributed import Client
     except ImportError as cause:
-        raise MachineError(f"{spelled('scheduler', scheduler)} needs Dask's distributed; {_INSTALL}") from cause
+        raise MachineError(f"the scheduler {scheduler} needs Dask's distributed; {_INSTALL}") from cause
     try:
         client = Client(scheduler_file=scheduler) if scheduler.endswith(".json") else Client(scheduler)
     except (OSError, ValueError) as cause:  # ValueError: the address of another kind of server

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.files.targets import data_files
 from amp_rewrite.files.text import format_of
@@ -142,7 +142,7 @@ def _no_models(words: Sequence[str], others: int) -> str:
     if hints:
         return hints[0]
     what = f"{others} other files" if others else "no file that is taken"
-    way = "name another folder, or widen --include and --exclude"
+    way = f"name another folder, or widen {spelled('include')} and {spelled('exclude')}"
     return f"no {SUFFIX} model in {', '.join(words[:3])} ({what}); {way}"
 
 

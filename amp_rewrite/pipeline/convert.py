@@ -17,7 +17,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError, count, spelled
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.files.protos import clone
 from amp_rewrite.files.store import Writable
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.view import ValueId, View
@@ -26,7 +25,6 @@ from amp_rewrite.pipeline.few_low import few_low
 from amp_rewrite.pipeline.shift import shift_draft
 from amp_rewrite.pipeline.shift_rows import refusing, unshifted
 from amp_rewrite.pipeline.target_findings import needs_release, oldest_for, target_findings, unserved
-from amp_rewrite.reports.annotations import annotate, annotated, unannotate
 from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
@@ -301,11 +299,6 @@ def finish(
         plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in known))
         findings = (*draft.expansions, *needs, *draft.hazards.findings, *unchecked, *findings)
     report = _report(draft, coloring, plan, (*findings, *few_low(view, coloring, draft.request)), measured)
-    if draft.request.annotate:
-        result = replace(result, proto=clone(result.proto)) if plan.empty else result
-        annotate(result.proto, view, plan, report.rows)
-    elif not plan.empty and annotated(view):
-        unannotate(result.proto)  # an earlier conversion's
     return Converted(result, report, view, coloring, plan)
 
 

@@ -104,7 +104,7 @@ class Repaired(Result):
         return TrialRow(len(self.regions), verdict.ok, verdict.because, self.converted.coloring.float32_ops, score)
 
     def figures(self) -> Sequence[Figure]:
-        """Return the summary, the trials and the scores of the outputs, the ranges, and the graph."""
+        """Return the summary, the scores of the outputs, the ranges, and the graph."""
         figures = self.converted.figures()
         first = [figure for figure in figures if figure.notebook]  # those of one screen
         rest = [figure for figure in figures if not figure.notebook]
@@ -115,15 +115,14 @@ class Repaired(Result):
         return (*self.converted.sketches(), *(figure for figure in self._searched() if figure.notebook))
 
     def _searched(self) -> Sequence[Figure]:
-        """Return the figures of the search and of its verdict; none without a tolerance."""
+        """Return the figure of the verdict; none without a tolerance."""
         verdict = self.verdict
         if verdict is None:
             return ()
-        from amp_rewrite.reports.page.outputs import outputs_figure, trials_figure  # late: few runs draw
+        from amp_rewrite.reports.page.outputs import outputs_figure  # late: few runs draw
 
-        trials = trials_figure(self.trail, self._made(verdict), verdict.allowed, solved=self.solved)
         remarks = (*verdict.notes, *filter(None, [self.remark]))
-        return (trials, outputs_figure(verdict.rows, verdict.allowed, verdict.brief, remarks))
+        return (outputs_figure(verdict.rows, verdict.allowed, verdict.brief, remarks),)
 
     @property
     def trials(self) -> int:

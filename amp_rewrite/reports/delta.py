@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import PolicyError, advice
-from amp_rewrite.reports.op_changes import BothModels, CastChange, Change, OpRun
+from amp_rewrite.reports.op_changes import BothModels, CastChange, Change
 from amp_rewrite.reports.render import annotation, count, cut, markdown_table, plain, table
 from amp_rewrite.reports.result import Result
 
@@ -45,7 +45,6 @@ class Delta(Result):
         alike: number of ops that compute the same from the same ops.
         ops: number of ops of the larger model.
         unrelated: True if so few are alike that these are two models, not two versions of one.
-        runs: the ops of both in order, as runs of those that are alike.
         sides: both models, op by op; None for a difference that was read or made by hand.
     """
 
@@ -57,7 +56,6 @@ class Delta(Result):
     alike: int = field(default=0, compare=False)
     ops: int = field(default=0, compare=False)
     unrelated: bool = field(default=False, compare=False)
-    runs: tuple[OpRun, ...] = field(default=(), compare=False)
     sides: BothModels | None = field(default=None, compare=False)
 
     @property
@@ -99,24 +97,17 @@ class Delta(Result):
         return any(_meant(change, wanted) for change in self.changes) or ("casts" in wanted and bool(self.casts))
 
     def figures(self) -> Sequence[Figure]:
-        """Return both models as strips of aligned ops and as graphs with the changes, and a table of these."""
+        """Return both models as graphs with the changes, and a table of these."""
+        from amp_rewrite.reports.page.changes import Places, changes_figure
         from amp_rewrite.reports.page.linked_graphs import NAME, linked_graphs  # late: few runs draw
-        from amp_rewrite.reports.page.strips import Places, changes_figure
 
         names = ("kind", "title", "op", "types", "why")
         rows = [dict(zip(names, cells, strict=True)) for cells in self._rows()]
         places = self.sides.places(KINDS) if self.sides is not None else ()
         table = changes_figure(rows, self.counts, self.settings, Places(NAME, places))
         if self.sides is None:
-            return *self.sketches(), table
-        return *self.sketches(), linked_graphs((f"A: {self.a}", f"B: {self.b}"), self.sides), table
-
-    def sketches(self) -> Sequence[Figure]:
-        """Return the strips."""
-        from amp_rewrite.reports.page.strips import strips_figure  # late: few runs draw
-
-        summary = f"{self._strangers()}; {self.summary()}" if self.unrelated else self.summary()
-        return (strips_figure(self.a, self.b, self.runs, summary),)
+            return (table,)
+        return linked_graphs((f"A: {self.a}", f"B: {self.b}"), self.sides), table
 
     def summary(self) -> str:
         """Return one line: "2 lowered, 1 added, casts +3 -1"; "no difference"."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.match import crossed, matched, order, paired
-from amp_rewrite.reports.op_changes import BothModels, CastChange, Change, Matches, PlacedCast, PlacedChange, runs_of
+from amp_rewrite.reports.op_changes import BothModels, CastChange, Change, Matches, PlacedCast, PlacedChange
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
@@ -75,25 +75,8 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
         alike=alike,
         ops=ops,
         unrelated=ops >= _FEWEST and alike < least * ops,
-        runs=runs_of(_aligned(mine, theirs, pairs, differing)),
         sides=BothModels((a, b), (view_a, view_b), matches, tuple(changes), casts),
     )
-
-
-def _aligned(
-    a: RowGraph, b: RowGraph, pairs: Sequence[tuple[int, int]], differing: Collection[int]
-) -> Iterator[tuple[str, str, bool]]:
-    """Yield the types of each op in A and in B, and True if they differ; in the order of B, A's own ops in between."""
-    to_a, in_b = {j: i for i, j in pairs}, {i for i, _ in pairs}
-    alone = [i for i in a.live if i not in in_b]
-    done = 0
-    for j in b.live:
-        i = to_a.get(j)
-        while i is not None and done < len(alone) and alone[done] < i:
-            yield a.report.rows[alone[done]].dtype, "", True
-            done += 1
-        yield "" if i is None else a.report.rows[i].dtype, b.report.rows[j].dtype, i is None or j in differing
-    yield from ((a.report.rows[i].dtype, "", True) for i in alone[done:])
 
 
 def _alike(a: RowGraph, b: RowGraph, to_b: Mapping[int, int]) -> int:

@@ -20,7 +20,6 @@ _SHIFTED = re.compile(r"_shifted_(-?\d+)(_\d+)*$")
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
-    from amp_rewrite.reports.page.page import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +66,6 @@ class Explanation(Result):
             for chain in self.chains
             for i, row in enumerate(chain.rows)
         )
-
-    def figures(self) -> Sequence[Figure]:
-        """Return the reasons as lists."""
-        from amp_rewrite.reports.page.text_figures import reasons_figure  # late: few runs draw
-
-        return (reasons_figure(self._chains(), self.brief, self.to_dict()),)
 
     def text(self) -> str:
         """Return the reasons, step by step. Ends with a newline."""

@@ -19,7 +19,6 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import View
-from amp_rewrite.reports.annotations import INSERTED, RULE, annotation
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.located_errors import LocatedErrors, NamedOp
 from amp_rewrite.reports.match import match
@@ -52,6 +51,8 @@ STRENGTHS = {
     Strength.GATE: "#c9a26b",
 }
 """Colors of rules, by the tier of their reason."""
+INSERTED = "inserted"
+"""Word for a node that a conversion adds."""
 _CAST = "#c79bf2"
 _SEVERAL = "#b7bec6"
 _OVERFLOWS = "#9a1f4b"
@@ -74,9 +75,8 @@ def overlay(
 ) -> str:
     """Return the node data of one layer for a file, as JSON. Ends with a newline. O(nodes), nearly.
 
-    `report`: of the conversion, for the layer "rule"; without it the annotations of the file count. `errors`: for the
-    layer "error". ReportError if a layer lacks them, or they are of another model; ModelError for a model that cannot
-    run.
+    `report`: of the conversion, for the layer "rule". `errors`: for the layer "error". ReportError if a layer lacks
+    them, or they are of another model; ModelError for a model that cannot run.
     """
     shown, view, numbers = _indexed(model)
     name = model.path.name if model.path else view.model.proto.graph.name
@@ -85,11 +85,7 @@ def overlay(
         values = _errors(name, [NamedOp(op.name, op.kind) for op in view.ops], errors)
     else:
         inventory = report_of(view, name=name)
-        rules: Sequence[str | None] | None = None
-        if layer == "rule":
-            stated = [annotation(op.node) for op in view.ops]
-            own = [entries.get(RULE) for entries in stated] if any(stated) else None
-            rules = own if report is None else _matched(inventory, view, report)
+        rules = None if report is None else _matched(inventory, view, report)
         values = _values(inventory, layer, rules, errors)
     results = _placed(shown, numbers, values)
     graphs = (f" {json.dumps(graph)}: {{\n{_graph_data(layer, nodes)}\n }}" for graph, nodes in results.items())
@@ -132,7 +128,7 @@ def _values(
     """Return the value of each row in a layer; None for a row without one."""
     if layer == "rule":
         if rules is None:
-            advice = "convert it with --annotate, or give the report of its conversion with --reasons"
+            advice = "give the report of its conversion with --reasons"
             raise ReportError(f"{report.model.name}: holds no rules, because a model does not state them; {advice}")
         return [_rule(rule) if rule else None for rule in rules]
     if layer == "error":

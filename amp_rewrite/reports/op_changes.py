@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from amp_rewrite.reports.rows import ReportData
@@ -124,21 +123,3 @@ class BothModels:
             after = self.reports[side].casts[cast.place].after
             ends.append((side, after if after >= 0 else None))
         return [None if vertex is None else (side, vertex) for side, vertex in ends]
-
-
-@dataclass(frozen=True, slots=True)
-class OpRun:
-    """Ops that follow each other and are alike: their number, and their type in A and in B, empty where one lacks them.
-
-    `changed`: they differ.
-    """
-
-    ops: int
-    a: str
-    b: str
-    changed: bool
-
-
-def runs_of(ops: Iterable[tuple[str, str, bool]]) -> tuple[OpRun, ...]:
-    """Return ops in order as runs: type in A, type in B, and True if the op differs."""
-    return tuple(OpRun(sum(1 for _ in group), *kind) for kind, group in groupby(ops))

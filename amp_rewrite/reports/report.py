@@ -153,8 +153,6 @@ class Report(Result, ReportData):
         try:
             if fault is not None:
                 raise fault
-            if isinstance(loaded, dict):
-                loaded.pop("figures", None)  # what a page showed of this report
             report: Report = _REPORT(loaded)
             _check_positions(report)
         except Malformed as error:

@@ -34,12 +34,6 @@ def apply(view: View, plan: Plan) -> Model:
 
     Returns:
         The new model.
-
-    Example:
-        >>> from amp_rewrite import DType, Model, View, apply, load_lists, paint, plan
-        >>> view = View.of(Model.load("model.onnx"))
-        >>> coloring = paint(view, load_lists(DType.FLOAT16), DType.FLOAT16)
-        >>> low = apply(view, plan(view, coloring))
     """
     proto = clone(view.model.proto)
     if not plan.empty:

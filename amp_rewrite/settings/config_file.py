@@ -1,12 +1,11 @@
 """Conversion settings from a file, the environment and the command line; the last one wins.
 
-The file is `amp.toml`, or the table `[tool.amp-rewrite]` of `pyproject.toml`. Its keys are the names of the
-command line's options, with "-" or "_"; a repeatable option takes a list of text.
+The file is `amp.toml`, or the table `[tool.amp-rewrite]` of `pyproject.toml`. Its keys are those of the table of
+options, with "-" or "_"; some are options of the command line, and `--set KEY=VALUE` states the others there.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -14,8 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ConfigError, advice
+from amp_rewrite.errors import ConfigError, advice, option_of
 from amp_rewrite.files.regular_files import read_regular
 from amp_rewrite.settings.option import Kind, Option
 from amp_rewrite.settings.options import SETTINGS, from_environment
@@ -24,9 +22,9 @@ from amp_rewrite.settings.options import SETTINGS, from_environment
 class Settings(SimpleNamespace):
     """Settings of one run, an attribute for each row of the table of options that has a key.
 
-    They say what a conversion does and what a comparison fails on. None: the model or the type decides. `ranges`,
-    `headroom` and `data` serve commands that run a model, where the command line does not state them. `config`: the
-    settings that a file changed, and the file, for people.
+    They say what a conversion does and what a comparison fails on. None: the model or the type decides. Those of data
+    and criterion serve commands that run a model, where the command line does not state them. `config`: the settings
+    that a file changed, and the file, for people.
     """
 
     if TYPE_CHECKING:
@@ -52,7 +50,7 @@ def settings(
     merged.update((key, value) for key, value in from_environment(environ).items() if key in SETTINGS)
     for key, value in given.items():
         if value not in (None, ()):
-            merged[key] = SETTINGS[key].check(value, f"--{key}")
+            merged[key] = SETTINGS[key].check(value, option_of(key))
     changed = [name for name, value in filed.items() if merged[name] is value and value != SETTINGS[name].unset]
     words = ", ".join(f"{SETTINGS[name].key} = {_spelled(merged[name], file)}" for name in changed) if file else ""
     return Settings(**merged, config=f"{words}, from {_shown(file)}" if file and words else "")
@@ -82,6 +80,16 @@ def find(folder: Path) -> Path | None:
     return shared if shared.is_file() and _table(shared, _read(shared)) is not None else None
 
 
+def setting_of(key: str, where: str) -> Option:
+    """Return the row of a key, which is written with "-" or "_". ConfigError for an unknown one."""
+    option = SETTINGS.get(key.replace("-", "_"))
+    if option is None:
+        legal = [option.key for option in SETTINGS.values()]
+        hint = advice(key.replace("_", "-"), legal, f"use one of {', '.join(legal)}")
+        raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+    return option
+
+
 def from_file(file: Path) -> Mapping[str, object]:
     """Return the settings that a file states. Relative paths start at the file's folder."""
     text = _read(file)
@@ -90,15 +98,12 @@ def from_file(file: Path) -> Mapping[str, object]:
         raise ConfigError(f"{file}: has no table [tool.amp-rewrite]; add it, or name another file")
     stated: dict[str, object] = {}
     for written, value in table.items():
-        key, where = written.replace("-", "_"), f"{file}{_line(text, written, file.name == _SHARED)}"
-        if key not in SETTINGS:
-            legal = [option.key for option in SETTINGS.values()]
-            hint = advice(written, legal, f"use one of {', '.join(legal)}")
-            raise ConfigError(f"{where}: unknown key {written!r}; {hint}")
+        where = f"{file}{_line(text, written, file.name == _SHARED)}"
+        option = setting_of(written, where)
+        key = option.name
         if key in stated:
             raise ConfigError(f"{where}: key {key!r} is here with '-' and with '_'; keep one")
-        option = SETTINGS[key]
-        stated[key] = _beside(file, option, option.check(_typed(option, value, where), where))
+        stated[key] = _beside(file, option, option.check(option.typed(value, where), where))
     return stated
 
 
@@ -154,33 +159,6 @@ def _line(text: str, key: str, shared: bool) -> str:
         start = header.end() if header else len(text)
     match = re.compile(rf"^[ \t]*[\"']?{re.escape(key)}[\"']?[ \t]*[=.]", re.MULTILINE).search(text, start)
     return f":{text.count(chr(10), 0, match.start()) + 1}" if match else ""
-
-
-def _typed(option: Option, value: object, where: str) -> object:
-    """Return the value as the command line would give it. ConfigError for another type than the option's."""
-    if option.kind is Kind.SWITCH and isinstance(value, bool):
-        return value
-    if option.kind is Kind.LIST:
-        texts = [value] if isinstance(value, str) else value
-        if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-            return tuple(texts)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if option.kind is Kind.NUMBER:
-            return float(value) if abs(value) <= DType.DOUBLE.max else math.inf  # TOML's integers have no bound
-        if option.integers and isinstance(value, int):
-            return str(value)
-    if option.kind in (Kind.TEXT, Kind.PATH) and isinstance(value, str):
-        return value
-    raise ConfigError(f"{where}: {option.name} is {value!r}; write {_FORMS[option.kind]}")
-
-
-_FORMS = {
-    Kind.TEXT: "text in quotes",
-    Kind.PATH: "text in quotes",
-    Kind.LIST: 'a list of text, as in ["..."]',
-    Kind.SWITCH: "true or false",
-    Kind.NUMBER: "a number, as in 2",
-}
 
 
 def _beside(file: Path, option: Option, value: Any) -> object:

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, TypedDict
 
 from amp_rewrite.settings.option import DATA, Kind, Option
 
 if TYPE_CHECKING:
     from amp_rewrite.files.casting import Array
-
-MetricName = Literal["cosine", "psnr", "snr", "top1", "scaled"]
-"""Names of the measures, for static checkers."""
 
 
 class CriterionKeywords(TypedDict, total=False):
@@ -24,7 +21,7 @@ class CriterionKeywords(TypedDict, total=False):
     tolerance: float | None
     rtol: float | None
     atol: float | None
-    metric: MetricName | Callable[[Array, Array], float] | None
+    metric: str | Callable[[Array, Array], float] | None
     at_least: float | None
     at_most: float | None
 
@@ -33,8 +30,8 @@ USUAL_TOLERANCES = {"float16": "1e-2", "bfloat16": "8e-2"}
 """The tolerance to start with, by low type."""
 STARTS = ", ".join(f"{tolerance} for {low}" for low, tolerance in USUAL_TOLERANCES.items())
 
-_text = partial(Option, group=DATA)
-_number = partial(_text, kind=Kind.NUMBER, metavar="X")
+_criterion = partial(Option, group=DATA, keyword=False)
+_number = partial(_criterion, kind=Kind.NUMBER, metavar="X")
 CRITERION = {
     option.name: option
     for option in (
@@ -45,20 +42,19 @@ CRITERION = {
         ),
         _number(
             name="rtol",
-            help="Instead: |a - b| <= atol + rtol |a| in every element.",
-            doc="tolerance relative to the reference's value",
+            doc="tolerance relative to the reference's value, in place of `tolerance`: |a - b| ≤ atol + rtol |a| in"
+            " every element",
         ),
-        _number(name="atol", help="See --rtol.", doc="absolute tolerance, added to the relative one"),
-        _text(
+        _number(name="atol", doc="absolute tolerance, added to the relative one"),
+        _criterion(
             name="metric",
-            metavar="|".join(get_args(MetricName)),
-            help="Instead: a metric with a bound.",
-            doc="the name of a metric, or a callable of reference and candidate, with one of the bounds",
+            metavar="NAME=X",
+            help="Instead: a metric with its bound: cosine=0.999, psnr=40, snr=40, top1=0.99 or scaled=0.01.",
+            doc="a metric with its bound, as in `cosine=0.999`; in Python also a callable of reference and candidate,"
+            " with `at_least` or `at_most`",
         ),
-        _number(
-            name="at_least", help="Lower bound, for metrics where higher is better.", doc="lower bound of `metric`"
-        ),
-        _number(name="at_most", help="Upper bound, for metrics where lower is better.", doc="upper bound of `metric`"),
+        _number(name="at_least", doc="lower bound of a callable `metric`", setting=False),
+        _number(name="at_most", doc="upper bound of a callable `metric`", setting=False),
     )
 }
-"""Each keyword of a criterion, by name."""
+"""Each keyword of a criterion, by name. `repair` and `verify` take them, `convert` does not."""

@@ -127,11 +127,6 @@ def load_lists(
     Raises:
         ListError: an overlay is invalid; names file and line.
         PolicyError: `to` is another type.
-
-    Example:
-        >>> from amp_rewrite import DType, load_lists
-        >>> load_lists(DType.FLOAT16, [{"deny": ["MatMul"]}]).classify("", "MatMul", {}, 2).color.value
-        'deny'
     """
     to = DType.parse(to)
     if not to.low:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ConfigError
 from amp_rewrite.settings.keyword_types import check_keyword
 
 Values = Mapping[str, Any]
 
-PRECISION, DATA, OUTPUT, ADVANCED = "Precision", "Data and accuracy", "Output", "Advanced"
+PRECISION, DATA, OUTPUT, MANY, ADVANCED = "Precision", "Data and accuracy", "Output", "Several models", "Advanced"
 """Headings of help and documentation, in their order."""
 
 
@@ -23,6 +26,7 @@ class Kind(Enum):
     LIST = "str | Sequence[str]"
     SWITCH = "bool | None"
     NUMBER = "float | None"
+    WHOLE = "int | None"
     PATH = "str | Path | None"
 
 
@@ -38,13 +42,12 @@ class Option:
     """One option.
 
     `keyword`: `convert` takes it. `setting`: a settings file has a key for it. `help` is the sentence of the command
-    line (without one the command line has no such option), `doc` that of the documentation. `default` is the keyword's;
-    `usual` holds where that is None and the environment is silent.
+    line; without one, `--set` takes the key there. `doc` is the sentence of the documentation. `default` is the
+    keyword's; `usual` holds where that is None and the environment is silent.
 
     `parse` reads the value, PolicyError for an illegal one; `combine` then sees the options before it in the table.
-    A list comes from the command line in words between `separator`, or by repeating the option; a `flag` is a switch
-    without a negative form. `integers`: a settings file may hold a number instead of text. `rare`: only the long help
-    shows it.
+    A list comes from the command line in words between `separator`, or by repeating the option. `integers`: a settings
+    file may hold a number instead of text.
     """
 
     name: str
@@ -62,9 +65,7 @@ class Option:
     stated: Stated | None = None
     environment: str = ""
     separator: str = ""
-    flag: bool = False
     integers: bool = False
-    rare: bool = False
 
     @property
     def key(self) -> str:
@@ -85,6 +86,35 @@ class Option:
         parsed = value if self.parse is None or value is None else self.parse(value)
         return parsed if self.combine is None else self.combine(parsed, values)
 
+    def of_word(self, text: str, where: str) -> object:
+        """Return the value that a word of the command line stands for. ConfigError if it is of another type."""
+        value: object = text
+        if self.kind is Kind.SWITCH:
+            value = {"true": True, "false": False}.get(text.lower(), text)
+        elif self.kind in (Kind.NUMBER, Kind.WHOLE):
+            with suppress(ValueError):
+                value = int(text) if self.kind is Kind.WHOLE else float(text)
+        return self.typed(value, where)
+
+    def typed(self, value: object, where: str) -> object:
+        """Return the value of a settings file as the command line would give it. ConfigError for another type."""
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if self.kind is Kind.SWITCH and isinstance(value, bool):
+            return value
+        if self.kind is Kind.LIST:
+            texts = [value] if isinstance(value, str) else value
+            if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+                return tuple(texts)
+        if isinstance(value, (int, float)) and number and self.kind is Kind.NUMBER:
+            return float(value) if abs(value) <= DType.DOUBLE.max else math.inf  # TOML's integers have no bound
+        if isinstance(value, int) and number and self.kind is Kind.WHOLE:
+            return value
+        if isinstance(value, int) and number and self.integers:
+            return str(value)
+        if self.kind in (Kind.TEXT, Kind.PATH) and isinstance(value, str):
+            return value
+        raise ConfigError(f"{where}: {self.name} is {value!r}; write {_FORMS[self.kind]}")
+
     def check(self, value: object, where: str) -> object:
         """Return the value. ConfigError, beginning with `where`, if it is not a legal one."""
         if self.parse is not None:
@@ -93,3 +123,13 @@ class Option:
             except AmpRewriteError as error:
                 raise ConfigError(f"{where}: {error}") from error
         return value
+
+
+_FORMS = {
+    Kind.TEXT: "text in quotes",
+    Kind.PATH: "text in quotes",
+    Kind.LIST: 'a list of text, as in ["..."]',
+    Kind.SWITCH: "true or false",
+    Kind.NUMBER: "a number, as in 2",
+    Kind.WHOLE: "a whole number, as in 2",
+}

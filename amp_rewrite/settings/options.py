@@ -1,8 +1,8 @@
 """The options of a conversion, in one table.
 
-A row of `OPTIONS` is all that an option needs: it makes the keyword of `convert`, the option of the command line, the
-key of a settings file, the environment variable, the entry in report and metadata, and a row of
-docs/reference/options.md. `signatures.py` lists the keywords once more, with their types for static checkers.
+A row of `OPTIONS` is all that an option needs: it makes the keyword of `convert`, the key of a settings file and of
+`--set`, the option of the command line if it has one, the environment variable, the entry in report and metadata, and a
+row of docs/reference/options.md. `signatures.py` lists the keywords once more, with their types for static checkers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from amp_rewrite.settings.choices import (
     parse_opset,
     parse_shift,
 )
-from amp_rewrite.settings.option import ADVANCED, DATA, OUTPUT, Kind, Option, Stated, Values
+from amp_rewrite.settings.criterion import CRITERION
+from amp_rewrite.settings.option import ADVANCED, DATA, MANY, OUTPUT, Kind, Option, Stated, Values
 from amp_rewrite.settings.policy import low_type
 
 if TYPE_CHECKING:
@@ -81,6 +82,13 @@ def _served(target: Target, values: Values) -> Target:
     return target if installed in ("", known_release("")) else Target.parse(f"{target.value}:{installed}")
 
 
+def _shard_size(size: str | int) -> str | int:
+    from amp_rewrite.files.layout import shard_bytes  # late: few models are split
+
+    shard_bytes(size)
+    return size
+
+
 def _placed(value: Placement | None, values: Values) -> Placement:
     """Return the placement; by default "auto", and "propagate" where TensorFlow's rules alone hold."""
     return value or (AUTO if values["safety"] is Safety.DEFAULT else PROPAGATE)
@@ -110,8 +118,6 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="level",
         metavar="|".join(level.value for level in Level),
-        help="How much to lower.  [default: default]",
-        rare=True,
         doc='how far to go, by TensorFlow\'s names or "lower-all" (`Level`)',
         usual="default",
         parse=Level.parse,
@@ -135,8 +141,6 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="safety",
         metavar="default|none",
-        help="Safety rules on top of the lists, or none.  [default: default]",
-        rare=True,
         doc='"none" turns off every rule that protects numbers besides TensorFlow\'s own',
         default="default",
         parse=Safety.parse,
@@ -170,8 +174,6 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="kv",
         metavar="TYPE",
-        help="Type of key-value caches: inputs and outputs named past… and present….",
-        rare=True,
         doc="type of key-value caches: the inputs and outputs that optimum, onnxruntime-genai and transformers.js name"
         " `past_key_values.0.key`, `present.0.key` and alike; `io` wins over it",
         parse=DType.parse,
@@ -179,15 +181,11 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="gray_follows_allow",
         kind=Kind.SWITCH,
-        help="Also lower gray ops behind allow ops.  [default: for bfloat16 only]",
-        rare=True,
         doc="True lowers a gray op right after an allow op; None does so for bfloat16 only",
     ),
     Option(
         name="quantized",
         metavar="keep|rescale",
-        help="Quantized ops: integer kernels, or quantizers in the low type.  [default: keep]",
-        rare=True,
         doc='"keep" leaves ops between DequantizeLinear and QuantizeLinear as they are, which runtimes run on integers;'
         ' "rescale" gives quantizers scales of the low type from opset 19 on, and the ops between them that type',
         default="keep",
@@ -222,8 +220,6 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="shift",
         metavar="auto|none|K",
-        help="Compute what overflows times 2^-K, exactly.  [default: auto]",
-        rare=True,
         doc="regions of values that go beyond float16 by `data` or `ranges` are computed times 2⁻ᵏ, which changes no"
         ' digit: "auto" takes the smallest k with headroom, a number that k, also without data for residual streams;'
         ' "none" keeps them float32; see [range shifting](../concepts/shift.md)',
@@ -236,8 +232,6 @@ OPTIONS: tuple[Option, ...] = (
         name="placement",
         group=ADVANCED,
         metavar="auto|propagate|mincut[:GPU]",
-        help="Where the types meet: by TensorFlow's rules, or where it costs least.  [default: auto]",
-        rare=True,
         doc='"propagate" spreads colors as TensorFlow does; "auto" then moves the border between the types to where'
         ' Casts, float32 and lost fusions cost least; "mincut" or "mincut:GPU" leaves ops of the allow list in float32,'
         ' too, where low ones gain less than their Casts cost (`Placement`); by default "auto", without safety rules'
@@ -250,10 +244,18 @@ OPTIONS: tuple[Option, ...] = (
         name="external_data",
         kind=Kind.SWITCH,
         group=OUTPUT,
-        help="Store weights in a separate file.  [default: above 1.5 GB]",
-        rare=True,
         doc="weights in a file of their own; by default above 1.5 GB; in Python an argument of `save`",
         keyword=False,
+    ),
+    Option(
+        name="shard_size",
+        group=OUTPUT,
+        metavar="5GB|source",
+        doc="the largest size of a file of weights, or `source` to split them as in the source; in Python an argument"
+        " of `save`",
+        keyword=False,
+        parse=_shard_size,
+        integers=True,
     ),
     Option(
         name="overwrite",
@@ -263,18 +265,6 @@ OPTIONS: tuple[Option, ...] = (
         doc="replace an existing output; in Python an argument of `save`",
         default=False,
         keyword=False,
-        flag=True,
-    ),
-    Option(
-        name="annotate",
-        kind=Kind.SWITCH,
-        group=OUTPUT,
-        help="Write type, rule and reason of each node into its metadata, for viewers.",
-        rare=True,
-        doc="True writes type, rule and reason of each node into its `metadata_props`, where"
-        " [viewers](../how-to/viewers.md) show them",
-        default=False,
-        flag=True,
     ),
     Option(
         name="fail_on",
@@ -303,8 +293,6 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.NUMBER,
         group=DATA,
         metavar="X",
-        help="The factor by which values must fit the type.  [default: 2]",
-        rare=True,
         doc="the factor by which measured values must fit the type, for `convert` and `repair`; by default 2",
         keyword=False,
         parse=lambda text: check_headroom(float(text)),
@@ -316,6 +304,67 @@ OPTIONS: tuple[Option, ...] = (
         metavar="FILE|FOLDER",
         help="Input data: .npz, .npy, or a folder of them.",
         doc="input data of commands that run a model: a .npz file, a .npy file, or a folder of them",
+        keyword=False,
+    ),
+    Option(
+        name="batches",
+        kind=Kind.WHOLE,
+        group=DATA,
+        doc="the number of random batches, by default 1; in Python an argument of `Feed.randomly`, as the next three",
+        keyword=False,
+    ),
+    Option(
+        name="seed",
+        kind=Kind.WHOLE,
+        group=DATA,
+        doc="the seed of random batches; by default 0",
+        keyword=False,
+    ),
+    Option(
+        name="int_range",
+        kind=Kind.LIST,
+        group=DATA,
+        metavar="NAME=0,100",
+        doc="integers for an input of random batches, as in `ids=0,100` for 0 to 99; by default 0 and 1",
+        keyword=False,
+    ),
+    Option(
+        name="allow_nonfinite",
+        kind=Kind.SWITCH,
+        group=DATA,
+        doc="data may hold NaN and infinity",
+        keyword=False,
+    ),
+    *(row for row in CRITERION.values() if row.setting),
+    Option(
+        name="budget",
+        kind=Kind.WHOLE,
+        group=DATA,
+        doc="the most trials of a repair, by default 100; in Python an argument of `repair`",
+        keyword=False,
+    ),
+    Option(
+        name="name",
+        group=MANY,
+        metavar="RULE",
+        doc="names of results, as in `{stem}_fp16.onnx`, by default `{stem}.onnx`; in Python an argument of"
+        " `convert_many`, as the next two",
+        keyword=False,
+    ),
+    Option(
+        name="include",
+        kind=Kind.LIST,
+        group=MANY,
+        metavar="GLOB",
+        doc="files to take, by name or, with a /, by path",
+        keyword=False,
+    ),
+    Option(
+        name="exclude",
+        kind=Kind.LIST,
+        group=MANY,
+        metavar="GLOB",
+        doc="files and folders to leave out, likewise",
         keyword=False,
     ),
     Option(

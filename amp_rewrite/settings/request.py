@@ -36,7 +36,6 @@ class Request:
     opset: Opset | None
     shift: Shift
     placement: Placement
-    annotate: bool
     log_path: Path | None
 
     def __init__(self, values: Values) -> None:

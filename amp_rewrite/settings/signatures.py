@@ -51,7 +51,6 @@ class Options(Painting, total=False):
     opset: Literal["auto", "keep"] | int | None
     shift: Literal["auto", "none"] | int | None
     placement: PlacementName | Placement | None
-    annotate: bool | None
 
 
 class OptionsAndCriterion(Options, CriterionKeywords, total=False):

@@ -100,8 +100,8 @@ def outlier(name: str) -> Outlier:
     """What happens to one of the exported models with an outlier."""
     hard = planted(name)
     plain = amp_rewrite.convert(hard.model).result
-    verdict = amp_rewrite.verify(hard.model, plain, hard.batch, metric="scaled", at_most=SCALED, emulate=True)
-    found = amp_rewrite.repair(hard.model, hard.batch, shift="none", metric="scaled", at_most=SCALED)
+    verdict = amp_rewrite.verify(hard.model, plain, hard.batch, tolerance=SCALED, emulate=True)
+    found = amp_rewrite.repair(hard.model, hard.batch, shift="none", tolerance=SCALED)
     totals = found.converted.report.totals
     return Outlier(
         name,
@@ -228,17 +228,17 @@ This page shows seven small models with the numerical problems of large ones. Ea
 [tests/support/hard_models.py](../../tests/support/hard_models.py), with data that shows the problem; for most of them,
 op lists and constants alone do not. `python benchmarks/run.py hard_models` writes this page. Low precision is emulated
 ([emulation.md](../concepts/emulation.md)), and were not run on a GPU. `tests/suites/models/test_hard_models.py`
-checks the results. Nothing is shifted here (`--shift none`), so that guard and search show alone; what
+checks the results. Nothing is shifted here (`--set shift=none`), so that guard and search show alone; what
 [range shifting](../concepts/shift.md) does by default is measured with
 [its own models](../../benchmarks/results/shift.md)."""
 
 _READING = {
     "float16": """\
 *All by hand*: every tensor float16, as `astype` gives it. *By the lists*: `amp-rewrite model.onnx`. *With data*:
-`amp-rewrite model.onnx --data batch.npz --rtol 1e-2 --atol 1e-2 --shift none` (outputs are of the size of 1; those of
-`large_logits` are probabilities). A number is the largest error in units of the allowed error: up to 1 is ok. *Pinned*
-lists the regions that the search kept in float32 beyond the guard, in so many *trials*; each of them is necessary. For
-`large_logits` the tolerance only shows the absence of NaN: at 90 000 a softmax is 0 or 1.""",
+`amp-rewrite model.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2 --set shift=none` (outputs are of the size of
+1; those of `large_logits` are probabilities). A number is the largest error in units of the allowed error: up to 1 is
+ok. *Pinned* lists the regions that the search kept in float32 beyond the guard, in so many *trials*; each of them is
+necessary. For `large_logits` the tolerance only shows the absence of NaN: at 90 000 a softmax is 0 or 1.""",
     "bfloat16": """\
 bfloat16 has float32's range and three bits less than float16, so the tolerance is eight times as wide: 8e-2. Values
 that overflow float16 fit; computations that need digits fail more easily.""",
@@ -249,8 +249,9 @@ _HALF = """\
 
 These are the same models with every tensor in the low type and constants clamped to its range, as exporters of half
 models write them. `amp-rewrite locate half.onnx half.onnx --data batch.npz` compares such a model with itself in
-float32, without rounding; `amp-rewrite half.onnx -o mended.onnx --data batch.npz --rtol 1e-2 --atol 1e-2` raises
-the necessary ops to float32. The reference is that float32 twin, so the numbers exclude the error of the export."""
+float32, without rounding; `amp-rewrite half.onnx -o mended.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2`
+raises the necessary ops to float32. The reference is that float32 twin, so the numbers exclude the error of the
+export."""
 
 _EXPORTED = f"""\
 ## Exported models with an outlier
@@ -258,7 +259,7 @@ _EXPORTED = f"""\
 These are models of [tests/models](../../tests/models), exported by torch with random weights, converted to float16. In
 the middle of each, the weights of one product are scaled so that it adds {OUTLIER:,} to a residual stream
 ([tests/support/planted_models.py](../../tests/support/planted_models.py)). A number is the largest error in units of
-the largest output, and 0.01 is allowed: `--metric scaled --at-most 1e-2`."""
+the largest output, and 0.01 is allowed: `--metric scaled=1e-2`."""
 
 _MORE = """\
 ## Try one

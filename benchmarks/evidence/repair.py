@@ -206,7 +206,7 @@ def _command(tool: str, given: Any, source: str, batch: str, target: Path) -> li
     limited: list[str | Path] = ["timeout", str(given.limit)]
     if tool != OWN:
         return [*limited, *measure.script("repair", given.peers), "--peer", source, batch, target]
-    tolerance = ("--rtol", str(RTOL), "--atol", str(ATOL))
+    tolerance = ("--set", f"rtol={RTOL}", "--set", f"atol={ATOL}")
     return [*limited, *measure.own_command(), source, "-o", target, "--data", batch, *tolerance, "--json"]
 
 

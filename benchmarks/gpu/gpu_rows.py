@@ -88,7 +88,7 @@ def training(job: Mapping[str, Any], folder: Path) -> Row:
     batch["label"] = np.random.default_rng(gpu_models.SEED).integers(0, 10, len(batch["image"]))
     files = {}
     for policy in ("float32", job["policy"]):
-        step = amp_rewrite.training_step(source, loss=LOSS, optimizer=OPTIMIZER, policy=policy)
+        step = amp_rewrite.train.training_step(source, loss=LOSS, optimizer=OPTIMIZER, policy=policy)
         files[policy] = folder / f"{policy}.onnx"
         save_step(step, files[policy])
         batch[step.learning_rate] = np.float32(step.optimizer.learning_rate)

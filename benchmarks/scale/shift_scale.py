@@ -58,7 +58,15 @@ def measured(gigabytes: float, root: Path) -> list[Point]:
     points = []
     for shift in ("none", "4"):
         target.mkdir()
-        command = [*measure.own_command(), folder / "gpt.onnx", "--shift", shift, "-o", target / "gpt.onnx", "-q"]
+        command = [
+            *measure.own_command(),
+            folder / "gpt.onnx",
+            "--set",
+            f"shift={shift}",
+            "-o",
+            target / "gpt.onnx",
+            "-q",
+        ]
         run = measure.cost(command)
         if run.code:
             sys.exit(f"amp-rewrite failed: {run.said}")

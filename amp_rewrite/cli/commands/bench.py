@@ -9,7 +9,6 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import DataOptions
-from amp_rewrite.cli.page import check_page, present
 from amp_rewrite.cli.parameters import option
 
 if TYPE_CHECKING:
@@ -24,10 +23,8 @@ _TIMING = (
     option("--warm-up warm", "N", "Runs before the first one that counts.  [default: 10]", _HEAD, type=_COUNT),
     option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", _HEAD, type=_COUNT),
     option("--batch-sizes", "1,8,64", "Measure throughput at these sizes of a free batch dimension.", _HEAD),
-    option("--fit", "SIZE", "Find the largest batch that fits into SIZE, such as 8GB.", _HEAD),
     option("--memory/--no-memory", None, "Measure peak memory, each model in its own process.", _HEAD, default=True),
     option("--profile/--no-profile", None, "Measure the time of each op.", _HEAD, default=True),
-    *parameters.PAGE,
 )
 
 
@@ -35,33 +32,31 @@ _TIMING = (
     click.argument("models", metavar="A [B]...", type=parameters.MODEL, nargs=-1, required=True),
     *parameters.FEEDING,
     *_TIMING,
+    parameters.config,
+    parameters.keys(*parameters.FEEDING_KEYS),
     parameters.as_json,
     parameters.quiet(),
 )
-def bench(models: tuple[Path, ...], html: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:
+def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) -> None:
     """Time models side by side: latency, throughput, memory, ops.
 
     All models run on the same batch; the first is the baseline. The output names the ops that got slower. Measure on a
     GPU: on a CPU half precision is slower.
     """
-    feeding, overwrite = DataOptions.taken(given).needed(), given.pop("overwrite")
-    check_page(html, overwrite=overwrite, read=models)
+    feeding = DataOptions.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
     benchmark = _benchmark(models, feeding, given, quiet=quiet)
-    text = benchmark.to_json() if as_json else benchmark.text()
-    present(benchmark, text, html, as_json=as_json, quiet=quiet)
+    if as_json or not quiet:
+        terminal.show(benchmark.to_json() if as_json else benchmark.text())
 
 
 def _benchmark(models: tuple[Path, ...], feeding: DataOptions, given: dict[str, Any], *, quiet: bool) -> Benchmark:
     from amp_rewrite.deploy.bench.bench import bench, parse_sizes
-    from amp_rewrite.deploy.bench.memory import parse_bytes
     from amp_rewrite.files.model import Model
 
-    sizes, fit = given.pop("batch_sizes"), given.pop("fit")
+    sizes = given.pop("batch_sizes")
     asked = {word: value for word, value in given.items() if value is not None}
     if sizes is not None:
         asked["sizes"] = parse_sizes(sizes)
-    if fit is not None:
-        asked["limit"] = parse_bytes(fit)
     feed = feeding.feed(Model.load(models[0]), quiet=quiet)
     with terminal.stages("bench", quiet=quiet) as tell:
-        return bench(models, feed, allow_nonfinite=feeding.allow_nonfinite, progress=tell, **asked)
+        return bench(models, feed, allow_nonfinite=bool(feeding.allow_nonfinite), progress=tell, **asked)

@@ -11,7 +11,8 @@ import click
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import DataOptions
 from amp_rewrite.cli.files import beside
-from amp_rewrite.cli.page import check_page, is_page, write_page
+from amp_rewrite.cli.page import check_report, write_report
+from amp_rewrite.errors import option_of
 from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION
 
 if TYPE_CHECKING:
@@ -44,10 +45,11 @@ _EARLIER = parameters.option(
     *parameters.FEEDING,
     _EARLIER,
     parameters.output("MODEL-stem.ranges.json", "file"),
-    parameters.html,
+    parameters.report_file,
     parameters.flag("--overwrite", "Replace an existing output.", OUTPUT),
     parameters.quiet("errors, and ranges that go to stdout"),
     parameters.config,
+    parameters.keys(*parameters.FEEDING_KEYS),
 )
 def calibrate(
     model: Path,
@@ -55,7 +57,7 @@ def calibrate(
     to: str | None,
     config: Path | None,
     output: Path | None,
-    html: Path | None,
+    report_file: Path | None,
     **given: Any,
 ) -> None:
     """Run MODEL on data and write the ranges of its values.
@@ -75,7 +77,7 @@ def calibrate(
     from amp_rewrite.files.model import Model
 
     _check_writable(output, overwrite)
-    check_page(html, overwrite=overwrite, read=(model, *earlier))
+    check_report(report_file, overwrite=overwrite, read=(model, *earlier))
     with terminal.progress(model.name, quiet=quiet) as progress:
         loaded = Model.load(model)
         shards = _shards(earlier, loaded, settings.to if measuring else None)
@@ -85,14 +87,14 @@ def calibrate(
             shards.insert(0, _measured(loaded, feeding.feed(loaded, quiet=quiet), known, given))
     ranges = reduce(lambda merged, shard: merged.merge(shard), shards)
     _write(ranges, output, overwrite, quiet)
-    write_page(ranges, html, quiet=quiet)
+    write_report(ranges, report_file, quiet=quiet)
 
 
 def _check_unmeasured(given: dict[str, Any]) -> None:
     """Raise UsageError for an option of a run, where there is none."""
     for word, value in given.items():
         if value is not None:
-            raise click.UsageError(f"--{word} describes a measurement; add --data FILE, or --random")
+            raise click.UsageError(f"{option_of(word)} describes a measurement; add --data FILE, or --random")
 
 
 def _shards(files: tuple[Path, ...], model: Model, to: Policy | str | None) -> list[Ranges]:
@@ -134,23 +136,18 @@ def _check_writable(output: Path | None, overwrite: bool) -> None:
     """Raise EvidenceError, before the work, if ranges cannot be written to a file."""
     from amp_rewrite.evidence.ranges import check_writable
 
-    if is_page(output):
-        check_page(output, overwrite=overwrite)
-    elif output not in (None, _STDOUT):
+    if output not in (None, _STDOUT):
         check_writable(output, overwrite)
 
 
 def _write(ranges: Ranges, output: Path | None, overwrite: bool, quiet: bool) -> None:
-    """Write ranges to a file, as a page if its suffix says so, and print a table; for stdout, print them as JSON."""
+    """Write ranges to a file and print a table; for stdout, print them as JSON."""
     if output == _STDOUT:
         terminal.show(ranges.to_json())
         return
-    page = is_page(output)
-    if output is not None and not page:
+    if output is not None:
         ranges.save(output, overwrite=overwrite)
     if not quiet:
         terminal.show(ranges.text(top=_SHOWN if output else None))
-    if page:
-        write_page(ranges, output, quiet=quiet)
-    elif output is not None:
+    if output is not None:
         terminal.talk(f"wrote {output}", quiet=quiet)

@@ -12,11 +12,12 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.batch import convert_batch, is_batch
-from amp_rewrite.cli.data import DRAWING, MeasuringOptions
+from amp_rewrite.cli.data import MeasuringOptions, without_drawing
 from amp_rewrite.cli.files import as_folder, beside, is_stdout
 from amp_rewrite.cli.group import FINDING
-from amp_rewrite.cli.page import REPORT, check_file, check_page, is_page, write_file, write_page
+from amp_rewrite.cli.page import check_report, is_page, write_file
 from amp_rewrite.cli.parameters import option
+from amp_rewrite.errors import option_of
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.settings.option import OUTPUT
 from amp_rewrite.settings.policy import low_type
@@ -29,33 +30,20 @@ if TYPE_CHECKING:
     from amp_rewrite.settings.config_file import Settings
 
 _OUTCOME = (
-    *parameters.SAVING,
-    option(
-        "--shard-size",
-        "5GB|source",
-        "Split weights into files of this size, or as in the source.",
-        OUTPUT,
-        rare=True,
-    ),
-    parameters.ROWS["annotate"],
+    parameters.ROWS["overwrite"],
     parameters.flag("--dry-run", "Print the outcome; write no model.", OUTPUT),
     option(
         "--report report_file",
         "FILE",
-        "Also write the report, as a .json file or an .html page.",
+        "Also write the report: .json or .html, or .jsonl for several models.",
         OUTPUT,
         type=parameters.FILE_OUT,
-    ),
-    parameters.html,
-    parameters.flag(
-        "--check-weights", "Print the error of each weight stored in the low type, worst first.", OUTPUT, rare=True
     ),
     parameters.as_json,
     parameters.quiet("errors and what --json or --dry-run asks for"),
     parameters.verbose,
 )
-_SHOWN_WEIGHTS = 20
-_BATCH = ("jobs", "scheduler", "name", "include", "exclude", "summary", "keep_going", "resume")
+_KEYS = (*parameters.CONVERSION_KEYS, *parameters.MEASURING_KEYS, "external_data", "shard_size", *parameters.BATCH_KEYS)
 
 
 @parameters.command(
@@ -72,6 +60,8 @@ _BATCH = ("jobs", "scheduler", "name", "include", "exclude", "summary", "keep_go
     *parameters.MEASURING,
     *_OUTCOME,
     *parameters.BATCH,
+    parameters.config,
+    parameters.keys(*_KEYS),
 )
 @gc_paused(last=True)
 def convert(
@@ -80,7 +70,6 @@ def convert(
     output: Path | None,
     dry_run: bool,
     report_file: Path | None,
-    shard_size: str | None,
     **given: Any,
 ) -> int:
     """Convert MODEL and print a report with reasons.
@@ -90,37 +79,28 @@ def convert(
     A PATTERN chooses ops: a glob on the node name, or terms such as op=MatMul,feeds=Softmax or scope=encoder/* or
     name~=REGEX. Options with a PATTERN, a GLOB or a list may be repeated. MODEL may be - (stdin) or a folder.
     """
-    if shard_size is not None:
-        from amp_rewrite.files.layout import shard_bytes
-
-        shard_bytes(shard_size)  # before the work, not after it
-    words = {word: given.pop(word) for word in _BATCH}
+    words = {word: given.pop(word) for word in ("jobs", "resume")}
     if is_batch(model, out, output):
-        words |= {"dry_run": dry_run, "report_file": report_file, "talk": _talk(given), "shard_size": shard_size}
+        words |= {"dry_run": dry_run, "report_file": report_file, "talk": _talk(given)}
         return convert_batch((model, *out), output, words, given)
-    unused = next((word for word, value in words.items() if value), None)
+    unused = next((word for word in (*words, *parameters.BATCH_KEYS) if (words | given)[word]), None)
     if unused is not None:
-        raise click.UsageError(f"--{unused.replace('_', '-')} is for several models; name a folder, and -o FOLDER")
+        raise click.UsageError(f"{option_of(unused)} is for several models; name a folder, and -o FOLDER")
     for path in (*out, output):
         if word := as_folder(path):
             raise click.UsageError(f"{word} is a folder; name a file in it")
     output = _destination(model, out, output)
     measuring = MeasuringOptions.taken(given)
-    html = given.pop("html")
     talk = _talk(given)
     asked = bool(given["overwrite"])
-    if talk.check_weights and talk.as_json:
-        raise click.UsageError("--check-weights prints a table, and --json asks for JSON alone; leave one out")
     settings = parameters.in_force(given)
     measuring = measuring.completed(settings)
     output = output or beside(model, f"{low_type(settings.to).spelling}.onnx", needed=not dry_run)
     from amp_rewrite.files.targets import data_files, foreign_data
     from amp_rewrite.reports.next_step import next_step
 
-    kept = (model, output, *data_files(model)) if report_file or html else ()  # what a report must not replace
-    if report_file:
-        check_file(report_file, REPORT, overwrite=settings.overwrite, read=kept)
-    check_page(html, overwrite=settings.overwrite, read=(*kept, *filter(None, [report_file])))
+    kept = (model, output, *data_files(model)) if report_file else ()  # what a report must not replace
+    check_report(report_file, overwrite=settings.overwrite, read=kept)
     if not dry_run:
         lost = "the float32 precision of its weights"
         parameters.check_target(output, model, settings, asked=asked, lost=lost)  # before the work, not after it
@@ -130,26 +110,22 @@ def convert(
         solved = repaired is None or repaired.solved
         if solved and not dry_run:
             progress = None if tell is None else lambda done, total: tell("write", done, total)
-            saving = {name: getattr(settings, name) for name in ("overwrite", "external_data")}
-            converted.result.save(output, **saving, shard_size=shard_size, progress=progress)
+            saving = {name: getattr(settings, name) for name in ("overwrite", "external_data", "shard_size")}
+            converted.result.save(output, **saving, progress=progress)
     written = solved and not dry_run
     if settings.config:
         header = replace(converted.report.model, config=settings.config)
         converted = replace(converted, report=replace(converted.report, model=header))
-    page = _page(converted, repaired) if html or is_page(report_file) else None
-    fate = f"{output} is written, the report is not" if written else "nothing was changed"
-    if report_file and solved:
-        text = page.to_html() if page and is_page(report_file) else converted.report.to_json()
-        write_file(report_file, text, fate)
-    if page and html:
-        write_page(page, html, quiet=talk.quiet, fate=fate)
+    if report_file and (solved or is_page(report_file)):  # a page shows why a repair failed
+        text = _page(converted, repaired).to_html() if is_page(report_file) else converted.report.to_json()
+        write_file(report_file, text, f"{output} is written, the report is not" if written else "nothing was changed")
+        terminal.talk(f"wrote {report_file}", quiet=talk.quiet)
     try:
         lost_source = written and output.exists() and output.resolve() == model.resolve()
         step = None if lost_source else next_step(converted.report)
-        wrote = written or bool(html) or bool(report_file and solved)
+        wrote = written or bool(report_file and solved)
         command = _typed(step, measuring, out, settings, wrote=wrote) if step else ""
-        drawn = page if html else None
-        talk.outcome(converted, repaired, asked=talk.as_json or dry_run, command=command, page=drawn)
+        talk.outcome(converted, repaired, asked=talk.as_json or dry_run, command=command)
     except BrokenPipeError:
         raise
     except OSError as error:  # stdout is closed, or its disk is full
@@ -169,46 +145,28 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class _Printer:
-    """Output of the command: the report, losses of weights, pins of a repair. With JSON, stdout holds nothing else."""
+    """Output of the command: the report, and pins of a repair. With JSON, stdout holds nothing else."""
 
-    check_weights: bool
     as_json: bool
     quiet: bool
     verbose: bool
 
-    def outcome(
-        self, converted: Converted, repaired: Repaired | None, *, asked: bool, command: str, page: Page | None
-    ) -> None:
-        """Print a conversion and its repair. `asked`: print even with --quiet. `command`: the one to suggest.
-
-        `page`: what is drawn, which JSON then holds.
-        """
+    def outcome(self, converted: Converted, repaired: Repaired | None, *, asked: bool, command: str) -> None:
+        """Print a conversion and its repair. `asked`: print even with --quiet. `command`: the one to suggest."""
         report = converted.report
         searched = repaired.text() if repaired is not None and repaired.verdict is not None else ""  # else evidence
         if self.as_json:
-            terminal.show(page.within(report.to_json()) if page else report.to_json())
+            terminal.show(report.to_json())
             terminal.warn(report.findings, quiet=self.quiet)
             for line in searched.splitlines():
                 terminal.talk(line, quiet=self.quiet)
             return
-        parts = (self._weights(converted) if self.check_weights else "", "" if self.quiet else searched)
-        more = "\n".join(filter(None, parts))
         if asked or not self.quiet:
-            terminal.show(report.text(verbose=self.verbose, more=more, command=command))
-        elif more:
-            terminal.show(more)
-
-    def _weights(self, converted: Converted) -> str:
-        """Return a table of the losses of weights that the conversion stores in the low type."""
-        from amp_rewrite.evidence.weights import check_weights, weights_text
-
-        low = converted.plan.to
-        losses = check_weights(converted.view, low, values={bake.value for bake in converted.plan.bakes})
-        return weights_text(losses, low.spelling, limit=None if self.verbose else _SHOWN_WEIGHTS)
+            terminal.show(report.text(verbose=self.verbose, more="" if self.quiet else searched, command=command))
 
 
 def _talk(given: dict[str, Any]) -> _Printer:
-    return _Printer(**{word: given.pop(word) for word in ("check_weights", "as_json", "quiet", "verbose")})
+    return _Printer(**{word: given.pop(word) for word in ("as_json", "quiet", "verbose")})
 
 
 def _typed(
@@ -220,20 +178,15 @@ def _typed(
     """
     typed = list(click.get_current_context().find_root().obj)
     named = [str(path) for path in out]
-    words, skipped = [], False
-    for word in typed:
-        name, assigned, _ = word.partition("=")
-        if skipped or name in DRAWING:
-            skipped = not skipped and DRAWING[name] and not assigned
-        elif word not in named:
-            words.append(word)
+    lasting = list(without_drawing(typed))
+    words = [word for word in lasting if word not in named]
     if "-" in (*words, *named):
         return ""
     for path in named:
         words += ["-o", path]
     added = [] if measuring.feeding.data or settings.data else ["--data", "batches.npz"]
     added += [] if measuring.criterion else ["--tolerance", step.tolerance]
-    if not added and not any(word.partition("=")[0] in DRAWING for word in typed):
+    if not added and lasting == typed:
         return ""
     words += added + (["--overwrite"] if wrote and "--overwrite" not in words else [])
     return shlex.join(["amp-rewrite", *words])

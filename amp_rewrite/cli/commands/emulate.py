@@ -14,13 +14,15 @@ _TWIN = (
     parameters.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
     choice("--io", ("numpy", "same", "float32"), _KEPT, default="numpy", show_default=True),
     parameters.flag("--no-rounding", "Round nothing: write the float32 reference of a half model."),
-    *parameters.SAVING,
+    parameters.ROWS["overwrite"],
     parameters.quiet("errors"),
+    parameters.config,
+    parameters.keys("external_data", "shard_size"),
 )
 
 
 @parameters.command(parameters.model, *_TWIN)
-def emulate(model: Path, output: Path | None, no_rounding: bool, quiet: bool, **given: Any) -> None:
+def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet: bool, **given: Any) -> None:
     """Write MODEL as float32 ops that round as half precision does.
 
     The result shows on any machine what half precision does to the numbers. onnxruntime's CPU provider hides that: it
@@ -30,13 +32,14 @@ def emulate(model: Path, output: Path | None, no_rounding: bool, quiet: bool, **
     from amp_rewrite.files.targets import check_target
     from amp_rewrite.rewrite.emulate import emulate
 
-    overwrite, external = bool(given.pop("overwrite")), given.pop("external_data")
+    settings = parameters.in_force(given)
+    saving = {name: getattr(settings, name) for name in ("overwrite", "external_data", "shard_size")}
     output = output or beside(model, "widened.onnx" if no_rounding else "emulated.onnx")
-    check_target(output, overwrite, read=model)  # before the work, not after it
+    check_target(output, settings.overwrite, read=model)  # before the work, not after it
     with terminal.progress(model.name, quiet=quiet) as progress:
         source = Model.load(model)
-        twin = emulate(source, rounding=not no_rounding, **given)
-        twin.save(output, overwrite=overwrite, external_data=external, progress=progress)
+        twin = emulate(source, rounding=not no_rounding, io=io)
+        twin.save(output, **saving, progress=progress)
     if twin.proto.graph == source.proto.graph:
         terminal.talk(f"nothing to emulate: {model.name} holds no float16 and no bfloat16", quiet=quiet)
     terminal.talk(f"wrote {output}", quiet=quiet)

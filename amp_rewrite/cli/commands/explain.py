@@ -25,6 +25,8 @@ _TOPICS = ("lists", "rules")
     *parameters.CONVERSION,
     *parameters.MEASURING,
     parameters.as_json,
+    parameters.config,
+    parameters.keys(*parameters.CONVERSION_KEYS, *parameters.MEASURING_KEYS),
 )
 def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Print why NODE gets its type, back to the op that decides; or what WORD means.

@@ -9,7 +9,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
-from amp_rewrite.cli.page import check_page, write_page
+from amp_rewrite.cli.page import check_report, is_page, write_file
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.settings.option import OUTPUT
 
@@ -23,7 +23,11 @@ _VIEWER = (
     parameters.choice("--layer", ("type", "rule", "error"), "The layer for Model Explorer.  [default: type]", OUTPUT),
     option("--reasons", "FILE", "The report of MODEL's conversion, for --layer rule.", OUTPUT, type=parameters.FILE),
     option(
-        "--errors", "FILE", "The output of `locate --json`, for --layer error and --html.", OUTPUT, type=parameters.FILE
+        "--errors",
+        "FILE",
+        "The output of `locate --json`, for --layer error and for a page.",
+        OUTPUT,
+        type=parameters.FILE,
     ),
 )
 
@@ -40,53 +44,48 @@ _VIEWER = (
     parameters.as_json,
     *_VIEWER,
     parameters.verbose,
-    *parameters.PAGE,
+    option("-o --output", "FILE", "Also write it, as a .json file or an .html page.", OUTPUT, type=parameters.FILE_OUT),
+    parameters.flag("--overwrite", "Replace an existing output.", OUTPUT),
 )
 def report(
     model: Path,
     expect: tuple[str, ...],
     as_json: bool,
     verbose: bool,
-    html: Path | None,
+    output: Path | None,
     overwrite: bool,
     **viewer: Any,
 ) -> int:
     """Print the inventory of MODEL: ops, types, casts and bytes.
 
-    MODEL may also be a report. With --expect, print the numbers beside each expectation; exit with 1 if one fails. With
-    --html, draw the graph on a page (- is stdout); --json then also prints the drawn data, under "figures".
+    MODEL may also be a report. With --expect, print the numbers beside each expectation; exit with 1 if one fails. A
+    page, as with -o page.html, draws the graph.
     """
     form = viewer.pop("form")
     if form == "model-explorer":
-        if as_json or expect or html:
-            words = "leave out --json, --html and --expect"
+        if as_json or expect or output:
+            words = "leave out --json, --output and --expect"
             raise click.UsageError(f"--format model-explorer prints node data alone; {words}")
         terminal.show(_overlay(model, **viewer))
         return 0
-    errors = viewer.pop("errors") if html else None
+    errors = viewer.pop("errors") if is_page(output) else None
     if unused := next((name for name, value in viewer.items() if value), None):
         raise click.UsageError(f"--{unused} is about --format model-explorer; leave it out, or add that")
     as_json = as_json or form == "json"
-    streamed = html == Path("-")
-    if streamed and (as_json or expect):
-        raise click.UsageError("--html - prints the page alone; name a file for it, or leave --json and --expect out")
-    if not streamed:
-        check_page(html, overwrite=overwrite, read=(model,))
+    check_report(output, overwrite=overwrite, read=(model,))
     from amp_rewrite.reports.expect import Expectation
     from amp_rewrite.reports.render import table
     from amp_rewrite.reports.sources import report_and_view
 
     expectations = [Expectation.parse(text) for text in expect]
     report, view = report_and_view(model)
-    page = _page(report, view, errors) if html else None
-    if page and streamed:
-        click.echo(terminal.spoken(page.to_html()).encode(), nl=False)  # pages are UTF-8, whatever the terminal is
-        return 0
     outcomes = [expectation.outcome(report) for expectation in expectations]
-    encoded = "" if not as_json else page.within(report.to_json()) if page else report.to_json()
-    terminal.show(encoded or report.text(verbose=verbose, command=""))  # the next step is that of a conversion
-    if page:
-        write_page(page, html, quiet=False)
+    words = report.to_json() if as_json else report.text(verbose=verbose, command="")  # a next step is a conversion's
+    terminal.show(words)
+    if output is not None:
+        text = _page(report, view, errors).to_html() if is_page(output) else report.to_json()
+        write_file(output, text, "nothing was changed")
+        terminal.talk(f"wrote {output}", quiet=False)
     failed = [outcome for outcome in outcomes if not outcome.met]
     if outcomes and not as_json:
         rows = [("failed" if outcome in failed else "met", outcome.expected, outcome.fact) for outcome in outcomes]

@@ -53,8 +53,9 @@ _STEP = (
     ),
     parameters.flag("--training-mode", "Normalize by statistics of the batch, and apply dropout.", _HEAD),
     *parameters.STEP,
+    parameters.ROWS["overwrite"],
     parameters.config,
-    *parameters.SAVING,
+    parameters.keys(*parameters.STEP_KEYS, "external_data"),
     parameters.quiet("errors"),
     parameters.verbose,
 )

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from amp_rewrite.cli import parameters
-from amp_rewrite.cli.data import DataOptions
+from amp_rewrite.cli.data import DataOptions, stated_criterion
 from amp_rewrite.cli.group import FINDING
-from amp_rewrite.cli.page import check_page, present
-from amp_rewrite.settings.criterion import CRITERION, STARTS
+from amp_rewrite.cli.page import check_report, present
+from amp_rewrite.settings.criterion import STARTS
 from amp_rewrite.settings.option import DATA, OUTPUT
 
 _EMULATION = "Round as half precision does, in float32.  [default: where no CUDA provider opens]"
@@ -22,7 +22,6 @@ _RUNNING = (
     parameters.option(
         "--provider", "NAME", "Provider that must run both models.  [default: CUDA, CPU, or that of the model's target]"
     ),
-    parameters.flag("--depth", "Also measure the error of each op, as locate does; --html draws it."),
 )
 
 
@@ -32,26 +31,29 @@ _RUNNING = (
     *parameters.CRITERION,
     *_RUNNING,
     parameters.config,
+    parameters.keys(*parameters.CRITERION_KEYS, *parameters.FEEDING_KEYS),
     parameters.as_json,
     parameters.quiet(),
     parameters.flag("-v --verbose", "Print every batch.", OUTPUT),
-    *parameters.PAGE,
+    *parameters.REPORT,
 )
-def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, html: Path | None, **given: Any) -> int:
+def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_file: Path | None, **given: Any) -> int:
     """Compare the outputs of B with those of A on the same data.
 
-    Exit with 1 if they differ by more than you allow. State a criterion, for which no default exists: --tolerance,
-    --rtol and --atol, or a --metric with its bound.
+    Exit with 1 if they differ by more than you allow. State a criterion, for which no default exists: --tolerance, or a
+    --metric with its bound.
     """
-    feeding = DataOptions.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
-    if all(given[word] is None for word in CRITERION):
-        ways = "--tolerance X, --rtol X and/or --atol X, or --metric NAME and its bound"
+    settings = parameters.in_force({"config": given.pop("config")})
+    feeding = DataOptions.taken(given).completed(settings).needed()
+    criterion = stated_criterion(given) or stated_criterion(dict(vars(settings)))
+    if not criterion:
+        ways = "--tolerance X, or --metric NAME=X"
         raise click.UsageError(f"no criterion for the outputs; add {ways}; to start with, a tolerance of {STARTS}")
-    check_page(html, overwrite=given.pop("overwrite"), read=(a, b))
+    check_report(report_file, overwrite=given.pop("overwrite"), read=(a, b))
     from amp_rewrite.evidence.verify import verify
 
-    given["outputs"] = given.pop("only")
+    given |= {"outputs": given.pop("only"), **criterion}
     verdict = feeding.compared(verify, a, b, quiet=quiet, **given)
     text = verdict.to_json() if as_json else verdict.text(verbose=verbose)
-    present(verdict, text, html, as_json=as_json, quiet=quiet)
+    present(verdict, text, report_file, as_json=as_json, quiet=quiet)
     return 0 if verdict.ok else FINDING

@@ -65,12 +65,6 @@ def paint(
 
     Returns:
         The coloring.
-
-    Example:
-        >>> from amp_rewrite import DType, Model, View, load_lists, paint
-        >>> view = View.of(Model.load("model.onnx"))
-        >>> paint(view, load_lists(DType.FLOAT16), DType.FLOAT16).changes
-        True
     """
     options, hazards = options or PaintOptions(), hazards or Hazards()
     gate = Gate(options.target, to)

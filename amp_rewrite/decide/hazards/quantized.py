@@ -21,7 +21,7 @@ def quantized(view: View, to: DType) -> Iterator[HeldOp]:
     Why: onnxruntime and TensorRT replace such a group by one integer kernel. With a Cast between DequantizeLinear and
         the op they do not recognize it, and run all of it in floats.
     Example: A convolution of a model that `onnxruntime.quantization.quantize_static` wrote.
-    How to override: `--quantized rescale` gives the quantizers scales of the low type instead.
+    How to override: `--set quantized=rescale` gives the quantizers scales of the low type instead.
     Source: onnxruntime, "Quantize ONNX models", section "QDQ"; TensorRT, "Working with quantized types".
     """
     for op_id, cause in integer_ops(view).items():

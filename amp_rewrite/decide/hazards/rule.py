@@ -21,7 +21,7 @@ R = TypeVar("R")
 OVERRIDE = "How to override"
 HEADINGS = ("What it protects", "Why", "Example", OVERRIDE, "Source")
 """Headings of a rule's docstring."""
-_ADVICE = "Lower single ops by name or pattern with `--lower`; `--safety none` turns off all rules."
+_ADVICE = "Lower single ops by name or pattern with `--lower`; `--set safety=none` turns off all rules."
 """The end of each text on overriding."""
 _SECTION = re.compile(rf"^({'|'.join(HEADINGS)}): ", re.MULTILINE)
 

@@ -15,7 +15,7 @@ from amp_rewrite.deploy.bench.batches import BatchAxis, batch_axis
 from amp_rewrite.deploy.bench.candidate import Candidate, candidates
 from amp_rewrite.deploy.bench.device import device_name
 from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
-from amp_rewrite.deploy.bench.memory import with_largest, with_memory
+from amp_rewrite.deploy.bench.memory import with_memory
 from amp_rewrite.deploy.bench.profile import changes
 from amp_rewrite.deploy.bench.result import Benchmark
 from amp_rewrite.deploy.bench.timing import MOST_RUNS, Timing, interleaved, runs_per_round, speed_up, warm_up
@@ -50,7 +50,6 @@ def bench(
     warm: int = 10,
     sizes: Sequence[int] = (),
     memory: bool = True,
-    limit: int | None = None,
     profile: bool = True,
     threads: int = 0,
     allow_nonfinite: bool = False,
@@ -73,7 +72,6 @@ def bench(
         warm: runs of each model that are not measured.
         sizes: batches to sweep, where the inputs' first dimension is free.
         memory: measure the peak, each in a process of its own.
-        limit: the bytes into which the largest batch is to fit, found to a sixteenth.
         profile: measure the time of each op, in one more process each.
         threads: for one op; 0: one per core.
         allow_nonfinite: accept NaN and infinity in the data.
@@ -95,7 +93,7 @@ def bench(
         1
     """
     often = _Repetitions(rounds, runs, warm)
-    _check(models, names, {**often._asdict(), "limit": limit, "sizes": min(sizes, default=None)})
+    _check(models, names, {**often._asdict(), "sizes": min(sizes, default=None)})
     if max(rounds * (runs or MOST_RUNS), warm) > _MOST:
         amount = f"{rounds} rounds of {runs or MOST_RUNS} runs after {warm}"
         raise PolicyError(f"{amount} are more than {_MOST} runs; give fewer")
@@ -111,7 +109,7 @@ def bench(
         pairs = [(side, side.opened()) for side in sides]
         first = sides[0]
         axis = batch_axis(pairs[0][1].inputs, first.batch)
-        if (sizes or limit) and axis is None:
+        if sizes and axis is None:
             raise FeedError(
                 f"no input of {first.name} has a free first dimension, so that its batch has one size; export the model"
                 " with a free batch dimension, or ask for no other sizes"
@@ -126,10 +124,6 @@ def bench(
             for number, side in enumerate(sides):
                 entries[number] = with_memory(side, entries[number], axis)
                 tell("memory", number + 1, len(sides))
-        if limit and axis is not None:
-            for number, side in enumerate(sides):
-                entries[number] = with_largest(side, entries[number], axis, limit)
-                tell("largest batch", number + 1, len(sides))
         changed = _changed(sides, tell) if profile else ()
     feed = conditions.feed(data, first.model)
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in first.batch.items())

@@ -24,19 +24,6 @@ class BatchTiming:
         return self.items / self.timing.median if self.timing else None
 
 
-@dataclass(frozen=True, slots=True)
-class LargestBatch:
-    """The largest batch that fits into `limit` bytes (0 if none does), and the smallest tried that does not.
-
-    `fault`: the reason if that one does not run at all.
-    """
-
-    limit: int
-    items: int
-    too_large: int | None
-    fault: str = ""
-
-
 @dataclass(frozen=True)
 class BenchEntry:
     """One model in one mode. `types`: its low types. `tf32`: float32 may be computed in TF32.
@@ -54,7 +41,6 @@ class BenchEntry:
     speed_ups: Mapping[str, SpeedUp]
     memory: int | None = None
     sweep: tuple[BatchTiming, ...] = ()
-    largest: LargestBatch | None = None
     fault: str = ""
 
 

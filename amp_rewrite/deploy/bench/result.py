@@ -5,16 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
-from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, LargestBatch, OpChanges
+from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type
 from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
-
-if TYPE_CHECKING:
-    from amp_rewrite.reports.page.chart_data import Chart
-    from amp_rewrite.reports.page.page import Figure
 
 SCHEMA = 1
 _MOST_OPS = 10
@@ -66,32 +61,9 @@ class Benchmark(Result):
         """Return the names of the baselines."""
         return tuple(dict.fromkeys(name for entry in self.entries for name in entry.speed_ups))
 
-    def charts(self) -> Sequence[Chart]:
-        """Return latency, memory, throughput by batch size, and the time of ops as data, as far as measured."""
-        from amp_rewrite.deploy.bench import charts as drawn  # late: few runs draw
-
-        charts = (
-            drawn.latency_chart(self.entries, f"{self.device}, {self.provider}", self.notes),
-            drawn.memory_chart(self.entries),
-            drawn.throughput_chart(self.entries),
-            *(drawn.ops_chart(changed, number) for number, changed in enumerate(self.changed, 1)),
-        )
-        return tuple(chart for chart in charts if chart is not None)
-
-    def figures(self) -> Sequence[Figure]:
-        """Return the charts, drawn for a page."""
-        from amp_rewrite.reports.page.chart_data import chart_figure  # late: few runs draw
-
-        return tuple(map(chart_figure, self.charts()))
-
     def text(self) -> str:
         """Return a text: device and versions, a table of latencies, and a table per further measurement."""
-        largest = [
-            f"largest batch of {entry.name} within {size(entry.largest.limit)}: {_most(entry.largest)}"
-            for entry in self.entries
-            if entry.largest
-        ]
-        parts = (self._head(), self._latencies(), self._throughputs(), largest, *map(_slower, self.changed))
+        parts = (self._head(), self._latencies(), self._throughputs(), *map(_slower, self.changed))
         lines = [line for part in parts if part for line in (*part, "")]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]).rstrip("\n") + "\n"
 
@@ -142,13 +114,6 @@ def _numbers(entry: BenchEntry, baselines: Sequence[str]) -> Iterator[str]:
 def _swept(entry: BenchEntry, row: BatchTiming) -> Sequence[str]:
     numbers = ("-", "-") if row.timing is None else (f"{row.throughput:.4g}", _ms(row.timing.median))
     return entry.name, str(row.items), *numbers, _bytes(row.memory), row.fault
-
-
-def _most(largest: LargestBatch) -> str:
-    why = f"does not run: {largest.fault}" if largest.fault else "does not fit"
-    if not largest.items:
-        return "none: not one item fits" + (f"; it {why}" if largest.fault else "")
-    return f"{largest.items}" + (f" ({largest.too_large} {why})" if largest.too_large else ", the most that was tried")
 
 
 def _slower(changed: OpChanges) -> list[str]:

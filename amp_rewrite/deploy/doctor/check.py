@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from amp_rewrite.reports.render import blocks, count
 from amp_rewrite.reports.result import Result
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.page.page import Figure
+    pass
 
 OK, FINDING, ADVICE, UNKNOWN = "ok", "finding", "advice", "unknown"
 
@@ -55,12 +55,6 @@ class Checkup(Result):
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the checks as dictionaries."""
         return map(asdict, self.checks)
-
-    def figures(self) -> Sequence[Figure]:
-        """Return the checks as a list."""
-        from amp_rewrite.reports.page.text_figures import checks_figure  # late: few runs draw
-
-        return (checks_figure([asdict(check) for check in self.checks], self.brief, self.to_dict()),)
 
     def text(self) -> str:
         """Return a line per check, followed by its remedy if any."""

@@ -143,7 +143,6 @@ class Feed:
         shapes: Mapping[str, Sequence[int]] | None = None,
         int_ranges: Mapping[str, tuple[int, int]] | None = None,
         seed: int = 0,
-        assume: bool = False,
     ) -> Feed:
         """Return random batches, the same for the same seed in each pass.
 
@@ -153,18 +152,15 @@ class Feed:
         Args:
             model: the model that gets them.
             batches: their number.
-            shapes: those of inputs by name, where the model leaves them open.
+            shapes: those of inputs by name; otherwise free dimensions get usual sizes, which `origin` states.
             int_ranges: half-open ranges of integer inputs by name.
             seed: of the random numbers.
-            assume: give free dimensions a usual size where their name or place tells one; `origin` says which.
 
         Raises:
             FeedError: an input has no known shape or is not a tensor of numbers, or an argument fits no input.
         """
         ports = [port for port in input_ports(model) if port.required]
-        origin, source = drawn(
-            ports, batches=batches, shapes=shapes or {}, int_ranges=int_ranges or {}, seed=seed, assume=assume
-        )
+        origin, source = drawn(ports, batches=batches, shapes=shapes or {}, int_ranges=int_ranges or {}, seed=seed)
         return _checking(origin, True, input_ports(model), False, source, batches)
 
 

@@ -26,7 +26,6 @@ def drawn(
     shapes: Mapping[str, Sequence[int]],
     int_ranges: Mapping[str, tuple[int, int]],
     seed: int,
-    assume: bool,
 ) -> tuple[str, Source]:
     """Return the origin of random batches, and their source; the arguments are those of `Feed.randomly`."""
     if batches < 1:
@@ -34,9 +33,8 @@ def drawn(
     if seed < 0:
         raise FeedError(f"the seed {seed} is negative; use a whole number of 0 or more")
     assumed = dict[str, int]()
-    if assume:
-        guessed = {port.name: _assumed(port, assumed) for port in ports if port.name not in shapes}
-        shapes = {**shapes, **{name: shape for name, shape in guessed.items() if shape is not None}}
+    guessed = {port.name: _assumed(port, assumed) for port in ports if port.name not in shapes}
+    shapes = {**shapes, **{name: shape for name, shape in guessed.items() if shape is not None}}
     shaped = _drawn_shapes(ports, shapes)
     _check_ranges(ports, int_ranges)
 
@@ -82,7 +80,7 @@ _USUAL = {
     16: ("sequence", "sequence_length", "seq", "seq_len", "length", "len", "tokens", "time", "frames", "t", "s"),
     64: ("height", "width", "h", "w"),
 }
-"""Sizes of a smoke test, and the names of dimensions that get them."""
+"""Usual sizes, and the names of dimensions that get them."""
 
 
 def _assumed(port: Port, assumed: dict[str, int]) -> tuple[int, ...] | None:

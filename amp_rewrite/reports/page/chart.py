@@ -60,8 +60,6 @@ def sample(kind: str, words: str, shape: str = "span") -> Element:
     """Return an entry of a legend."""
     if shape == "dot":
         mark = element("circle", cx=9, cy=7, r=4, class_=f"dot {kind}")
-    elif shape == "edge":
-        mark = element("text", "▲", x=9, y=12, text_anchor="middle", class_=f"edge {kind}")
     elif shape == "line":
         mark = element("line", x1=0, x2=18, y1=7, y2=7, class_=kind if kind == "tolerance" else f"line {kind}")
     else:

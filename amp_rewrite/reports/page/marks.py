@@ -60,31 +60,6 @@ def envelope(x: Axis, y: Axis, bins: Iterable[Bin], kind: str) -> list[Element]:
     return _path("".join(parts), f"filled {kind}")
 
 
-def polyline(x: Axis, y: Axis, points: Iterable[tuple[float, float]], kind: str) -> list[Element]:
-    """Return a line through points."""
-    places = ((x.at(place), y.at(number)) for place, number in points)
-    corners = [f"{_grain(a)} {_grain(1 - height)}" for a, height in places if a is not None and height is not None]
-    return _path("M" + "L".join(corners), f"line {kind}") if corners else []
-
-
-def dots(x: Axis, y: Axis, points: Iterable[tuple[float, float | None, str]], kind: str) -> list[Element]:
-    """Return a dot for each place, number and words, which hovering shows; a triangle for a number beyond the axis.
-
-    A point without a number is left out.
-    """
-    marks = []
-    for place, number, words in points:
-        across = x.along(place)
-        if number is not None and not y.holds(number):
-            top = math.isnan(number) or number > y.high
-            mark, height, shift = ("▲", "0%", "11") if top else ("▼", "100%", "-2")
-            side = {"x": across, "y": height, "dy": shift, "text_anchor": "middle"}
-            marks.append(element("text", mark, hint(words), **side, class_=f"edge {kind}"))
-        elif number is not None:
-            marks.append(element("circle", hint(words), cx=across, cy=y.up(number), r=3.5, class_=f"dot {kind}"))
-    return marks
-
-
 def spans(x: Axis, y: Axis, items: Iterable[tuple[float, float, float, str]], kind: str) -> list[Element]:
     """Return an upright bar for each place, least and largest number and words, which hovering shows."""
     marks = []
@@ -150,14 +125,6 @@ def backdrop(axis: Axis, low: float, high: float, kind: str) -> list[Element]:
     start, end = _extent(axis, low, high) or (0.0, 0.0)
     sides = {"x": percent(start), "width": percent(end - start)}
     return [element("rect", **sides, y="0%", height="100%", class_=f"band {kind}")] if end > start else []
-
-
-def whisker(axis: Axis, low: float, high: float) -> list[Element]:
-    """Return a line with ends in a row: a spread."""
-    ends = (axis.along(low), axis.along(high))
-    beyond = spot(axis, high, "muted", f"{high:.4g}") if high > axis.high else []
-    bars = [element("line", x1=end, x2=end, y1="30%", y2="70%", class_="whisker") for end in ends]
-    return [element("line", x1=ends[0], x2=ends[1], y1="50%", y2="50%", class_="whisker"), *bars, *beyond]
 
 
 def upright(axis: Axis, number: float, kind: str) -> list[Element]:

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from amp_rewrite.errors import count
-from amp_rewrite.reports.measurements import Difference, OutputRow, TrialRow
-from amp_rewrite.reports.page.axis import Axis, finite, number_text, record
-from amp_rewrite.reports.page.chart import Line, numbers, plot, remarks, rows, sample
-from amp_rewrite.reports.page.marks import dots, limit, spot, upright
+from amp_rewrite.reports.measurements import Difference, OutputRow
+from amp_rewrite.reports.page.axis import Axis, finite, number_text
+from amp_rewrite.reports.page.chart import Line, numbers, remarks, rows, sample
+from amp_rewrite.reports.page.marks import spot, upright
 from amp_rewrite.reports.page.markup import element, short
 from amp_rewrite.reports.page.page import Figure
 
@@ -111,62 +110,3 @@ def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
     if shown < len(compared):
         words += f" The {shown} worst are drawn: {_BATCHES} batches of {_OUTPUTS} outputs at most."
     return words
-
-
-# -- a repair ------------------------------------------------------------------------------------------
-
-
-def trials_figure(trials: Sequence[TrialRow], chosen: TrialRow, allowed: CriterionLine, *, solved: bool) -> Figure:
-    """Return the trials of a repair as a figure.
-
-    Args:
-        trials: in the order of the search.
-        chosen: the conversion that was made, as it really runs.
-        allowed: the criterion.
-        solved: True if the conversion is near enough and the search ended.
-    """
-    points = [*trials, chosen]
-    ops = [point.float32_ops for point in points]
-    x = Axis.linear("ops in float32", [max(min(ops) - 1, 0), max(ops) + 1], whole=True)
-    y = _axis([point.score for point in points], allowed, "worst ")
-    marks = limit(y, allowed.limit, f"allowed {allowed.limit:g}")
-    for passes, kind in ((False, "hollow"), (True, "low")):
-        marks += dots(x, y, ((t.float32_ops, _place(t, allowed), _tried(t)) for t in trials if t.ok is passes), kind)
-    marks += dots(x, y, [(chosen.float32_ops, _place(chosen, allowed), f"chosen: {_tried(chosen)}")], "ring")
-    outcome = "passes" if solved else "does not pass, or the search did not end"
-    result = f"the conversion with {count(chosen.float32_ops, 'op')} in float32 {outcome} ({number_text(chosen.score)})"
-    lead = f"{count(len(trials), 'trial')} of which ops stay float32; {result}. Passes if {allowed.words}."
-    legend = [
-        sample("low", "trial that passes", "dot"),
-        sample("hollow", "trial that fails", "dot"),
-        sample("ring", "the conversion that was made", "dot"),
-    ]
-    head = ("trial", "outcome", "pinned regions", "float32 ops", "score")
-    cells = [_cells(str(i), trial) for i, trial in enumerate(trials, 1)]
-    table = numbers(head, [*cells, _cells("chosen", chosen)], right=3)
-    drawing = element("div", plot(x, y, marks, name=lead, legend=legend), table)
-    drawn: dict[str, object] = {
-        "criterion": allowed.words,
-        "limit": finite(allowed.limit),
-        "higher": allowed.higher,
-        "solved": solved,
-        "trials": [record(trial) for trial in trials],
-        "chosen": record(chosen),
-    }
-    return Figure("repair", "Repair", lead, drawing, drawn, notebook=True)
-
-
-def _place(trial: TrialRow, allowed: CriterionLine) -> float:
-    if trial.score is not None and math.isfinite(trial.score):
-        return trial.score
-    return math.inf if trial.ok is allowed.higher else -math.inf
-
-
-def _tried(trial: TrialRow) -> str:
-    pinned = count(trial.pinned, "region")
-    return f"{pinned} pinned, {count(trial.float32_ops, 'float32 op')}: {number_text(trial.score)}"
-
-
-def _cells(name: str, trial: TrialRow) -> tuple[str, ...]:
-    outcome = "passes" if trial.ok else "fails"
-    return name, outcome, str(trial.pinned), str(trial.float32_ops), number_text(trial.score)

@@ -49,11 +49,6 @@ class Page:
         """Return everything that is drawn, by name of the figure."""
         return {figure.name: figure.data for figure in self.figures}
 
-    def within(self, json_text: str) -> str:
-        """Return the JSON of a result with the data of its figures as one more member, "figures"."""
-        figures = json.dumps(self.data(), allow_nan=False)
-        return f'{json_text.rstrip().removesuffix("}").rstrip()},\n  "figures": {figures}\n}}\n'
-
     def to_html(self) -> str:
         """Return the page as one HTML text, without references to other files."""
         parts = "".join(_resource(f"script/{name}.js") for name in _SCRIPT)

@@ -77,7 +77,7 @@ def scale_gradients(
         >>> import amp_rewrite, onnx
         >>> head = '<ir_version: 10, opset_import: ["" : 20]> g (float[3] x, float seed) => (float s, float[3] d)'
         >>> body = "{ s = ReduceSumSquare <keepdims = 0> (x) double = Add (x, x) d = Mul (double, seed) }"
-        >>> amp_rewrite.scale_gradients(onnx.parser.parse_model(head + body), loss="s", grads="d").grads
+        >>> amp_rewrite.train.scale_gradients(onnx.parser.parse_model(head + body), loss="s", grads="d").grads
         ('d',)
     """
     source = Model.load(model, folder=folder)

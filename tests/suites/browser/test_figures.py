@@ -23,7 +23,7 @@ pytestmark = pytest.mark.browser
 OUTLIER = ROOT / "examples" / "outlier"
 MODEL, DATA = OUTLIER / "model.onnx", OUTLIER / "batches.npz"
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b\u202e\n" + "n" * 5000
-KINDS = ("ranges", "locate", "verify", "depth", "repair", "bench", "diff", "explain", "doctor")
+KINDS = ("ranges", "locate", "verify", "repair", "diff", "explain", "doctor")
 
 
 @cache
@@ -34,14 +34,11 @@ def results(evil: bool = False) -> dict[str, Result]:
     if evil:
         model, data = hostile(), {"x": np.ones((2, 8), np.float32)}
     low = amp_rewrite.convert(model)
-    name = low.report.rows[0].name
     return {
         "ranges": amp_rewrite.calibrate(model, data),
         "locate": amp_rewrite.locate(model, low, data, tolerance=1e-2),
         "verify": amp_rewrite.verify(model, low, data, tolerance=1e-2),
-        "depth": amp_rewrite.verify(model, low, data, tolerance=1e-2, depth=True),
         "repair": amp_rewrite.repair(model, data, tolerance=1e-2),
-        "bench": amp_rewrite.bench([model, low], data, names=[name, "b"], rounds=2, runs=1, warm=1, memory=False),
         "diff": amp_rewrite.diff(model, low),
         "explain": amp_rewrite.explain(low, "#0"),
         "doctor": amp_rewrite.doctor(model, gpu="A100"),
@@ -113,54 +110,32 @@ def test_the_scores_are_those_of_the_verdict_with_and_without_an_error(visit: Vi
         ]
 
 
-def test_a_repair_shows_ranges_trials_and_outputs(visit: Visiting) -> None:
+def test_a_repair_shows_ranges_and_outputs(visit: Visiting) -> None:
     repaired = results()["repair"]
     written = repaired.to_dict()
-    visited = visit(repaired.to_html())
-    data = shown(visited)
-    words = ("pinned", "float32_ops", "score", "ok")
-    drawn = [*data["repair"]["trials"], data["repair"]["chosen"]]
-    steps = [*written["trail"], written["chosen"]]
-    assert [[step[word] for word in words] for step in drawn] == [[step[word] for word in words] for step in steps]
-    assert {"ranges", "repair", "outputs"} <= data.keys() and visited.page.locator("#repair circle.ring").count() == 2
+    data = shown(visit(repaired.to_html()))
+    assert {"ranges", "outputs"} <= data.keys()
     assert data["ranges"]["seen"] == sum(bool(row["absmax"]) for row in written["ranges"]["values"].values())
 
 
 def test_without_data_a_conversion_has_none_of_these(visit: Visiting) -> None:
     data = shown(visit(amp_rewrite.convert(MODEL).to_html()))
-    assert not {"ranges", "repair", "outputs", "errors"} & data.keys()
+    assert not {"ranges", "outputs", "errors"} & data.keys()
 
 
-def test_the_times_are_those_of_the_benchmark(visit: Visiting) -> None:
-    benchmark = results()["bench"]
-    written = benchmark.to_dict()
-    data = shown(visit(benchmark.to_html()))
-    assert [row["median"] for row in data["latency"]["models"]] == [e["latency"]["median"] for e in written["entries"]]
-    seconds = {
-        (op["after"] or op["before"])["name"]: [side and side["seconds"] for side in (op["before"], op["after"])]
-        for op in written["changed"][0]["ops"]
-    }
-    assert data["ops"]["ops"] and all([op["before"], op["after"]] == seconds[op["op"]] for op in data["ops"]["ops"])
-
-
-def test_the_strips_are_those_of_the_difference(visit: Visiting) -> None:
+def test_the_changes_are_those_of_the_difference(visit: Visiting) -> None:
     delta = results()["diff"]
     written = delta.to_dict()
     visited = visit(delta.to_html())
     data = shown(visited)
-    assert data["strips"]["runs"] == written["runs"] and data["strips"]["ops"] >= written["ops"]
     assert data["changes"]["counts"] == written["counts"]
-    assert visited.page.locator("#strips .changed").count() > 1
     assert visited.page.locator("#changes details td").first.is_visible() is (data["changes"]["in_all"] <= 50)
 
 
-def test_checks_and_reasons_stand_in_words(visit: Visiting) -> None:
-    checkup, explanation = results()["doctor"], results()["explain"]
-    page = visit(checkup.to_html()).page
-    assert page.locator("#checks li").count() == len(checkup.to_dict()["checks"])
-    visited = visit(explanation.to_html())
-    assert shown(visited)["reasons"] == explanation.to_dict()
-    assert "matrix product on tensor cores" in visited.page.locator("#reasons").inner_text()
+def test_a_result_without_figures_stands_in_words(visit: Visiting) -> None:
+    for kind in ("doctor", "explain"):
+        result = results()[kind]
+        assert result.text().splitlines()[0].strip() in visit(result.to_html()).page.locator("#text pre").inner_text()
 
 
 def test_numbers_unfold_as_a_table(visit: Visiting) -> None:
@@ -172,19 +147,18 @@ def test_numbers_unfold_as_a_table(visit: Visiting) -> None:
 
 
 def test_colors_follow_the_scheme_and_print_keeps_the_marks(visit: Visiting) -> None:
-    html = results()["repair"].to_html()
+    html = results()["ranges"].to_html()
     fills = []
     for dark in (False, True):
         page = visit(html, dark=dark).page
-        fills.append(page.evaluate("getComputedStyle(document.querySelector('circle.dot.low')).fill"))
+        fills.append(page.evaluate("getComputedStyle(document.querySelector('rect.band.low')).fill"))
     assert fills[0] != fills[1]
     page.emulate_media(media="print")
-    assert page.locator("circle.dot.low").first.is_visible()
-    assert page.locator("svg.area .band").first.bounding_box()["width"] > 100
+    assert page.locator("svg.area").first.bounding_box()["width"] > 100
 
 
 def test_a_notebook_shows_the_drawings(visit: Visiting) -> None:
-    for kind in ("ranges", "verify", "repair", "bench", "diff"):
+    for kind in ("ranges", "verify", "repair"):
         visited = visit(f"<!doctype html><title>n</title>{results()[kind]._repr_html_()}")
         assert visited.quiet and visited.page.locator(".amp-rewrite figure.chart").count() >= 1
 

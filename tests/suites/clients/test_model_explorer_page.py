@@ -43,13 +43,15 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     if not PROGRAM.exists() or CHROMIUM is None:
         pytest.skip("needs ai-edge-model-explorer and Chromium")
     folder = tmp_path_factory.mktemp("explorer")
-    low = amp_rewrite.convert(SOURCE, annotate=True)
+    low = amp_rewrite.convert(SOURCE)
     low.save(folder / "low.onnx")
     batch = {"image": np.load(DIGITS)["x"][:8]}
     (folder / "located.json").write_text(amp_rewrite.locate(SOURCE, low, batch).to_json())
     for name in ("type", "rule", "error"):
         errors = LocatedErrors.load(folder / "located.json") if name == "error" else None
-        (folder / f"{name}.json").write_text(overlay(Model.load(folder / "low.onnx"), name, errors=errors))
+        report = low.report if name == "rule" else None
+        text = overlay(Model.load(folder / "low.onnx"), name, report=report, errors=errors)
+        (folder / f"{name}.json").write_text(text)
     return {name: folder / f"{name}.json" for name in ("type", "rule", "error")} | {"model": folder / "low.onnx"}
 
 

@@ -64,9 +64,9 @@ def _sections(results: Results) -> Iterator[str]:
         "*right*: a converted model passes the full checker, opens in onnxruntime at BASIC and at ALL (float16), and "
         "gives right results; of these *converted* is how many came out changed. *right with --data*: not right as "
         "such, since float32 values leave the type's range on the case's own inputs, and right when converted with "
-        "those inputs (`amp-rewrite MODEL --data INPUTS`). *without safety*: by `--safety none`, so that nothing is "
-        "held in float32 that is known to leave the range. *others valid*: of the models that onnxruntime cannot run "
-        "in float32, how many convert and pass the checker."
+        "those inputs (`amp-rewrite MODEL --data INPUTS`). *without safety*: by `--set safety=none`, so that nothing "
+        "is held in float32 that is known to leave the range. *others valid*: of the models that onnxruntime cannot "
+        "run in float32, how many convert and pass the checker."
     )
     yield "## The cases"
     yield _text(

@@ -140,7 +140,7 @@ def test_a_weight_that_lies_about_itself_is_refused_without_much_memory(cage: Ca
 def test_lying_shapes_are_not_allocated(cage: Cage, tmp_path: Path) -> None:
     """Nothing is wrong with such a model; it is only that nobody can run it."""
     words = "s = Constant <value = int64[2] {1000000000000, 1000000}> () h = ConstantOfShape (s) y = Add (x, h)"
-    outcome = attempt(cage, tmp_path, graph_of(words), "--level", "lower-all", "--target", "onnx")
+    outcome = attempt(cage, tmp_path, graph_of(words), "--set", "level=lower-all", "--target", "onnx")
 
     assert outcome.peak < 300e6
 
@@ -264,7 +264,7 @@ INVALID: dict[str, ModelProto] = {
 
 @pytest.mark.parametrize("name", INVALID)
 def test_an_invalid_graph_is_refused(cage: Cage, tmp_path: Path, name: str) -> None:
-    outcome = attempt(cage, tmp_path, INVALID[name], "--target", "onnx", "--level", "lower-all")
+    outcome = attempt(cage, tmp_path, INVALID[name], "--target", "onnx", "--set", "level=lower-all")
 
     assert outcome.refused, outcome
 
@@ -286,7 +286,7 @@ ODD: dict[str, ModelProto] = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_model_is_refused_or_converted_and_nothing_else(cage: Cage, tmp_path: Path, name: str) -> None:
-    outcome = attempt(cage, tmp_path, ODD[name], "--target", "onnx", "--level", "lower-all")
+    outcome = attempt(cage, tmp_path, ODD[name], "--target", "onnx", "--set", "level=lower-all")
 
     assert outcome.code == 0 or outcome.refused
     assert outcome.err.isprintable() or outcome.err.rstrip("\n").isprintable()

@@ -180,7 +180,19 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
-@pytest.mark.parametrize("words", [("--no-external-data",), ("--external-data",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (
+            "--set",
+            "external-data=false",
+        ),
+        (
+            "--set",
+            "external-data=true",
+        ),
+    ],
+)
 def test_a_full_disk_is_one_line_and_leaves_the_old_model(
     cage: Cage, folder: Path, disk: Path, words: tuple[str, ...]
 ) -> None:

@@ -289,7 +289,7 @@ def commands_in(text: str) -> list[str]:
 def test_no_name_is_a_command_of_a_ci_runner(cage: Cage, tmp_path: Path) -> None:
     onnx.save(commanding(), tmp_path / "m.onnx")
     lines = [
-        ("convert", "m.onnx", "-o", "out.onnx", "-v", "--check-weights"),
+        ("convert", "m.onnx", "-o", "out.onnx", "-v"),
         ("convert", "m.onnx", "--dry-run", "--json"),
         ("report", "out.onnx", "-v"),
         ("report", "out.onnx", "--json"),
@@ -298,11 +298,11 @@ def test_no_name_is_a_command_of_a_ci_runner(cage: Cage, tmp_path: Path) -> None
         ("diff", "m.onnx", "out.onnx", "--format", "markdown"),
         ("explain", "m.onnx", NAMES[0]),
         ("explain", "m.onnx", NAMES[2]),
-        ("verify", "m.onnx", "out.onnx", "--random", "--rtol", "1"),
+        ("verify", "m.onnx", "out.onnx", "--random", "--set", "rtol=1"),
         ("locate", "m.onnx", "out.onnx", "--random"),
         ("doctor", "m.onnx"),
         ("convert", "m.onnx", "--keep", NAMES[4], "-o", "x.onnx"),
-        ("verify", "m.onnx", "out.onnx", "--random", "--rtol", "1", "--only", NAMES[3]),
+        ("verify", "m.onnx", "out.onnx", "--random", "--set", "rtol=1", "--only", NAMES[3]),
     ]
     for words in lines:
         outcome = cage.run(*words, folder=tmp_path)

@@ -150,7 +150,7 @@ def test_what_constants_would_make_is_computed_only_if_it_is_small(cage: Cage, t
         dims = [d.dim_value for d in stated.type.tensor_type.shape.dim]
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(dims, np.float32), stated.name))
     del model.graph.value_info[:]
-    outcome = attempt(cage, tmp_path, model, "--target", "onnx", "--level", "lower-all")
+    outcome = attempt(cage, tmp_path, model, "--target", "onnx", "--set", "level=lower-all")
 
     assert outcome.seconds < 8
 
@@ -178,7 +178,7 @@ def test_a_window_of_any_size_before_a_batch_normalization_is_not_tried(cage: Ca
         f" {{ c = {WINDOWS[name]} (x, w) b = BatchNormalization (c, g, g, g, g) y = Relu (b) }}"
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4, 2, 2), np.float32), "w"))
-    attempt(cage, tmp_path, model, "--placement", "mincut:a100")
+    attempt(cage, tmp_path, model, "--set", "placement=mincut")
 
 
 @pytest.mark.parametrize("slot", [1, 2, 3, 4])
@@ -224,7 +224,7 @@ DIMS = {
     "none between huge ones": [2**62, 0, 2**62],
     "least": [-(2**63), 2],
 }
-WAYS = (("--placement", "mincut", "--opset", "auto"), ("--target", "tensorrt"))
+WAYS = (("--opset", "auto"), ("--fuse", "contrib", "--target", "tensorrt"))
 
 
 @pytest.mark.parametrize("place", ["input", "output", "value", "weight", "large weight"])
@@ -235,7 +235,7 @@ def test_dims_that_no_value_has_are_refused_or_not_believed(cage: Cage, tmp_path
         attempt(cage, tmp_path, model, *words)
     attempt(cage, tmp_path, model, "--json", command="report")
     attempt(cage, tmp_path, model, command="doctor")
-    outcome = cage.run("verify", "m.onnx", "m.onnx", "--random", "--rtol", "1", folder=tmp_path)
+    outcome = cage.run("verify", "m.onnx", "m.onnx", "--random", "--set", "rtol=1", folder=tmp_path)
     assert "Traceback" not in outcome.err and outcome.code in (0, 1, 2), outcome
 
 

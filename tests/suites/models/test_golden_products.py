@@ -20,7 +20,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from amp_rewrite import AmpRewriteError, Converted, View, convert, diff, emulate, gradients, training_step
+from amp_rewrite import AmpRewriteError, Converted, View, convert, diff, emulate, gradients
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.instrument.pairing import Pairing
 from amp_rewrite.evidence.instrument.side_by_side import with_candidate, with_shadows
@@ -30,6 +30,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.reports.model_explorer import overlay
 from amp_rewrite.rewrite.shift.shift import refusal
+from amp_rewrite.train import training_step
 from suites.models.test_golden_digests import MODELS, digest, parts, unversioned
 from support.one_op import Case as OperatorCase
 from support.one_op import cases, lowered

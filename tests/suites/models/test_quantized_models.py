@@ -1,4 +1,4 @@
-"""Models of onnxruntime's quantizers keep their integer kernels; `--quantized rescale` runs them in float16."""
+"""Models of onnxruntime's quantizers keep their integer kernels; `--set quantized=rescale` runs them in float16."""
 
 from __future__ import annotations
 

@@ -66,10 +66,6 @@ def test_quiet_prints_nothing() -> None:
             "error: no input data; add --data FILE, or --random; see 'amp-rewrite bench --help'",
         ),
         (
-            ("full.onnx", "--data", "x.npz", "--fit", "much"),
-            "error: 'much' is not a size of memory; write it as 8GB, 512MiB or in bytes",
-        ),
-        (
             ("full.onnx", "--data", "x.npz", "--batch-sizes", "1;2"),
             "error: '1;2' is not a list of batch sizes; write it as 1,8,64",
         ),

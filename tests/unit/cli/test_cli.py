@@ -231,7 +231,7 @@ def test_a_dry_run_writes_nothing(model: str) -> None:
 def test_the_report_goes_to_a_file_and_to_stdout_as_the_same_json(model: str) -> None:
     done = run(model, "--json", "--report", "report.json")
 
-    assert (done.exit_code, done.stderr) == (0, "wrote net.float16.onnx\n")
+    assert (done.exit_code, done.stderr) == (0, "wrote report.json\nwrote net.float16.onnx\n")
     assert done.stdout == Path("report.json").read_text()
     assert json.loads(done.stdout)["model"]["to"] == "float16"
 
@@ -240,8 +240,8 @@ def test_the_report_goes_to_a_file_and_to_stdout_as_the_same_json(model: str) ->
     ("file", "fact"),
     [
         ("net.onnx", "reports are known by their suffix; name a .json or .html file"),
-        ("net.json", "it would replace the model; name another file"),
-        ("out.json", "it would replace the model; name another file"),
+        ("net.json", "it would replace what is read; name another file"),
+        ("out.json", "it would replace what is read; name another file"),
     ],
 )
 def test_a_report_replaces_no_model_and_is_refused_before_the_work(model: str, file: str, fact: str) -> None:
@@ -274,7 +274,7 @@ def test_a_model_with_nothing_to_lower_is_written_as_it_is_and_that_is_said(fold
 
 def test_with_json_on_stdout_there_is_one_warning_per_kind_on_stderr(folder: Path) -> None:
     onnx.save(onnx.parser.parse_model(TEXT.replace("0.5", "1e6").replace("0.125", "-1e6")), folder / "big.onnx")
-    words = ["big.onnx", "--dry-run", "--json", "--safety", "none"]
+    words = ["big.onnx", "--dry-run", "--json", "--set", "safety=none"]
 
     done = run(*words)
 
@@ -318,7 +318,6 @@ DEFAULTS = {
     "opset": None,
     "shift": "auto",
     "placement": None,
-    "annotate": False,
 }
 
 
@@ -328,21 +327,21 @@ DEFAULTS = {
         ([], {}),
         (["--to", "bfloat16"], {"to": "bfloat16"}),
         (["--lists", "tensorflow", "--lists", "a.yaml"], {"lists": ("tensorflow", "a.yaml")}),
-        (["--level", "lower-all"], {"level": "lower-all"}),
+        (["--set", "level=lower-all"], {"level": "lower-all"}),
         (["--target", "onnx"], {"target": "onnx"}),
-        (["--kv", "float16"], {"kv": "float16"}),
-        (["--quantized", "rescale"], {"quantized": "rescale"}),
-        (["--safety", "none"], {"safety": "none"}),
+        (["--set", "kv=float16"], {"kv": "float16"}),
+        (["--set", "quantized=rescale"], {"quantized": "rescale"}),
+        (["--set", "safety=none"], {"safety": "none"}),
         (["--keep", "op=A", "--keep", "b"], {"keep": ("op=A", "b")}),
         (["--lower", "op=A"], {"lower": ("op=A",)}),
         (["--io", "low", "--io", "out:y=float32"], {"io": ("low", "out:y=float32")}),
-        (["--gray-follows-allow"], {"gray_follows_allow": True}),
-        (["--no-gray-follows-allow"], {"gray_follows_allow": False}),
+        (["--set", "gray-follows-allow=true"], {"gray_follows_allow": True}),
+        (["--set", "gray-follows-allow=false"], {"gray_follows_allow": False}),
         (["--fuse", "none"], {"fuse": "none"}),
-        (["--placement", "mincut:T4"], {"placement": "mincut:T4"}),
+        (["--set", "placement=mincut:T4"], {"placement": "mincut:T4"}),
         (["--opset", "auto"], {"opset": "auto"}),
         (["--opset", "20"], {"opset": "20"}),
-        (["--shift", "6"], {"shift": "6"}),
+        (["--set", "shift=6"], {"shift": "6"}),
     ],
 )
 @pytest.mark.parametrize("command", [["convert"], ["explain"]], ids=["convert", "explain"])
@@ -366,8 +365,8 @@ def test_every_option_reaches_the_conversion(
     ("words", "how"),
     [
         ([], (False, None)),
-        (["--external-data"], (False, True)),
-        (["--no-external-data", "--overwrite"], (True, False)),
+        (["--set", "external-data=true"], (False, True)),
+        (["--set", "external-data=false", "--overwrite"], (True, False)),
     ],
 )
 def test_every_option_reaches_the_writing(
@@ -414,8 +413,8 @@ def test_the_environment_counts(model: str, monkeypatch: pytest.MonkeyPatch) -> 
         (["--to", "float8"], "--to: unknown type or policy 'float8'; did you mean 'float16'?"),
         (["--to", "banana"], "--to: unknown type or policy 'banana'; use float16 (f16, fp16, half), bfloat16 (bf16), "
          "mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"),
-        (["--level", "max"], "--level: unknown value 'max' for level; use one of default, tensor-cores-only, "
-         "treat-gray-as-deny, unsafe-force-all, lower-all"),
+        (["--set", "level=max"], "--set level: unknown value 'max' for level; use one of default, tensor-cores-only, "
+         "treat-gray-as-deny, unsafe-force-all, lower-all; see 'amp-rewrite convert --help'"),
         (["--keep", "op=Matmul"], "pattern 'op=Matmul' matches nothing: no op is of type 'Matmul'; did you mean "
          "'MatMul'?"),
         (["--io", "z=float16"], "io 'z=float16': no float32 input or output is named 'z'; there are: x, y"),
@@ -619,7 +618,7 @@ def test_diff_is_a_summary_on_a_terminal_unless_it_is_asked_for_more(
     assert run(model, "-q").exit_code == 0
     for on_terminal in (True, False):
         monkeypatch.setattr(sys.modules["click.testing"]._NamedTextIOWrapper, "isatty", lambda _, on=on_terminal: on)
-        shown = [run("diff", model, "net.float16.onnx", *more, "--color", "never").stdout for more in ([], ["-v"])]
+        shown = [run("diff", model, "net.float16.onnx", *more).stdout for more in ([], ["-v"])]
         assert ["name each op with --verbose" in text for text in shown] == [on_terminal, False]
 
 
@@ -670,7 +669,7 @@ def test_lists_follows_the_level_and_the_environment(folder: Path, monkeypatch: 
         return [row["color"] for row in json.loads(run("explain", "Relu", "Tanh", "--json", *words).stdout)]
 
     assert colors() == ["clear", "gray"]
-    assert colors("--level", "treat-gray-as-deny") == ["clear", "deny"]
+    assert colors("--set", "level=treat-gray-as-deny") == ["clear", "deny"]
     monkeypatch.setenv("AMP_REWRITE_ALLOWLIST_ADD", "Tanh")
     assert colors() == ["clear", "allow"]
 

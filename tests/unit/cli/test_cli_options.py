@@ -41,8 +41,8 @@ def largest(file: str) -> float:
 
 def test_random_integers_are_drawn_from_the_range_given() -> None:
     """64 of them: that one of two is not drawn happens once in 2⁶³ seeds, and the seed is fixed."""
-    assert run("calibrate", "lookup.onnx", "--random", "--int-range", "ids=0,2", "-o", "two.json").exit_code == 0
-    assert run("calibrate", "lookup.onnx", "--random", "--int-range", "ids=0,3", "-o", "three.json").exit_code == 0
+    assert run("calibrate", "lookup.onnx", "--random", "--set", "int-range=ids=0,2", "-o", "two.json").exit_code == 0
+    assert run("calibrate", "lookup.onnx", "--random", "--set", "int-range=ids=0,3", "-o", "three.json").exit_code == 0
     assert (largest("two.json"), largest("three.json")) == (20, 300)
 
 
@@ -50,19 +50,19 @@ def test_random_integers_are_drawn_from_the_range_given() -> None:
 def test_every_command_that_draws_integers_takes_a_range_for_them(command: str) -> None:
     """What is out of the table is refused by the runtime; that a wrong range is told shows that it arrives."""
     words = {
-        "verify": ("verify", "lookup.onnx", "lookup.onnx", "--rtol", "0"),
+        "verify": ("verify", "lookup.onnx", "lookup.onnx", "--set", "rtol=0"),
         "locate": ("locate", "lookup.onnx", "lookup.onnx"),
         "bench": ("bench", "lookup.onnx"),
         "convert": ("lookup.onnx", "--dry-run"),
         "explain": ("explain", "lookup.onnx", "y"),
     }
-    done = run(*words[command], "--random", "--int-range", "ids=9,3")
+    done = run(*words[command], "--random", "--set", "int-range=ids=9,3")
     said = "error: the int range 9,3 of input 'ids' is empty or does not fit int64\n"
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", said)
 
 
 def test_nan_on_both_sides_passes_only_where_that_is_meant() -> None:
-    words = ("verify", "nan.onnx", "nan.onnx", "--random", "--rtol", "0", "--only", "y")
+    words = ("verify", "nan.onnx", "nan.onnx", "--random", "--set", "rtol=0", "--only", "y")
     assert [run(*words).exit_code, run(*words, "--equal-nan").exit_code] == [1, 0]
     assert "note: NaN on both sides counts as equal" in run(*words, "--equal-nan").output
 
@@ -70,7 +70,7 @@ def test_nan_on_both_sides_passes_only_where_that_is_meant() -> None:
 def test_what_nobody_compared_is_not_equal_by_equal_nan() -> None:
     text = NAN_AND_NUMBER.replace("{0, 1}", "{0, 0}")
     onnx.save(onnx.parser.parse_model(text), "nothing.onnx")
-    words = ("verify", "nothing.onnx", "nothing.onnx", "--random", "--rtol", "0", "--equal-nan")
+    words = ("verify", "nothing.onnx", "nothing.onnx", "--random", "--set", "rtol=0", "--equal-nan")
     assert run(*words).exit_code == 1
 
 
@@ -111,6 +111,6 @@ def test_memory_and_profile_are_left_out_of_a_benchmark_on_demand() -> None:
 
 
 def test_fewer_than_no_threads_are_refused() -> None:
-    done = run("calibrate", "lookup.onnx", "--random", "--int-range", "ids=0,3", "--threads", "-1")
+    done = run("calibrate", "lookup.onnx", "--random", "--set", "int-range=ids=0,3", "--threads", "-1")
     said = "error: -1 is not a valid number of threads; use 1 or more, or omit it for one per core\n"
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", said)

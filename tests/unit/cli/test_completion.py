@@ -202,14 +202,16 @@ def asked(line: str) -> list[str]:
 
 def test_the_first_word_may_be_a_command_a_model_or_an_option() -> None:
     assert asked("") == [*COMMANDS, "*.onnx"]
-    assert {"--to", "--keep", "--version", "--help-all"} <= set(asked("-"))
+    assert {"--to", "--keep", "--version", "--set"} <= set(asked("-"))
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("--keep ", ["op=", "name=", "scope=", "feeds=", "fed_by=", "input=", "output="]),
-        ("convert 'my model.onnx' --metric s", ["snr", "scaled"]),
+        ("convert 'my model.onnx' --set s", ["safety=", "shift=", "seed=", "shard-size="]),
+        ("m.onnx --set safety=", ["safety=default", "safety=none"]),
+        ("m.onnx --set=gray-follows-allow=t", ["gray-follows-allow=true"]),
         ("verify a.onnx ", ["*.onnx"]),
         ("train-step m.onnx --loss-scale d", ["dynamic"]),
         ("explain mask_f", ["mask_fill"]),

@@ -38,9 +38,9 @@ def test_labels_in_the_data_are_named_once_on_stderr(words: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "verify net.onnx net.onnx --rtol 0",
+        "verify net.onnx net.onnx --set rtol=0",
         "locate net.onnx net.onnx",
-        "convert net.onnx --dry-run --rtol 1",
+        "convert net.onnx --dry-run --set rtol=1",
     ],
 )
 def test_comparisons_name_labels_once_among_their_notes(words: str) -> None:

@@ -109,7 +109,11 @@ def test_weights_go_where_they_are_asked_to_go() -> None:
     model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     onnx.save(model, "heavy.onnx")
     assert said(emulate("heavy.onnx")) == (0, "", "wrote heavy.emulated.onnx\n")
-    assert said(emulate("heavy.onnx", "-o", "apart.onnx", "--external-data")) == (0, "", "wrote apart.onnx\n")
+    assert said(emulate("heavy.onnx", "-o", "apart.onnx", "--set", "external-data=true")) == (
+        0,
+        "",
+        "wrote apart.onnx\n",
+    )
     assert len(list(Path().glob("*.data"))) == 1
     for path in ("heavy.emulated.onnx", "apart.onnx"):
         (held,) = onnx.load(path).graph.initializer

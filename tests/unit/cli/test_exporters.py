@@ -68,7 +68,7 @@ def test_data_repair_and_smoke_compare_all_outputs(name: str) -> None:
     assert ": verified, largest error " in ran("model.onnx", "-o", "low.onnx", *NEAR)
     assert ran("model.onnx", "-o", "tight.onnx", "--data", "batches.npz", "--tolerance", "1e-5", "--json")
     assert "ok: " in ran("verify", "model.onnx", "tight.onnx", "--data", "batches.npz", "--tolerance", "1e-5")
-    smoke = ("--random", *LENGTHS) if name.startswith("lstm") else ("--smoke",)
+    smoke = ("--random", *LENGTHS) if name.startswith("lstm") else ("--random",)
     told = ran("model.onnx", "-o", "smoke.onnx", *smoke)
     assert (": smoke test, outputs finite, " in told) == (name in LOWERED)
     assert ("next: " in told) == (name in LOWERED)

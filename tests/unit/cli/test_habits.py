@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import onnx
 import onnx.parser
 import pytest
 
+import amp_rewrite
 from amp_rewrite.settings.choices import Target
 from unit.cli.test_cli import TEXT, run
 
@@ -24,27 +26,55 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("word", "option"),
     [
-        ("--dtype", "--to"),
-        ("--fp16", "--to float16"),
-        ("--bf16", "--to bfloat16"),
-        ("--half", "--to float16"),
-        ("--output-file", "--output"),
         ("--outptu", "--output"),
-        ("--op_block_list", "--keep"),
-        ("--keep_io_types", "--io"),
-        ("--gray_follows_allow", "--gray-follows-allow"),
-        ("--trt", "--target tensorrt"),
-        ("--force", "--overwrite"),
+        ("--dry_run", "--dry-run"),
+        ("--saftey", "--set safety=…"),
+        ("--gray_follows_allow", "--set gray-follows-allow=…"),
     ],
 )
-def test_an_option_of_another_tool_gets_the_name_it_has_here(word: str, option: str) -> None:
+def test_a_misspelled_option_gets_the_name_it_has_here(word: str, option: str) -> None:
     done = run("convert", NET, word, "x")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == f"error: no such option {word}; did you mean {option}?{HELP.format('convert')}"
 
 
 def test_only_options_that_the_command_has_are_suggested() -> None:
-    assert run("completion", "--fp16").stderr == f"error: no such option --fp16{HELP.format('completion')}"
+    assert run("completion", "--safety").stderr == f"error: no such option --safety{HELP.format('completion')}"
+
+
+KEYS = "it reads external-data, shard-size"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("convert net.onnx --set saftey=none", "--set: unknown key 'saftey'; did you mean 'safety'?"),
+        ("convert net.onnx --set safety", "--set takes KEY=VALUE, and 'safety' has no value; write --set safety=…"),
+        ("convert net.onnx --set to=bfloat16", "--set to: this setting has an option of its own; write --to bfloat16"),
+        (
+            "convert net.onnx --set overwrite=true",
+            "--set overwrite: this setting has an option of its own; write --overwrite",
+        ),
+        ("convert net.onnx --set safety=off", "--set safety: unknown value 'off' for safety; use one of default, none"),
+        ("convert net.onnx --set headroom=much", "--set headroom: headroom is 'much'; write a number, as in 2"),
+        ("convert net.onnx --set seed=1.5", "--set seed: seed is '1.5'; write a whole number, as in 2"),
+        ("convert net.onnx --set external-data=1", "--set external-data: external_data is '1'; write true or false"),
+        ("emulate net.onnx --set safety=none", f"--set safety: emulate does not read this setting; {KEYS}"),
+    ],
+)
+def test_a_setting_that_is_wrong_says_what_to_type(words: str, said: str) -> None:
+    done = run(*words.split())
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"error: {said}{HELP.format(words.partition(' ')[0])}"
+
+
+def test_a_setting_is_what_the_file_and_the_keyword_are() -> None:
+    by_word = run(NET, "--dry-run", "--json", "--set", "safety=none", "--set", "gray_follows_allow=TRUE").stdout
+    Path("own.toml").write_text('safety = "none"\ngray-follows-allow = true\n')
+    by_file = run(NET, "--dry-run", "--json", "--config", "own.toml").stdout
+    report = amp_rewrite.convert(NET, safety="none", gray_follows_allow=True).report
+    assert json.loads(by_word)["rows"] == json.loads(by_file)["rows"] == json.loads(report.to_json())["rows"]
+    assert json.loads(by_word)["model"]["safety"] == "none"
 
 
 @pytest.mark.parametrize(("word", "target"), [("cuda", "ort-cuda"), ("GPU", "ort-cuda"), ("trt", "tensorrt")])

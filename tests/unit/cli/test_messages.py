@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from onnx import numpy_helper
 
 import amp_rewrite
-from amp_rewrite import DType, EvidenceError, Model, Ranges, load_lists, report_of, verify
+from amp_rewrite import DType, EvidenceError, Model, Ranges, report_of, verify
 from amp_rewrite.cli import program
+from amp_rewrite.settings.op_lists import load_lists
 from unit.cli.test_cli import TEXT, run
 
 NET = "net.onnx"

@@ -1,4 +1,4 @@
-"""`--html` of the commands that measure and compare: the page, its numbers, and what is refused before the work."""
+"""`--report` of the commands that measure and compare: the page, its numbers, and what is refused before the work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import pytest
 from click.testing import CliRunner
 
 from amp_rewrite.cli import program
-from amp_rewrite.runtime.runner import CPU
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]> g (float[3] x) => (float[3] y)'
 MODELS = {
@@ -24,7 +23,6 @@ MODELS = {
     "half.onnx": HEAD + " <float16 a = {23728}, float16 b = {7168}>"
     " { h = Cast <to = 10> (x) [up] p = Mul (h, a) [down] q = Mul (p, b) y = Cast <to = 1> (q) }",
 }
-QUICK = ("--provider", CPU, "--rounds", "2", "--runs", "1", "--warm-up", "1", "--no-memory", "--no-profile")
 COMMANDS = {
     "verify": ("verify", "full.onnx", "half.onnx", "--data", "large.npz", "--tolerance", "1e-2"),
     "locate": ("locate", "full.onnx", "half.onnx", "--data", "large.npz", "--tolerance", "1e-2"),
@@ -32,14 +30,12 @@ COMMANDS = {
     "calibrate": ("calibrate", "full.onnx", "--data", "large.npz", "-o", "-"),
     "show": ("calibrate", "full.onnx", "--ranges", "r.json"),
     "merge": ("calibrate", "full.onnx", "--ranges", "r.json", "--ranges", "s.json", "-o", "-"),
-    "bench": ("bench", "full.onnx", "half.onnx", "--data", "large.npz", *QUICK),
 }
 FIGURES = {
     "verify": {"outputs"},
     "locate": {"text"},
-    "diff": {"strips", "graphs", "changes"},
+    "diff": {"graphs", "changes"},
     **{name: {"ranges"} for name in ("calibrate", "show", "merge")},
-    "bench": {"latency"},
 }
 
 
@@ -73,17 +69,17 @@ def drawn(file: str = "page.html") -> Any:
 def test_a_command_writes_its_page_and_prints_the_same(name: str) -> None:
     words = COMMANDS[name]
     code, stdout, _ = outcome(*words)
-    also, same, stderr = outcome(*words, "--html", "deep/page.html")
+    also, same, stderr = outcome(*words, "--report", "deep/page.html")
     assert also == code == {"verify": 1, "diff": 1}.get(name, 0)
     assert stderr.splitlines()[-1].endswith("wrote deep/page.html".replace("/", os.sep))
-    assert name == "bench" or same == stdout
+    assert same == stdout
     assert drawn("deep/page.html").keys() == FIGURES[name]
 
 
 def test_json_holds_what_is_drawn() -> None:
     for name, words in COMMANDS.items():
         more = {"diff": ("--format", "json"), "calibrate": (), "show": (), "merge": ()}.get(name, ("--json",))
-        _, stdout, _ = outcome(*words, *more, "--html", "page.html", "--overwrite")
+        _, stdout, _ = outcome(*words, *more, "--report", "page.html", "--overwrite")
         data = drawn()
         if name == "verify":
             told = [row["score"] for row in json.loads(stdout)["rows"]]
@@ -91,58 +87,58 @@ def test_json_holds_what_is_drawn() -> None:
         elif name == "locate":
             assert json.loads(stdout)["first_beyond"]["op"] == "up" and "up" in data["text"]["text"]
         elif name == "diff":
-            assert data["strips"]["runs"] == json.loads(stdout)["runs"]
+            assert data["changes"]["counts"] == json.loads(stdout)["counts"]
         elif name in ("calibrate", "merge"):
             values = json.loads(stdout)["values"]
             assert {row["value"]: row["absmax"] for row in data["ranges"]["values"]} == {
                 value: range_["absmax"] for value, range_ in values.items()
             }
-        elif name == "bench":
-            told = [entry["latency"]["median"] for entry in json.loads(stdout)["entries"]]
-            assert [row["median"] for row in data["latency"]["models"]] == told
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_page_that_exists_is_kept_unless_it_may_be_overwritten(name: str) -> None:
     Path("page.html").write_text("mine")
-    code, stdout, stderr = outcome(*COMMANDS[name], "--html", "page.html")
+    code, stdout, stderr = outcome(*COMMANDS[name], "--report", "page.html")
     assert (code, stdout) == (2, "")
-    assert "error: page.html exists; name another page, or replace it with --overwrite" in stderr
+    assert "error: page.html exists; name another report, or replace it with --overwrite" in stderr
     assert Path("page.html").read_text() == "mine"
-    outcome(*COMMANDS[name], "--html", "page.html", "--overwrite")
+    outcome(*COMMANDS[name], "--report", "page.html", "--overwrite")
     assert drawn().keys() == FIGURES[name]
 
 
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("half.onnx", "cannot write a page to half.onnx: browsers know pages by their suffix; name an .html file"),
-        ("folder.html", "cannot write a page to folder.html: browsers know pages by their suffix; name an .html file"),
-        ("model.html", "cannot write a page to model.html: it would replace what is read; name another file"),
-        ("-", "cannot write a page to -: browsers know pages by their suffix; name an .html file"),
+        (
+            "half.onnx",
+            "cannot write a report to half.onnx: reports are known by their suffix; name a .json or .html file",
+        ),
+        (
+            "folder.html",
+            "cannot write a report to folder.html: reports are known by their suffix; name a .json or .html file",
+        ),
+        ("model.html", "cannot write a report to model.html: it would replace what is read; name another file"),
+        ("-", "cannot write a report to -: reports are known by their suffix; name a .json or .html file"),
     ],
 )
 def test_a_page_never_replaces_what_is_read_or_lacks_its_suffix(file: str, said: str) -> None:
     Path("folder.html").mkdir()
     Path("model.html").symlink_to("full.onnx")
     before = Path("full.onnx").read_bytes()
-    code, _, stderr = outcome(*COMMANDS["diff"], "--html", file, "--overwrite")
+    code, _, stderr = outcome(*COMMANDS["diff"], "--report", file, "--overwrite")
     assert (code, stderr) == (2, f"error: {said}\n")
     assert Path("full.onnx").read_bytes() == before
 
 
-def test_the_suffix_of_another_output_asks_for_a_page() -> None:
-    assert outcome("calibrate", "full.onnx", "--data", "large.npz", "-o", "page.html")[0] == 0
-    assert drawn().keys() == {"ranges"}
-    assert "page.html exists" in outcome("calibrate", "full.onnx", "--data", "large.npz", "-o", "page.html")[2]
-    assert outcome(*COMMANDS["merge"][:-1], "both.html")[0] == 0
-    assert drawn("both.html")["ranges"]["seen"] == 5
+def test_a_report_in_a_json_file_is_what_json_prints() -> None:
+    _, stdout, _ = outcome(*COMMANDS["verify"], "--json", "--report", "report.json")
+    assert Path("report.json").read_text("utf-8") == stdout
 
 
 def test_quiet_still_writes_a_page_and_a_device_takes_one() -> None:
-    assert outcome(*COMMANDS["locate"], "-q", "--html", "page.html") == (0, "", "")
+    assert outcome(*COMMANDS["locate"], "-q", "--report", "page.html") == (0, "", "")
     assert drawn().keys() == {"text"}
-    assert outcome(*COMMANDS["locate"], "-q", "--html", os.devnull) == (0, "", "")
+    assert outcome(*COMMANDS["locate"], "-q", "--report", os.devnull) == (0, "", "")
 
 
 def test_the_tolerance_of_locate_names_an_op_and_is_checked() -> None:

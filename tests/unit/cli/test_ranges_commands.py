@@ -104,7 +104,7 @@ def test_values_that_overflow_come_first_and_are_counted(folder: Path) -> None:
 
 
 def test_random_data_is_said_to_be_random(folder: Path) -> None:
-    done = run("calibrate", "net.onnx", "--random", "--batches", "2", "--seed", "3", "-o", "r.json")
+    done = run("calibrate", "net.onnx", "--random", "--set", "batches=2", "--set", "seed=3", "-o", "r.json")
 
     lines = done.stdout.splitlines()
     assert (done.exit_code, lines[1]) == (0, "  data       random, seed 3, 2 batches; random data is not real data")

@@ -10,9 +10,8 @@ from amp_rewrite.cli import program
 from amp_rewrite.cli.group import COMMANDS
 
 REPEATED = {
-    *("--shape", "--int-range"),
+    "--shape",
     *("--lists", "--keep", "--lower", "--io"),
-    *("--include", "--exclude"),
 }
 """Options that may be given again without saying so: one each for inputs, ops or files."""
 ANY = -1

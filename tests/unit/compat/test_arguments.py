@@ -1,4 +1,4 @@
-"""Words of other converters: each that one of them knows is answered by the word for it here."""
+"""Arguments of other converters: patterns for their names, and warnings for what has no effect."""
 
 from __future__ import annotations
 
@@ -6,66 +6,7 @@ import warnings
 
 import pytest
 
-from amp_rewrite.compat.arguments import node_pattern, op_patterns, refuses_unknown, without_effect
-
-# Arguments of onnxconverter-common, onnxruntime's converters, onnxmltools and ModelOpt AutoCast.
-FOREIGN = {
-    "nodes_to_exclude": "keep=",
-    "op_types_to_exclude": "keep=",
-    "exclude_nodes": "keep=",
-    "blocked_nodes": "keep=",
-    "disabled_node_name_regex": "keep=",
-    "nodes_to_include": "lower=",
-    "op_types_to_include": "lower=",
-    "op_allow_list": "lower=",
-    "node_allow_list": "lower=",
-    "low_precision_type": "to=",
-    "dtype": "to=",
-    "precision": "to=",
-    "use_bfloat16": "to=",
-    "io_types": "io=",
-    "keep_inputs": "io=",
-    "keep_outputs": "io=",
-    "use_gpu_io": "io=",
-    "target_opset": "opset=",
-    "opset_version": "opset=",
-    "data_max": "headroom=",
-    "calibration_data": "data=",
-    "feed_dict": "data=",
-    "input_feed": "data=",
-    "custom_rule": "lists=",
-    "level": "level=",
-}
-
-
-@refuses_unknown
-def converter(model: object, min_positive_val: float = 1e-7, op_block_list: object = None) -> object:
-    return model
-
-
-@pytest.mark.parametrize("word", FOREIGN)
-def test_a_word_of_another_converter_is_answered_by_ours(word: str) -> None:
-    with pytest.raises(TypeError) as caught:
-        converter("model", **{word: 1})
-    assert str(caught.value) == (
-        f"converter() got an unexpected keyword argument {word!r}; amp_rewrite.convert takes {FOREIGN[word]} for it"
-    )
-
-
-@pytest.mark.parametrize(
-    ("word", "words"),
-    [
-        ("min_positive_value", "min_positive_val"),
-        ("nothing_of_the_kind", "it takes model, min_positive_val, op_block_list"),
-    ],
-)
-def test_a_word_that_no_converter_knows_gets_the_nearest_or_all(word: str, words: str) -> None:
-    with pytest.raises(TypeError, match=words):
-        converter("model", **{word: 1})
-
-
-def test_known_words_pass() -> None:
-    assert converter("model", min_positive_val=0, op_block_list=["Softmax"]) == "model"
+from amp_rewrite.compat.arguments import node_pattern, op_patterns, without_effect
 
 
 @pytest.mark.parametrize(("value", "warned"), [(None, False), (False, False), (0, True), (True, True), ("x", True)])

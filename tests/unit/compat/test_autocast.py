@@ -178,15 +178,15 @@ def test_a_model_is_required(capsys: pytest.CaptureFixture[str]) -> None:
         ("--data_max 8", "--to float16 --io low --fuse basic --overwrite -o m.fp16.onnx"),
         (
             "-d d.npz --data_max 0.5",
-            "--to float16 --io low --fuse basic --overwrite --data d.npz --headroom 131008.0 -o m.fp16.onnx",
+            "--to float16 --io low --fuse basic --overwrite --data d.npz --set headroom=131008.0 -o m.fp16.onnx",
         ),
         (
             "-d d.npz --data_max 0",
-            "--to float16 --io low --fuse basic --overwrite --data d.npz --headroom 0.0 -o m.fp16.onnx",
+            "--to float16 --io low --fuse basic --overwrite --data d.npz --set headroom=0.0 -o m.fp16.onnx",
         ),
         (
             "-d d.npz --data_max -1",
-            "--to float16 --io low --fuse basic --overwrite --data d.npz --headroom -1.0 -o m.fp16.onnx",
+            "--to float16 --io low --fuse basic --overwrite --data d.npz --set headroom=-1.0 -o m.fp16.onnx",
         ),
         ("--opset 19", "--to float16 --io low --fuse basic --overwrite --opset 19 -o m.fp16.onnx"),
         ("--log_level ERROR", "--to float16 --io low --fuse basic --overwrite --quiet -o m.fp16.onnx"),

@@ -128,21 +128,6 @@ def test_what_changes_nothing_is_a_warning_at_the_line_of_the_caller(arguments: 
     assert [warning.filename for warning in told] == [__file__]
 
 
-@pytest.mark.parametrize(
-    ("word", "ours"),
-    [
-        ("nodes_to_exclude", "amp_rewrite.convert takes keep= for it"),
-        ("opset", "amp_rewrite.convert takes opset= for it"),
-        ("target_opset", "amp_rewrite.convert takes opset= for it"),
-        ("op_blocklist", "did you mean 'op_block_list'"),
-        ("nonsense", "it takes model, min_positive_val"),
-    ],
-)
-def test_an_unknown_argument_is_an_error_that_names_our_word(word: str, ours: str) -> None:
-    with pytest.raises(TypeError, match=rf"convert_float_to_float16\(\) got .*'{word}'; {ours}"):
-        convert_float_to_float16(model(), **{word: 1})
-
-
 def test_a_half_model_is_refused_on_request_and_else_converted_in_the_rest() -> None:
     partly = convert_float_to_float16(model(), node_block_list=["first"])
     with pytest.raises(ValueError, match="holds float16 already"):

@@ -84,11 +84,6 @@ def test_a_call_without_a_bound_is_a_value_error() -> None:
         auto_convert_mixed_precision(model(), BATCH)
 
 
-def test_an_unknown_argument_names_the_word_of_this_package() -> None:
-    with pytest.raises(TypeError, match=r"amp_rewrite.convert takes opset= for it"):
-        auto_convert_mixed_precision(onnx.ModelProto(), BATCH, target_opset=20)
-
-
 CPU = ["CPUExecutionProvider"]
 
 

@@ -17,11 +17,13 @@ import onnx.parser
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from amp_rewrite import AmpRewriteError, DType, load_lists, paint
+from amp_rewrite import AmpRewriteError, DType
+from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.hazards.find import find_hazards
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.op_lists import load_lists
 from support.one_op import Case, cases
 from support.paths import TESTS
 

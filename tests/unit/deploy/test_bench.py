@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,7 @@ from amp_rewrite.deploy.bench.bench import parse_sizes
 from amp_rewrite.deploy.bench.candidate import Candidate, distinct_names
 from amp_rewrite.deploy.bench.child import BenchJob, JobResult, apart, outcome_of
 from amp_rewrite.deploy.bench.device import GpuMemory
-from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, LargestBatch, OpChanges
-from amp_rewrite.deploy.bench.memory import largest, parse_bytes
+from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type, changes, read_profile
 from amp_rewrite.deploy.bench.result import Benchmark
 from amp_rewrite.deploy.bench.timing import SpeedUp, Timing, interleaved, runs_per_round, speed_up, warm_up
@@ -178,52 +177,6 @@ def test_sizes_are_read_from_a_list() -> None:
 
 
 # -- memory ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("start", [1, 3, 64, 4000])
-@pytest.mark.parametrize("true", [1, 2, 3, 15, 100, 1000, 4095])
-def test_the_largest_batch_is_found_to_a_sixteenth_wherever_the_search_starts(true: int, start: int) -> None:
-    tried: list[int] = []
-
-    def fits(items: int) -> bool:
-        tried.append(items)
-        return items <= true
-
-    good, bad = largest(fits, start, 1 << 13)
-    assert bad is not None
-    # Halving an odd number leaves one more than twice the half, so that the bracket may be one wider.
-    assert good <= true < bad and bad - good <= max(1, good / 16 + 1)
-    assert tried[0] == start and len(tried) == len(set(tried)) <= 17
-
-
-def test_a_limit_that_nothing_reaches_or_that_one_item_exceeds_says_so() -> None:
-    assert largest(lambda items: True, 1, 8) == (8, None)
-    assert largest(lambda items: True, 3, 8) == (6, None)
-    assert largest(lambda items: False, 5, 8) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("8GB", 8 * 10**9),
-        ("1.5 GiB", 3 << 29),
-        ("12", 12),
-        ("12 b", 12),
-        ("3kb", 3000),
-        ("4 KiB", 4096),
-        ("5mb", 5 * 10**6),
-        ("2MiB", 2 << 20),
-    ],
-)
-def test_sizes_of_memory_are_read(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GB", "8 XB", "-1", "1e9", "inf"])
-def test_what_is_no_size_of_memory_is_refused(text: str) -> None:
-    with pytest.raises(PolicyError) as caught:
-        parse_bytes(text)
-    assert str(caught.value) == f"{text!r} is not a size of memory; write it as 8GB, 512MiB or in bytes"
 
 
 class Driver:
@@ -433,11 +386,11 @@ def _small(**more: Any) -> Benchmark:
     return amp_rewrite.bench([parsed(FULL), parsed(HALF)], {"x": X}, **{**given, "memory": False, **more})
 
 
-def test_memory_and_the_largest_batch_are_measured_where_asked_for() -> None:
-    found = amp_rewrite.bench([parsed(FULL)], {"x": X}, provider=CPU, rounds=1, runs=1, warm=1, limit=1, profile=False)
+def test_memory_is_measured_where_asked_for() -> None:
+    found = amp_rewrite.bench([parsed(FULL)], {"x": X}, provider=CPU, rounds=1, runs=1, warm=1, profile=False)
     (entry,) = found.entries
     assert entry.memory is not None and entry.memory > 0
-    assert (entry.largest, entry.fault) == (LargestBatch(1, 0, 1), "")
+    assert entry.fault == ""
     assert found.notes == ()
 
 
@@ -489,33 +442,6 @@ def test_a_size_that_no_memory_holds_leaves_a_fault_and_the_others_go_on(
     assert one.timing is not None
     assert other.timing is None
     assert re.fullmatch(rf"the inputs of {huge} items take \d+\.\d TB, and this machine has 1\.0 GB", other.fault)
-
-
-def test_a_batch_whose_inputs_alone_do_not_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-
-    def weighed(candidate: Candidate, batch: Mapping[str, np.ndarray]) -> JobResult:
-        tried.append(len(batch["x"]))
-        return JobResult(1)
-
-    monkeypatch.setattr(Candidate, "weighed", weighed)
-    found = _small(limit=100 * X[0].nbytes, profile=False)
-    assert [entry.largest for entry in found.entries] == [LargestBatch(1200, 100, 104)] * 2
-    assert max(tried) <= 100
-
-
-def test_a_batch_that_does_not_run_is_not_one_that_does_not_fit() -> None:
-    picky = HEAD + "g (float[n, 3] x) => (float[2, 3] y) <int64[2] s = {2, 3}> { y = Reshape (x, s) }"
-    often = {"rounds": 1, "runs": 1, "warm": 1}
-    found = amp_rewrite.bench(
-        [parsed(picky)], {"x": X}, provider=CPU, limit=10**9, memory=False, profile=False, **often
-    )
-    largest_found = found.entries[0].largest
-    assert largest_found is not None and (largest_found.items, largest_found.too_large) == (2, 3)
-    assert largest_found.fault.startswith("onnxruntime cannot run the model: ")
-    assert (
-        "largest batch of model 0 within 1.0 GB: 2 (3 does not run: onnxruntime cannot run the model: " in found.text()
-    )
 
 
 def test_numbers_that_are_none_are_told() -> None:
@@ -593,7 +519,6 @@ RESULT = Benchmark(
             {"a.onnx": SpeedUp(2, 1.9, 2.1)},
             2_000_000,
             (BatchTiming(8, TIMES[1], 4_000_000), BatchTiming(64, fault="too large")),
-            LargestBatch(8 * 10**9, 12, 13),
         ),
     ),
     changed=(
@@ -622,8 +547,6 @@ a.onnx, b.onnx
   items/s  batch  throughput  median ms  peak memory
   b.onnx       8        8000          1       4.0 MB
   b.onnx      64           -          -            -  too large
-
-largest batch of b.onnx within 8.0 GB: 12 (13 does not fit)
 
 b.onnx: where time went
   by type, µs a run    ops  before  after  difference

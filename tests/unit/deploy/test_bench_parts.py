@@ -1,4 +1,4 @@
-"""Parts of a benchmark by themselves: devices, candidates, memory by size, and the data of charts."""
+"""Parts of a benchmark by themselves: devices, candidates and memory by size."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from amp_rewrite import PolicyError
 from amp_rewrite.deploy.bench import child, device
 from amp_rewrite.deploy.bench.batches import BatchAxis
 from amp_rewrite.deploy.bench.candidate import candidates
-from amp_rewrite.deploy.bench.charts import latency_chart
 from amp_rewrite.deploy.bench.child import JobResult
 from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry
 from amp_rewrite.deploy.bench.memory import with_memory
-from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, UNKNOWN
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.runner import CPU, CUDA
-from unit.deploy.test_bench import FULL, HALF, RESULT, TIMES, X, _small, parsed
+from unit.deploy.test_bench import FULL, HALF, TIMES, X, _small, parsed
 
 GPU = Gpu("Some GPU", (9, 0))
 
@@ -142,45 +140,11 @@ def test_memory_is_measured_for_the_batch_and_for_the_sizes_that_run() -> None:
     assert with_memory(candidate, entry, None).sweep == rows
 
 
-@pytest.mark.parametrize("name", ["limit", "runs", "warm"])
+@pytest.mark.parametrize("name", ["runs", "warm"])
 def test_a_count_below_one_is_refused(name: str) -> None:
     with pytest.raises(PolicyError, match=f"^{name}=0 is too small; give at least 1$"):
         _small(**{name: 0})
 
 
-def test_charts_hold_what_was_measured() -> None:
-    charts = RESULT.charts()
-    assert [list(map(tuple, chart.cells)) for chart in charts] == [
-        [("a.onnx", "2", "1.9", "2.5", "2"), ("b.onnx", "1", "0.9", "1.2", "1")],
-        [("a.onnx", "3000000"), ("b.onnx", "2000000")],
-        [("b.onnx", "8", "8000")],
-        [("c", "Cast", "–", "3.0", "+3.0"), ("t", "Tan", "1.0", "2.0", "+1.0"), ("m", "MatMul", "9.0", "4.0", "-5.0")],
-    ]
-    latency, memory, throughput, ops = (chart.data for chart in charts)
-    assert latency["models"] == [
-        {"model": "a.onnx", "median": 2e-3, "p5": 1.9e-3, "p95": 2.5e-3, "with_copies": 2e-3},
-        {"model": "b.onnx", "median": 1e-3, "p5": 9e-4, "p95": 1.2e-3, "with_copies": 1e-3},
-    ]
-    assert latency["where"] == "Some GPU, compute capability 9.0, driver 1.2, CUDAExecutionProvider"
-    assert memory == {"models": [{"model": "a.onnx", "memory": 3_000_000}, {"model": "b.onnx", "memory": 2_000_000}]}
-    assert throughput == {"rows": [{"model": "b.onnx", "batch": 8, "throughput": 8000.0}]}
-    assert {key: value for key, value in ops.items() if key != "ops"} == {
-        "model": "b.onnx",
-        "compared": 3,
-        "change": pytest.approx(-1e-6),
-    }
-    assert [(row["op"], row["kind"]) for row in ops["ops"]] == [("c", "Cast"), ("t", "Tan"), ("m", "MatMul")]
-
-
 def test_states_of_checks_are_those_of_their_json() -> None:
     assert (OK, FINDING, ADVICE, UNKNOWN) == ("ok", "finding", "advice", "unknown")
-
-
-def test_an_axis_of_latencies_ends_at_three_times_the_longest_median() -> None:
-    def entry(name: str, p95: float, copies: float) -> BenchEntry:
-        return BenchEntry(name, (), False, Timing(1, 1.0, 1.0, p95), Timing(1, copies, copies, copies), {}, None)
-
-    steady = [entry("a", 3.0, 1.0), entry("b", 5.9, 2.5)]
-    shown, cut = latency_chart(steady, "a CPU"), latency_chart([*steady, entry("c", 9.0, 1.0)], "a CPU")
-    assert shown.longest == cut.longest == 7500.0
-    assert ("beyond the axis" in shown.lead, "beyond the axis" in cut.lead) == (False, True)

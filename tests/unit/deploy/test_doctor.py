@@ -18,10 +18,10 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner
 
-from amp_rewrite import Checkup, MachineError, Model, PolicyError, convert, doctor
+from amp_rewrite import MachineError, Model, PolicyError, convert, doctor
 from amp_rewrite.cli import program
 from amp_rewrite.deploy.doctor import isolated as apart
-from amp_rewrite.deploy.doctor.check import Check
+from amp_rewrite.deploy.doctor.check import Check, Checkup
 from amp_rewrite.deploy.doctor.isolated import asked, machine_asked, write_kernels
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.installation import Package

@@ -586,7 +586,7 @@ def test_shapes_that_are_fixed_need_not_be_given() -> None:
 @pytest.mark.parametrize(
     ("signature", "options", "message"),
     [
-        ("float[n, 3] x", {}, "input 'x' has the free dimension n ([n, 3]); fix it with shapes={'x': (1, 3)}"),
+        ("float[2, m] x", {}, "input 'x' has the free dimension m ([2, m]); fix it with shapes={'x': (2, 1)}"),
         (
             "float[n, ?, 4, m] x",
             {},

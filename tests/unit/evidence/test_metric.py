@@ -191,7 +191,7 @@ def test_squares_neither_overflow_nor_vanish(name: str, size: float) -> None:
 @pytest.mark.parametrize("shape", [(), (3, 1), (1,)])
 def test_top1_of_one_class_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(PolicyError) as refused:
-        compare(np.zeros(shape), np.zeros(shape), criterion(metric="top1", at_least=1))
+        compare(np.zeros(shape), np.zeros(shape), criterion(metric="top1=1"))
     assert str(refused.value) == (
         f"top1 needs two classes or more along the last axis, and the shape is {list(shape)}; choose another metric,"
         " or the outputs that hold classes"
@@ -225,38 +225,32 @@ NONE = (
     ("given", "message"),
     [
         ({}, NONE),
-        ({"at_least": 1.0}, "a bound without a metric; name one of cosine, psnr, snr, top1, scaled"),
+        ({"at_least": 1.0}, "a bound without a function; give metric= one, or a name, as in 'cosine=0.999'"),
+        ({"metric": max}, "a function as metric needs one bound; give either at_least= or at_most="),
+        (
+            {"metric": max, "at_least": 1.0, "at_most": 2.0},
+            "a function as metric needs one bound; give either at_least= or at_most=",
+        ),
         ({"rtol": -1.0}, "rtol=-1.0 is not a tolerance; use a finite number of 0 or more"),
         ({"atol": math.nan}, "atol=nan is not a tolerance; use a finite number of 0 or more"),
         ({"atol": math.inf}, "atol=inf is not a tolerance; use a finite number of 0 or more"),
-        ({"metric": "cosine"}, "metric cosine needs a bound; give at_least= and a number"),
+        ({"metric": "cosine"}, "metric='cosine' has no bound; write one, as in metric='cosine=0.999'"),
         (
-            {"metric": "cosine", "at_most": 1.0},
-            "for cosine, more is better: use at_least=, not at_most=",
+            {"metric": "snr=high"},
+            "metric='snr=high' has the bound 'high', not a number; write one, as in metric='snr=40'",
         ),
         (
-            {"metric": "scaled", "at_least": 1.0},
-            "for scaled, less is better: use at_most=, not at_least=",
+            {"metric": "cosine=0.9", "at_most": 1.0},
+            "a bound without a function; give metric= one, or a name, as in 'cosine=0.999'",
         ),
-        (
-            {"metric": "psnr", "at_least": 1.0, "rtol": 1.0},
-            "rtol= or atol= is given beside metric=; leave one out",
-        ),
-        (
-            {"metric": "cos", "at_least": 1.0},
-            "unknown metric 'cos'; did you mean 'cosine'?",
-        ),
-        ({"metric": "psnr", "at_least": math.nan}, "at_least=nan: use a finite number"),
-        ({"metric": "snr", "at_least": -math.inf}, "at_least=-inf: use a finite number"),
-        (
-            {"metric": "cosine", "at_least": math.inf},
-            "at_least=inf: use a finite number from -1 to 1",
-        ),
-        ({"metric": "top1", "at_least": 2.0}, "at_least=2.0: use a finite number from 0 to 1"),
-        (
-            {"metric": "scaled", "at_most": -1.0},
-            "at_most=-1.0: use a finite number, 0 or more",
-        ),
+        ({"metric": "psnr=1", "rtol": 1.0}, "rtol= or atol= is given beside metric=; leave one out"),
+        ({"metric": "cos=1"}, "unknown metric 'cos'; did you mean 'cosine'?"),
+        ({"metric": "psnr=nan"}, "metric='psnr=nan': use a finite number"),
+        ({"metric": "snr=-inf"}, "metric='snr=-inf': use a finite number"),
+        ({"metric": "cosine=inf"}, "metric='cosine=inf': use a finite number from -1 to 1"),
+        ({"metric": "top1=2"}, "metric='top1=2': use a finite number from 0 to 1"),
+        ({"metric": "scaled=-1"}, "metric='scaled=-1': use a finite number, 0 or more"),
+        ({"metric": max, "at_least": math.nan}, "at_least=nan: use a finite number"),
     ],
 )
 def test_a_criterion_that_decides_nothing_is_refused(given: dict[str, float], message: str) -> None:
@@ -270,15 +264,15 @@ def test_a_criterion_that_decides_nothing_is_refused(given: dict[str, float], me
     [
         ({"rtol": 0.01}, "|a - b| <= 0 + 0.01 |a| in every element"),
         ({"atol": 1e-5}, "|a - b| <= 1e-05 + 0 |a| in every element"),
-        ({"metric": "cosine", "at_least": 0.999}, "cosine at least 0.999"),
-        ({"metric": "scaled", "at_most": 0.01}, "error ≤ 0.01 of the output's largest value"),
+        ({"metric": "cosine=0.999"}, "cosine at least 0.999"),
+        ({"metric": "scaled=0.01"}, "error ≤ 0.01 of the output's largest value"),
     ],
 )
 def test_a_criterion_says_what_it_asks(given: dict[str, float], text: str) -> None:
     assert str(criterion(**given)) == text  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("by", "bad", "good"), [(ANY, 2.0, 1.0), (criterion(metric="cosine", at_least=0), 0.5, 0.9)])
+@pytest.mark.parametrize(("by", "bad", "good"), [(ANY, 2.0, 1.0), (criterion(metric="cosine=0"), 0.5, 0.9)])
 def test_a_worse_score_is_known_and_nan_is_worst(by: Tolerance | MetricBound, bad: float, good: float) -> None:
     order: Callable[[float, float], bool] = lambda x, y: worse(by, x, y)  # noqa: E731
     assert [order(bad, good), order(good, bad), order(good, good)] == [True, False, False]

@@ -24,7 +24,7 @@ from amp_rewrite.settings.request import Request
 from support.cases import build
 
 NONE, ONE, BOTH = frozenset[int](), frozenset({0}), frozenset({0, 1})
-NEAR = criterion(metric="scaled", at_most=1.0)
+NEAR = criterion(tolerance=1.0)
 
 
 def verdict(score: float, by: Criterion = NEAR) -> Verdict:
@@ -84,7 +84,7 @@ def test_a_real_verdict_that_is_worse_teaches_a_margin_of_twice_the_difference()
 
 
 def test_the_margin_is_on_the_other_side_where_more_is_better() -> None:
-    cosine = criterion(metric="cosine", at_least=0.9)
+    cosine = criterion(metric="cosine=0.9")
     trials, _ = told({ONE: 0.92, BOTH: 0.99}, by=cosine)
     assert trials.passes(ONE)
 

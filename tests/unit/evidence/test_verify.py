@@ -444,26 +444,10 @@ def test_a_verdict_is_true_if_the_candidate_passes() -> None:
     assert not verify(same, other, x, tolerance=0.01)
 
 
-def test_errors_along_the_depth_are_those_of_locate_and_measured_if_asked_for() -> None:
-    plain = verify(SCALED, SCALED_HALF, OVERFLOWING, tolerance=1e-2)
-    verdict = verify(SCALED, SCALED_HALF, OVERFLOWING, tolerance=1e-2, depth=True, names=("a", "b"))
-    located = amp_rewrite.locate(SCALED, SCALED_HALF, OVERFLOWING, tolerance=1e-2, names=("a", "b"))
-    assert plain.depth is None and "depth" not in plain.to_dict()
-    assert [figure.name for figure in plain.figures()] == ["outputs"]
-    assert verdict.to_dict()["depth"] == located.to_dict()
-    assert [figure.name for figure in verdict.figures()] == ["outputs", "text"]
-    assert f"along the depth, {located.brief}" in verdict.text()
-    assert any("depth" in note for note in plain.figures()[0].data["notes"])  # type: ignore[attr-defined]
-    assert not any("depth" in note for note in verdict.figures()[0].data["notes"])  # type: ignore[attr-defined]
-
-
-def test_a_verdict_stands_where_the_errors_along_the_depth_cannot_be_measured() -> None:
-    other = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 8]> g (float[2,3] x) => (float[2,3] y) { y = Relu (x) }'
-    )
-    verdict = verify(other, other, X, tolerance=1e-2, depth=True)
-    assert verdict.ok and verdict.depth is None
-    assert any("could not be measured" in note for note in verdict.notes)
+def test_a_failed_verdict_names_the_next_step_beside_its_figure() -> None:
+    verdict = verify(SCALED, SCALED_HALF, OVERFLOWING, tolerance=1e-2)
+    (figure,) = verdict.figures()
+    assert not verdict.ok and "locate names the op that the error comes from" in figure.data["notes"]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_a_shard_size_is_written_as_people_write_it(text: str | int, size: int |
 
 @pytest.mark.parametrize("text", ["", "5 pieces", "-1", "0", "GB", "1e9"])
 def test_a_shard_size_that_is_none_is_refused(text: str, out: Path) -> None:
-    with pytest.raises(PolicyError, match="is not a size; write it as 5GB"):
+    with pytest.raises(PolicyError, match="is not a size of shards; write it as 5GB"):
         Model.load(net(out / "m.onnx")).save(out / "n.onnx", shard_size=text)
     assert names(out) == ["m.onnx"]
 

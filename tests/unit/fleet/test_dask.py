@@ -91,7 +91,7 @@ def test_models_are_verified_where_they_are_converted(client: Any, src: Path, tm
 def test_the_command_line_finds_a_cluster(client: Any, src: Path, tmp_path: Path) -> None:
     address = client.scheduler.address.removeprefix("tcp://")
     list(convert_many(src, out=tmp_path / "here"))
-    command = [sys.executable, "-m", "amp_rewrite", "src", "-o", "found", "--scheduler", address]
+    command = [sys.executable, "-m", "amp_rewrite", "src", "-o", "found", "-j", address]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.count("ok  ")) == (0, 3), done.stderr
     assert tree(tmp_path / "found") == tree(tmp_path / "here")

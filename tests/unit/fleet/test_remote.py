@@ -190,7 +190,7 @@ def test_threads_share_a_store(src: Path, memory: Any, tmp_path: Path) -> None:
 
 def test_the_command_takes_urls(src: Path, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = run("memory://hub/src", "-o", "memory://hub/out", "--summary", "s.jsonl")
+    shown = run("memory://hub/src", "-o", "memory://hub/out", "--report", "s.jsonl")
     assert shown.exit_code == 0, shown.stderr
     assert "ok  memory://hub/out/decoder/plain.onnx: 2 of 2" in shown.stdout
     assert "4 models done, 3 other files copied\nwrote s.jsonl\n" in shown.stderr

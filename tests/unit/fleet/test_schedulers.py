@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from amp_rewrite.cli.batch import _executor_for
+from amp_rewrite.cli.batch import _executor_for, _jobs
 from amp_rewrite.errors import MachineError
 from amp_rewrite.fleet.schedulers import executor_of
 
@@ -97,12 +97,8 @@ def test_without_dask_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
         executor_of("head:8786").__enter__()
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "jobs", "at_once"), [(None, None, 1), (None, 3, 3), ("head:8786", None, 12), ("head:8786", 3, 3)]
-)
-def test_a_scheduler_gets_as_many_jobs_as_asked_and_else_one_for_each_thread(
-    monkeypatch: pytest.MonkeyPatch, scheduler: str | None, jobs: int | None, at_once: int
-) -> None:
+@pytest.mark.parametrize(("jobs", "at_once"), [("3", 3), ("head:8786", 12), ("/srv/scheduler.json", 12)])
+def test_a_scheduler_gets_a_job_for_each_thread(monkeypatch: pytest.MonkeyPatch, jobs: str, at_once: int) -> None:
     module = dask(monkeypatch, {"a": 8, "b": 4})
-    with _executor_for(scheduler, jobs) as (executor, count):
-        assert (executor, count) == (module.executor if scheduler else None, at_once)
+    with _executor_for(_jobs(jobs)) as (executor, count):
+        assert (executor, count) == (None if jobs == "3" else module.executor, at_once)

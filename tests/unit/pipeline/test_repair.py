@@ -31,7 +31,7 @@ from support.cases import build
 from support.hard_models import HARD, halved
 
 MODULE = sys.modules["amp_rewrite.pipeline.repair"]  # the name in the package is the function
-NEAR: dict[str, Any] = {"metric": "scaled", "at_most": 1e-2}
+NEAR: dict[str, Any] = {"tolerance": 1e-2}
 """The largest error may be a hundredth of the largest output: 5 to 10 times what float16 costs these models."""
 
 BROKEN_BY_DATA = ("llama_outlier", "large_logits", "vae_decoder", "offset_norm")
@@ -174,7 +174,7 @@ def test_what_cannot_be_pinned_cannot_be_repaired() -> None:
 
 
 def test_low_inputs_that_are_too_coarse_are_told() -> None:
-    found = repaired(needy(), io="low", at_most=1e-9)
+    found = repaired(needy(), io="low", tolerance=1e-9)
 
     assert not found.solved
     assert found.text().splitlines()[1] == (
@@ -197,7 +197,7 @@ def test_what_only_moves_values_of_raised_ops_does_not_round_them_again() -> Non
     chain = build("a=MatMul(x,w);r=Relu(a);t=Transpose(r);y=MatMul(t,w)", ["y"], constants={"w": weight})
     half = amp_rewrite.convert(chain, target="onnx").model
 
-    found = repaired(half, at_most=1e-6)  # a 500th of what one rounding to float16 costs
+    found = repaired(half, tolerance=1e-6)  # a 500th of what one rounding to float16 costs
 
     assert found.solved
     assert {row.dtype for row in found.converted.report.rows if row.op != "Cast"} == {"float32"}

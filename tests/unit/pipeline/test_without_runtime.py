@@ -61,7 +61,7 @@ def command(*words, code=0):
 
 first, low = models[0], out / f"{pathlib.Path(models[0]).stem}.float16.onnx"
 node = amp_rewrite.View.of(amp_rewrite.Model.load(first)).ops[0].name
-command("convert", first, "-o", out / "command.onnx", "--html", out / "page.html", "--check-weights")
+command("convert", first, "-o", out / "command.onnx", "--report", out / "page.html")
 command("report", first)
 command("explain", first, node)
 command("diff", first, low, code=1)
@@ -115,7 +115,7 @@ PUBLIC = {
     "a conversion with data": "amp_rewrite.repair('m', 'd')",
     "bench": "amp_rewrite.bench(['m'], 'd')",
     "Session": "amp_rewrite.Session('m')",
-    "Trainer": "amp_rewrite.Trainer(None)",
+    "Trainer": "amp_rewrite.train.Trainer(None)",
     "ModelLoss": "amp_rewrite.train.ModelLoss.of('m', 'loss')",
 }
 

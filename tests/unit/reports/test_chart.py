@@ -18,16 +18,13 @@ from amp_rewrite.reports.page.marks import (
     backdrop,
     band,
     caption,
-    dots,
     envelope,
     limit,
     pins,
-    polyline,
     spans,
     spot,
     stretch,
     upright,
-    whisker,
 )
 from amp_rewrite.reports.page.markup import written
 
@@ -121,27 +118,11 @@ def test_a_limit_stands_on_the_axis_or_not_at_all() -> None:
     assert limit(LOG, 2.0, "tolerance 2") == []
 
 
-def test_a_dot_beyond_the_axis_becomes_a_triangle_at_its_edge() -> None:
-    inside, above, below, lost = dots(
-        DEPTH, LOG, [(5, 0.01, "a"), (5, math.inf, "b"), (5, 0, "c"), (5, math.nan, "d")], "low"
-    )
-    assert (inside.tag, inside.get("cx"), inside.get("cy")) == ("circle", "50%", "50%")
-    assert [(mark.tag, mark[0].tail or mark.text, mark.get("y")) for mark in (above, below, lost)] == [
-        ("text", "▲", "0%"),
-        ("text", "▼", "100%"),
-        ("text", "▲", "0%"),
-    ]
-    assert [mark.find("title").text for mark in (inside, above, below, lost)] == ["a", "b", "c", "d"]  # type: ignore[union-attr]
-    assert dots(DEPTH, LOG, [(5, None, "e")], "low") == []
-
-
-def test_spans_envelopes_and_polylines_take_their_places() -> None:
+def test_spans_and_envelopes_take_their_places() -> None:
     (bar,) = spans(DEPTH, LOG, [(5, 1e-2, 1.0, "v")], "low")
     assert (bar.get("x"), bar.get("width"), bar.get("y")) == ("51%", "8%", "-0.2%")
     (area,) = envelope(DEPTH, LOG, binned([1e-2, 1e-4], [1.0, 1e-2], 1), "high")
     assert area[0].get("d") == "M0 1002V-2H200V1002Z"
-    (line,) = polyline(DEPTH, LOG, [(0, 1.0), (10, 1e-4), (3, math.nan)], "low")
-    assert line[0].get("d") == "M0 0L1000 1000"
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), ANY), max_size=8))
@@ -157,8 +138,6 @@ def test_marks_of_a_row() -> None:
     assert (bar.get("x"), bar.get("width"), bar.find("title").text) == ("20%", "20%", "two to four")  # type: ignore[union-attr]
     assert attributes(backdrop(DEPTH, 5.0, math.inf, "high"), "x") == ["50%"]
     assert attributes(upright(DEPTH, 5.0, "tolerance"), "x1") == ["50%"] and upright(DEPTH, 11.0, "tolerance") == []
-    assert [mark.tag for mark in whisker(DEPTH, 1.0, 3.0)] == ["line"] * 3
-    assert [mark.tag for mark in whisker(DEPTH, 1.0, 30.0)] == ["line"] * 3 + ["text"]
     assert [spot(DEPTH, number, "low")[0].tag for number in (3.0, math.nan, 99.0, -1.0)] == ["circle"] + ["text"] * 3
     assert spot(DEPTH, None, "low") == [] and stretch(DEPTH, 4.0, 2.0, "low") == []
 
@@ -169,7 +148,7 @@ def test_marks_of_a_row() -> None:
 def test_names_are_cut_and_escaped_everywhere() -> None:
     name = EVIL + "x" * 10_000
     drawn = [
-        plot(DEPTH, LOG, [*dots(DEPTH, LOG, [(1, 0.1, name)], "low"), *limit(LOG, 0.1, EVIL)], name=name),
+        plot(DEPTH, LOG, [*spans(DEPTH, LOG, [(1, 0.1, 0.2, name)], "low"), *limit(LOG, 0.1, EVIL)], name=name),
         rows(DEPTH, [Line(name, [], EVIL)], name=name, legend=[sample("low", EVIL)]),
         numbers(("op", EVIL), [(name, "1")], right=1),
     ]

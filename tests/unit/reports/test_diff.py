@@ -24,7 +24,7 @@ from amp_rewrite.reports.alignment import common
 from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.match import match
-from amp_rewrite.reports.op_changes import CastChange, Change, OpRun
+from amp_rewrite.reports.op_changes import CastChange, Change
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import CastRow, Header, PortRow, Row, Totals
@@ -368,28 +368,6 @@ def test_a_comment_on_many_changes_begins_with_sums_by_type() -> None:
     text = Delta("a", "b", (*many, Change("added", "e", "Exp", after="float32"))).markdown()
     assert "| `21` | `raised` | `Relu` | `float16 → float32` |\n| `1` | `added` | `Exp` | `float32` |" in text
     assert "number" not in Delta("a", "b", tuple(many[:20])).markdown()
-
-
-# -- runs of ops ---------------------------------------------------------------------------------------
-
-
-def test_runs_hold_every_op_of_both_in_order() -> None:
-    a, b = chain("Relu:a", "Exp:b", "Tanh:c", "Neg:d"), chain("Relu:a", "Tanh:c", "Abs:e", "Neg:d", dtype="float16")
-    delta = diff(a, b)
-    ops = [(run.a, run.b, run.changed) for run in delta.runs for _ in range(run.ops)]
-    assert ops.count(("float32", "float16", True)) == 3
-    assert ops.count(("float32", "", True)) == ops.count(("", "float16", True)) == 1
-    assert ops.index(("float32", "", True)) == 1
-    assert diff(a, a).runs == (OpRun(4, "float32", "float32", False),)
-
-
-@pytest.mark.parametrize("path", FIXTURES[::4], ids=lambda path: path.stem)
-def test_runs_count_the_ops_of_both_sides(path: Path) -> None:
-    model = Model.load(path)
-    delta = diff(model, convert(model))
-    changed = sum(run.ops for run in delta.runs if run.changed)
-    assert max(sum(run.ops for run in delta.runs if run.a), sum(run.ops for run in delta.runs if run.b)) == delta.ops
-    assert changed <= len(delta.changes) and bool(changed) is any(c.kind != "casts" for c in delta.changes)
 
 
 def test_the_documentation_shows_what_is_printed() -> None:

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_rewrite import DType
-from amp_rewrite.deploy.bench.charts import latency_chart, memory_chart, ops_chart, throughput_chart
-from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
-from amp_rewrite.deploy.bench.profile import OpChange, OpTime
-from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.fit import Fit
-from amp_rewrite.reports.measurements import Difference, OutputRow, TrialRow
-from amp_rewrite.reports.op_changes import OpRun, runs_of
-from amp_rewrite.reports.page.axis import MOST_POINTS
-from amp_rewrite.reports.page.chart_data import chart_figure
+from amp_rewrite.reports.measurements import Difference, OutputRow
+from amp_rewrite.reports.page.changes import changes_figure
 from amp_rewrite.reports.page.markup import written
-from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure, trials_figure
+from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure
 from amp_rewrite.reports.page.page import Figure, Page
 from amp_rewrite.reports.page.ranges import ranges_figure
-from amp_rewrite.reports.page.strips import _binned, _kind, changes_figure, strips_figure
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 SIZE = st.floats(0.0, allow_infinity=False)
@@ -55,29 +45,10 @@ FITS = st.builds(
 )
 SCORES = st.builds(lambda *numbers: scored(*numbers), NAME, COUNT, MAYBE, MAYBE, st.booleans(), NAME)
 LIMITS = st.builds(CriterionLine, NAME, NAME, st.floats(0.0), st.booleans())
-TRIED = st.builds(TrialRow, COUNT, st.booleans(), NAME, st.integers(0, 10**6), MAYBE)
-RUNS = st.builds(OpRun, st.integers(1, 9), *[st.sampled_from(["float16", "float32", "int64", ""])] * 2, st.booleans())
-SECONDS = st.floats(1e-9, 1e3)
 
 
 def scored(output: str, batch: int, score: float | None, scaled: float | None, ok: bool, because: str) -> OutputRow:
     return OutputRow(output, batch, Difference(1, ok, because, score=score, scaled=scaled))
-
-
-def timed(name: str, median: float, p5: float, p95: float, copies: float, memory: int | None = None) -> BenchEntry:
-    return BenchEntry(name, (), False, Timing(1, median, p5, p95), Timing(1, copies, copies, copies), {}, memory)
-
-
-def moved(name: str, kind: str, before: float | None, after: float | None) -> OpChange:
-    return OpChange(*(None if seconds is None else OpTime(name, kind, "", "", seconds) for seconds in (before, after)))
-
-
-def swept(entry: BenchEntry, items: int, throughput: float) -> BenchEntry:
-    return replace(entry, sweep=(BatchTiming(items, replace(entry.latency, median=items / throughput)),))
-
-
-TIMED = st.builds(timed, NAME, *[SECONDS] * 4, st.one_of(st.none(), st.integers(0, 10**12)))
-MOVED = st.builds(moved, NAME, NAME, SECONDS, st.one_of(st.none(), SECONDS))
 
 
 @given(st.dictionaries(NAME, FITS, max_size=6), st.sampled_from([DType.FLOAT16, DType.BFLOAT16]))
@@ -93,34 +64,6 @@ def test_any_ranges_are_drawn(values: dict[str, Fit], to: DType) -> None:
 def test_any_scores_are_drawn(scores: list[OutputRow], allowed: CriterionLine) -> None:
     data = checked(outputs_figure(scores, allowed, "ok"))
     assert sorted((r["output"], r["batch"]) for r in data["rows"]) == sorted((s.output, s.batch) for s in scores)
-
-
-@given(st.lists(TRIED, max_size=6), TRIED, LIMITS, st.booleans())
-def test_any_trials_are_drawn(trials: list[TrialRow], chosen: TrialRow, allowed: CriterionLine, solved: bool) -> None:
-    data = checked(trials_figure(trials, chosen, allowed, solved=solved))
-    assert [trial["float32_ops"] for trial in data["trials"]] == [trial.float32_ops for trial in trials]
-    assert data["chosen"]["float32_ops"] == chosen.float32_ops
-
-
-@settings(max_examples=20)
-@given(st.lists(TIMED, min_size=1, max_size=4), st.lists(MOVED, max_size=30))
-def test_any_times_are_drawn(entries: list[BenchEntry], ops: list[OpChange]) -> None:
-    latency = checked(chart_figure(latency_chart(entries, "a CPU")))
-    assert [row["median"] for row in latency["models"]] == [entry.latency.median for entry in entries]
-    memory = memory_chart(entries)
-    drawn = memory and checked(chart_figure(memory))["models"]
-    assert drawn is None or [row["memory"] for row in drawn] == [entry.memory for entry in entries]
-    changed = checked(chart_figure(ops_chart(OpChanges("b", tuple(ops)), 1)))
-    assert changed["compared"] == len(ops) and len(changed["ops"]) <= 24
-    throughput = throughput_chart([swept(entry, 1 + i, entry.latency.median) for i, entry in enumerate(entries)])
-    assert throughput is not None and len(checked(chart_figure(throughput))["rows"]) == len(entries)
-
-
-@given(st.lists(RUNS, max_size=8))
-def test_any_runs_are_drawn(runs: list[OpRun]) -> None:
-    data = checked(strips_figure("a", "b", runs, "no difference"))
-    assert data["ops"] == sum(run.ops for run in runs)
-    assert data["changed"] == sum(run.ops for run in runs if run.changed)
 
 
 # -- many numbers --------------------------------------------------------------------------------------
@@ -142,15 +85,6 @@ def test_many_outputs_leave_the_worst() -> None:
     figure = outputs_figure(scores, CriterionLine("error ≤ 0.009", "error", 0.009, False), "failed")
     shown = {row["output"] for row in checked(figure)["rows"]}
     assert shown == {f"y{i}" for i in range(60, 100)} and "worst are drawn" in figure.lead
-
-
-def test_many_runs_become_shares_that_lose_no_op() -> None:
-    types = ["float16", "float32", "int64"]
-    runs = runs_of((types[i % 3], types[(i // 2) % 3], i == 555) for i in range(MANY))
-    data = checked(strips_figure("a", "b", runs, "1 lowered"))
-    sums = [sum(part["a"].get(kind, 0) for part in data["bins"]) for kind in ("low", "high", "muted")]
-    assert sum(sums) == MANY and max(sums) - min(sums) <= 1
-    assert data["changed"] == 1 and len(data["bins"]) <= 500
 
 
 def test_many_changes_are_counted_and_the_first_listed() -> None:
@@ -179,77 +113,21 @@ def test_the_tightest_value_is_named_with_its_headroom(fit: Fit, words: str) -> 
 
 def test_caveats_and_settings_stand_below_their_figures() -> None:
     notes = ("random data show little", "<i>NaN</i>")
-    entries = [timed("a", 1.0, 1.0, 1.0, 1.0)]
-    for figure in (
-        outputs_figure([], CriterionLine("error", "error", 1.0, False), "ok", notes),
-        chart_figure(latency_chart(entries, "a CPU", notes)),
-    ):
-        assert checked(figure)["notes"] == list(notes)
-        assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in written(figure.drawing)
+    figure = outputs_figure([], CriterionLine("error", "error", 1.0, False), "ok", notes)
+    assert checked(figure)["notes"] == list(notes)
+    assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in written(figure.drawing)
     figure = changes_figure([], {}, [("to", "float16", "bfloat16")])
     assert checked(figure)["settings"] == {"to": ["float16", "bfloat16"]}
     assert "Settings" in written(figure.drawing)
 
 
-def marks(figure: Figure, kind: str) -> int:
-    return sum(
-        kind in (mark.get("class") or "").split() for mark in figure.drawing.iter() if mark.get("cx", "").endswith("%")
-    )
-
-
-def test_a_repair_marks_each_trial_and_the_chosen_one() -> None:
-    allowed = CriterionLine("error ≤ 0.01", "error", 0.01, False)
-    trials = [TrialRow(0, False, "", 3, 0.5), TrialRow(4, True, "", 9, 1e-3), TrialRow(1, True, "", 5, 5e-3)]
-    figure = trials_figure(trials, TrialRow(1, True, "", 5, 6e-3), allowed, solved=True)
-    assert [marks(figure, kind) for kind in ("hollow", "low", "ring")] == [1, 2, 1]
-    assert "3 trials" in figure.lead and "5 ops in float32 passes (0.006)" in figure.lead
-
-
-def strip(runs: Sequence[OpRun]) -> list[tuple[str, str]]:
-    figure = strips_figure("a", "b", runs, "1 lowered")
-    marked = [mark for mark in figure.drawing.iter("rect") if (mark.get("class") or "").startswith(("span", "changed"))]
-    return [(mark.get("class") or "", mark.get("width") or "") for mark in marked if "%" in (mark.get("width") or "")]
-
-
-def test_strips_align_both_models_and_mark_what_changed() -> None:
-    runs = runs_of(
-        [("float32", "float32", False), ("float32", "float16", True), ("", "int64", True), ("int64", "", True)]
-    )
-    assert [run.ops for run in runs] == [1, 1, 1, 1]
-    drawn = strip(runs)
-    assert drawn[:3] == [("span high", "50%"), ("span absent", "25%"), ("span muted", "25%")]
-    assert drawn[3:7] == [(f"span {kind}", "25%") for kind in ("high", "low", "muted", "absent")]
-    assert drawn[7:] == [("changed", "25%")] * 3
-
-
 def test_names_of_any_length_leave_sentences_readable() -> None:
     name = "<b>\u202e" + "n" * 100_000
     fit, allowed = Fit(9, 0, 2.0, 1.0), CriterionLine("error", "error", 1.0, False)
-    throughput = throughput_chart([swept(timed(name, 1.0, 1.0, 1.0, 1.0), 1, 1.0)])
-    assert throughput is not None
     for figure in (
         ranges_figure({name: fit}, DType.FLOAT16, name),
         outputs_figure([scored(name, 0, 1.0, 1.0, True, name)], allowed, name, [name]),
-        chart_figure(latency_chart([timed(name, 1.0, 1.0, 1.0, 1.0, 1)], name, [name])),
-        chart_figure(throughput),
-        chart_figure(ops_chart(OpChanges(name, (moved(name, name, 1.0, 2.0),)), 1)),
-        strips_figure(name, name, [], name),
         changes_figure([dict.fromkeys(("kind", "title", "op", "types", "why"), name)], {}, [(name, name, name)]),
     ):
         assert figure is not None
         assert len(figure.lead) < 1000 and len(figure.title) < 300 and len(written(figure.drawing)) < 10_000
-
-
-@pytest.mark.parametrize("shift", [0, 1, 7])
-def test_bins_of_a_long_strip_share_out_the_ops_of_runs(shift: int) -> None:
-    lengths = [shift, 2 * MOST_POINTS - 1, 1, MOST_POINTS]
-    runs = [
-        OpRun(n, kind, "", True) for n, kind in zip(lengths, ("float16", "float32", "float16", "int64"), strict=True)
-    ]
-    total = sum(lengths)
-    bins = _binned(runs, total)
-    kinds = [_kind(run.a) for run in runs for _ in range(run.ops)]
-    assert sum(part.ops for part in bins) == total and len(bins) <= MOST_POINTS
-    for part in bins:
-        assert part.types["a"] == Counter(kinds[part.first : part.first + part.ops])
-        assert part.types["b"] == Counter({_kind(""): part.ops})

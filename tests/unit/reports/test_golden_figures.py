@@ -17,22 +17,16 @@ from typing import Any
 import pytest
 
 from amp_rewrite import DType, Report, convert, diff, explain
-from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
-from amp_rewrite.deploy.bench.profile import OpChange, OpTime
-from amp_rewrite.deploy.bench.result import Benchmark
-from amp_rewrite.deploy.bench.timing import Timing
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
-from amp_rewrite.reports.measurements import Difference, OutputRow, TrialRow
+from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.reports.model_explorer import overlay
-from amp_rewrite.reports.op_changes import runs_of
+from amp_rewrite.reports.page.changes import changes_figure
 from amp_rewrite.reports.page.markup import written
-from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure, trials_figure
+from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure
 from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.page.ranges import ranges_figure
 from amp_rewrite.reports.page.report_figures import report_figures
-from amp_rewrite.reports.page.strips import changes_figure, strips_figure
-from amp_rewrite.reports.page.text_figures import checks_figure
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.reports.sources import report_and_view, report_in
 from support.corpus import TEXT_MODELS, exported, text_model
@@ -86,44 +80,13 @@ def outputs(rng: Numbers, size: int) -> Figure:
     return outputs_figure(rows, CriterionLine("error ≤ 0.01", "error", 0.01, size % 2 > 0), "failed")
 
 
-def trials(rng: Numbers, size: int) -> Figure:
-    steps = [
-        TrialRow(i, rng.below(2) > 0, "why", rng.below(40), rng.one(0.0, math.inf, math.nan) if rng.below(5) else None)
-        for i in range(size + 1)
-    ]
-    return trials_figure(
-        steps, steps[size // 2], CriterionLine("error ≤ 0.01", "error", 0.01, size % 2 > 0), solved=size > 3
-    )
-
-
-def benchmark(rng: Numbers, size: int) -> Sequence[Figure]:
-    def timing() -> Timing:
-        low, median, high = sorted(rng.one() for _ in range(3))
-        return Timing(9, median, low, high)
-
-    def op(name: str) -> OpTime | None:
-        return OpTime(name, "Add", "CPU", "float32", rng.one(0.0)) if rng.below(4) else None
-
-    entries = tuple(
-        BenchEntry(f"m{i}", (), False, timing(), timing(), {}, rng.below(10**9) if rng.below(2) else None,
-              tuple(BatchTiming(2**n, timing() if rng.below(3) else None) for n in range(rng.below(4))))
-        for i in range(1 + size % 6)
-    )  # fmt: skip
-    pairs = [(op(f"op{i}"), op(f"op{i}")) for i in range(size)]
-    sides = [OpChange(before, after) for before, after in pairs if before or after]
-    changed = (OpChanges("m1", tuple(sides)), OpChanges("m2", tuple(sides[:3])))
-    return Benchmark("CPU", "a CPU", {}, "random", 1, 1, 1, entries, changed, ("a note",)).figures()
-
-
-def strips(rng: Numbers, size: int) -> Sequence[Figure]:
+def changes(rng: Numbers, size: int) -> Figure:
     types = ("float16", "bfloat16", "float32", "float64", "int64", "")
-    a, b = ([rng.of(*types) for _ in range(min(40 * size, 1200))] for _ in range(2))
     kinds = ("lowered", "added", "cast +")
-    changes = [{"kind": rng.of(*kinds), "title": f"op{i}", "op": "Add", "types": t, "why": i * "w"}
-               for i, t in enumerate(a[:size])]  # fmt: skip
-    counts = {kind: sum(change["kind"] == kind for change in changes) for kind in ("lowered", "added")}
-    runs = runs_of((one, two, one != two) for one, two in zip(a, b, strict=True))
-    return strips_figure("a", "b", runs, "some lowered"), changes_figure(changes, counts, [("to", "float16", "none")])
+    rows = [{"kind": rng.of(*kinds), "title": f"op{i}", "op": "Add", "types": rng.of(*types), "why": i * "w"}
+            for i in range(size)]  # fmt: skip
+    counts = {kind: sum(row["kind"] == kind for row in rows) for kind in ("lowered", "added")}
+    return changes_figure(rows, counts, [("to", "float16", "none")])
 
 
 class Net:
@@ -205,21 +168,8 @@ def differences(rng: Numbers, size: int) -> Sequence[Figure | str]:
     return shown
 
 
-def checks(rng: Numbers, size: int) -> Figure:
-    rows = [
-        {
-            "topic": f"t{i}",
-            "state": rng.of("ok", "finding", "advice", "unknown"),
-            "fact": "f",
-            "remedy": rng.of("", "r"),
-        }
-        for i in range(size)
-    ]
-    return checks_figure(rows, "some checks", {"checks": rows})
-
-
 Made = Callable[[Numbers, int], Figure | Sequence[Figure | str]]
-MADE: tuple[Made, ...] = (ranges, outputs, trials, benchmark, strips, checks, differences)
+MADE: tuple[Made, ...] = (ranges, outputs, changes, differences)
 SIZES = (0, 1, 2, 5, 14, 25, 60, 600)
 
 
@@ -240,7 +190,6 @@ def figures_of_model(name: str) -> Iterator[tuple[str, Figure | str]]:
         "report with its model": report_figures(_unversioned(as_it_is), view, errors),
         "difference": diff(model, converted.model).figures(),
         "difference from bfloat16": diff(converted.model, convert(model, to="bfloat16").model).figures(),
-        "reasons": explain(converted.report, *dict.fromkeys(row.name for row in low.rows)).figures(),
     }
     for part, figures in parts.items():
         for figure in figures:
@@ -250,9 +199,9 @@ def figures_of_model(name: str) -> Iterator[tuple[str, Figure | str]]:
 def texts_of_models() -> Iterator[tuple[str, str]]:
     """Reports, inventories, reasons and overlays of all text models, in the form that each is printed in."""
     for name in TEXT_MODELS:
-        converted = convert(text_model(name), annotate=True)
+        converted = convert(text_model(name))
         low = _unversioned(converted.report)
-        rules = overlay(Model.load(converted.model), "rule") if any(row.rule for row in low.rows) else ""
+        rules = overlay(Model.load(converted.model), "rule", report=low) if any(row.rule for row in low.rows) else ""
         parts = {
             "report": low.to_json() + low.text(verbose=True),
             "inventory": _unversioned(report_in(text_model(name))).to_json(),

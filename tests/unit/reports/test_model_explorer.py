@@ -72,13 +72,6 @@ def test_the_type_layer_has_a_color_for_each_type() -> None:
     assert len(set(TYPES.values())) == len(TYPES)
 
 
-def test_rules_come_from_annotations_or_from_the_report() -> None:
-    for name in ("tied_weights", "if_in_loop", "no_node_names", "casts_that_fold", "local_function"):
-        annotated = amp_rewrite.convert(text_model(name), annotate=True)
-        plain = amp_rewrite.convert(text_model(name))
-        assert layer(annotated.model, "rule") == layer(plain.model, "rule", report=plain.report), name
-
-
 def test_rules_of_a_report_match_the_source_too() -> None:
     source = text_model("tied_weights")
     report = amp_rewrite.convert(source).report
@@ -87,7 +80,7 @@ def test_rules_of_a_report_match_the_source_too() -> None:
 
 
 def test_a_model_without_rules_or_errors_says_what_to_hand_in() -> None:
-    with pytest.raises(ReportError, match=r"--annotate, or .* --reasons"):
+    with pytest.raises(ReportError, match=r"give the report of its conversion with --reasons"):
         layer(text_model("tied_weights"), "rule")
     with pytest.raises(ReportError, match=r"locate --json.*--errors"):
         layer(text_model("tied_weights"), "error")
@@ -95,8 +88,8 @@ def test_a_model_without_rules_or_errors_says_what_to_hand_in() -> None:
 
 def test_a_model_without_floats_has_an_empty_layer_of_rules() -> None:
     source = text_model("strings_and_integers")
-    converted = amp_rewrite.convert(source, annotate=True)
-    assert layer(source, "rule", report=converted.report) == layer(converted.model, "rule") == {}
+    converted = amp_rewrite.convert(source)
+    assert layer(source, "rule", report=converted.report) == {}
     assert json.loads(overlay_of_report(converted.report, "rule"))["results"] == {}
     with pytest.raises(ReportError, match="holds no rules"):
         overlay_of_report(report_in(source), "rule")

@@ -162,13 +162,6 @@ def test_a_page_of_a_report_in_a_file_lacks_what_the_model_tells() -> None:
     assert read.page().data() == alone
 
 
-def test_json_with_figures_is_read_as_the_report() -> None:
-    converted = convert(exported(BERT))
-    text = converted.page().within(converted.report.to_json())
-    assert json.loads(text)["figures"] == converted.page().data()
-    assert Report.from_json(text, "report.json") == converted.report
-
-
 def test_ops_are_colored_by_error_where_there_are_errors() -> None:
     report = convert(exported(BERT)).report
     assert graph(report, None, {3: 0.25}).data["errors"][2:4] == [None, 0.25]
@@ -269,8 +262,7 @@ def test_each_change_stands_at_its_op_on_both_sides_with_its_types() -> None:
 
 def test_a_difference_without_its_models_has_no_graphs() -> None:
     delta = replace(diff(chain("Conv"), chain("Relu")), sides=None)
-    assert [figure.name for figure in delta.figures()] == ["strips", "changes"]
-    assert [figure.name for figure in delta.sketches()] == ["strips"]
+    assert [figure.name for figure in delta.figures()] == ["changes"]
 
 
 def test_a_cast_stands_on_the_edges_to_those_that_read_through_it() -> None:

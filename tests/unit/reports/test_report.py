@@ -382,7 +382,7 @@ def test_the_json_schema_names_the_fields_that_reports_have() -> None:
         stated = SCHEMA["$defs"][name]["properties"]
         own = {field.rstrip("_") for field in cls.__annotations__}
         assert set(stated) == (own - {"settings"} | set(STATED) if cls is Header else own), name
-    assert set(SCHEMA["properties"]) == {field.name for field in fields(Report)} | {"figures"}
+    assert set(SCHEMA["properties"]) == {field.name for field in fields(Report)}
 
 
 def test_reports_satisfy_the_json_schema() -> None:

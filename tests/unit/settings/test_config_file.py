@@ -123,12 +123,14 @@ def test_the_environment_gives_level_lists_and_log_path() -> None:
     [
         ('to = "float16"\nkep = ["a"]\n', ":2: unknown key 'kep'; did you mean 'keep'?"),
         ("\n\n'colour' = 1\n", ":3: unknown key 'colour'; use one of to, lists, level, target, safety, keep, lower, "
-         "io, kv, gray-follows-allow, quantized, fuse, opset, shift, placement, external-data, overwrite, annotate, "
-         "fail-on, ranges, headroom, data"),
+         "io, kv, gray-follows-allow, quantized, fuse, opset, shift, placement, external-data, shard-size, "
+         "overwrite, fail-on, ranges, headroom, data, batches, seed, int-range, allow-nonfinite, tolerance, "
+         "rtol, atol, metric, budget, name, include, exclude"),
         ("fail_onn = []\n", ":1: unknown key 'fail_onn'; did you mean 'fail-on'?"),
         ("log_path = 'x'", ":1: unknown key 'log_path'; use one of to, lists, level, target, safety, keep, lower, io, "
-         "kv, gray-follows-allow, quantized, fuse, opset, shift, placement, external-data, overwrite, annotate, "
-         "fail-on, ranges, headroom, data"),
+         "kv, gray-follows-allow, quantized, fuse, opset, shift, placement, external-data, shard-size, "
+         "overwrite, fail-on, ranges, headroom, data, batches, seed, int-range, allow-nonfinite, tolerance, "
+         "rtol, atol, metric, budget, name, include, exclude"),
         ("to = 16\n", ":1: to is 16; write text in quotes"),
         ("keep = [1]\n", ":1: keep is [1]; write a list of text, as in [\"...\"]"),
         ("lists = {a = 1}\n", ":1: lists is {'a': 1}; write a list of text, as in [\"...\"]"),
@@ -214,7 +216,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 def test_an_unknown_choice_names_the_variable_or_the_option_that_made_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^AMP_REWRITE_LEVEL: unknown value 'x' for level; use one of default, "):
         settings({}, {"AMP_REWRITE_LEVEL": "x"}, folder=tmp_path)
-    with pytest.raises(ConfigError, match=r"^--safety: unknown value 'x' for safety; use one of default, none$"):
+    with pytest.raises(ConfigError, match=r"^--set safety: unknown value 'x' for safety; use one of default, none$"):
         settings({"safety": "x"}, {}, folder=tmp_path)
 
 

@@ -18,10 +18,8 @@ import amp_rewrite
 from amp_rewrite import DType, Policy, PolicyError, calibrate, convert, repair, verify
 from amp_rewrite.cli import program
 from amp_rewrite.errors import options_spelled, spelled
-from amp_rewrite.evidence.metric import MEASURES
 from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings import choices
-from amp_rewrite.settings.criterion import MetricName
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.policy import LowName, low_type
 
@@ -162,7 +160,8 @@ def test_a_value_of_a_wrong_type_is_an_error_with_its_keyword(keyword: str, valu
         ("outputs", 3, "outputs=3 is int; give a list of text or text"),
         ("names", ["one"], "names=['one'] is list; give two names or None"),
         ("progress", 1, "progress=1 is int; give a function or None"),
-        ("metric", 3, "unknown metric 3; use one of cosine, psnr, snr, top1, scaled, or in Python a callable"),
+        ("metric", 3, "unknown metric '3'; use one of cosine, psnr, snr, top1, scaled with a bound, or in Python a"
+         " function"),
     ],
 )  # fmt: skip
 def test_verify_checks_its_keywords_too(keyword: str, value: Any, message: str) -> None:
@@ -186,22 +185,23 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 def test_a_keyword_is_spelled_as_its_user_writes_it() -> None:
-    words = (("at_most",), ("rtol", -1.0), ("overwrite", True), ("opset", "auto"))
-    assert [spelled(*word) for word in words] == ["at_most=", "rtol=-1.0", "overwrite=True", "opset='auto'"]
-    with options_spelled():
-        assert [spelled(*word) for word in words] == ["--at-most", "--rtol -1.0", "--overwrite", "--opset auto"]
+    words = (("at_most",), ("rtol", -1.0), ("overwrite", True), ("opset", "auto"), ("external_data", True))
+    assert [spelled(*word) for word in words[:4]] == ["at_most=", "rtol=-1.0", "overwrite=True", "opset='auto'"]
+    with options_spelled(("overwrite", "opset")):
+        shown = [spelled(*word) for word in words]
+    assert shown == ["--set at-most=…", "--set rtol=-1.0", "--overwrite", "--opset auto", "--set external-data=true"]
     assert spelled("at_most") == "at_most="
 
 
 def test_one_mistake_reads_as_python_here_and_as_a_shell_there(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(NET, path)
-    with pytest.raises(PolicyError, match=r"^metric scaled needs a bound; give at_most= and a number$"):
+    with pytest.raises(PolicyError, match=r"^metric='scaled' has no bound; write one, as in metric='scaled=0.01'$"):
         verify(path, path, DATA, metric="scaled")
     said = CliRunner().invoke(
         program, ["verify", str(path), str(path), "--random", "--shape", "x=1,8", "--metric=scaled"]
     )
-    assert said.stderr == "error: metric scaled needs a bound; give --at-most and a number\n"
+    assert said.stderr == "error: --metric scaled has no bound; write one, as in --metric scaled=0.01\n"
 
 
 # -- the words for static checkers ------------------------------------------------------------------------
@@ -218,7 +218,6 @@ def test_the_words_for_static_checkers_are_those_that_are_read() -> None:
         low_type("none of these")
     listed = str(refused.value).partition(", or")[0]
     assert set(re.findall(r"\w*(?:16|half)\b", listed)) == set(get_args(LowName))
-    assert set(get_args(MetricName)) == set(MEASURES)
 
 
 # -- saving ----------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_what_is_no_option_is_named() -> None:
         Request.of(kep=["op=Softmax"])  # type: ignore[call-arg]
     assert str(error.value) == (
         "unexpected keyword argument 'kep'; the options of a conversion are to, lists, level, target, safety, keep,"
-        " lower, io, kv, gray_follows_allow, quantized, fuse, opset, shift, placement, annotate"
+        " lower, io, kv, gray_follows_allow, quantized, fuse, opset, shift, placement"
     )
 
 
