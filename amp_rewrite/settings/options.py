@@ -16,8 +16,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.settings.choices import (
-    AUTO,
-    PROPAGATE,
     Fuse,
     Level,
     Placement,
@@ -82,8 +80,8 @@ def _served(target: Target, values: Values) -> Target:
 
 
 def _placed(value: Placement | None, values: Values) -> Placement:
-    """Return the placement; by default "auto", and "propagate" where TensorFlow's rules alone hold."""
-    return value or (AUTO if values["safety"] is Safety.DEFAULT else PROPAGATE)
+    """Return the placement; by default "mincut", and "propagate" where TensorFlow's rules alone hold."""
+    return value or (Placement.MINCUT if values["safety"] is Safety.DEFAULT else Placement.PROPAGATE)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -235,13 +233,11 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="placement",
         group=ADVANCED,
-        metavar="auto|propagate|mincut[:GPU]",
-        help="Where the types meet: by TensorFlow's rules, or where it costs least.  [default: auto]",
+        metavar="mincut|propagate",
+        help="Where the types meet: where Casts cost least, or by TensorFlow's rules.  [default: mincut]",
         rare=True,
-        doc='"propagate" spreads colors as TensorFlow does; "auto" then moves the border between the types to where'
-        ' Casts, float32 and lost fusions cost least; "mincut" or "mincut:GPU" leaves ops of the allow list in float32,'
-        ' too, where low ones gain less than their Casts cost (`Placement`); by default "auto", without safety rules'
-        ' "propagate"',
+        doc='"propagate" spreads colors as TensorFlow does; "mincut" then moves the border between the types to where'
+        ' Casts cost least (`Placement`); by default "mincut", without safety rules "propagate"',
         parse=Placement.parse,
         combine=_placed,
         stated=Stated.UNUSUAL,

@@ -65,7 +65,7 @@ class Hazards:
     type. `saturate`: values to clamp to the low type's finite range when they are lowered; constants are clamped when
     baked, results at their Cast. `numbers`: ops that compute with shapes and constants alone; their denial need not
     spread. `benign`: ops on the deny list that are harmless in their context, with the reason. `findings`: notes for
-    the report. `guarded`: the rules on the border between the types (`coloring/borders.py`) run, too.
+    the report. `guarded`: the rule on the border between the types (`coloring/no_gain.py`) runs, too.
     """
 
     pins: tuple[Pin, ...] = ()
