@@ -6,7 +6,7 @@ safety rules in `decide/hazards/` read the model alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -153,7 +153,7 @@ class Border:
 
     def last_product(self) -> None:
         """Keep ops behind the last lowered product in float32, unless they are exact or spare a Cast."""
-        before, rounded = self._before_products(), dict[int, int]()
+        before, rounded = before_products(self.problem, self.low), dict[int, int]()
         for v in self.movable:
             op, read = self.problem.op(v), self.varying(v)
             if op.id in before or not read:
@@ -174,29 +174,6 @@ class Border:
                 rounded[v] = steps + 1
             else:
                 self.raise_(v, "no lowered product reads what it computes")
-
-    def _before_products(self) -> set[OpId]:
-        """Return the ops that a low product depends on, and ops whose bodies contain such a product.
-
-        What the user lowers, ops and outputs, counts as a product.
-        """
-        p, view = self.problem, self.problem.view
-        products = {p.vertices.all[v].op for v in self.products} | p.options.lower.keys()
-        before = set[OpId]()
-        for op_id in products:
-            while (owner := view.scopes[view.ops[op_id].scope].owner) is not None and owner not in before:
-                before.add(owner)
-                op_id = owner
-        wanted: set[ValueId | None] = {*p.options.low_inputs}
-        for op in reversed(view.ops):  # a body's ops come before the op that owns it
-            if op.id in before or not wanted.isdisjoint(op.outputs):
-                before.add(op.id)
-                for body in op.bodies:
-                    wanted.update(view.scopes[body].outputs)
-            elif op.id not in products:
-                continue
-            wanted.update(op.inputs)
-        return before
 
     def _is_bias(self, op: Op) -> bool:
         """True if an op adds a moderate constant to the result of a low product: its bias."""
@@ -226,6 +203,30 @@ class Border:
         total = only_reader(view, op.outputs[0], *PAIR_SUMS)
         scales = op.kind in SCALINGS or op.kind.endswith("Normalization")
         return scales and total is not None and all(map(self.is_low, total.operands))
+
+
+def before_products(problem: Problem, low: Container[int]) -> set[OpId]:
+    """Return the ops that a low product depends on, and ops whose bodies contain such a product.
+
+    What the user lowers, ops and outputs, counts as a product.
+    """
+    view = problem.view
+    products = {problem.vertices.all[v].op for v in problem.of_kinds(HEAVY) if v in low} | problem.options.lower.keys()
+    before = set[OpId]()
+    for op_id in products:
+        while (owner := view.scopes[view.ops[op_id].scope].owner) is not None and owner not in before:
+            before.add(owner)
+            op_id = owner
+    wanted: set[ValueId | None] = {*problem.options.low_inputs}
+    for op in reversed(view.ops):  # a body's ops come before the op that owns it
+        if op.id in before or not wanted.isdisjoint(op.outputs):
+            before.add(op.id)
+            for body in op.bodies:
+                wanted.update(view.scopes[body].outputs)
+        elif op.id not in products:
+            continue
+        wanted.update(op.inputs)
+    return before
 
 
 @rule(

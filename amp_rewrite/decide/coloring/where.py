@@ -22,9 +22,9 @@ from amp_rewrite.decide.coloring.eliminate import eliminate
 from amp_rewrite.decide.coloring.may import May
 from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import exposed, first_input_of, trail
+from amp_rewrite.ir.dataflow import exposed, first_input_of, origin, trail
 from amp_rewrite.ir.exact_ops import exact
-from amp_rewrite.ir.op_classes import CHOOSES, ELEMENTLESS, GROWS, LONG_SUMS, SEEN_THROUGH
+from amp_rewrite.ir.op_classes import CHOOSES, COPIES, ELEMENTLESS, GROWS, LONG_SUMS, SEEN_THROUGH
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
@@ -58,6 +58,7 @@ PAIRS = frozenset(
     )
 )
 """Ops and readers that onnxruntime 1.31.1 runs as one node on CUDA if both have one type, without a Cast between."""
+_copied = first_input_of(COPIES)
 AFFINE_NOTE = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
 
 
@@ -129,9 +130,21 @@ class Labelling:
         op = p.op(v)
         if op.kind == "Cast":
             return HIGH if self.may._widens(op) else None
-        listed = p.colors[v] in (Color.GRAY, Color.CLEAR)
-        short = op.kind in LONG_SUMS and op.id in p.hazards.benign
-        return None if listed and (short or op.kind not in GROWS) else HIGH
+        if p.colors[v] not in (Color.GRAY, Color.CLEAR):
+            return HIGH
+        if exact(op):
+            return None
+        return HIGH if self._grows(op) or any(map(self._unbounded, filter(p.varies, op.operands))) else None
+
+    def _grows(self, op: Op) -> bool:
+        """True if the results of an op can outgrow what it reads."""
+        return op.kind in GROWS and not (op.kind in LONG_SUMS and op.id in self.problem.hazards.benign)
+
+    def _unbounded(self, value: ValueId) -> bool:
+        """True for an input of the model or a body, and for what an op that grows computes: numbers of any size."""
+        view = self.problem.view
+        maker = view.producer(origin(view, value, _copied))
+        return view.producer(value) is None or (maker is not None and self._grows(maker))
 
     def paint(self, v: int) -> Paint:
         """Return the paint of a vertex outside TensorFlow's set that is low."""
