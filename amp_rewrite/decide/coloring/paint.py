@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from amp_rewrite.decide import reasons
@@ -57,14 +57,13 @@ def paint(
     raised = upcast_low(problem, gate)
     problem = replace(problem, raised=raised.upcast)
     may = May.of(problem)
-    high: dict[int, Paint] = {}
-    low = may.low
-    for _ in range(_ROUNDS if options.place else 1):  # what gains nothing is held, and the border placed anew
-        idle = no_gain(problem, low.keys() - high.keys())
-        if not idle and high:
-            break
-        high.update((v, problem.high(reasons.NO_GAIN, None, note)) for v, note in idle.items())
-        low = where(problem, may, high) if options.place else {v: paint for v, paint in low.items() if v not in high}
+    high, low = _held(problem, may.low.keys()), may.low
+    if options.place:
+        low = where(problem, may, high)
+        if more := _held(problem, low.keys()):  # what gains nothing behind the border is held, and that placed anew
+            high = {**high, **more}
+            low = where(problem, may, high)
+    low = {v: paint for v, paint in low.items() if v not in high}
     low = scales_follow(problem, follow_casts(problem, low), high)
     paints: dict[tuple[OpId, str], Paint] = dict(raised.upcast)
     by_op: dict[OpId, tuple[str, ...]] = {}
@@ -80,6 +79,11 @@ def paint(
             paints[op.id, ""] = edge
             by_op[op.id] = ("",)
     return Coloring(to, paints, entries, by_op, raised.refused)
+
+
+def _held(problem: Problem, low: Collection[int]) -> dict[int, Paint]:
+    """Return the paint of low vertices that gain nothing."""
+    return {v: problem.high(reasons.NO_GAIN, None, note) for v, note in no_gain(problem, low).items()}
 
 
 def _reason(problem: Problem, v: int, found: Paint | None) -> Paint:
@@ -108,8 +112,6 @@ def _edge(problem: Problem, op: Op) -> Paint | None:
     return problem.high(reasons.BOUNDARY, None, note)
 
 
-_ROUNDS = 3
-"""Placements, with what each shows to gain nothing held in the next. No model of tests or releases takes a fourth."""
 _UNPAINTED: Mapping[Color, str] = {
     Color.ALLOW: "not lowered",
     Color.GRAY: "gray: not between two {low} ops",
