@@ -17,7 +17,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.decide.hazards.rule import Rule, rule
 from amp_rewrite.decide.hazards.steps import LARGE
-from amp_rewrite.ir.dataflow import dependents, first_input_of, only_reader, orders, origin
+from amp_rewrite.ir.dataflow import first_input_of, only_reader, orders, origin
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import (
     CASTS,
@@ -141,7 +141,7 @@ class Border:
     def behind(self) -> set[ValueId]:
         """The values that are computed from the result of a low product, in either type."""
         p = self.problem
-        behind = dependents(p.view, {p.vertices.all[v].op for v in self.products})
+        behind = p.view.after({p.vertices.all[v].op for v in self.products})
         return {value for op_id in behind for value in p.view.ops[op_id].results}
 
     def _leaves_floats(self, op: Op) -> bool:
@@ -212,21 +212,10 @@ def before_products(problem: Problem, low: Container[int]) -> set[OpId]:
     """
     view = problem.view
     products = {problem.vertices.all[v].op for v in problem.of_kinds(HEAVY) if v in low} | problem.options.lower.keys()
-    before = set[OpId]()
-    for op_id in products:
-        while (owner := view.scopes[view.ops[op_id].scope].owner) is not None and owner not in before:
-            before.add(owner)
-            op_id = owner
-    wanted: set[ValueId | None] = {*problem.options.low_inputs}
-    for op in reversed(view.ops):  # a body's ops come before the op that owns it
-        if op.id in before or not wanted.isdisjoint(op.outputs):
-            before.add(op.id)
-            for body in op.bodies:
-                wanted.update(view.scopes[body].outputs)
-        elif op.id not in products:
-            continue
-        wanted.update(op.inputs)
-    return before
+    owners = {owner for op in products for owner in view.owners(op)}
+    made = {made_by.id for value in problem.options.low_inputs if (made_by := view.producer(value)) is not None}
+    sources = {source for op in (*products, *owners) for source in view.flow.predecessors(op)}
+    return view.before(owners | made | sources)
 
 
 @rule(

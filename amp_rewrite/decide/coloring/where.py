@@ -254,8 +254,10 @@ class Labelling:
                 continue
             if v in self.may.low:
                 self._add(LOW, end, 2 * sum(map(self.elements, p.ports(v)[1])))
+            elif exact(p.op(v)):
+                self._add(LOW, end, 1 / _UNIT)
             else:
-                self._add(*((LOW, end) if exact(p.op(v)) else (end, HIGH)), 1 / _UNIT)
+                self._add(end, HIGH, 1 / _UNIT)
             for value in filter(p.varies, p.op(v).operands if p.op(v).kind in CHOOSES else ()):
                 self._add(end, self.maker(value), inf)
 
