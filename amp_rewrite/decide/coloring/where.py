@@ -8,7 +8,7 @@ nothing, so that it falls only to spare a Cast.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
@@ -33,6 +33,8 @@ from amp_rewrite.settings.list_entry import Color
 
 LOW, HIGH = "low", "high"
 """The terminals of the cut: source and sink."""
+Arc = tuple[object, object, float]
+"""Two ends, and what it costs that the first is low and the second float32."""
 End = int | str
 """A vertex, or the terminal of a type that is fixed."""
 
@@ -83,16 +85,17 @@ def where(problem: Problem, may: May, must: Mapping[int, Paint]) -> dict[int, Pa
 
 @dataclass
 class Labelling:
-    """The cheapest labelling: a network over free variables, and a cut for each of its components.
+    """The cheapest labelling: arcs between free variables, and a cut for each of their components.
 
-    Nodes are roots of variables that share a type, auxiliary nodes, and the terminals. A capacity from `a` to `b` is
-    what it costs that `a` is low and `b` float32.
+    The ends of arcs are roots of variables that share a type, auxiliary nodes, and the terminals. An arc from `a` to
+    `b` is what it costs that `a` is low and `b` float32. The arcs of a whole model in a networkx graph would take 0.7
+    KB each; only components that touch both terminals become one.
     """
 
     problem: Problem
     may: May
     must: Mapping[int, Paint]
-    network: nx.DiGraph[object] = field(default_factory=nx.DiGraph)
+    arcs: list[Arc] = field(default_factory=list)
 
     # -- vertices ----------------------------------------------------------------------------------
 
@@ -229,18 +232,26 @@ class Labelling:
             if cluster.kind in ONE_KERNEL and cluster.entry is not None:
                 self._group(cluster, cluster.entry)
         chosen: set[object] = {LOW}
-        inner = self.network.subgraph(self.network.nodes - {LOW, HIGH})
-        for nodes in nx.weakly_connected_components(inner):
-            chosen |= self._cut(nodes)
+        for arcs in self._components():
+            chosen |= _cut(arcs)
         low = {v for v, end in enumerate(self.ends) if v not in self.follows and end in chosen}
         self._follow(low)
         return low
 
+    def _components(self) -> Iterable[Sequence[Arc]]:
+        """Return the arcs of each component, which none leads out of but to the terminals."""
+        sets: UnionFind[object] = UnionFind()
+        for a, b, _ in self.arcs:
+            sets.union(*(node for node in (a, b) if node not in (LOW, HIGH)))
+        components: dict[object, list[Arc]] = {}
+        for arc in self.arcs:
+            components.setdefault(sets[arc[1] if arc[0] == LOW else arc[0]], []).append(arc)
+        return components.values()
+
     def _add(self, a: object, b: object, cost: float) -> None:
         """Let it cost something that `a` is low and `b` is float32."""
-        if a not in (b, HIGH) and b != LOW:
-            before = self.network.edges[a, b]["capacity"] if self.network.has_edge(a, b) else 0
-            self.network.add_edge(a, b, capacity=before + (cost if cost == inf else round(_UNIT * cost)))
+        if a not in (b, HIGH) and b != LOW and (a, b) != (LOW, HIGH):
+            self.arcs.append((a, b, cost if cost == inf else round(_UNIT * cost)))
 
     def _gains(self) -> None:
         """Let low results of TensorFlow's set spare two bytes an element.
@@ -327,21 +338,6 @@ class Labelling:
         counts = [v for v, refusal in found if refusal is None or refusal.rule != reasons.KEPT_VARIABLE]
         return [v for v in counts if p.op(v).kind != "Cast"]
 
-    def _cut(self, nodes: set[object]) -> set[object]:
-        """Return the nodes of a component that are low."""
-        arcs = [(a, b, c) for a, b, c in self.network.edges(nodes, data="capacity") if a != HIGH and b != LOW]
-        edges = self.network.edges
-        arcs += [(LOW, n, edges[LOW, n]["capacity"]) for n in nodes if self.network.has_edge(LOW, n)]
-        touched = {a for a, _, _ in arcs} | {b for _, b, _ in arcs}
-        if not {LOW, HIGH} <= touched:
-            return nodes if LOW in touched else set()
-        part: nx.DiGraph[object] = nx.DiGraph()  # an arc without a capacity is an infinite one, for networkx
-        part.add_edges_from((a, b, {} if c == inf else {"capacity": c}) for a, b, c in arcs)
-        lowered = eliminate(part, LOW, HIGH) if len(nodes) > _MOST else None
-        if lowered is None:
-            _, (lowered, _) = nx.minimum_cut(part, LOW, HIGH, flow_func=boykov_kolmogorov)
-        return set(lowered) - {LOW}
-
     def _follow(self, low: set[int]) -> None:
         """Give Shape, Size and inputs of Casts the type of what they read."""
         p, is_low = self.problem, {end for v in low if isinstance(end := self.ends[v], int)} | {LOW}
@@ -352,6 +348,27 @@ class Labelling:
             ends = {self.maker(source)} if p.view.constant(source) is None else self.readers(source)
             if ends and ends <= is_low:
                 low.add(v)
+
+
+def _cut(arcs: Sequence[Arc]) -> set[object]:
+    """Return the nodes of a component that are low."""
+    sources, sinks = {a for a, _, _ in arcs}, {b for _, b, _ in arcs}
+    if HIGH not in sinks:
+        return sinks
+    if LOW not in sources:
+        return set()
+    network: nx.DiGraph[object] = nx.DiGraph()  # an edge without a capacity is an infinite one, for networkx
+    for a, b, cost in arcs:
+        known = network.get_edge_data(a, b)
+        if cost == inf or (known is not None and "capacity" not in known):
+            network.add_edge(a, b)
+            network.edges[a, b].pop("capacity", None)
+        else:
+            network.add_edge(a, b, capacity=cost + (known["capacity"] if known is not None else 0))
+    low = eliminate(network, LOW, HIGH) if len(network) > _MOST else None
+    if low is None:
+        _, (low, _) = nx.minimum_cut(network, LOW, HIGH, flow_func=boykov_kolmogorov)
+    return set(low) - {LOW}
 
 
 # -- what follows the border -------------------------------------------------------------------------
