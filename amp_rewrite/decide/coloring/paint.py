@@ -60,7 +60,8 @@ def paint(
     high, low = _held(problem, may.low.keys()), may.low
     if options.place:
         low = where(problem, may, high)
-        if more := _held(problem, low.keys()):  # what gains nothing behind the border is held, and that placed anew
+        fallen = not low.keys() <= may.low.keys()
+        if fallen and (more := _held(problem, low.keys())):  # what gains nothing is held, and the border placed anew
             high = {**high, **more}
             low = where(problem, may, high)
     low = {v: paint for v, paint in low.items() if v not in high}

@@ -8,10 +8,12 @@ nothing, so that it falls only to spare a Cast.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
+from typing import NamedTuple
 
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
@@ -33,10 +35,18 @@ from amp_rewrite.settings.list_entry import Color
 
 LOW, HIGH = "low", "high"
 """The terminals of the cut: source and sink."""
-Arc = tuple[object, object, float]
-"""Two ends, and what it costs that the first is low and the second float32."""
-End = int | str
-"""A vertex, or the terminal of a type that is fixed."""
+End = int | str | tuple[str, int]
+"""A vertex, the terminal of a type that is fixed, or an auxiliary node."""
+
+
+class Arc(NamedTuple):
+    """What it costs that one end is low and another float32: a share of a Cast of a value."""
+
+    low: End
+    high: End
+    value: ValueId
+    share: float
+
 
 _START = 64 << 20
 """What the start of a kernel is worth, in bytes of memory traffic: 1.4 Mi on an A100, 8 Mi on an H200."""
@@ -87,9 +97,8 @@ def where(problem: Problem, may: May, must: Mapping[int, Paint]) -> dict[int, Pa
 class Labelling:
     """The cheapest labelling: arcs between free variables, and a cut for each of their components.
 
-    The ends of arcs are roots of variables that share a type, auxiliary nodes, and the terminals. An arc from `a` to
-    `b` is what it costs that `a` is low and `b` float32. The arcs of a whole model in a networkx graph would take 0.7
-    KB each; only components that touch both terminals become one.
+    The ends of arcs are roots of variables that share a type, auxiliary nodes, and the terminals. In a networkx graph
+    they would take 0.7 KB each for a whole model; only components that touch both terminals become one.
     """
 
     problem: Problem
@@ -225,52 +234,69 @@ class Labelling:
 
     def solve(self) -> set[int]:
         """Return the vertices that are low in the cheapest labelling."""
-        self._gains()
         for value in self.values():
             self._cast(value)
         for cluster in self.problem.hazards.clusters:
             if cluster.kind in ONE_KERNEL and cluster.entry is not None:
                 self._group(cluster, cluster.entry)
-        chosen: set[object] = {LOW}
-        for arcs in self._components():
-            chosen |= _cut(arcs)
+        for v in self.problem.of_kinds(CHOOSES):
+            for value in filter(self.problem.varies, self.problem.op(v).operands):
+                self._add(self.ends[v], self.maker(value), value, inf)
+        chosen: set[End] = {LOW}
+        for nodes, arcs in self._components():
+            chosen |= self._cut(nodes, arcs)
         low = {v for v, end in enumerate(self.ends) if v not in self.follows and end in chosen}
         self._follow(low)
         return low
 
-    def _components(self) -> Iterable[Sequence[Arc]]:
-        """Return the arcs of each component, which none leads out of but to the terminals."""
-        sets: UnionFind[object] = UnionFind()
-        for a, b, _ in self.arcs:
-            sets.union(*(node for node in (a, b) if node not in (LOW, HIGH)))
-        components: dict[object, list[Arc]] = {}
+    def _components(self) -> Iterator[tuple[list[int], list[Arc]]]:
+        """Yield the free variables and the arcs of each component, which none leads out of but to the terminals."""
+        sets: UnionFind[End] = UnionFind()
         for arc in self.arcs:
-            components.setdefault(sets[arc[1] if arc[0] == LOW else arc[0]], []).append(arc)
-        return components.values()
+            sets.union(*(node for node in (arc.low, arc.high) if node not in (LOW, HIGH)))
+        nodes, arcs = defaultdict[End, list[int]](list), defaultdict[End, list[Arc]](list)
+        for v, end in enumerate(self.ends):
+            if end == v and v not in self.follows:
+                nodes[sets[v]].append(v)
+        for arc in self.arcs:
+            arcs[sets[arc.high if arc.low == LOW else arc.low]].append(arc)
+        yield from ((own, arcs[root]) for root, own in nodes.items())
 
-    def _add(self, a: object, b: object, cost: float) -> None:
-        """Let it cost something that `a` is low and `b` is float32."""
-        if a not in (b, HIGH) and b != LOW and (a, b) != (LOW, HIGH):
-            self.arcs.append((a, b, cost if cost == inf else round(_UNIT * cost)))
+    def _cut(self, nodes: Sequence[int], arcs: Sequence[Arc]) -> set[End]:
+        """Return the nodes of a component that are low."""
+        pulled = {v for v in nodes if v in self.may.low or exact(self.problem.op(v))}
+        ends = {LOW} & {arc.low for arc in arcs} | {HIGH} & {arc.high for arc in arcs}
+        ends |= ({LOW} if pulled else set()) | ({HIGH} if len(pulled) < len(nodes) else set())
+        if ends != {LOW, HIGH}:
+            return set(nodes) if ends == {LOW} else set()
+        network: nx.DiGraph[End] = nx.DiGraph()  # an edge without a capacity is an infinite one, for networkx
+        for v in nodes:
+            network.add_edge(*((LOW, v) if v in pulled else (v, HIGH)), capacity=self._gain(v))
+        for arc in arcs:
+            known = network.get_edge_data(arc.low, arc.high, {"capacity": 0})
+            if arc.share == inf or "capacity" not in known:
+                network.add_edge(arc.low, arc.high)
+                network.edges[arc.low, arc.high].pop("capacity", None)
+            else:
+                cost = round(_UNIT * arc.share * cast_cost(self.elements(arc.value)))
+                network.add_edge(arc.low, arc.high, capacity=known["capacity"] + cost)
+        low = eliminate(network, LOW, HIGH) if len(network) > _MOST else None
+        if low is None:
+            _, (low, _) = nx.minimum_cut(network, LOW, HIGH, flow_func=boykov_kolmogorov)
+        return set(low) - {LOW}
 
-    def _gains(self) -> None:
-        """Let low results of TensorFlow's set spare two bytes an element.
+    def _gain(self, v: int) -> int:
+        """Return what a low result spares: two bytes an element in TensorFlow's set.
 
         Of the other variables those of exact ops gain the least unit, and the rest cost it: what rounds falls only to
-        spare a Cast. An op that says which number is larger is low only if those are.
+        spare a Cast.
         """
-        p = self.problem
-        for v, end in enumerate(self.ends):
-            if v in self.follows or isinstance(end, str):
-                continue
-            if v in self.may.low:
-                self._add(LOW, end, 2 * sum(map(self.elements, p.ports(v)[1])))
-            elif exact(p.op(v)):
-                self._add(LOW, end, 1 / _UNIT)
-            else:
-                self._add(end, HIGH, 1 / _UNIT)
-            for value in filter(p.varies, p.op(v).operands if p.op(v).kind in CHOOSES else ()):
-                self._add(end, self.maker(value), inf)
+        return 2 * _UNIT * sum(map(self.elements, self.problem.ports(v)[1])) if v in self.may.low else 1
+
+    def _add(self, low: End, high: End, value: ValueId, share: float) -> None:
+        """Let it cost a share of a Cast of a value that one end is low and the other float32."""
+        if low not in (high, HIGH) and high != LOW and (low, high) != (LOW, HIGH):
+            self.arcs.append(Arc(low, high, value, share))
 
     def _cast(self, value: ValueId) -> None:
         """Let a value cost one Cast for all readers of the other type.
@@ -283,31 +309,30 @@ class Labelling:
         if not others or not any(isinstance(end, int) for end in (home, *others)):
             return  # no Cast, or one that no label changes
         alone = next(iter(others)) if len(others) == 1 else None
-        cost = cast_cost(self.elements(value)) * (1 + _FUSION * self.fuses(value))
+        share = 1 + _FUSION * self.fuses(value)
         if home != HIGH:
-            up: object = HIGH if HIGH in others else alone if alone is not None else ("up", value)
-            self._add(home, up, cost)
+            up: End = HIGH if HIGH in others else alone if alone is not None else ("up", value)
+            self._add(home, up, value, share)
             for end in others if isinstance(up, tuple) else ():
-                self._add(up, end, inf)
+                self._add(up, end, value, inf)
         if home != LOW:
-            down: object = LOW if LOW in others else alone if alone is not None else ("down", value)
-            self._add(down, home, cost)
+            down: End = LOW if LOW in others else alone if alone is not None else ("down", value)
+            self._add(down, home, value, share)
             for end in others if isinstance(down, tuple) else ():
-                self._add(end, down, inf)
+                self._add(end, down, value, inf)
 
     def _group(self, cluster: Cluster, entry: ValueId) -> None:
         """Let a group that becomes one kernel cost less if its members agree."""
-        cost = cast_cost(self.elements(entry))
-        nodes, worth = {self.ends[v] for v in self._members(cluster.ops)}, _FUSION * cost * (len(cluster.ops) - 1)
+        nodes, worth = {self.ends[v] for v in self._members(cluster.ops)}, _FUSION * (len(cluster.ops) - 1)
         if HIGH in nodes:
-            self._scale(cluster, entry, worth + 2 * cost)
+            self._scale(cluster, entry, worth + 2)
             return
-        all_low, all_high = ("low", cluster.ops), ("high", cluster.ops)
-        self._add(LOW, all_low, worth)
-        self._add(all_high, HIGH, worth)
+        all_low, all_high = ("low", cluster.ops[0]), ("high", cluster.ops[0])
+        self._add(LOW, all_low, entry, worth)
+        self._add(all_high, HIGH, entry, worth)
         for node in nodes - {LOW}:
-            self._add(all_low, node, inf)
-            self._add(node, all_high, inf)
+            self._add(all_low, node, entry, inf)
+            self._add(node, all_high, entry, inf)
 
     def _scale(self, cluster: Cluster, entry: ValueId, worth: float) -> None:
         """Let scale and bias of a float32 norm be low with its input, if no float32 reader of that keeps the Cast.
@@ -325,11 +350,11 @@ class Labelling:
             return
         for node in {self.ends[v] for v in self._members(cluster.tail)} - {LOW}:
             if node != HIGH:
-                self._add(LOW, node, worth)
+                self._add(LOW, node, entry, worth)
             for other in (others | {home}) - {LOW}:
-                self._add(node, other, inf)
+                self._add(node, other, entry, inf)
             if tied and HIGH not in others and home != LOW:
-                self._add(home, node, inf)
+                self._add(home, node, entry, inf)
 
     def _members(self, ops: Iterable[OpId]) -> list[int]:
         """Return the vertices of a group that decide about its kernel: Casts and kept variables do not."""
@@ -348,27 +373,6 @@ class Labelling:
             ends = {self.maker(source)} if p.view.constant(source) is None else self.readers(source)
             if ends and ends <= is_low:
                 low.add(v)
-
-
-def _cut(arcs: Sequence[Arc]) -> set[object]:
-    """Return the nodes of a component that are low."""
-    sources, sinks = {a for a, _, _ in arcs}, {b for _, b, _ in arcs}
-    if HIGH not in sinks:
-        return sinks
-    if LOW not in sources:
-        return set()
-    network: nx.DiGraph[object] = nx.DiGraph()  # an edge without a capacity is an infinite one, for networkx
-    for a, b, cost in arcs:
-        known = network.get_edge_data(a, b)
-        if cost == inf or (known is not None and "capacity" not in known):
-            network.add_edge(a, b)
-            network.edges[a, b].pop("capacity", None)
-        else:
-            network.add_edge(a, b, capacity=cost + (known["capacity"] if known is not None else 0))
-    low = eliminate(network, LOW, HIGH) if len(network) > _MOST else None
-    if low is None:
-        _, (low, _) = nx.minimum_cut(network, LOW, HIGH, flow_func=boykov_kolmogorov)
-    return set(low) - {LOW}
 
 
 # -- what follows the border -------------------------------------------------------------------------
