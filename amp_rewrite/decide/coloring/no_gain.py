@@ -26,7 +26,6 @@ from amp_rewrite.ir.op_classes import (
     HEAVY,
     PAIR_SUMS,
     POOLS,
-    PRODUCTS,
     REDUCTIONS,
     SCALINGS,
     SOFTMAXES,
@@ -106,7 +105,7 @@ class Border:
     def tiny_products(self) -> None:
         """Keep connected low ops in float32 if all their products sum fewer than 8 terms."""
         p, products = self.problem, self.products
-        tiny = {v for v in p.of_kinds(PRODUCTS) if v in self.low and p.sizes.is_tiny(p.op(v))}
+        tiny = p.tiny & self.low
         if not tiny:
             return
         clustered = (op for cluster in p.hazards.clusters if cluster.kind == "softmax" for op in cluster.ops)

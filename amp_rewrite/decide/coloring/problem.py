@@ -14,7 +14,7 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import made_variable, read_variable
-from amp_rewrite.ir.op_classes import ELEMENTLESS, QUANTIZERS
+from amp_rewrite.ir.op_classes import ELEMENTLESS, PRODUCTS, QUANTIZERS
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 from amp_rewrite.settings.choices import Level, Target
@@ -116,6 +116,11 @@ class Problem:
     def sizes(self) -> Sizes:
         """The sizes of values."""
         return Sizes(self.view)
+
+    @cached_property
+    def tiny(self) -> frozenset[int]:
+        """Products that are known to sum fewer terms than tensor cores multiply in a step."""
+        return frozenset(v for v in self.of_kinds(PRODUCTS) if self.sizes.is_tiny(self.op(v)))
 
     def op(self, v: int) -> Op:
         """Return the op of a vertex."""
