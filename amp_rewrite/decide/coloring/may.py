@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.problem import Problem
-from amp_rewrite.dtypes import LOW_TYPES, DType
+from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import GENERATORS, LABEL_LOSSES, RANDOM
-from amp_rewrite.ir.view import Op
 from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color
 
@@ -53,7 +52,7 @@ class May:
         """Lower every vertex of an op on the allow list, and the roots that the level or the user adds."""
         p, to = self.problem, self.problem.to
         for v, (op, _, entry, _) in enumerate(p.vertices.all):
-            if not p.can(v) or self._widens(p.view.ops[op]):
+            if not p.can(v) or p.widens(p.view.ops[op]):
                 continue
             if op in p.options.lower:
                 self.low[v] = Paint(to, reasons.LOWER, None, f"lowered by {p.options.lower[op]!r}")
@@ -117,7 +116,7 @@ class May:
     def sequences_by_deny(self) -> None:
         """Deny a whole sequence if any of its vertices is denied, or if it reaches a place that keeps its type."""
         p = self.problem
-        for group, sealed in zip(p.vertices.clusters, p.vertices.sealed, strict=True):
+        for group, sealed in zip(p.vertices.sequences, p.vertices.sealed, strict=True):
             due = next((v for v in group if v in self.denied or not p.can(v)), None)
             if not sealed and due is None:
                 continue
@@ -130,16 +129,12 @@ class May:
     def sequences_by_allow(self) -> None:
         """Lower a whole sequence if any of its vertices is low."""
         p = self.problem
-        for group in p.vertices.clusters:
+        for group in p.vertices.sequences:
             due = next((v for v in group if v in self.low), None)
             if due is not None and not any(v in self.denied for v in group):
                 paint = Paint(p.to, reasons.SEQUENCE_CLUSTER, p.vertices.all[due].op)
                 for v in group:
                     self.low.setdefault(v, paint)
-
-    def _widens(self, op: Op) -> bool:
-        """True if an op is a Cast from a low type: lowered, it would be a copy or round, with another Cast after it."""
-        return op.kind == "Cast" and self.problem.view.dtype(op.inputs[0]) in LOW_TYPES
 
     def _clear(self, v: int) -> bool:
         return self.problem.colors[v] is Color.CLEAR

@@ -58,7 +58,7 @@ class Border:
         """Vertices that stay low in the end: those in sequences, of ops that the user lowers, and elementless ones."""
         p = self.problem
         return frozenset(
-            (*chain(*p.vertices.clusters), *p.of_ops(p.options.lower), *p.of_kinds(ELEMENTLESS)),
+            (*chain(*p.vertices.sequences), *p.of_ops(p.options.lower), *p.of_kinds(ELEMENTLESS)),
         )
 
     @property
@@ -110,7 +110,7 @@ class Border:
             return
         clustered = (op for cluster in p.hazards.clusters if cluster.kind == "softmax" for op in cluster.ops)
         softmaxes = [*p.of_ops(clustered), *p.of_kinds(SOFTMAXES)]
-        others = {*(v for v in products if v not in tiny), *softmaxes, *chain(*p.vertices.clusters)}
+        others = {*(v for v in products if v not in tiny), *softmaxes, *chain(*p.vertices.sequences)}
         for part in list(nx.weakly_connected_components(p.vertices.graph.subgraph(self.low))):
             if not part.isdisjoint(tiny) and part.isdisjoint(others):
                 for v in part - self.held:

@@ -12,7 +12,7 @@ from amp_rewrite.decide.coloring.vertices import Vertices
 from amp_rewrite.decide.hazards.find import Hazards
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.sizes import Sizes
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import made_variable, read_variable
 from amp_rewrite.ir.op_classes import ELEMENTLESS, PRODUCTS, QUANTIZERS
 from amp_rewrite.ir.patterns.clusters import Cluster
@@ -159,6 +159,10 @@ class Problem:
     def element_uses(self, value: ValueId) -> list[Use]:
         """Return the uses of a value that read its elements."""
         return [use for use in self.view.uses[value] if self.view.ops[use.op].kind not in ELEMENTLESS]
+
+    def widens(self, op: Op) -> bool:
+        """True for a Cast from a low type: lowered, it would be a copy or round, with another Cast after it."""
+        return op.kind == "Cast" and self.view.dtype(op.inputs[0]) in LOW_TYPES
 
     def varies(self, value: ValueId) -> bool:
         """True if a value is float32 and not a constant."""

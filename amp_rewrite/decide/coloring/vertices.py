@@ -36,8 +36,8 @@ class Vertices:
     """Vertices in op order, and `graph` with an edge from the vertex that makes a float32 value to each that reads it.
 
     Two vertices of one op are never joined: paint does not cross from T to U of a normalization, nor through a Cast.
-    Ops with bodies and ops without a schema have no vertex, so they stop every walk. `clusters` are groups of vertices
-    joined by sequences, which no Cast can convert. `sealed`: for each cluster, True if it reaches a place that keeps
+    Ops with bodies and ops without a schema have no vertex, so they stop every walk. `sequences` are groups of vertices
+    joined by sequences, which no Cast can convert. `sealed`: for each sequence, True if it reaches a place that keeps
     its type (a model output, a body's edge, an op without vertex).
     """
 
@@ -45,7 +45,7 @@ class Vertices:
     graph: nx.DiGraph[int]
     of: Mapping[tuple[OpId, str], int]
     by_op: Mapping[OpId, tuple[int, ...]]
-    clusters: tuple[tuple[int, ...], ...]
+    sequences: tuple[tuple[int, ...], ...]
     sealed: tuple[bool, ...]
 
     @classmethod
@@ -106,8 +106,8 @@ class _VertexBuilder:
                 groups = known[alike] = self._groups(op, variables)
             if groups:
                 self._add(op, groups)
-        clusters, sealed = self._sequences()
-        return Vertices(tuple(self.all), self.graph, self.of, self.by_op, clusters, sealed)
+        sequences, sealed = self._sequences()
+        return Vertices(tuple(self.all), self.graph, self.of, self.by_op, sequences, sealed)
 
     def _groups(self, op: Op, variables: tuple[TypeVariable, ...]) -> tuple[_Group, ...]:
         """Return the float32 variables of an op in groups that must share a color, in order, with their ports."""
@@ -161,5 +161,5 @@ class _VertexBuilder:
             sets.union(*joined)
             if value.role is Role.INPUT or exposed(view, value.id) or None in ends:
                 open_ended.update(joined)
-        clusters = tuple(sorted(tuple(sorted(group)) for group in sets.to_sets()))
-        return clusters, tuple(any(v in open_ended or self.all[v].refusal for v in group) for group in clusters)
+        sequences = tuple(sorted(tuple(sorted(group)) for group in sets.to_sets()))
+        return sequences, tuple(any(v in open_ended or self.all[v].refusal for v in group) for group in sequences)

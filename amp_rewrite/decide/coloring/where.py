@@ -49,9 +49,13 @@ class Arc(NamedTuple):
 
 
 _START = 64 << 20
-"""What the start of a kernel is worth, in bytes of memory traffic: 1.4 Mi on an A100, 8 Mi on an H200."""
+"""What a Cast is worth beside its own traffic, in bytes.
+
+The start of a kernel takes as long as 1.4 Mi on an A100 and 8 Mi on an H200. More, since sizes with free dimensions are
+guesses: with 8 Mi some models would take two Casts more to spare traffic that may not be there.
+"""
 _LARGEST = 1 << 24
-"""Elements beyond which sizes do not matter."""
+"""Elements beyond which sizes do not count: they are products of several such guesses."""
 _FUSION = 0.5
 """What one kernel fewer is worth, in Casts."""
 _UNIT = 1000
@@ -121,12 +125,12 @@ class Labelling:
         p, everything = self.problem, range(len(self.problem.vertices.all))
         sets, fixed = UnionFind(), dict[int, str]()
         own = {v: end for v in everything if (end := self._fixed(v)) is not None}
-        for group, sealed in zip(p.vertices.clusters, p.vertices.sealed, strict=True):
+        for group, sealed in zip(p.vertices.sequences, p.vertices.sealed, strict=True):
             sets.union(*group)
             labels = {own[v] for v in group if v in own} | ({HIGH} if sealed else set())
             if labels:
                 fixed[sets[group[0]]] = HIGH if HIGH in labels else LOW
-        tied = {v: fixed.get(sets[v], sets[v]) for group in p.vertices.clusters for v in group}
+        tied = {v: fixed.get(sets[v], sets[v]) for group in p.vertices.sequences for v in group}
         return [tied.get(v, own.get(v, v)) for v in everything]
 
     def _fixed(self, v: int) -> str | None:
@@ -142,7 +146,7 @@ class Labelling:
             return None
         op = p.op(v)
         if op.kind == "Cast":
-            return HIGH if self.may._widens(op) else None
+            return HIGH if p.widens(op) else None
         if p.colors[v] not in (Color.GRAY, Color.CLEAR):
             return HIGH
         if exact(op):
