@@ -86,7 +86,7 @@ KEPT_VARIABLE = _reason("kept_variable", "every kernel computes it in float32", 
 UNKNOWN_TYPE = _reason("unknown_type", "an element type of its inputs or outputs is unknown", Strength.GATE)
 SHAPE_FOLLOWS = _reason("shape_follows", "reads no elements, so it accepts its input in any type", Strength.GROUP)
 NORM_TAIL = _reason("norm_tail", "scale or bias of a normalization, in the type of its input", Strength.GROUP)
-CLUSTER = _reason("cluster", "part of one computation, lowered as a whole or not at all", Strength.SAFETY)
+CLUSTER = _reason("cluster", "part of one computation, which data keeps in float32 as a whole", Strength.GROUP)
 WHOLE_NUMBER = _reason(
     "whole_number", "computes counts, indices or shapes, which the low type would round", Strength.SAFETY
 )

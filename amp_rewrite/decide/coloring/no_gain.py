@@ -74,7 +74,7 @@ class Border:
     @cached_property
     def groups(self) -> Mapping[OpId, Cluster]:
         """The written-out norm, softmax or activation of each op that is part of one."""
-        return {op: cluster for cluster in self.problem.hazards.clusters for op in cluster.ops}
+        return {op: cluster for cluster in self.problem.options.clusters for op in cluster.ops}
 
     def varying(self, v: int) -> list[ValueId]:
         """Return the values that a vertex reads, without constants and copies of these."""
@@ -108,7 +108,7 @@ class Border:
         tiny = p.tiny & self.low
         if not tiny:
             return
-        clustered = (op for cluster in p.hazards.clusters if cluster.kind == "softmax" for op in cluster.ops)
+        clustered = (op for cluster in p.options.clusters if cluster.kind == "softmax" for op in cluster.ops)
         softmaxes = [*p.of_ops(clustered), *p.of_kinds(SOFTMAXES)]
         others = {*(v for v in products if v not in tiny), *softmaxes, *chain(*p.vertices.sequences)}
         for part in list(nx.weakly_connected_components(p.vertices.graph.subgraph(self.low))):

@@ -240,7 +240,7 @@ class Labelling:
         """Return the vertices that are low in the cheapest labelling."""
         for value in self.values():
             self._cast(value)
-        for cluster in self.problem.hazards.clusters:
+        for cluster in self.problem.options.clusters:
             if cluster.kind in ONE_KERNEL and cluster.entry is not None:
                 self._group(cluster, cluster.entry)
         for v in self.problem.of_kinds(CHOOSES):
