@@ -68,6 +68,11 @@ class Sizes:
             self.known.setdefault(pending.pop(), size)
         return self.known[value]
 
+    def is_stated(self, value: ValueId) -> bool:
+        """True if the number of elements is known, without a guess for a free dimension."""
+        shape = self._shape(value)
+        return shape is not None and None not in shape
+
     def _shape(self, value: ValueId) -> Shape | None:
         known = self.view.values[value]
         if known.tensor is not None:

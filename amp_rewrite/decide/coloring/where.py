@@ -48,14 +48,14 @@ class Arc(NamedTuple):
     share: float
 
 
-_START = 64 << 20
+_START = 24 << 20
 """What a Cast is worth beside its own traffic, in bytes.
 
 The start of a kernel takes as long as 1.4 Mi on an A100 and 8 Mi on an H200. More, since sizes with free dimensions are
 guesses: with 8 Mi some models would take two Casts more to spare traffic that may not be there.
 """
 _LARGEST = 1 << 24
-"""Elements beyond which sizes do not count: they are products of several such guesses."""
+"""The most elements that a guessed size counts."""
 _FUSION = 0.5
 """What one kernel fewer is worth, in Casts."""
 _UNIT = 1000
@@ -79,11 +79,6 @@ _copied = first_input_of(COPIES)
 AFFINE_NOTE = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
 
 
-def cast_cost(elements: int) -> int:
-    """Return the cost of a Cast in bytes of traffic: it starts a kernel, reads one type and writes the other."""
-    return _START + 6 * elements
-
-
 def where(problem: Problem, may: May, must: Mapping[int, Paint]) -> dict[int, Paint]:
     """Return the paint of the vertices that the cheapest labelling makes low.
 
@@ -94,7 +89,8 @@ def where(problem: Problem, may: May, must: Mapping[int, Paint]) -> dict[int, Pa
     for v in may.low.keys() - low - must.keys():
         if v not in labelling.follows:
             may.denied[v] = problem.high(reasons.MIN_CUT, None, "it gains less than the Casts around it would cost")
-    return {v: may.low.get(v) or labelling.paint(v) for v in sorted(low)}
+    own = may.low.keys() - labelling.follows
+    return {v: may.low[v] if v in own else labelling.paint(v) for v in sorted(low)}
 
 
 @dataclass
@@ -165,8 +161,11 @@ class Labelling:
 
     def paint(self, v: int) -> Paint:
         """Return the paint of a vertex outside TensorFlow's set that is low."""
-        p, vertex = self.problem, self.problem.vertices.all[v]
-        return Paint(p.to, reasons.MIN_CUT, None, p.hazards.benign.get(vertex.op, ""))
+        p, op = self.problem, self.problem.op(v)
+        if op.kind in ELEMENTLESS:
+            made_by = p.view.producer(op.inputs[0])
+            return Paint(p.to, reasons.SHAPE_FOLLOWS, made_by.id if made_by is not None else None)
+        return Paint(p.to, reasons.MIN_CUT, None, p.hazards.benign.get(op.id, ""))
 
     def _copies(self, op: Op | None) -> bool:
         dtype = self.problem.view.dtype
@@ -212,8 +211,13 @@ class Labelling:
         return found
 
     def elements(self, value: ValueId) -> int:
-        """Return the number of elements; larger ones are products of guesses for free dimensions."""
-        return min(self.problem.sizes.size(value), _LARGEST)
+        """Return the number of elements, limited if it is a guess."""
+        sizes = self.problem.sizes
+        return sizes.size(value) if sizes.is_stated(value) else min(sizes.size(value), _LARGEST)
+
+    def cast_cost(self, value: ValueId) -> int:
+        """Return the cost of a Cast in bytes of traffic: it starts a kernel, reads one type and writes the other."""
+        return _START + 6 * self.elements(value)
 
     def _edge(self, value: ValueId) -> str:
         return LOW if value in self.problem.options.low_inputs else HIGH
@@ -268,7 +272,7 @@ class Labelling:
 
     def _cut(self, nodes: Sequence[int], arcs: Sequence[Arc]) -> set[End]:
         """Return the nodes of a component that are low."""
-        pulled = {v for v in nodes if v in self.may.low or exact(self.problem.op(v))}
+        pulled = {v for v in nodes if v in self.may.low or self._copies_low(v)}
         ends = {LOW} & {arc.low for arc in arcs} | {HIGH} & {arc.high for arc in arcs}
         ends |= ({LOW} if pulled else set()) | ({HIGH} if len(pulled) < len(nodes) else set())
         if ends != {LOW, HIGH}:
@@ -282,18 +286,23 @@ class Labelling:
                 network.add_edge(arc.low, arc.high)
                 network.edges[arc.low, arc.high].pop("capacity", None)
             else:
-                cost = round(_UNIT * arc.share * cast_cost(self.elements(arc.value)))
+                cost = round(_UNIT * arc.share * self.cast_cost(arc.value))
                 network.add_edge(arc.low, arc.high, capacity=known["capacity"] + cost)
         low = eliminate(network, LOW, HIGH) if len(network) > _MOST else None
         if low is None:
             _, (low, _) = nx.minimum_cut(network, LOW, HIGH, flow_func=boykov_kolmogorov)
         return set(low) - {LOW}
 
-    def _gain(self, v: int) -> int:
-        """Return what a low result spares: two bytes an element in TensorFlow's set.
+    def _copies_low(self, v: int) -> bool:
+        """True for an exact op of a value that may be low, so that it would not be the first to round."""
+        read = [value for value in self.problem.op(v).operands if self.problem.varies(value)]
+        return bool(read) and exact(self.problem.op(v)) and all(self.maker(value) != HIGH for value in read)
 
-        Of the other variables those of exact ops gain the least unit, and the rest cost it: what rounds falls only to
-        spare a Cast.
+    def _gain(self, v: int) -> int:
+        """Return what the type of a vertex is worth: two bytes for each low element in TensorFlow's set.
+
+        For other variables it is the least unit: copies of low values gain it if they are low, and the rest if they
+        are not, so that what rounds falls only to spare a Cast.
         """
         return 2 * _UNIT * sum(map(self.elements, self.problem.ports(v)[1])) if v in self.may.low else 1
 
