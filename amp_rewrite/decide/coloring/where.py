@@ -27,7 +27,16 @@ from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed, first_input_of, origin, trail
 from amp_rewrite.ir.exact_ops import exact
-from amp_rewrite.ir.op_classes import CHOOSES, COPIES, ELEMENTLESS, GROWS, LONG_SUMS, SEEN_THROUGH
+from amp_rewrite.ir.op_classes import (
+    CHOOSES,
+    COPIES,
+    DEQUANTIZES,
+    ELEMENTLESS,
+    GROWS,
+    LONG_SUMS,
+    QUANTIZES,
+    SEEN_THROUGH,
+)
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
@@ -143,11 +152,18 @@ class Labelling:
         op = p.op(v)
         if op.kind == "Cast":
             return HIGH if p.widens(op) else None
+        if op.kind in DEQUANTIZES and self._decodes_weight(op):
+            return None
         if p.colors[v] not in (Color.GRAY, Color.CLEAR):
             return HIGH
         if exact(op):
             return None
         return HIGH if self._grows(op) or any(map(self._unbounded, filter(p.varies, op.operands))) else None
+
+    def _decodes_weight(self, op: Op) -> bool:
+        """True if an op dequantizes a constant: a Cast behind it would run each time, and hide a quantized weight."""
+        _, source = trail(self.problem.view, op.inputs[0], first_input_of(QUANTIZES), 1)
+        return self.problem.view.constant(source) is not None
 
     def _grows(self, op: Op) -> bool:
         """True if the results of an op can outgrow what it reads."""
