@@ -69,7 +69,6 @@ LOWER_ALL = _reason("lower_all", "the level lowers gray and clear ops as well", 
 LOWER = _reason("lower", "lowered at your request", Strength.USER)
 BETWEEN_ALLOW = _reason("between_allow", "between lowered ops, with no denied op on the way", Strength.SPREAD)
 GRAY_FOLLOWS_ALLOW = _reason("gray_follows_allow", "a gray op right after a lowered one", Strength.SPREAD)
-TABLE = _reason("table", "a lookup in a table that is stored low; a Cast after it costs less", Strength.SPREAD)
 ALLOW_THROUGH_CLEAR = _reason("allow_through_clear", "a clear op beside a lowered one", Strength.SPREAD)
 EXISTING_CAST = _reason("existing_cast", "a Cast of the model itself, in the type of its readers", Strength.GROUP)
 SEQUENCE_CLUSTER = _reason("sequence_cluster", "shares a sequence, and a sequence has one element type", Strength.GROUP)
@@ -85,10 +84,9 @@ KERNEL_GATE = _reason("kernel_gate", "the target has no kernel for it in the low
 SCHEMA_GATE = _reason("schema_gate", "its operator does not allow the low type", Strength.GATE)
 KEPT_VARIABLE = _reason("kept_variable", "every kernel computes it in float32", Strength.GATE)
 UNKNOWN_TYPE = _reason("unknown_type", "an element type of its inputs or outputs is unknown", Strength.GATE)
-WEIGHT_FOLLOWS = _reason("weight_follows", "dequantizes a weight in the type of its readers", Strength.GROUP)
 SHAPE_FOLLOWS = _reason("shape_follows", "reads no elements, so it accepts its input in any type", Strength.GROUP)
 NORM_TAIL = _reason("norm_tail", "scale or bias of a normalization, in the type of its input", Strength.GROUP)
-CLUSTER = _reason("cluster", "part of one computation, lowered as a whole or not at all", Strength.SAFETY)
+CLUSTER = _reason("cluster", "part of one computation, which data keeps in float32 as a whole", Strength.GROUP)
 WHOLE_NUMBER = _reason(
     "whole_number", "computes counts, indices or shapes, which the low type would round", Strength.SAFETY
 )
@@ -111,7 +109,6 @@ LOSS = _reason("loss", "computes the loss of a training step, in float32", Stren
 UPDATE = _reason("update", "updates the state of a training step, in float32", Strength.PIN)
 RUNTIME_FAULT = _reason("runtime_fault", "the target computes it wrongly in the low type", Strength.PIN)
 MIN_CUT = _reason("min_cut", "the border between float32 and the low type costs least here", Strength.SPREAD)
-JOIN = _reason("join", "lowered values meet here: one Cast after it replaces several before it", Strength.SPREAD)
 
 
 def reason_of(rule: str | None) -> Reason | None:
@@ -138,7 +135,6 @@ KINDS = {
     "not_shifted": "a value beyond the type that no shift brings into it",
     "opset": "a change of the opset, or the obstacle to it",
     "parted": "Transposes between two Reshapes, which keep them from a fusion that fails",
-    "placement": "Casts that moving the border between the types saves",
     "repaired": "ops pinned until the outputs are within tolerance",
     "runtime_hazard": "a valid model on which a release of a runtime crashes or miscomputes, and the workaround",
     "runtime_only": "operators of ai.onnx that onnxruntime alone knows",
@@ -162,7 +158,6 @@ FACTS = frozenset(
         "not_fused",
         "opset",
         "parted",
-        "placement",
         "repaired",
         "selected",
         "shifted",
@@ -188,7 +183,6 @@ _REMARKS = {
         "--fuse basic writes standard operators alone, --target ort-cuda:RELEASE those that an older release has",
     ),
     "not_fused": ("the same numbers, more kernels", "change these ops in the export, if speed matters"),
-    "placement": ("the same ops of the allow list are low", "--set placement=propagate undoes it"),
     "repaired": ("these ops compute in float32", "a wider tolerance or bound pins fewer"),
     "runtime_only": ("other runtimes refuse the model", "export it again without onnxruntime's optimizations"),
     "saturated": ("harmless in a mask, an error elsewhere", "--keep the ops that read it, unless it is a mask"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -309,20 +309,6 @@ def float32_ops(view: View, kinds: Container[str]) -> Iterator[Op]:
 def computes(view: View, op: Op, dtypes: Collection[DType]) -> bool:
     """True if an op has a type variable of one of these types."""
     return any(v.type is not None and v.type.dtype in dtypes for v in view.variables[op.id])
-
-
-def dependents(view: View, starts: Collection[OpId]) -> dict[OpId, OpId]:
-    """Return the starts and all ops that depend on one, also inside their bodies, in order, each with the last start
-    before it. O(nodes + uses)."""
-    causes: dict[OpId, OpId] = {}
-    behind: dict[ValueId | None, OpId] = {}
-    for op in view.ops:
-        read = chain(op.inputs, *(view.scopes[body].outputs for body in op.bodies))
-        cause = op.id if op.id in starts else next((behind[v] for v in read if v in behind), None)
-        if cause is not None:
-            causes[op.id] = cause
-            behind.update(dict.fromkeys(op.results, cause))
-    return causes
 
 
 def makers(view: View, marked: Mapping[ValueId, Cause]) -> dict[OpId, Cause]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from heapq import heappop, heappush
 
+import networkx as nx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from amp_rewrite.files.protos import clone, refill
@@ -87,21 +87,14 @@ def _unshadow(
 def _sorted(nodes: Sequence[NodeProto]) -> list[NodeProto] | None:
     """Return nodes in topological order, the first of several possible ones first; None for a cycle."""
     makers = {name: at for at, node in enumerate(nodes) for name in node.output if name}
-    waits = [{makers[name] for name in _names_needed(node) if name in makers} for node in nodes]
-    readers: dict[int, list[int]] = {}
-    for at, before in enumerate(waits):
-        for maker in before:
-            readers.setdefault(maker, []).append(at)
-    ready = [at for at, before in enumerate(waits) if not before]
-    order: list[NodeProto] = []
-    while ready:
-        at = heappop(ready)
-        order.append(nodes[at])
-        for reader in readers.get(at, ()):
-            waits[reader].remove(at)
-            if not waits[reader]:
-                heappush(ready, reader)
-    return order if len(order) == len(nodes) else None
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(range(len(nodes)))
+    for at, node in enumerate(nodes):
+        graph.add_edges_from((makers[name], at) for name in _names_needed(node) if name in makers)
+    try:
+        return [nodes[at] for at in nx.lexicographical_topological_sort(graph)]
+    except nx.NetworkXUnfeasible:
+        return None
 
 
 def _names_needed(node: NodeProto) -> set[str]:

@@ -7,12 +7,14 @@ the ops of its bodies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial, update_wrapper
+from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+import networkx as nx
 from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
@@ -21,12 +23,10 @@ from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.tensors import fresh_memory
 from amp_rewrite.ir.build import Index, ShadowingError, UnsortedError, build
+from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.graphs import in_order, unshadowed
 from amp_rewrite.ir.nodes import MAIN, Op, OpId, Role, Scope, ScopeId, TypeVariable, Use, Value, ValueId
 from amp_rewrite.ir.schema import TENSOR, Signature, ValueType
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 __all__ = ["MAIN", "Op", "OpId", "Role", "Scope", "ScopeId", "TypeVariable", "Use", "Value", "ValueId", "View", "once"]
 
@@ -101,6 +101,13 @@ class View(Index):
         """True for a tensor of a floating type."""
         dtype = self.tensor_dtype(value)
         return dtype is not None and dtype.floating
+
+    def owners(self, op: OpId) -> Iterator[OpId]:
+        """Yield the ops with the bodies that an op is in, the nearest first."""
+        owner = self.scopes[self.ops[op].scope].owner
+        while owner is not None:
+            yield owner
+            owner = self.scopes[self.ops[owner].scope].owner
 
     @property
     def opset(self) -> int:
@@ -213,32 +220,57 @@ class View(Index):
         return first
 
     def forget(self) -> None:
-        """Drop the results of analyses that ran once, for their memory; they run again if asked."""
+        """Drop the graph and the results of analyses that ran once, for their memory; they are made again if asked."""
         self._known.clear()
+        for name in ("flow", "graph"):
+            self.__dict__.pop(name, None)
 
     @cached_property
-    def graph(self) -> nx.DiGraph[int]:
-        """The ops as a networkx DiGraph. Nodes are op ids (attributes `op_type`, `name`); edges carry `values`.
+    def graph(self) -> nx.MultiDiGraph[OpId]:
+        """The ops as a networkx graph, with the bodies of If, Loop and Scan in it.
 
-        An edge leads from the producer of a value to each reader, through captures too, and from the producer of a
-        body's output to the op that owns the body. Loop-carried edges are in `carried`, so this is a DAG.
+        Nodes are op ids, of which `ops` and `variables` tell scope and types. An edge leads from the producer of a
+        value to each reader, captures included, and from the producer of a body's output to the op with the body; its
+        key is the pair of the value and the reader's slot, or None for the latter. Edges from one iteration to the next
+        are marked `carried`. O(nodes + uses).
         """
-        import networkx as nx
-
-        graph: nx.DiGraph[int] = nx.DiGraph()
-        graph.add_nodes_from((op.id, {"op_type": op.kind, "name": op.name}) for op in self.ops)
-        edges: dict[tuple[int, int], list[ValueId]] = {}
-        for value in self.values:
-            if value.producer is not None:
-                for use in self.uses[value.id]:
-                    edges.setdefault((value.producer, use.op), []).append(value.id)
-        for scope in self.scopes:
-            for out in scope.outputs:
-                made_by = self.values[out].producer
-                if scope.owner is not None and made_by is not None:
-                    edges.setdefault((made_by, scope.owner), []).append(out)
-        graph.add_edges_from((a, b, {"values": tuple(values)}) for (a, b), values in edges.items())
+        graph: nx.MultiDiGraph[OpId] = nx.MultiDiGraph()
+        with gc_paused():  # 100 000 edges: 0.5 s instead of 1.5
+            graph.add_nodes_from(range(len(self.ops)))
+            graph.add_edges_from(self._edges())
         return graph
+
+    def _edges(self) -> Iterator[tuple[OpId, OpId, Hashable, dict[str, bool]]]:
+        """Yield the edges of `graph`: producer, reader, key and attributes."""
+        for value in self.values:
+            for use in self.uses[value.id] if value.producer is not None else ():
+                yield cast(OpId, value.producer), use.op, (value.id, use.slot), {}
+        for scope in self.scopes:
+            for out in scope.outputs if scope.owner is not None else ():
+                if (made_by := self.values[out].producer) is not None:
+                    yield made_by, cast(OpId, scope.owner), (out, None), {}
+        for out, into in self.carried:
+            made_by = self.values[out].producer
+            for use in self.uses[into] if made_by is not None else ():
+                yield cast(OpId, made_by), use.op, (out, use.slot), {"carried": True}
+
+    @cached_property
+    def flow(self) -> nx.MultiDiGraph[OpId]:
+        """The `graph` without carried edges, which is acyclic."""
+        graph = self.graph
+        return (
+            nx.subgraph_view(graph, filter_edge=lambda *edge: "carried" not in graph.edges[edge])
+            if self.carried
+            else graph
+        )
+
+    def after(self, starts: Iterable[OpId]) -> set[OpId]:
+        """Return some ops and all that depend on them."""
+        return set(chain.from_iterable(nx.bfs_layers(self.flow, list(starts))))
+
+    def before(self, ends: Iterable[OpId]) -> set[OpId]:
+        """Return some ops and all that they depend on."""
+        return set(chain.from_iterable(nx.bfs_layers(self.flow.reverse(copy=False), list(ends))))
 
 
 def once(analysis: Callable[Concatenate[View, P], R]) -> Callable[Concatenate[View, P], R]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import paint
-from amp_rewrite.decide.coloring.paint_state import PaintOptions, PaintState
+from amp_rewrite.decide.coloring.problem import PaintOptions
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
 from amp_rewrite.decide.hazards.quantized import quantized
 from amp_rewrite.decide.pin import Pin
-from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.files.model import Model
@@ -26,13 +24,10 @@ from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
-from amp_rewrite.settings.choices import KEEP_OPSET
+from amp_rewrite.settings.choices import KEEP_OPSET, Placement
 from amp_rewrite.settings.io_rules import io_types, rules_of
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
-
-if TYPE_CHECKING:
-    from amp_rewrite.decide.placement.place import PlacementRule
 
 
 @dataclass(frozen=True)
@@ -116,8 +111,7 @@ class Draft:
     def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
         """Return the coloring, with pins from data on top of the safety rules'. O(nodes + uses).
 
-        A pin from data pins the whole cluster of its op, with or without safety rules. The border between the types is
-        placed as the request asks.
+        A pin from data pins the whole cluster of its op.
         """
         return self._painted(pins) if pins else self._unpinned
 
@@ -131,13 +125,6 @@ class Draft:
         return self._painted(())
 
     def _painted(self, pins: Sequence[Pin]) -> Coloring:
-        coloring = self._colored(pins, self.placing)
-        findings = self.notes
-        if self.placing is not None and (self.placing.moved or self.request.placement.islands):
-            findings = (*findings, self.placing.finding)
-        return replace(coloring, findings=(*coloring.findings, *findings)) if findings else coloring
-
-    def _colored(self, pins: Sequence[Pin], place: Callable[[PaintState], None] | None) -> Coloring:
         request = self.request
         options = PaintOptions(
             level=request.level,
@@ -146,24 +133,13 @@ class Draft:
             keep=self.keep,
             lower=self.lower,
             pins=pins,
-            norms=self.clusters,
+            clusters=self.clusters,
             low_inputs=self.io,
-            shapes_follow=request.safe,
-            spare_casts=request.safe,
+            place=request.placement is Placement.MINCUT,
             rescale=self.rescale,
         )
-        hazards = replace(self.hazards, clusters=self.clusters) if pins else self.hazards
-        return paint(self.view, request.lists, request.to, options, hazards, place)
-
-    @cached_property
-    def placing(self) -> PlacementRule | None:
-        """Placement by minimum cut; None unless the request asks for it."""
-        placement = self.request.placement
-        if placement.gpu is None:
-            return None
-        from amp_rewrite.decide.placement.place import PlacementRule  # late: only this placement pays for it
-
-        return PlacementRule(CostModel(self.view, placement.gpu, self.request.to), placement.islands)
+        coloring = paint(self.view, request.lists, request.to, options, self.hazards)
+        return replace(coloring, findings=(*coloring.findings, *self.notes)) if self.notes else coloring
 
 
 def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Hazards, Mapping[ValueId, DType]]:

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
-from amp_rewrite.decide.placement.cost_model import CostModel
+from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.reports.render import share
-from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings.choices import KEEP_OPSET, Fuse, Target
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
@@ -41,8 +40,8 @@ def few_low(view: View, coloring: Coloring, request: Request) -> Iterator[Findin
     kept = {op: paint.rule for op, paint in paints.items() if not paint.dtype.low}
     if not kept or len(kept) < _FEW * len(paints):
         return
-    costs = CostModel(view, ROOFS["A100"], coloring.to)  # for sizes alone, the same on all GPUs
-    flops = {op: round(costs.flops(view.ops[op])) for op in paints}
+    sizes = Sizes(view)
+    flops = {op: round(sizes.flops(view.ops[op])) for op in paints}
     if not any(flops.values()):  # operators whose operations are not known
         flops = dict.fromkeys(paints, 1)
     whole, by_rule = sum(flops.values()), Counter[str]()

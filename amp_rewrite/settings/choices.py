@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, cast
 
 from amp_rewrite.errors import PolicyError, advice
 from amp_rewrite.ir.versions import OLDEST_MOVED
-from amp_rewrite.runtime.roofline import ROOFS, Roof
 
 if TYPE_CHECKING:
     from amp_rewrite.files.model import Model
@@ -42,29 +40,7 @@ TargetRelease = Literal[
 SafetyName = Literal["default", "none"]
 QuantizedName = Literal["keep", "rescale"]
 FuseName = Literal["auto", "none", "basic", "contrib"]
-PlacementName = Literal[
-    "auto",
-    "propagate",
-    "mincut",
-    "mincut:B200",
-    "mincut:H200",
-    "mincut:H100",
-    "mincut:H100-PCIe",
-    "mincut:A100",
-    "mincut:A100-80GB",
-    "mincut:A10",
-    "mincut:L40S",
-    "mincut:L4",
-    "mincut:T4",
-    "mincut:V100",
-    "mincut:RTX3080",
-    "mincut:RTX3090",
-    "mincut:RTX4080",
-    "mincut:RTX4090",
-    "mincut:RTX5080",
-    "mincut:RTX5090",
-    "mincut:Orin",
-]
+PlacementName = Literal["mincut", "propagate"]
 
 
 class _Choice(Enum):
@@ -295,53 +271,15 @@ class Quantized(_Choice):
     RESCALE = "rescale"
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(_Choice):
     """Method that finds the border between the types.
 
-    With a GPU, it is the minimum cut over the costs of Casts, float32 and lost fusions on that GPU.
-
-    Args:
-        gpu: the GPU; None: spread colors as TensorFlow does.
-        islands: keep ops of the allow list float32, too, where a low type gains less than its Casts cost.
+    `MINCUT` moves the border that TensorFlow's rules leave to where it takes the fewest and smallest Casts;
+    `PROPAGATE` leaves it.
     """
 
-    gpu: Roof | None = None
-    islands: bool = False
-
-    @classmethod
-    def parse(cls, spelling: str | Placement) -> Placement:
-        """Return the placement of a word, in any case.
-
-        Args:
-            spelling: "auto" (the allow list is low), "mincut" (islands, too, for an A100), "mincut:GPU" or "propagate".
-
-        Raises:
-            PolicyError: the word is unknown.
-        """
-        if isinstance(spelling, Placement):
-            return spelling
-        name, colon, gpu = str(spelling).strip().partition(":")
-        if name.lower() in ("auto", "propagate") and not colon:
-            return AUTO if name.lower() == "auto" else PROPAGATE
-        roof = next((roof for roof in ROOFS.values() if roof.gpu.lower() == (gpu.strip().lower() or _GPU)), None)
-        if name.lower() != "mincut" or roof is None or (colon and not gpu.strip()):
-            named = [f"mincut:{name}" for name in ROOFS]
-            legal = f"use auto, propagate, mincut, or with a GPU {', '.join(named)}"
-            hint = legal if colon else advice(spelling, ["auto", "propagate", "mincut"], legal)
-            raise PolicyError(f"unknown value {spelling!r} for placement; {hint}")
-        return cls(roof, islands=True)
-
-    @property
-    def spelling(self) -> str:
-        """Text that `parse` reads back."""
-        if self.gpu is None:
-            return "propagate"
-        return f"mincut:{self.gpu.gpu}" if self.islands else "auto"
-
-
-_GPU = "a100"
-PROPAGATE, AUTO = Placement(), Placement(ROOFS["A100"])
+    MINCUT = "mincut"
+    PROPAGATE = "propagate"
 
 
 class Fuse(_Choice):

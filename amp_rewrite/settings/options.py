@@ -16,8 +16,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.settings.choices import (
-    AUTO,
-    PROPAGATE,
     Fuse,
     Level,
     Placement,
@@ -90,8 +88,8 @@ def _shard_size(size: str | int) -> str | int:
 
 
 def _placed(value: Placement | None, values: Values) -> Placement:
-    """Return the placement; by default "auto", and "propagate" where TensorFlow's rules alone hold."""
-    return value or (AUTO if values["safety"] is Safety.DEFAULT else PROPAGATE)
+    """Return the placement; by default "mincut", and "propagate" where TensorFlow's rules alone hold."""
+    return value or (Placement.MINCUT if values["safety"] is Safety.DEFAULT else Placement.PROPAGATE)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -231,11 +229,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="placement",
         group=ADVANCED,
-        metavar="auto|propagate|mincut[:GPU]",
-        doc='"propagate" spreads colors as TensorFlow does; "auto" then moves the border between the types to where'
-        ' Casts, float32 and lost fusions cost least; "mincut" or "mincut:GPU" leaves ops of the allow list in float32,'
-        ' too, where low ones gain less than their Casts cost (`Placement`); by default "auto", without safety rules'
-        ' "propagate"',
+        metavar="mincut|propagate",
+        doc='"propagate" spreads colors as TensorFlow does; "mincut" then moves the border between the types to where'
+        ' Casts cost least (`Placement`); by default "mincut", without safety rules "propagate"',
         parse=Placement.parse,
         combine=_placed,
         stated=Stated.UNUSUAL,

@@ -78,6 +78,4 @@ class Request:
 
 
 def _spelled(value: object) -> str:
-    if isinstance(value, Placement):
-        return value.spelling
     return str(value.value) if isinstance(value, Enum) else "" if value is None else str(value)

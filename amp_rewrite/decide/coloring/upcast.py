@@ -6,15 +6,16 @@ decomposed norm, softmax or activation, and the scale and bias that the runtime 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
-from amp_rewrite.decide.coloring.gate import GateRefusal
-from amp_rewrite.decide.coloring.groups import AFFINE_NOTE, fuses
-from amp_rewrite.decide.coloring.paint_state import PaintState
+from amp_rewrite.decide.coloring.gate import Gate, GateRefusal
+from amp_rewrite.decide.coloring.problem import Problem
+from amp_rewrite.decide.coloring.where import AFFINE_NOTE, fuses
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.dataflow import exposed, trail
+from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable, trail
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, SEEN_THROUGH
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import TENSOR
@@ -24,11 +25,44 @@ _ANY_TYPE = ELEMENTLESS | {"Cast"}
 """Ops whose results do not depend on the type in which they read a value."""
 
 
-def upcast_low(state: PaintState) -> None:
+@dataclass
+class Upcast:
+    """The paint of variables that become float32, and of ops for which that is asked but not possible."""
+
+    problem: Problem
+    gate: Gate
+    upcast: dict[tuple[OpId, str], Paint] = field(default_factory=dict)
+    refused: dict[OpId, Paint] = field(default_factory=dict)
+
+    @property
+    def view(self) -> View:
+        """The model's index."""
+        return self.problem.view
+
+    @property
+    def lower(self) -> Container[OpId]:
+        """Ops that the user lowers."""
+        return self.problem.options.lower
+
+    def high(self, rule: str, because: OpId | None, note: str = "") -> Paint:
+        """Return the paint of a variable that becomes float32."""
+        return self.problem.high(rule, because, note)
+
+    def made(self, value: ValueId) -> bool:
+        """True if a value is low in the model and now made in float32."""
+        return made_variable(self.view, value) in self.upcast
+
+    def reads(self, use: Use) -> bool:
+        """True if an op reads one of its inputs in float32 now and in a low type in the model."""
+        return read_variable(self.view.ops[use.op], use.slot) in self.upcast
+
+
+def upcast_low(problem: Problem, gate: Gate) -> Upcast:
     """Upcast the low variables of the named ops, and of the ops that cannot differ in type from those."""
+    state = Upcast(problem, gate)
     wishes = dict(_wishes(state))
     if not wishes:
-        return
+        return state
     for op_id in sorted(wishes):
         _upcast(state, op_id, wishes[op_id])
     groups = clusters(state.view, LOW_TYPES) if state.upcast else ()
@@ -40,17 +74,18 @@ def upcast_low(state: PaintState) -> None:
     _casts(state, wishes)
     for op in state.view.ops:  # Shape and Size read no element: they take an upcast value as it comes
         source = op.inputs[0] if op.kind in ELEMENTLESS else None
-        if source is not None and state.made_upcast(source):
+        if source is not None and state.made(source):
             state.upcast[op.id, "T"] = state.high(reasons.SHAPE_FOLLOWS, state.view.values[source].producer)
+    return state
 
 
-def _wishes(state: PaintState) -> Iterator[tuple[OpId, Paint]]:
+def _wishes(state: Upcast) -> Iterator[tuple[OpId, Paint]]:
     """Yield the ops with a low type that the user or else a pin asks for in float32, each with its paint."""
     paints: dict[OpId, Paint] = {}
-    for op, pattern in state.options.keep.items():
+    for op, pattern in state.problem.options.keep.items():
         paints[op] = state.high(reasons.RAISED, None, f"kept by {pattern!r}")
-    for pin in state.pins:
-        if pin.raises and pin.op not in state.options.lower:
+    for pin in state.problem.pins:
+        if pin.raises and pin.op not in state.lower:
             paints.setdefault(pin.op, state.high(reasons.RAISED, pin.because, f"{pin.rule}: {pin.note}"))
     yield from ((op, paint) for op, paint in paints.items() if low_type(state.view, op) is not None)
 
@@ -61,7 +96,7 @@ def low_type(view: View, op: OpId) -> DType | None:
     return next((dtype for dtype in types if dtype in LOW_TYPES), None)
 
 
-def _upcast(state: PaintState, op_id: OpId, paint: Paint) -> None:
+def _upcast(state: Upcast, op_id: OpId, paint: Paint) -> None:
     """Upcast an op as far as the gate admits it; constants are widened for their readers instead."""
     op = state.view.ops[op_id]
     if op.kind in _ANY_TYPE or op.kind == "Constant":
@@ -74,36 +109,36 @@ def _upcast(state: PaintState, op_id: OpId, paint: Paint) -> None:
         state.upcast.setdefault((op_id, name), paint)
 
 
-def _refuse(state: PaintState, op: OpId, note: str) -> None:
+def _refuse(state: Upcast, op: OpId, note: str) -> None:
     """Leave an op in its low type, with the reason."""
     for variable in state.view.variables[op]:
         state.upcast.pop((op, variable.name), None)
-    state.upcast_refused[op] = Paint(low_type(state.view, op) or state.to, reasons.UNRAISED, None, note)
+    state.refused[op] = Paint(low_type(state.view, op) or state.problem.to, reasons.UNRAISED, None, note)
 
 
-def _is_upcast(state: PaintState, op: OpId) -> bool:
+def _is_upcast(state: Upcast, op: OpId) -> bool:
     return any((op, variable.name) in state.upcast for variable in state.view.variables[op])
 
 
-def _upcastable(state: PaintState, op: Op) -> bool:
+def _upcastable(state: Upcast, op: Op) -> bool:
     return not isinstance(state.gate.upcastable(state.view, op), GateRefusal)
 
 
 # -- groups ------------------------------------------------------------------------------------------
 
 
-def _whole(state: PaintState, cluster: Cluster) -> None:
+def _whole(state: Upcast, cluster: Cluster) -> None:
     """Upcast a cluster as a whole if any op of it is upcast: its numbers are largest between its ops."""
     culprit = next((op for op in cluster.ops if _is_upcast(state, op)), None)
     if culprit is None:
         return
     note = f"{cluster.kind} is raised as a whole, because {state.view.ops[culprit].name!r} is"
     for op in cluster.ops:
-        if low_type(state.view, op) is not None and op not in state.options.lower:
+        if low_type(state.view, op) is not None and op not in state.lower:
             _upcast(state, op, state.high(reasons.RAISED, culprit, note))
 
 
-def _sequences(state: PaintState) -> None:
+def _sequences(state: Upcast) -> None:
     """Upcast all ops that share a sequence, which has one element type, or none of them."""
     done: set[OpId] = set()
     for op in sorted({op for op, _ in state.upcast}):
@@ -125,7 +160,7 @@ def _low_sequences(view: View, op: Op) -> list[ValueId]:
     return [v for v, t in types if t is not None and t.container != TENSOR and t.dtype in LOW_TYPES]
 
 
-def _sharing(state: PaintState, start: OpId) -> tuple[set[OpId], bool]:
+def _sharing(state: Upcast, start: OpId) -> tuple[set[OpId], bool]:
     """Return the ops that sequences join to one, and True if any of them keeps its type."""
     view, members, pending, sealed = state.view, {start}, [start], False
     while pending:
@@ -140,24 +175,24 @@ def _sharing(state: PaintState, start: OpId) -> tuple[set[OpId], bool]:
     return members, sealed
 
 
-def _affine(state: PaintState, cluster: Cluster) -> None:
-    """Give scale and bias of a decomposed normalization the type of its input (see `groups.norm_affine`)."""
+def _affine(state: Upcast, cluster: Cluster) -> None:
+    """Give scale and bias of a decomposed normalization the type of its input (see `where.fuses`)."""
     view = state.view
     low = next((dtype for op in cluster.tail if (dtype := low_type(view, op)) is not None), None)
-    if low is None or cluster.entry is None or not fuses(state, cluster, low):
+    if low is None or cluster.entry is None or not fuses(view, cluster, low):
         return
     high = _seen_type(state, cluster.entry, frozenset(cluster.ops)) is DType.FLOAT
-    for op in state.without_casts(cluster.tail):
+    for op in (op for op in cluster.tail if view.ops[op].kind != "Cast"):
         if high and not _is_upcast(state, op):
             _upcast(state, op, state.high(reasons.RAISED, cluster.ops[0], AFFINE_NOTE))
         elif not high and _is_upcast(state, op):
             _refuse(state, op, f"what {cluster.kind} normalizes is {low.spelling}, and onnxruntime fuses both")
 
 
-def _seen_type(state: PaintState, value: ValueId, readers: frozenset[OpId]) -> DType | None:
+def _seen_type(state: Upcast, value: ValueId, readers: frozenset[OpId]) -> DType | None:
     """Return the type in which the runtime's fusion sees a value: before the Casts that only `readers` read."""
     view = state.view
-    dtype = DType.FLOAT if state.made_upcast(value) else view.dtype(value)
+    dtype = DType.FLOAT if state.made(value) else view.dtype(value)
     uses = [use for use in view.uses[value] if use.op in readers]
     needed = _read_as(state, value, uses[0]) if uses else dtype
     others = [use for use in view.uses[value] if use.op not in readers]
@@ -170,20 +205,20 @@ def _seen_type(state: PaintState, value: ValueId, readers: frozenset[OpId]) -> D
     return dtype
 
 
-def _read_as(state: PaintState, value: ValueId, use: Use) -> DType | None:
+def _read_as(state: Upcast, value: ValueId, use: Use) -> DType | None:
     """Return the type in which a value is read; a Cast reads the type in which it was computed."""
-    upcast = state.made_upcast(value) if _takes_any_type(state, use) else state.reads_upcast(*use)
+    upcast = state.made(value) if _takes_any_type(state, use) else state.reads(use)
     return DType.FLOAT if upcast else state.view.dtype(value)
 
 
 # -- ops that follow ---------------------------------------------------------------------------------
 
 
-def _takes_any_type(state: PaintState, use: Use) -> bool:
+def _takes_any_type(state: Upcast, use: Use) -> bool:
     return state.view.ops[use.op].kind in _ANY_TYPE
 
 
-def _casts(state: PaintState, wishes: dict[OpId, Paint]) -> None:
+def _casts(state: Upcast, wishes: dict[OpId, Paint]) -> None:
     """Let a Cast to a low type that only upcast ops read cast to float32; a named Cast also before other Casts."""
     view = state.view
     for op in reversed(view.ops):
@@ -191,29 +226,29 @@ def _casts(state: PaintState, wishes: dict[OpId, Paint]) -> None:
         result = op.outputs[0] if op.kind == "Cast" else None
         if result is None or view.dtype(result) not in LOW_TYPES:
             continue
-        if exposed(view, result) or op.id in state.options.lower:
+        if exposed(view, result) or op.id in state.lower:
             continue
         uses = view.uses[result]
-        upcast = [use for use in uses if state.reads_upcast(*use)]
+        upcast = [use for use in uses if state.reads(use)]
         through = op.id in wishes and any(view.ops[use.op].kind == "Cast" for use in uses)
-        if any(not _takes_any_type(state, use) and not state.reads_upcast(*use) for use in uses):
+        if any(not _takes_any_type(state, use) and not state.reads(use) for use in uses):
             continue
         if (upcast or through) and (op.id in wishes or len(upcast) == len(uses)):
             paint = state.high(reasons.EXISTING_CAST, upcast[0].op if upcast else None)
             state.upcast[op.id, "T2"] = wishes.get(op.id, paint)
 
 
-def _move_along(state: PaintState, op: Op) -> None:
+def _move_along(state: Upcast, op: Op) -> None:
     """Upcast an op that only moves the result of a Cast to a low type, and only for upcast ops.
 
     The Cast rounds, and the digits that it drops are the reason for which its readers were upcast.
     """
     view = state.view
     results = op.results
-    if not _moves(view, op) or op.id in state.options.lower or any(exposed(view, v) for v in results):
+    if not _moves(view, op) or op.id in state.lower or any(exposed(view, v) for v in results):
         return
     uses = [use for v in results for use in view.uses[v]]
-    if not uses or not all(state.reads_upcast(*use) for use in uses) or not _upcastable(state, op):
+    if not uses or not all(state.reads(use) for use in uses) or not _upcastable(state, op):
         return
     if _cast_to_low(view, op):
         note = "moves what is cast, and only ops in float32 read it"

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import networkx as nx
 import onnx
+from networkx.utils import UnionFind
 
 from amp_rewrite.decide.coloring.gate import Gate, GateRefusal, computes_float32_inside
-from amp_rewrite.decide.union_find import UnionFind
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
 from amp_rewrite.ir.schema import TENSOR
@@ -32,20 +33,19 @@ class Vertex(NamedTuple):
 
 @dataclass(frozen=True)
 class Vertices:
-    """Vertices in op order, with edges from the vertex that makes a float32 value to each that reads it.
+    """Vertices in op order, and `graph` with an edge from the vertex that makes a float32 value to each that reads it.
 
     Two vertices of one op are never joined: paint does not cross from T to U of a normalization, nor through a Cast.
-    Ops with bodies and ops without a schema have no vertex, so they stop every walk. `clusters` are groups of vertices
-    joined by sequences, which no Cast can convert. `sealed`: for each cluster, True if it reaches a place that keeps
+    Ops with bodies and ops without a schema have no vertex, so they stop every walk. `sequences` are groups of vertices
+    joined by sequences, which no Cast can convert. `sealed`: for each sequence, True if it reaches a place that keeps
     its type (a model output, a body's edge, an op without vertex).
     """
 
     all: tuple[Vertex, ...]
-    readers: tuple[tuple[int, ...], ...]
-    sources: tuple[tuple[int, ...], ...]
+    graph: nx.DiGraph[int]
     of: Mapping[tuple[OpId, str], int]
     by_op: Mapping[OpId, tuple[int, ...]]
-    clusters: tuple[tuple[int, ...], ...]
+    sequences: tuple[tuple[int, ...], ...]
     sealed: tuple[bool, ...]
 
     @classmethod
@@ -92,8 +92,7 @@ class _VertexBuilder:
         self.all: list[Vertex] = []
         self.of: dict[tuple[OpId, str], int] = {}
         self.by_op: dict[OpId, tuple[int, ...]] = {}
-        self.sources: list[tuple[int, ...]] = []
-        self.readers: list[list[int]] = []
+        self.graph: nx.DiGraph[int] = nx.DiGraph()
         self.makers = [_NO_VERTEX] * len(view.values)
         """The vertex that makes a float32 value."""
 
@@ -107,9 +106,8 @@ class _VertexBuilder:
                 groups = known[alike] = self._groups(op, variables)
             if groups:
                 self._add(op, groups)
-        clusters, sealed = self._sequences()
-        readers, sources = tuple(map(tuple, self.readers)), tuple(self.sources)
-        return Vertices(tuple(self.all), readers, sources, self.of, self.by_op, clusters, sealed)
+        sequences, sealed = self._sequences()
+        return Vertices(tuple(self.all), self.graph, self.of, self.by_op, sequences, sealed)
 
     def _groups(self, op: Op, variables: tuple[TypeVariable, ...]) -> tuple[_Group, ...]:
         """Return the float32 variables of an op in groups that must share a color, in order, with their ports."""
@@ -135,14 +133,9 @@ class _VertexBuilder:
             self.all.append(Vertex(op.id, group.variables, self.entries[op.id], group.refusal))
             for name in group.variables:
                 self.of[op.id, name] = at
-            values = [value for slot in group.inputs if (value := op.inputs[slot]) is not None]
-            read = [maker for value in values if (maker := self.makers[value]) != _NO_VERTEX]
-            if len(read) > 1:
-                read = sorted(set(read))
-            self.sources.append(tuple(read))
-            self.readers.append([])
-            for source in read:
-                self.readers[source].append(at)
+            self.graph.add_node(at)
+            read = {self.makers[value] for slot in group.inputs if (value := op.inputs[slot]) is not None}
+            self.graph.add_edges_from((source, at) for source in sorted(read - {_NO_VERTEX}))
         self.by_op[op.id] = tuple(range(first, len(self.all)))
         for at, group in enumerate(groups, first):
             for slot in group.outputs:
@@ -165,8 +158,8 @@ class _VertexBuilder:
             ports = [made_variable(view, value.id), *read]
             ends = [self.of.get(port) if port is not None else None for port in ports]
             joined = [v for v in ends if v is not None]
-            sets.join(joined)
+            sets.union(*joined)
             if value.role is Role.INPUT or exposed(view, value.id) or None in ends:
                 open_ended.update(joined)
-        clusters = tuple(map(tuple, sets.groups()))
-        return clusters, tuple(any(v in open_ended or self.all[v].refusal for v in group) for group in clusters)
+        sequences = tuple(sorted(tuple(sorted(group)) for group in sets.to_sets()))
+        return sequences, tuple(any(v in open_ended or self.all[v].refusal for v in group) for group in sequences)

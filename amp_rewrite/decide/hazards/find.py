@@ -16,29 +16,15 @@ from amp_rewrite.decide.hazards.magnified import magnified
 from amp_rewrite.decide.hazards.mask_fills import mask_fill, saturated
 from amp_rewrite.decide.hazards.positions import positions
 from amp_rewrite.decide.hazards.quantized import quantized
-from amp_rewrite.decide.hazards.rule import PinningRule, Rule, pinned, rule
+from amp_rewrite.decide.hazards.rule import PinningRule, Rule, pinned
 from amp_rewrite.decide.hazards.sums import long_sums, running_sums
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.patterns.clusters import Cluster, clusters
+from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.runtime.faults import faults
 from amp_rewrite.settings.choices import Target
-
-
-@rule(reasons.CLUSTER, "A norm, softmax or activation written out op by op gets one type as a whole.")
-def cluster(view: View, to: DType) -> tuple[Cluster, ...]:
-    """Find the groups of ops that compute one operator together. O(nodes).
-
-    What it protects: LayerNormalization, RMSNorm, L2 norm, softmax and GELU that an exporter decomposed.
-    Why: Values are largest between the ops of such a group. If one op stays float32, a low type costs the others Casts
-        and rounding, and the runtime no longer fuses the group into one kernel.
-    Example: A LayerNormalization at opset 13, whose square is on the deny list.
-    Source: onnxruntime, graph optimizations, "Layer Normalization Fusion", "Gelu Fusion".
-    """
-    return clusters(view)
-
 
 PINNING: tuple[PinningRule, ...] = (
     whole_numbers,
@@ -53,7 +39,7 @@ PINNING: tuple[PinningRule, ...] = (
     long_sums,
 )
 """The rules that pin ops to float32. If several pin one op, the first gives the reason."""
-RULES: tuple[Rule[..., Any], ...] = (*PINNING, cluster)
+RULES: tuple[Rule[..., Any], ...] = PINNING
 """The rules that read the model alone."""
 
 
@@ -61,15 +47,14 @@ RULES: tuple[Rule[..., Any], ...] = (*PINNING, cluster)
 class Hazards:
     """Results of the safety rules on a model.
 
-    `pins`: ops that stay float32, at most one pin per op, in order of the ops. `clusters`: groups of ops that share one
-    type. `saturate`: values to clamp to the low type's finite range when they are lowered; constants are clamped when
-    baked, results at their Cast. `numbers`: ops that compute with shapes and constants alone; their denial need not
-    spread. `benign`: ops on the deny list that are harmless in their context, with the reason. `findings`: notes for
-    the report. `guarded`: the rules on the border between the types (`coloring/borders.py`) run, too.
+    `pins`: ops that stay float32, at most one pin per op, in order of the ops. `saturate`: values to clamp to the low
+    type's finite range when they are lowered; constants are clamped when baked, results at their Cast. `numbers`: ops
+    that compute with shapes and constants alone; their denial need not spread. `benign`: ops on the deny list that are
+    harmless in their context, with the reason. `findings`: notes for the report. `guarded`: the rule on the border
+    between the types (`coloring/no_gain.py`) runs, too.
     """
 
     pins: tuple[Pin, ...] = ()
-    clusters: tuple[Cluster, ...] = ()
     findings: tuple[Finding, ...] = ()
     saturate: frozenset[ValueId] = frozenset()
     numbers: frozenset[OpId] = frozenset()
@@ -91,6 +76,5 @@ def find_hazards(view: View, to: DType, *, but: Collection[str] = (), target: Ta
         note = f"{fault.runtime} {fault.harm} ({fault.source})"
         pins.setdefault(op.id, Pin(op.id, reasons.RUNTIME_FAULT, None, note))
     saturate, findings = saturated(view, to)
-    groups = cluster(view, to)
     pins_in_order = tuple(pins[op] for op in sorted(pins))
-    return Hazards(pins_in_order, groups, findings, saturate, numbers(view), benign(view, groups, to), guarded=True)
+    return Hazards(pins_in_order, findings, saturate, numbers(view), benign(view, clusters(view), to), guarded=True)

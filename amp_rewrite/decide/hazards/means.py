@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from amp_rewrite.decide.flops import summed_terms
 from amp_rewrite.decide.hazards.rule import HeldOp
 from amp_rewrite.decide.hazards.steps import described, learned_ops
-from amp_rewrite.decide.placement.flops import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, first_input_of, float32_ops, number_throughout, origin
 from amp_rewrite.ir.op_classes import ALL, BOUNDED, CLAMPS, COPIES, DEQUANTIZES, PAIR_SUMS, PICKS, PRODUCTS, Slots

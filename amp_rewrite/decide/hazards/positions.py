@@ -9,12 +9,12 @@ from functools import cache, partial
 import numpy as np
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.flops import summed_length
 from amp_rewrite.decide.hazards.counts import counted
 from amp_rewrite.decide.hazards.fill_reach import ATTENTION_MASKS
 from amp_rewrite.decide.hazards.mask_fills import CARRIES, to_softmax
 from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.decide.hazards.steps import described, first_inputs, operands_at, results_of
-from amp_rewrite.decide.placement.flops import summed_length
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import equation
 from amp_rewrite.ir.dataflow import Flow, first_input_of, float32, float32_ops, makers, origin, trail

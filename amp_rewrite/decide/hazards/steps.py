@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, dependents, scalings
+from amp_rewrite.ir.dataflow import Flow, scalings
 from amp_rewrite.ir.op_classes import HEAVY, Slots
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View, once
 
@@ -41,7 +41,7 @@ def float32_constant(view: View, op: Op, slot: int) -> ValueId | None:
 @once
 def learned_ops(view: View) -> Collection[OpId]:
     """Return layers and all ops that depend on one. O(nodes + uses)."""
-    return dependents(view, {op.id for op in view.of_kinds(HEAVY)}).keys()
+    return view.after(op.id for op in view.of_kinds(HEAVY))
 
 
 def scaled_by(view: View, op: Op) -> Iterator[tuple[ValueId, float]]:

@@ -9,10 +9,10 @@ from itertools import chain, islice
 import numpy as np
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.flops import summed_length, summed_terms
 from amp_rewrite.decide.hazards.means import weighted_means
 from amp_rewrite.decide.hazards.rule import HeldOp, rule
 from amp_rewrite.decide.hazards.steps import described, scaled_by
-from amp_rewrite.decide.placement.flops import summed_length, summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, float32_ops, makers, orders, scalings, trail
 from amp_rewrite.ir.op_classes import (

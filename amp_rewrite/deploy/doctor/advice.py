@@ -13,7 +13,7 @@ import onnx.defs
 from onnx import TensorShapeProto, ValueInfoProto
 
 from amp_rewrite.decide.coloring.gate import kernel_types
-from amp_rewrite.decide.placement.cost_model import CostModel
+from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
@@ -164,7 +164,7 @@ def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -
 
 def bound(view: View, roof: Roof, low: DType) -> TimeBound | None:
     """Return the bound of a converted model whose dimensions are fixed; None without known shapes. O(nodes)."""
-    work, reached = CostModel(view, roof, low), roof.attained
+    work, reached = Sizes(view), roof.attained
     full = converted = 0.0
     counted = ops = 0
     for op in view.ops:

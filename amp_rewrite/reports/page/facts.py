@@ -8,12 +8,10 @@ from functools import cached_property
 
 from onnx import NodeProto
 
-from amp_rewrite.decide.placement.cost_model import CostModel
-from amp_rewrite.dtypes import DType
+from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.ir.op_classes import VIEWS
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.reports.rows import DTYPES, FLOATING, LOW, CastRow, ReportData
-from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings.selectors import TORCH_SCOPES, torch_scopes
 
 _NAMESPACE = "namespace"
@@ -42,10 +40,10 @@ class RowFacts:
 
     view: View
     report: ReportData
-    _model: CostModel = field(init=False, repr=False)
+    _sizes: Sizes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_model", CostModel(self.view, ROOFS["A100"], DType.FLOAT16))
+        object.__setattr__(self, "_sizes", Sizes(self.view))
 
     @cached_property
     def modules(self) -> tuple[str, ...]:
@@ -55,7 +53,7 @@ class RowFacts:
     @cached_property
     def flops(self) -> tuple[float, ...]:
         """Operations of each op; 0 for all but products, convolutions, recurrent ops and attention."""
-        return tuple(self._model.flops(op) for op in self.view.ops)
+        return tuple(self._sizes.flops(op) for op in self.view.ops)
 
     @cached_property
     def work(self) -> ModelWork:
@@ -84,7 +82,7 @@ class RowFacts:
         return {(scope, name): value for scope, name, value in places if (scope, name) in cast}
 
     def _elements(self, value: ValueId) -> int:
-        return min(self._model.size(value), _MOST)
+        return min(self._sizes.size(value), _MOST)
 
     def _ports(self, op: Op, dtypes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
         """Yield type and bytes of the floats that an op reads and writes, if it moves some."""

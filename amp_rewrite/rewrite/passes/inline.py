@@ -15,7 +15,7 @@ from onnx import FunctionProto, ModelProto, TypeProto
 from onnx.helper import make_tensor_type_proto
 
 from amp_rewrite.decide.coloring.paint import paint
-from amp_rewrite.decide.coloring.paint_state import PaintOptions
+from amp_rewrite.decide.coloring.problem import PaintOptions
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding, ModelError, one_line
 from amp_rewrite.files.model import Model

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amp_rewrite.decide.union_find import UnionFind
+from networkx.utils import UnionFind
+
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -57,10 +58,10 @@ class Equations:
                 if terms is None:
                     continue
                 if len(terms) == 2 and terms[0][0] == -terms[1][0]:
-                    union.join(value for _, value in terms)
+                    union.union(*(value for _, value in terms if value in union.parents))
                 elif len(terms) > 1:
                     pending.append(terms)
-        classes = {value: union.root(value) for value in shiftable}
+        classes = {value: union[value] for value in shiftable}
         relations = dict.fromkeys(relation for terms in pending if (relation := _relation(classes, terms)) is not None)
         equations = cls(view, laws, classes, tuple(relations))
         equations._count()
