@@ -339,7 +339,7 @@ DEFAULTS = {
         (["--gray-follows-allow"], {"gray_follows_allow": True}),
         (["--no-gray-follows-allow"], {"gray_follows_allow": False}),
         (["--fuse", "none"], {"fuse": "none"}),
-        (["--placement", "mincut:T4"], {"placement": "mincut:T4"}),
+        (["--placement", "propagate"], {"placement": "propagate"}),
         (["--opset", "auto"], {"opset": "auto"}),
         (["--opset", "20"], {"opset": "20"}),
         (["--shift", "6"], {"shift": "6"}),
