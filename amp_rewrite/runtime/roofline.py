@@ -106,10 +106,6 @@ ROOFS: Mapping[str, Roof] = {
 COMMON = ("H200", "A100", "L4", "T4", "V100")
 """GPUs to speak of where the machine has none."""
 
-START = 0.9e-6
-"""Seconds of launch overhead per small kernel in a full stream: 3.8 µs for each of many kernels that run for 2.9 µs, on
-a V100 (A. Gray, Getting Started with CUDA Graphs, NVIDIA 2019)."""
-
 _OTHER_CHIPS = frozenset({"Laptop", "Max", "Ti", "SUPER", "NVL", "Nano", "NX"})
 """Words of the names of other GPUs than those without them."""
 

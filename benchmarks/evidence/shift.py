@@ -29,13 +29,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import amp_rewrite
-from amp_rewrite.decide.placement.cost_model import CostModel
-from amp_rewrite.dtypes import DType
+from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.shift import shift_draft
-from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.request import Request
@@ -383,7 +381,7 @@ def _casts(converted: amp_rewrite.Converted) -> int:
 def _share(converted: amp_rewrite.Converted) -> float:
     """The share of operations that run in float16."""
     view = View.of(Model.load(converted.model))
-    costs = CostModel(view, ROOFS["A100"], DType.FLOAT16)
+    costs = Sizes(view)
     whole = low = 0.0
     for op in view.ops:
         work = costs.flops(op)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import onnx
 
 from amp_rewrite import DType, Model, View
-from amp_rewrite.decide.placement.cost_model import CostModel
+from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.ir.op_classes import PICKS, VIEWS
 from amp_rewrite.ir.view import Op
-from amp_rewrite.runtime.roofline import ROOFS
 
 FLOATS = (DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE)
 
@@ -44,7 +43,7 @@ def work_of(stripped: onnx.ModelProto, inputs: Mapping[str, Sequence[int]]) -> l
     """
     view = View.of(Model.load(_shaped(_fixed(_with_weights_as_inputs(stripped), inputs))))
     weights = {tensor.name for tensor in stripped.graph.initializer}
-    model = CostModel(view, ROOFS["H200"], DType.FLOAT16)
+    model = Sizes(view)
     found: Counter[tuple[float, float, bool]] = Counter()
     for op in _live(view, weights):
         if op.kind not in VIEWS and not op.bodies:
@@ -63,7 +62,7 @@ def _live(view: View, weights: set[str]) -> Iterator[Op]:
             yield op
 
 
-def _bytes(model: CostModel, view: View, op: Op) -> float:
+def _bytes(model: Sizes, view: View, op: Op) -> float:
     """Return the bytes that an op reads and writes; of a tensor that it picks from, as much as it takes."""
     total = 0.0
     for value in (*op.inputs, *op.outputs):

@@ -36,7 +36,7 @@ WAYS: tuple[dict[str, str], ...] = (
     {"target": "tensorrt", "to": "bfloat16"},
     {"opset": "auto"},
     {"fuse": "contrib"},
-    {"fuse": "contrib", "opset": "auto", "to": "bfloat16", "placement": "mincut:a100"},
+    {"fuse": "contrib", "opset": "auto", "to": "bfloat16", "placement": "mincut"},
     {"placement": "mincut", "level": "treat-gray-as-deny"},
     {"placement": "propagate", "fuse": "none", "opset": "23"},
 )

@@ -13,9 +13,9 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from amp_rewrite.runtime.roofline import ROOFS, START
+from amp_rewrite.runtime.roofline import ROOFS
 from benchmarks.gpu import gpu_fit, gpu_predicted
-from benchmarks.gpu.gpu_predicted import Constants, seconds
+from benchmarks.gpu.gpu_predicted import START, Constants, seconds
 from benchmarks.gpu.gpu_work import Kernel, kernels, work_of
 from suites.gpu.conftest import RUN, SMALL, ran
 from support.paths import ROOT

@@ -15,7 +15,7 @@ import pytest
 from onnx import ModelProto
 
 from amp_rewrite.decide.coloring.paint import paint
-from amp_rewrite.decide.coloring.paint_state import PaintOptions
+from amp_rewrite.decide.coloring.problem import PaintOptions
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View

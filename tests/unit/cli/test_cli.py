@@ -338,7 +338,7 @@ DEFAULTS = {
         (["--set", "gray-follows-allow=true"], {"gray_follows_allow": True}),
         (["--set", "gray-follows-allow=false"], {"gray_follows_allow": False}),
         (["--fuse", "none"], {"fuse": "none"}),
-        (["--set", "placement=mincut:T4"], {"placement": "mincut:T4"}),
+        (["--set", "placement=propagate"], {"placement": "propagate"}),
         (["--opset", "auto"], {"opset": "auto"}),
         (["--opset", "20"], {"opset": "20"}),
         (["--set", "shift=6"], {"shift": "6"}),

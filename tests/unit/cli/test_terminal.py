@@ -126,7 +126,7 @@ def test_errors_are_red_ok_is_green_and_findings_are_yellow(folder: Path) -> Non
     shown = STYLED.findall(on_a_terminal(80, BERT, "--dry-run"))
     assert {color for color, _ in shown} == {"33"}
     assert [word for _, word in shown] == [
-        *("findings", "8 fused", "1 needs_release", "2 not_fused", "1 placement", "1 saturated", "1 selected"),
+        *("findings", "8 fused", "1 needs_release", "2 not_fused", "1 saturated", "1 selected"),
         "not checked on data",
     ]
 

@@ -6,10 +6,9 @@ import onnx.parser
 import pytest
 
 import amp_rewrite
-from amp_rewrite.decide.placement.cost_model import CostModel
-from amp_rewrite.decide.placement.flops import _COUNTS, UNKNOWN_DIMENSION, flops_of
+from amp_rewrite.decide.flops import _COUNTS, UNKNOWN_DIMENSION, flops_of
+from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.ir.view import View
-from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
 
@@ -26,7 +25,7 @@ def counted(node: str, *inputs: str) -> float:
     del model.graph.output[0].type.tensor_type.shape.dim[:]
     model.graph.output[0].type.tensor_type.ClearField("shape")
     view = View.of(amp_rewrite.Model.load(model))
-    return flops_of(CostModel(view, ROOFS["A100"], amp_rewrite.DType.FLOAT16), view.ops[0])
+    return flops_of(Sizes(view), view.ops[0])
 
 
 # B batches, S queries, P past keys, L keys, H heads of D numbers; W what a query is projected from.

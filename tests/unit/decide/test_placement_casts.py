@@ -100,16 +100,16 @@ def test_casts_that_widen_and_narrow_again_go(chain: str) -> None:
     assert len(folded(result)) == given.count("Cast")
 
 
-def test_a_widening_cast_that_others_read_stays_and_only_the_way_back_goes() -> None:
+def test_a_widening_cast_goes_even_if_a_cast_to_a_wider_type_reads_it() -> None:
     text = ATTENTION.format(
         OUTPUTS="float[8,8] y, double[8,8] z",
         CASTS="p = Cast <to = 1> (s) q = Cast <to = 1> (p)",
         MORE="z = Cast <to = 11> (p)",
     )
     result = convert(onnx.parser.parse_model(text))
-    assert casts(result.model) == {"float32 → float16": 2, "float16 → float32": 2, "float32 → float64": 1}
+    assert casts(result.model) == {"float32 → float16": 2, "float16 → float32": 1, "float16 → float64": 1}
     reads = {node.output[0]: list(node.input) for node in result.model.graph.node}
-    assert (reads["y_float16"], reads["z"]) == (["s", "w_float16"], ["p"])
+    assert (reads["y_float16"], reads["z"]) == (["s", "w_float16"], ["s"])
 
 
 def test_a_cast_through_a_narrower_type_rounds_and_stays() -> None:
@@ -161,14 +161,12 @@ SCALED = (
 )
 
 
-@pytest.mark.parametrize("scale", ["Identity (scale)", "Identity (fed)"])
-def test_a_copied_weight_is_a_weight_where_low_values_meet_at_the_end(scale: str) -> None:
-    """TorchScript hands a weight that two layers share to the second one through an Identity."""
+@pytest.mark.parametrize(("scale", "more"), [("Identity (scale)", 0), ("Identity (fed)", 1)])
+def test_a_copied_weight_is_a_weight_where_low_values_meet_at_the_end(scale: str, more: int) -> None:
+    """TorchScript hands a weight that two layers share to the second one through an Identity; an input takes a Cast."""
     result = convert(onnx.parser.parse_model(SCALED.replace("SCALE", scale)))
-    fed = "fed" in scale  # a must-fail twin: what a caller feeds may be any number
-    assert casts(result.model) == {"float32 → float16": 1, "float16 → float32": 1 + fed}
-    kept = {"Identity": 1, "Sum": 1} if fed else {}
-    assert Counter(row.op for row in result.report.rows if row.dtype == "float32") == kept
+    assert casts(result.model) == {"float32 → float16": 1 + more, "float16 → float32": 1}
+    assert {row.dtype for row in result.report.rows if row.op != "Identity"} == {"float16"}
 
 
 @pytest.mark.parametrize("outputs", [["y", "p"], ["y", "k"]])
@@ -184,14 +182,6 @@ def test_a_copied_weight_that_somebody_else_reads_keeps_its_digits(outputs: list
     feeds |= {"v": np.full((8, 8), 2049, np.float32)} if "p" in outputs else {}
     found = objections.run(emulate(result.model).proto, feeds)[1]
     np.testing.assert_array_equal(found, np.full((8, 8), 0.0 if "p" in outputs else 2049.0))
-
-
-def test_each_copied_weight_is_due_to_who_reads_it() -> None:
-    part = "k{0}=Reshape(g,sides);a{0}=MatMul(x{0},w);b{0}=MatMul(z{0},w);d{0}=Mul(a{0},k{0});y{0}=Add(d{0},b{0})"
-    constants = {"g": np.ones(64), "sides": np.array([8, 8]), "w": np.eye(8)}
-    model = cases.build(";".join(map(part.format, "123")), ["y1", "y2", "y3"], constants=constants)
-    rows = {row.name: row for row in convert(model).report.rows}
-    assert [rows[f"k{n}"].because for n in "123"] == ["d1", "d2", "d3"]
 
 
 @pytest.fixture(scope="module")
@@ -282,25 +272,3 @@ def test_the_cut_keeps_its_labels_where_the_last_rules_would_change_them_back(to
     weights = {"zero": np.zeros((8, 128)), "shift": np.ones((1, 128)), "first": np.ones((4, 128))}
     result = convert(with_weights(text, **weights, w=np.eye(128, 32)), to=to)
     assert casts(result.model).total() == 2
-
-
-def test_a_sum_that_a_float32_op_reads_beside_a_norm_is_not_lowered_for_the_norm() -> None:
-    def norm(of: str, to: str) -> str:
-        return (
-            f" {to}q = Pow ({of}, two)  {to}m = ReduceMean <axes = [-1], keepdims = 1> ({to}q)"
-            f" {to}e = Add ({to}m, eps)  {to}r = Sqrt ({to}e)  {to}i = Div (one, {to}r)  {to}n = Mul ({of}, {to}i)"
-            f" {to}g = Mul (scale, {to}n)  {to} = Cast <to = 1> ({to}g)"
-        )
-
-    text = "(int64[N] x) => (float[N,64] y) { z0 = Gather (table, x)"
-    for t in range(2):
-        text += f" k{t} = Cast <to = 1> (z{t})" + norm(f"k{t}", f"a{t}")
-        text += (
-            f" o{t} = MatMul (a{t}, w)  p{t} = Add (bias, o{t})  h{t} = Add (k{t}, p{t})  c{t} = Cast <to = 1> (h{t})"
-        )
-        text += norm(f"c{t}", f"b{t}") + f" d{t} = Reshape (b{t}, shape)  f{t} = MatMul (d{t}, w)  s{t} = Sin (f{t})"
-        text += f" z{t + 1} = Add (c{t}, s{t})"
-    numbers = {"one": 1.0, "two": 2.0, "eps": 1e-5, "scale": np.ones(64), "bias": np.ones(64), "w": np.eye(64)}
-    text += norm("z2", "last") + " y = MatMul (last, w) }"
-    model = with_weights(text, table=np.ones((16, 64)), shape=np.array([-1, 64]), **numbers)
-    assert casts(convert(model, to="bfloat16", fuse="basic").model).total() == 10

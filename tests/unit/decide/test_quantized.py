@@ -107,7 +107,7 @@ def test_a_weight_that_is_quantized_in_the_graph_follows_its_readers_too() -> No
     text = "q = QuantizeLinear (w, s, z)  b = DequantizeLinear (q, s, z)  y = MatMul (x, b)"
     result, types = typed(text, "float[8,8] y")
     assert types["b"] == "float16"
-    assert {row.rule for row in result.report.rows if row.op == "DequantizeLinear"} == {reasons.WEIGHT_FOLLOWS}
+    assert {row.rule for row in result.report.rows if row.op == "DequantizeLinear"} == {reasons.MIN_CUT}
 
 
 def test_a_weight_whose_scale_does_not_fit_stays_float32() -> None:

@@ -53,7 +53,7 @@ def test_a_rule_speaks_of_its_model_and_not_of_the_nearest_one(rule: Rule[Any], 
 def test_every_model_beside_the_rules_belongs_to_one() -> None:
     held = {path.name for path in (Path(find.__file__).parent / "models").iterdir()}
     assert held == {f"{case}.{end}.onnxtxt" for _, case in CASES for end in ("hit", "near")}
-    assert len(CASES) == 29
+    assert len(CASES) == 28
 
 
 def test_every_reason_of_a_safety_rule_has_the_record_of_that_name() -> None:

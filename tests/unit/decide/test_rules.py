@@ -76,7 +76,6 @@ FIRES = {
     "unpainted": Graph("a=MatMul(x,x);t=Tanh(a);r=Relu(t)", "r"),
     "kernel_gate": Graph("a=MatMul(x,x);h=Hardmax(a);b=MatMul(h,h)", "h", {"target": "ort-cuda"}),
     "schema_gate": Graph("a=Conv(x,w)", "a", {"to": "bfloat16", "opset": 21}, {"shapes": IMAGES}),
-    "cluster": Graph(NORM, "s", safe(), {"constants": NORM_CONSTANTS}),
     "norm_tail": Graph(TAILED, "g", inputs={"constants": TAILED_CONSTANTS}),
     "shape_follows": Graph("a=MatMul(x,x);s=Shape(a)", "s", safe(lists=["tensorflow"], level="tensor-cores-only")),
     "shape_taint": Graph(
@@ -108,7 +107,6 @@ FIRES = {
         safe(),
         {"constants": {"one": 1.0, "least": -3.4e38}},
     ),
-    "join": Graph("a=MatMul(x,x);b=MatMul(a,x);s=Add(a,b)", "s", safe()),
 }
 
 MUST_NOT = {
@@ -130,7 +128,6 @@ MUST_NOT = {
     "unpainted": Graph("a=MatMul(x,x);r=Relu(a)", "r"),
     "kernel_gate": Graph("a=MatMul(x,x);h=Hardmax(a);b=MatMul(h,h)", "h"),
     "schema_gate": Graph("a=Conv(x,w)", "a", {"to": "bfloat16", "opset": 22}, {"shapes": IMAGES}),
-    "cluster": Graph(NORM, "s", {}, {"constants": NORM_CONSTANTS}),
     "norm_tail": Graph(TAILED, "g", {"opset": 13}, {"constants": TAILED_CONSTANTS}),
     "shape_follows": Graph("a=MatMul(x,x);s=Shape(x)", "s", safe(level="lower-all")),
     "shape_taint": Graph(
@@ -163,7 +160,6 @@ MUST_NOT = {
         {"constants": {"one": 1.0, "least": -1e4}},
     ),
     # A Cast of a stands behind its MatMul in any case, since Exp reads a in float32.
-    "join": Graph("a=MatMul(x,x);b=MatMul(a,x);d=Exp(a);s=Add(a,b)", "s", safe(), outputs=("d", "s")),
 }
 
 
@@ -259,15 +255,6 @@ def test_a_sequence_is_lowered_whole_though_a_gray_op_in_it_lies_on_no_path() ->
     inputs = {"types": {"i": "int"}, "shapes": {"i": []}}
     assert Graph(text, "r", lists, inputs).rules() == {"allow_through_clear"}
     assert Graph(text, "t", lists, inputs).rules() == Graph(text, "s", lists, inputs).rules() == {"sequence_cluster"}
-
-
-def test_a_cluster_that_is_lowered_in_part_only_goes_back_to_float32() -> None:
-    """The first half of a GELU lies between a MatMul and an Erf that the user lowers; the second leads nowhere."""
-    text = "a=MatMul(x,x);d=Div(a,r);e=Erf(d);p=Add(e,one);m=Mul(a,p);o=Mul(m,h)"
-    constants = {"r": 1.4142135, "one": 1.0, "h": 0.5}
-    options = safe(lower=["e"], placement="propagate")
-    assert Graph(text, "d", options, {"constants": constants}).rules() == {"cluster"}
-    assert Graph(text, "d", {"lower": ["e"]}, {"constants": constants}).rules() == {"between_allow"}
 
 
 def test_a_lowered_op_is_a_root() -> None:

@@ -9,7 +9,7 @@ from onnx import ModelProto
 from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.paint import paint
-from amp_rewrite.decide.coloring.paint_state import PaintOptions
+from amp_rewrite.decide.coloring.problem import PaintOptions
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model

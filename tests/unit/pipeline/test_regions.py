@@ -112,13 +112,3 @@ def test_a_repair_without_a_criterion_tries_nothing() -> None:
 )
 def test_the_region_that_is_suspected_more_comes_first(first: Region, second: Region) -> None:
     assert sorted([second, first], key=suspicion) == [first, second]
-
-
-@pytest.mark.parametrize(
-    ("placement", "gpu"), [("auto", None), ("propagate", None), ("mincut", "A100"), ("mincut:H200", "H200")]
-)
-def test_the_predicted_cost_is_told_where_a_placement_with_islands_is_asked_for(placement: str, gpu: str) -> None:
-    text = '<ir_version: 8, opset_import: ["": 17]> g (float[64,64] x) => (float[64,64] y) { y = MatMul (x, x) }'
-    draft = Draft.of(Model(onnx.parser.parse_model(text)), Request.of(placement=placement, target="onnx"))
-    told = [f.message for f in draft.paint().findings if f.kind == "placement"]
-    assert [f"(predicted on {gpu})" in message for message in told] == ([True] if gpu else [])

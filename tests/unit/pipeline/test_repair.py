@@ -92,7 +92,7 @@ def test_one_layer_of_many_is_found_and_named() -> None:
     found = repaired(needy())
 
     assert (found.solved, found.minimal) == (True, True)
-    assert [row.name for row in found.converted.report.rows if row.dtype == "float32"] == ["u5", "d5"]
+    assert [row.name for row in found.converted.report.rows if row.dtype == "float32"] == ["m5", "u5", "d5"]
     assert found.trials <= 20
     assert [step.pinned for step in found.trail[:3]] == [0, found.candidates, 1]
 

@@ -39,7 +39,7 @@ def test_a_file_sets_every_option(tmp_path: Path) -> None:
         fail-on = ["lowered", "casts"]
         fuse = "none"
         opset = 21
-        placement = "mincut:T4"
+        placement = "propagate"
         ranges = "ranges.json"
         headroom = 4
         data = "batches"
@@ -65,7 +65,7 @@ def test_a_file_sets_every_option(tmp_path: Path) -> None:
         fail_on=("lowered", "casts"),
         fuse="none",
         opset="21",
-        placement="mincut:T4",
+        placement="propagate",
         ranges=str(tmp_path / "ranges.json"),
         headroom=4.0,
         data=str(tmp_path / "batches"),

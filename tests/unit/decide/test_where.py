@@ -1,0 +1,453 @@
+"""Placement by minimum cut: the fewest Casts, as safe as what it starts from, and the same when done twice."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from onnx import ModelProto
+
+import amp_rewrite
+from amp_rewrite.decide.cast_plan import plan_casts
+from amp_rewrite.decide.coloring.coloring import Coloring, Paint
+from amp_rewrite.decide.coloring.eliminate import eliminate
+from amp_rewrite.decide.coloring.gate import Gate
+from amp_rewrite.decide.coloring.may import May
+from amp_rewrite.decide.coloring.problem import PaintOptions, Problem
+from amp_rewrite.decide.coloring.vertices import Vertices, entries_of
+from amp_rewrite.decide.coloring.where import Labelling
+from amp_rewrite.decide.flops import UNKNOWN_DIMENSION
+from amp_rewrite.decide.sizes import UNKNOWN_SIZE, Sizes
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.settings.choices import Placement
+from amp_rewrite.settings.request import Request
+from support import cases, corpus, stub
+from support.paths import TESTS
+from support.random_graphs import Graph, graphs
+
+MODELS = TESTS / "models"
+FIXTURES = sorted(path.stem for path in MODELS.glob("*.onnx"))
+
+bounded = settings(max_examples=30)
+every_fixture = pytest.mark.parametrize("name", FIXTURES)
+
+# -- elimination -------------------------------------------------------------------------------------------
+
+
+@given(
+    arcs=st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14), st.integers(1, 9)), max_size=40),
+    pull=st.lists(st.integers(-9, 9), min_size=15, max_size=15),
+    infinite=st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), max_size=5),
+)
+@settings(bounded, max_examples=100)
+def test_elimination_finds_a_cut_of_the_value_that_networkx_finds(
+    arcs: list[tuple[int, int, int]], pull: list[int], infinite: list[tuple[int, int]]
+) -> None:
+    network: nx.DiGraph[Any] = nx.DiGraph()
+    network.add_nodes_from(("s", "t"))
+    for v, strength in enumerate(pull):
+        network.add_edge(*(("s", v) if strength > 0 else (v, "t")), capacity=abs(strength))
+    for u, v, cost in arcs:
+        if u != v:
+            network.add_edge(u, v, capacity=cost)
+    for u, v in infinite:
+        if u != v:
+            network.add_edge(u, v)
+            network.edges[u, v].pop("capacity", None)
+    low = eliminate(network, "s", "t")
+    assert low is not None
+    side = low | {"s"}
+    crossing = [data.get("capacity", np.inf) for u, v, data in network.edges(data=True) if u in side and v not in side]
+    assert sum(crossing) == nx.minimum_cut_value(network, "s", "t")
+
+
+def test_elimination_leaves_a_wide_network_to_others() -> None:
+    whole: nx.DiGraph[Any] = nx.complete_graph(24, nx.DiGraph)
+    nx.set_edge_attributes(whole, 1, "capacity")
+    assert eliminate(whole, 0, 23) is None
+
+
+# -- the labelling against all others ------------------------------------------------------------------------
+
+
+def problem_of(model: ModelProto, to: DType) -> tuple[Problem, May]:
+    """The problem of a model, and what TensorFlow's rules make of it."""
+    request = Request.of(fuse="none", opset="keep", to=to)
+    draft = Draft.of(model, request)
+    gate = Gate(request.target, to)
+    entries = entries_of(draft.view, request.lists.at_level(request.level))
+    vertices = Vertices.build(draft.view, entries, gate)
+    options = PaintOptions(clusters=draft.clusters, low_inputs=draft.io, place=True)
+    problem = Problem(draft.view, vertices, to, options, draft.hazards)
+    return problem, May.of(problem)
+
+
+def net_casts(problem: Problem, labelling: Labelling, low: set[int]) -> int:
+    """The Casts that a labelling adds, less those of the model that go."""
+    low = set(low)
+    labelling._follow(low)
+    paints = {
+        (vertex.op, name): Paint(problem.to if v in low else DType.FLOAT, "", None)
+        for v, vertex in enumerate(problem.vertices.all)
+        for name in vertex.variables
+    }
+    by_op = {op: tuple(name for at, name in paints if at == op) for op, _ in paints}
+    plan = plan_casts(problem.view, Coloring(problem.to, paints, (), by_op))
+    return len(plan.casts) - len(plan.drop)
+
+
+@pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16], ids=str)
+@given(graph=graphs())
+@settings(bounded, max_examples=60)
+def test_no_labelling_takes_fewer_casts(to: DType, graph: Graph) -> None:
+    note(graph.text())
+    problem, may = problem_of(graph.model(), to)
+    labelling = Labelling(problem, may, {})
+    found = labelling.solve()
+    free = [v for v, end in enumerate(labelling.ends) if end == v and v not in labelling.follows][:9]
+    # Weighted beyond the number of Casts: pairs and groups that become one kernel, and choices between low values.
+    weighted = {arc.share for arc in labelling.arcs} - {1.0, np.inf}
+    least = net_casts(problem, labelling, found)
+    for choice in itertools.product((False, True), repeat=len(free)) if not weighted else ():
+        other = (found - set(free)) | {v for v, low in zip(free, choice, strict=True) if low}
+        if not any(arc.share == np.inf and arc.low in other and arc.high not in other for arc in labelling.arcs):
+            assert least <= net_casts(problem, labelling, other), other
+
+
+# -- sizes ---------------------------------------------------------------------------------------------------
+
+
+def sizes_of(model: ModelProto) -> Any:
+    return Sizes(View.of(amp_rewrite.Model.load(model)))
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "flops"),
+    [
+        ("y=MatMul(x,w)", {"x": (2, 3, 5), "w": (5, 7)}, 2 * 2 * 3 * 7 * 5),
+        ("y=Gemm(x,w)", {"x": (3, 5), "w": (5, 7)}, 2 * 3 * 7 * 5),
+        ("y=Gemm[transA=1](x,w)", {"x": (5, 3), "w": (5, 7)}, 2 * 3 * 7 * 5),
+        ("y=Conv(x,w)", {"x": (1, 4, 8, 8), "w": (6, 4, 3, 3)}, 2 * 6 * 6 * 6 * 4 * 3 * 3),
+        ("y=Relu(x)", {"x": (2, 3)}, 0),
+    ],
+)
+def test_products_count_two_operations_for_each_product(
+    text: str, shapes: Mapping[str, tuple[int, ...]], flops: int
+) -> None:
+    found = sizes_of(cases.build(text, ("y",), shapes=shapes))
+    assert found.flops(found.view.ops[0]) == flops
+
+
+def test_what_is_not_known_counts_as_stated() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21, "own" : 1]> g (float[n, 3] x) => (float y)'
+        "{ a = Relu (x) b = own.F (a) c = own.G () y = own.H (b, c) }"
+    )
+    found = sizes_of(model)
+    sizes = {v.name: found.size(v.id) for v in found.view.values}
+    assert sizes == {
+        "x": 3 * UNKNOWN_DIMENSION,
+        "a": 3 * UNKNOWN_DIMENSION,
+        "b": 3 * UNKNOWN_DIMENSION,
+        "c": UNKNOWN_SIZE,
+        "y": 1,
+    }
+
+
+# -- what is placed ------------------------------------------------------------------------------------------
+
+
+def placed(model: ModelProto | Path, **options: Any) -> Converted:
+    return convert(model, **{"placement": "mincut", "fuse": "basic", **options})
+
+
+def lowered(result: Converted) -> set[str]:
+    found = ((op, result.coloring.of(op.id)) for op in result.view.ops)
+    return {op.name for op, paint in found if paint is not None and paint.dtype is result.coloring.to}
+
+
+def test_a_lone_relu_between_float32_products_stays_float32() -> None:
+    model = cases.build("a=MatMul(x,x);r=Relu(a);b=MatMul(r,r)", ("b",), shapes={"x": (1024, 1024)})
+    assert lowered(placed(model, keep=["op=MatMul"])) == set()
+    assert lowered(placed(model)) == {"a", "r", "b"}
+
+
+def test_what_reads_a_number_beyond_the_type_is_not_lowered_for_a_smaller_cast() -> None:
+    """1e9 is no float16: what multiplies by it is pinned, and so large a number must not be cast behind it."""
+    text, large = "a=MatMul(x,w);m=Mul(a,c);t=Tanh(m);b=MatMul(t,w)", {"w": np.ones((2048, 2048)), "c": 1e9}
+    model = cases.build(text, ("b",), shapes={"x": (512, 2048)}, constants=large)
+    small = cases.build(text, ("b",), shapes={"x": (512, 2048)}, constants={**large, "c": 0.5})
+    assert lowered(placed(model)) == {"a", "b"}
+    assert lowered(placed(small)) == {"a", "m", "t", "b"}
+
+
+def test_a_sum_that_is_scaled_down_behind_it_is_scaled_in_float32() -> None:
+    """A sum of 512 numbers of 300 is no float16; what a factor makes of it is one."""
+    text = "a=MatMul(x,w);r=ReduceSum(a,axis);s=Mul(r,k);y=MatMul(w2,s)"
+    constants = {"w": np.eye(512), "axis": np.array([-1]), "k": 1e-5, "w2": np.full((1, 8), 0.25)}
+    model = cases.build(text, ("y",), shapes={"x": (8, 512)}, constants=constants, opset=17)
+    assert "s" not in lowered(placed(model))
+
+
+def test_a_comparison_is_low_only_between_low_values() -> None:
+    """Of a raw input, rounding would change the answer; of what a product made, it has changed it already."""
+    text = "a=MatMul(x,w);g=Greater({},k);h=Where(g,a,b);b=MatMul(x,v);y=MatMul(h,w)"
+    given = {"w": np.ones((8, 8)), "v": np.ones((8, 8)), "k": 0.3}
+    for of, low in (("x", False), ("a", True)):
+        model = cases.build(
+            text.format(of).replace("h=Where(g,a,b);b=MatMul(x,v)", "b=MatMul(x,v);h=Where(g,a,b)"),
+            ("y",),
+            constants=given,
+        )
+        assert ("g" in lowered(placed(model))) is low
+
+
+def test_one_cast_serves_all_that_read_a_value() -> None:
+    text = "a=MatMul(x,x);d=Exp(a);e=Exp(a);f=Exp(a);b=MatMul(a,a)"
+    result = placed(cases.build(text, ["d", "e", "f", "b"]))
+    assert sum(n.op_type == "Cast" and n.input[0] == "a" for n in result.model.graph.node) == 1
+
+
+def test_weights_take_no_cast() -> None:
+    model = cases.build("m=MatMul(x,w)", ("m",), shapes={"x": (8, 8)}, constants={"w": np.ones((8, 4096))})
+    assert {cast.value for cast in placed(model).report.casts} == {"x", "m"}
+
+
+def casts(draft: Draft, coloring: Coloring) -> int:
+    """The Casts that a colouring adds, less those of the model that go."""
+    plan = plan_casts(draft.view, coloring, draft.io, draft.hazards.saturate)
+    return len(plan.casts) - len(plan.drop)
+
+
+def spread(draft: Draft) -> Coloring:
+    """The colouring without placement."""
+    return replace(draft, request=Request({**vars(draft.request), "placement": Placement.PROPAGATE})).paint()
+
+
+WAYS: Mapping[str, Mapping[str, str]] = {
+    "float16": {},
+    "bfloat16": {"to": "bfloat16"},
+    "tensorrt": {"target": "tensorrt"},
+    "tensorflow": {"safety": "none", "target": "onnx", "lists": "tensorflow"},
+}
+
+
+def obeys(draft: Draft, coloring: Coloring) -> list[str]:
+    """What a colouring lowers that gate, pins, patterns or sequences forbid."""
+    gate = Gate(draft.request.target, draft.request.to)
+    wrong = []
+    for op in draft.view.ops:
+        if op.signature is None or op.bodies:
+            continue
+        low = [v.name for v in draft.view.variables[op.id] if coloring.lowered(op.id, v.name)]
+        lowerable = gate.lowerable_groups(draft.view, op)
+        wrong += [f"gate: {op.name}" for name in low if name in lowerable.refusals]
+        wrong += [f"group: {op.name}" for group in lowerable.groups if 0 < len(set(group) & set(low)) < len(set(group))]
+        wrong += [f"keep: {op.name}" for _ in low if op.id in draft.keep]
+    pinned = {pin.op for pin in draft.hazards.pins} - set(draft.lower)
+    tails = {op for cluster in draft.clusters for op in cluster.tail}
+    for op_id in pinned - tails:
+        paint = coloring.of(op_id)
+        wrong += [f"pin: {draft.view.ops[op_id].name}"] if paint and paint.dtype is coloring.to else []
+    return wrong
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(graph=graphs())
+@bounded
+def test_random_graphs_obey_every_rule_cost_no_more_and_stay_when_converted_again(way: str, graph: Graph) -> None:
+    note(graph.text())
+    model = graph.model()
+    draft = Draft.of(model, Request.of(placement="mincut", **WAYS[way]))
+    cut = draft.paint()
+    assert obeys(draft, cut) == []
+    assert casts(draft, cut) <= casts(draft, spread(draft))
+    once = placed(model, **WAYS[way])
+    assert placed(once.model, **WAYS[way]).plan.casts == ()
+
+
+def test_a_coloring_that_breaks_gate_and_pins_is_noticed() -> None:
+    """A must-fail twin: a colouring of everything breaks gate and pins."""
+    text, given = "a=MatMul(x,w);t=Asinh(a);m=Mul(t,c)", {"w": np.ones((8, 8)), "c": 1e9}
+    model = cases.build(text, ("m",), constants=given)
+    forced = Draft.of(model, Request.of(level="unsafe-force-all", target="onnx", safety="none"))
+    real = Draft.of(model, Request.of())
+    assert {text.split(":")[0] for text in obeys(real, forced.paint())} == {"gate", "pin"}
+
+
+@functools.cache
+def drafted(name: str) -> Draft:
+    return Draft.of(MODELS / f"{name}.onnx", Request.of(fuse="basic"))
+
+
+@every_fixture
+def test_exported_models_take_no_more_casts_than_by_spreading(name: str) -> None:
+    draft = drafted(name)
+    cut, without = draft.paint(), spread(draft)
+    assert obeys(draft, cut) == []
+    if not any(cluster.kind == "rms_normalization" for cluster in draft.clusters):  # its kernel takes in its Casts
+        assert casts(draft, cut) <= casts(draft, without)
+    roots = {key for key, paint in without.paints.items() if paint.rule == "allow_root"}
+    assert roots == {key for key, paint in cut.paints.items() if paint.rule == "allow_root"}
+
+
+def test_some_exported_models_take_fewer() -> None:
+    """Were the two the same everywhere, the test above would show nothing."""
+    drafts = list(map(drafted, FIXTURES))
+    assert sum(casts(draft, draft.paint()) < casts(draft, spread(draft)) for draft in drafts) >= 8
+
+
+@every_fixture
+def test_an_exported_model_that_was_placed_stays_as_it_is(name: str) -> None:
+    once = placed(MODELS / f"{name}.onnx").model
+    onnx.load_external_data_for_model(once, str(MODELS))
+    assert placed(once).plan.empty
+
+
+@pytest.fixture(scope="module")
+def cuda_stub() -> Path:
+    folder, reason = stub.folder()
+    if folder is None:
+        pytest.skip(reason)
+    return folder
+
+
+FUSED = re.compile("Norm|Gelu|Bias|Fused|Attention|Skip|Gemm|Conv")
+WAYS_TO_PLACE = ("propagate", "mincut")
+FOLDED: Mapping[str, Counter[str]] = {"cnn_dynamo18": Counter(BatchNormalization=4)}
+"""Ops that stand in float32 models alone, because converting folds them into their Conv."""
+
+
+@functools.cache
+def on_the_stub() -> Mapping[str, list[dict[str, Any]]]:
+    """What the stub says of each model in float32, placed in each way and by default; at once: starting costs."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = []
+        for name in FIXTURES:
+            files.append(MODELS / f"{name}.onnx")
+            for way in WAYS_TO_PLACE:
+                files.append(Path(folder, f"{name}.{way}.onnx"))
+                convert(MODELS / f"{name}.onnx", placement=way, fuse="basic").save(files[-1])
+            files.append(Path(folder, f"{name}.operators.onnx"))
+            convert(MODELS / f"{name}.onnx").save(files[-1])
+        told = stub.placements(files)
+    size = 2 + len(WAYS_TO_PLACE)
+    return {name: told[size * i : size * (i + 1)] for i, name in enumerate(FIXTURES)}
+
+
+ON_THE_HOST: Mapping[str, list[str]] = {"unet_ts15": ["Cast /attention/Pow_output_0_float16_cast"]}
+"""Casts of single numbers that the runtime computes from shapes on the host, in float32, too."""
+
+
+COUNTED = 2
+"""Casts from truth values to int32 and back, by which a model finds the rows of attention that a mask hides whole."""
+
+
+def worse(float32: Mapping[str, Any], cut: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model is worse in than in float32: fusions lost, floats on the host, copies between the two."""
+    return {
+        "lost": fused(float32) - fused(cut),
+        "on the host": sorted(set(cut["cpu_float"]) - set(float32["cpu_float"])),
+        "of unknown type": cut["cpu_unknown"],
+        "copies": max(0, cut["memcpy"] - float32["memcpy"]),
+    }
+
+
+def fused(row: Mapping[str, Any]) -> Counter[str]:
+    return Counter({kind: n for kind, n in row["ops"].items() if FUSED.search(kind)})
+
+
+@pytest.mark.stub
+@every_fixture
+def test_a_placed_model_loses_no_fusion_and_leaves_nothing_on_the_host(name: str, cuda_stub: Path) -> None:
+    """Of what the runtime fuses in float32, and puts on the GPU there."""
+    float32, spread, *cuts, _ = on_the_stub()[name]
+    for cut in cuts:
+        assert "error" not in cut, cut
+        assert worse(float32, cut) == {
+            "lost": FOLDED.get(name, Counter()),
+            "on the host": ON_THE_HOST.get(name, []),
+            "of unknown type": [],
+            "copies": 0,
+        }
+        assert cut["casts"] <= spread["casts"]
+
+
+@pytest.mark.stub
+@every_fixture
+def test_operators_of_onnxruntime_leave_nothing_on_the_host(name: str, cuda_stub: Path) -> None:
+    float32, spread, *_, operators = on_the_stub()[name]
+    assert "error" not in operators, operators
+    found = worse(float32, operators)
+    assert (found["on the host"], found["of unknown type"], found["copies"]) == (ON_THE_HOST.get(name, []), [], 0)
+    assert operators["casts"] <= spread["casts"] + COUNTED
+
+
+@pytest.mark.stub
+def test_spreading_alone_loses_fusions(cuda_stub: Path) -> None:
+    """A must-fail twin: the test above can fail."""
+    lost = {
+        name: dict(fused(rows[0]) - fused(rows[1]) - FOLDED.get(name, Counter()))
+        for name, rows in on_the_stub().items()
+    }
+    assert {name: what for name, what in lost.items() if what} == {
+        "lstm_dynamo18": {"Gemm": 1},
+        "lstm_ts13": {"Gemm": 1},
+        "t5_dynamo18": {"com.microsoft:FusedMatMul": 1},
+        "t5_ts14": {"com.microsoft:FusedMatMul": 1},
+    }
+
+
+@pytest.mark.stub
+def test_an_op_without_a_kernel_for_half_runs_on_the_host_behind_copies(cuda_stub: Path, tmp_path: Path) -> None:
+    """Another twin: so would floats on the host and copies be seen, if the gate let such an op be lowered."""
+    text = (
+        '<ir_version: 10, opset_import: ["" : 22]> g (float[1,1,8,8] x, float[1,8,8,2] at, float[1,1,1,1] w)'
+        " => (float[1,1,8,8] y) { a = Conv (x, w) s = GridSample (a, at) y = Conv (s, w) }"
+    )
+    model = onnx.parser.parse_model(text)
+    model.graph.node[1].name = "sample"
+    onnx.save(model, tmp_path / "float32.onnx")
+    for target in ("ort-cuda", "onnx"):
+        convert(model, target=target, lower=["op=GridSample"]).save(tmp_path / f"{target}.onnx")
+    float32, gated, forced = stub.placements([tmp_path / f"{n}.onnx" for n in ("float32", "ort-cuda", "onnx")])
+    nothing = {"lost": Counter(), "on the host": [], "of unknown type": [], "copies": 0}
+    assert worse(float32, gated) == nothing
+    assert worse(float32, forced) == {**nothing, "on the host": ["GridSample sample"], "copies": 2}
+
+
+# -- around it -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spelling", "advice"),
+    [("best", "use one of mincut, propagate"), ("mincut:H200", "did you mean 'mincut'?"), ("", "use one of mincut")],
+)
+def test_an_unknown_placement_is_an_error_that_names_the_known_ones(spelling: str, advice: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        Placement.parse(spelling)
+    assert f"unknown value {spelling!r} for placement; {advice}" in str(error.value)
+
+
+def test_the_cut_is_the_default_beside_safety_rules_alone() -> None:
+    assert Request.of().placement is Placement.MINCUT
+    assert Request.of(safety="none").placement is Placement.PROPAGATE
+    model = corpus.text_model("value_info")
+    assert convert(model).model == convert(model, placement="mincut").model
