@@ -236,7 +236,7 @@ def main() -> None:
         cases.append((sizes[0], False, "bfloat16"))
         cases += [(size, True, "float16") for size in INLINE if size <= given.max_gb]
     needed = 2.1 * max(sizes) * 1e9
-    more = ["--shard-size", given.shard_size] if given.shard_size else []
+    more = ["--set", f"shard-size={given.shard_size}"] if given.shard_size else []
     points: list[Point] = []
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=given.folder) as name:
         free = shutil.disk_usage(name).free

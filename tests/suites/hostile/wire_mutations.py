@@ -302,10 +302,10 @@ COMMANDS = (
     ("report", "out.onnx", "-v"),
     ("diff", "m.onnx", "out.onnx"),
     ("explain", "r.json", "#0"),
-    ("verify", "m.onnx", "out.onnx", "--random", "--rtol", "1"),
+    ("verify", "m.onnx", "out.onnx", "--random", "--set", "rtol=1"),
 )
 """Of a mutation that convert refuses, `report m.onnx` alone runs."""
-WAYS = ((), (), ("--target", "onnx", "--level", "lower-all"), ("--opset", "auto"), ("--fuse", "contrib"))
+WAYS = ((), (), ("--target", "onnx", "--set", "level=lower-all"), ("--opset", "auto"), ("--fuse", "contrib"))
 
 
 def prepared() -> None:

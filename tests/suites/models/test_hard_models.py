@@ -230,7 +230,7 @@ def test_repair_of_every_exported_model_of_the_page_kept_the_product_and_few_oth
 @pytest.mark.parametrize("name", ["llama_dynamo23"])
 def test_an_exported_model_with_an_outlier_is_repaired(name: str) -> None:
     hard = planted(name)
-    scaled: dict[str, Any] = {"metric": "scaled", "at_most": 1e-2}
+    scaled: dict[str, Any] = {"tolerance": 1e-2}
     found = amp_rewrite.repair(hard.model, hard.batch, shift="none", **scaled)
 
     plain = amp_rewrite.convert(hard.model).result
