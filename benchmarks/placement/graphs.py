@@ -1,4 +1,4 @@
-"""Graphs of a few shapes with any number of nodes: chains, types in turn, fans, nested sums."""
+"""Graphs of a few shapes with any number of nodes: chains, types in turn, fans, nested sums, windows, heads."""
 
 from __future__ import annotations
 
@@ -51,11 +51,60 @@ def nested(count: int) -> Iterator[NodeProto]:
     yield _node("Identity", [last], "y")
 
 
+def skips(count: int) -> Iterator[NodeProto]:
+    """Sums with what stood eight ops before, among products, exponentials and activations."""
+    kinds = ("Add", "Tanh", "Add", "MatMul", "Add", "Exp", "Tanh", "Add", "Tanh", "Add", "Tanh")
+    for i in range(count):
+        kind = kinds[i * i % len(kinds)]
+        others = {"Add": [f"v{max(0, i - 8)}"], "MatMul": ["w"]}
+        yield _node(kind, [f"v{i}", *others.get(kind, [])], f"v{i + 1}")
+    yield _node("Identity", [f"v{count}"], "y")
+
+
+def windows(count: int) -> Iterator[NodeProto]:
+    """Layers of windows, as in a Swin transformer: Reshape and Transpose, a product, a Softmax, and the way back."""
+    last = "v0"
+    for i in range(count // 8):
+        names = [f"{part}{i}" for part in "abcdefgh"]
+        yield _node("Reshape", [last, "shape"], names[0])
+        yield _node("Transpose", [names[0]], names[1], perm=[1, 0])
+        yield _node("MatMul", [names[1], "w"], names[2])
+        yield _node("Softmax", [names[2]], names[3], axis=-1)
+        yield _node("MatMul", [names[3], "w"], names[4])
+        yield _node("Transpose", [names[4]], names[5], perm=[1, 0])
+        yield _node("Reshape", [names[5], "shape"], names[6])
+        yield _node("Add", [names[6], last], names[7])
+        last = names[7]
+    yield _node("Identity", [last], "y")
+
+
+def heads(count: int) -> Iterator[NodeProto]:
+    """Layers of 500 heads of attention and a sum of them all, with a residual stream."""
+    last, number = "v0", 500
+    for layer in range(max(1, count // (7 * number))):
+        for i in range(number):
+            q, k, t, s, m, a, o = (f"{part}{layer}_{i}" for part in "qktsmao")
+            yield _node("MatMul", [last, "w"], q)
+            yield _node("MatMul", [last, "w"], k)
+            yield _node("Transpose", [k], t, perm=[1, 0])
+            yield _node("MatMul", [q, t], s)
+            yield _node("Mul", [s, "b"], m)
+            yield _node("Softmax", [m], a, axis=-1)
+            yield _node("MatMul", [a, k], o)
+        yield _node("Sum", [f"o{layer}_{i}" for i in range(number)], f"sum{layer}")
+        yield _node("Add", [last, f"sum{layer}"], f"h{layer}")
+        last = f"h{layer}"
+    yield _node("Identity", [last], "y")
+
+
 SHAPES: dict[str, Callable[[int], Iterator[NodeProto]]] = {
     "chain": chain,
     "pingpong": pingpong,
     "fanout": fanout,
     "nested": nested,
+    "skips": skips,
+    "windows": windows,
+    "heads": heads,
 }
 
 
@@ -76,6 +125,7 @@ def build(shape: str, count: int, path: str) -> int:
         numpy_helper.from_array(random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / WIDTH, "w"),
         numpy_helper.from_array(random.standard_normal(WIDTH).astype(np.float32), "b"),
         numpy_helper.from_array(np.array(0, np.int64), "axis"),
+        numpy_helper.from_array(np.array([WIDTH, WIDTH]), "shape"),
     ]
     nodes = list(SHAPES[shape](count))
     read = {name for node in nodes for name in node.input}
