@@ -353,14 +353,18 @@ class Labelling:
     def _group(self, cluster: Cluster, entry: ValueId) -> None:
         """Let a group that becomes one kernel cost less if its members agree."""
         nodes, worth = {self.ends[v] for v in self._members(cluster.ops)}, _FUSION * (len(cluster.ops) - 1)
-        if HIGH in nodes:
-            self._scale(cluster, entry, worth + 2)
-            return
         all_low, all_high = ("low", cluster.ops[0]), ("high", cluster.ops[0])
-        self._add(LOW, all_low, entry, worth)
+        if HIGH not in nodes:
+            self._add(LOW, all_low, entry, worth)
+            for node in nodes - {LOW}:
+                self._add(all_low, node, entry, inf)
+        elif not cluster.tail:
+            return
+        else:  # a norm with a float32 body, of which scale and bias may be low
+            self._scale(cluster, entry, worth + 2)
+            nodes = {self.ends[v] for v in self._members(op for op in cluster.ops if op not in cluster.tail)}
         self._add(all_high, HIGH, entry, worth)
-        for node in nodes - {LOW}:
-            self._add(all_low, node, entry, inf)
+        for node in nodes - {LOW, HIGH}:
             self._add(node, all_high, entry, inf)
 
     def _scale(self, cluster: Cluster, entry: ValueId, worth: float) -> None:

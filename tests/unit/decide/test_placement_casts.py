@@ -272,3 +272,25 @@ def test_the_cut_keeps_its_labels_where_the_last_rules_would_change_them_back(to
     weights = {"zero": np.zeros((8, 128)), "shift": np.ones((1, 128)), "first": np.ones((4, 128))}
     result = convert(with_weights(text, **weights, w=np.eye(128, 32)), to=to)
     assert casts(result.model).total() == 2
+
+
+def test_a_sum_that_a_float32_op_reads_beside_a_norm_is_not_lowered_for_the_norm() -> None:
+    def norm(of: str, to: str) -> str:
+        return (
+            f" {to}q = Pow ({of}, two)  {to}m = ReduceMean <axes = [-1], keepdims = 1> ({to}q)"
+            f" {to}e = Add ({to}m, eps)  {to}r = Sqrt ({to}e)  {to}i = Div (one, {to}r)  {to}n = Mul ({of}, {to}i)"
+            f" {to}g = Mul (scale, {to}n)  {to} = Cast <to = 1> ({to}g)"
+        )
+
+    text = "(int64[N] x) => (float[N,64] y) { z0 = Gather (table, x)"
+    for t in range(2):
+        text += f" k{t} = Cast <to = 1> (z{t})" + norm(f"k{t}", f"a{t}")
+        text += (
+            f" o{t} = MatMul (a{t}, w)  p{t} = Add (bias, o{t})  h{t} = Add (k{t}, p{t})  c{t} = Cast <to = 1> (h{t})"
+        )
+        text += norm(f"c{t}", f"b{t}") + f" d{t} = Reshape (b{t}, shape)  f{t} = MatMul (d{t}, w)  s{t} = Sin (f{t})"
+        text += f" z{t + 1} = Add (c{t}, s{t})"
+    numbers = {"one": 1.0, "two": 2.0, "eps": 1e-5, "scale": np.ones(64), "bias": np.ones(64), "w": np.eye(64)}
+    text += norm("z2", "last") + " y = MatMul (last, w) }"
+    model = with_weights(text, table=np.ones((16, 64)), shape=np.array([-1, 64]), **numbers)
+    assert casts(convert(model, to="bfloat16", fuse="basic").model).total() == 10
