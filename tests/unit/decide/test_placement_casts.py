@@ -274,7 +274,9 @@ def test_the_cut_keeps_its_labels_where_the_last_rules_would_change_them_back(to
     assert casts(result.model).total() == 2
 
 
-def test_a_sum_that_a_float32_op_reads_beside_a_norm_is_not_lowered_for_the_norm() -> None:
+def test_a_float32_norm_is_of_one_type_up_to_its_scale() -> None:
+    """onnxruntime makes one kernel of it and takes in the Casts around it, but not one between its ops."""
+
     def norm(of: str, to: str) -> str:
         return (
             f" {to}q = Pow ({of}, two)  {to}m = ReduceMean <axes = [-1], keepdims = 1> ({to}q)"
@@ -293,4 +295,5 @@ def test_a_sum_that_a_float32_op_reads_beside_a_norm_is_not_lowered_for_the_norm
     numbers = {"one": 1.0, "two": 2.0, "eps": 1e-5, "scale": np.ones(64), "bias": np.ones(64), "w": np.eye(64)}
     text += norm("z2", "last") + " y = MatMul (last, w) }"
     model = with_weights(text, table=np.ones((16, 64)), shape=np.array([-1, 64]), **numbers)
-    assert casts(convert(model, to="bfloat16", fuse="basic").model).total() == 10
+    rows = convert(model, to="bfloat16", fuse="basic").report.rows
+    assert [row.dtype for row in rows if row.op == "Mul"] == ["float32", "bfloat16"] * 5
