@@ -510,20 +510,18 @@ because second (MatMul) is float16: allow_root
     allow: own.yaml:2: no reason given
 """
 RAISED = """\
-2 raised, casts +1 -1
+1 raised, casts +1 -1
 
 raised
-  act     Relu    float16 → float32  T  unpainted
   second  MatMul  float16 → float32  T  keep
 
 casts
-  +  h  float16 → float32  read in float32 by 'act'
+  +  a  float16 → float32  read in float32 by 'second'
   -  z  float16 → float32  read in float32 by 'squash'
 """
 ANNOTATED = """\
-::warning title=raised%3A act::act (Relu) float16 → float32 unpainted
 ::warning title=raised%3A second::second (MatMul) float16 → float32 keep
-::error title=cast + h::float16 → float32 read in float32 by 'act'
+::error title=cast + a::float16 → float32 read in float32 by 'second'
 ::error title=cast - z::float16 → float32 read in float32 by 'squash'
 """
 

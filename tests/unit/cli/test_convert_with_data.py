@@ -37,7 +37,7 @@ def test_a_repair_writes_the_model_and_says_what_was_pinned_and_how_near_it_is(m
     assert (done.exit_code, files()) == (0, ["d.npz", "net.onnx", "out.onnx"])
     assert done.stdout.startswith("net.onnx → float16\n")
     told = done.stdout[done.stdout.index("repair: ") :].splitlines()
-    assert told[0] == "repair: 1 of 6 regions pinned to float32, each is needed; 3 trials"
+    assert told[0] == "repair: 1 of 6 regions pinned to float32, each is needed; 5 trials"
     assert " alone adds an error of " in told[1]
     assert told[-3:-1] == ["ok: 64 values compared in 1 output and 1 batch", ""]
     assert told[-1].startswith("checked on 1 batch (d.npz): repaired with 1 region in float32, largest error 0.")
@@ -50,7 +50,7 @@ def test_beside_json_what_was_pinned_stands_on_stderr(model: str) -> None:
     assert json.loads(done.stdout)["model"]["to"] == "float16"
     lines = done.stderr.splitlines()
     assert [line for line in lines if line.startswith(("repair: ", "ok: ", "wrote "))] == [
-        "repair: 1 of 6 regions pinned to float32, each is needed; 3 trials",
+        "repair: 1 of 6 regions pinned to float32, each is needed; 5 trials",
         "ok: 64 values compared in 1 output and 1 batch",
         "wrote out.onnx",
     ]

@@ -198,11 +198,6 @@ def test_the_glossary_has_the_words_that_say_least() -> None:
     assert {"saturated", "flushed", "widened"} <= KINDS.keys() & words
 
 
-def test_predicted_times_are_shown_on_demand_alone() -> None:
-    assert "µs" not in piped()
-    assert "µs" in shell(BERT, "--dry-run", "-v").stdout
-
-
 def test_an_op_that_computes_no_floats_never_stayed_float32() -> None:
     text = shell(str(ROOT / "examples" / "models" / "digits_vit.onnx"), "--dry-run").stdout
     assert "Shape" not in text

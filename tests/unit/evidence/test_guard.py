@@ -176,7 +176,7 @@ def test_a_hole_beside_pinned_ops_is_filled_where_that_spares_casts() -> None:
     model = build(graph, ["y"], constants=WEIGHT)
 
     notes = {"propagate": "between float32 ops: lowering it would cost Casts"}
-    notes["auto"] = "it gains less than the Casts around it would cost"
+    notes["mincut"] = "it gains less than the Casts around it would cost"
     for placement, note in notes.items():
         report = converted(model, seen(model, p=1e5), placement=placement).report
 

@@ -181,16 +181,27 @@ def test_the_graph_of_a_view_has_an_edge_from_each_op_to_those_that_need_it() ->
     view = View.of(Model.load(changed(words)))
     graph, value = view.graph, {v.name: v.id for v in view.values}
     names = {op.id: op.name for op in view.ops}
-    assert {op: (data["op_type"], data["name"]) for op, data in graph.nodes(data=True)} == {
-        op.id: (op.kind, op.name) for op in view.ops
+    assert list(graph) == [op.id for op in view.ops]
+    assert {(names[a], names[b]): key for a, b, key in graph.edges(keys=True)} == {
+        ("first", "inner"): (value["a"], 0),
+        ("inner", "pick"): (value["p"], None),
+        ("same", "pick"): (value["q"], None),
+        ("first", "last"): (value["a"], 0),
+        ("pick", "last"): (value["b"], 1),
     }
-    assert {(names[a], names[b]): values for a, b, values in graph.edges(data="values")} == {
-        ("first", "inner"): (value["a"],),
-        ("inner", "pick"): (value["p"],),
-        ("same", "pick"): (value["q"],),
-        ("first", "last"): (value["a"],),
-        ("pick", "last"): (value["b"],),
-    }
+
+
+def test_edges_from_one_iteration_to_the_next_are_marked_and_no_part_of_the_flow() -> None:
+    words = """trips = Constant <value = int64 {3}> ()
+        y = Loop (trips, c, x) <body = b (int64 i, bool k, float[2] s) => (bool on, float[2] t) {
+            on = Identity (k)  [step] a = Neg (s)  [hand] t = Relu (a) }>"""
+    view = View.of(Model.load(changed(words)))
+    names = {op.id: op.name for op in view.ops}
+    carried = {(names[a], names[b]) for a, b, marked in view.graph.edges(data="carried") if marked}
+    assert ("hand", "step") in carried
+    assert ("hand", "step") not in {(names[a], names[b]) for a, b in view.flow.edges()}
+    (hand,) = (op for op, name in names.items() if name == "hand")
+    assert {names[op] for op in view.before([hand])} == {"step", "hand"}
 
 
 @pytest.mark.parametrize(
