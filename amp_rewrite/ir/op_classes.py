@@ -236,8 +236,9 @@ SQUEEZES = _ops("squeezes")
 SOFTMAXES = _ops("softmax")
 """Softmax, its logarithm, and onnxruntime's softmax of a sum."""
 
-LONG_SUMS = frozenset(("CumSum", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSum"))
-LONG_SUMS |= {"ReduceSumSquare"}
+LONG_SUMS = frozenset(
+    ("CumSum", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSum", "ReduceSumSquare")
+)
 """Sums along axes."""
 GROWS = LONG_SUMS | frozenset(("CumProd", "Exp", "Pow", "ReduceProd"))
 """Ops whose results can outgrow what they read."""

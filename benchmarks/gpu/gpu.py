@@ -15,7 +15,6 @@ variants   CUDA graphs, NHWC, runs that are queued, and energy
 kernels    names of the kernels of each way
 ops        single ops in half on the provider against `amp_rewrite.emulate` on the CPU
 emulation  the same for whole models
-fit        the largest batch within a gigabyte
 anchor     PyTorch itself, eager and compiled
 """
 
@@ -50,7 +49,6 @@ LIMITS = {
     "kernels": 200,
     "ops": 60,
     "emulation": 60,
-    "fit": 200,
     "anchor": 200,
 }
 """Seconds after which a row is given up; rows are measured in the order of their kinds."""
@@ -64,8 +62,6 @@ DEPENDS = ("device", "driver", "cuda", "versions")
 PACKAGES = ("amp-rewrite", "onnx", "onnxruntime-gpu", "onnxruntime", "numpy", "ml_dtypes", "torch", "transformers")
 LIBRARIES = ("nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-cuda-runtime")
 DIGITS = ("digits_cnn", "digits_vit")
-FITTED = {"dense": (512, 2048, 8192), "digits_vit": (32, 256, 2048)}
-FIT_LIMIT = 10**9
 PACKED = "AMP_REWRITE_GPU_PACKED"
 """Environment variable by which `gpu_remote` says what of onnxruntime was left out."""
 LEAST_SECONDS = 10.0
@@ -104,10 +100,6 @@ def _others(kind: str, tiny: bool) -> Iterator[Job]:
         yield {"name": kind}
     elif kind == "training":
         yield from ({"name": f"training {p}", "policy": p} for p in ("mixed_float16", "mixed_bfloat16"))
-    elif kind == "fit":
-        for model, sizes in list(FITTED.items())[: 1 if tiny else None]:
-            chosen = {"sizes": [1, 2], "limit": 1} if tiny else {"sizes": list(sizes), "limit": FIT_LIMIT}
-            yield {"name": f"fit {model}", "model": model, **chosen}
     else:
         for to in ("float16", "bfloat16"):
             yield from _emulations(to, tiny)

@@ -1,8 +1,7 @@
 """One row of the GPU measurement, in a process of its own: `gpu_rows JOB.json` writes the row beside the job.
 
 Kinds, beside those of `gpu_latency`, `gpu_kernels`, `gpu_ops` and `gpu_anchor`: `emulation` (what the provider computes
-in half against its emulation on the CPU), `training` (a whole training step), `fit` (the largest batch within some
-memory).
+in half against its emulation on the CPU), `training` (a whole training step).
 """
 
 from __future__ import annotations
@@ -105,28 +104,6 @@ def training(job: Mapping[str, Any], folder: Path) -> Row:
     return {"batch": len(batch["image"]), "bench": json.loads(found.to_json())}
 
 
-def fit(job: Mapping[str, Any], folder: Path) -> Row:
-    """The largest batch within some memory, in float32 and in float16, and the throughput on the way there."""
-    import amp_rewrite
-
-    source = small(job["model"], folder, tiny=job["tiny"])
-    half = folder / "half.onnx"
-    amp_rewrite.convert(source).save(half)
-    found = amp_rewrite.bench(
-        [source, half],
-        source.with_suffix(".npz"),
-        names=["float32", "amp-rewrite float16"],
-        provider=job["provider"],
-        rounds=job["rounds"],
-        warm=job["warm"],
-        sizes=job["sizes"],
-        limit=job["limit"],
-        memory=False,
-        profile=False,
-    )
-    return {"bench": json.loads(found.to_json())}
-
-
 KINDS: Mapping[str, Callable[[Mapping[str, Any], Path], Row]] = {
     "ceilings": lambda job, _: gpu_kernels.ceilings(job),
     "latency": lambda job, _: gpu_latency.latency(job),
@@ -135,7 +112,6 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any], Path], Row]] = {
     "kernels": lambda job, _: gpu_kernels.kernels(job),
     "ops": ops,
     "emulation": emulation,
-    "fit": fit,
     "anchor": lambda job, _: gpu_anchor.anchor(job),
 }
 

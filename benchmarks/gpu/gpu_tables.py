@@ -32,7 +32,7 @@ def page(about: Mapping[str, Any], rows: Rows) -> list[str]:
     elif not about.get("card"):
         head += ["", "**NVIDIA's management library saw no GPU: no time here means anything.**"]
     parts = [_means(rows), _latencies(rows), _ceilings(rows), _variants(rows), _kernels(rows), _training(rows)]
-    parts += [_fitted(rows), _ops(rows), _emulated(rows), _anchors(rows), _missing(rows)]
+    parts += [_ops(rows), _emulated(rows), _anchors(rows), _missing(rows)]
     return [*head, *(line for part in parts if part for line in ("", *part))]
 
 
@@ -163,17 +163,6 @@ def _training(rows: Rows) -> list[str]:
             table.append((job["policy"], entry["name"], str(row["batch"]), sample, ", ".join(factors), memory))
     head = ("policy", "step in", "batch", "µs a sample", "vs float32, and vs TF32", "peak MB")
     return ["## A training step of the dense network", "", GUIDE, "", *measure.markdown(head, table)] if table else []
-
-
-def _fitted(rows: Rows) -> list[str]:
-    table = []
-    for job, row in _done(rows, "fit"):
-        for entry in row["bench"]["entries"]:
-            rates = [f"{s['items']}: {s['throughput']:.4g}" for s in entry["sweep"] if s["throughput"]]
-            found = entry["largest"]
-            table.append((job["model"], entry["name"], f"{found['limit'] / 1e6:.0f}", found["items"], ", ".join(rates)))
-    head = ("model", "in", "memory, MB", "largest batch", "items/s by batch")
-    return ["## The largest batch", "", *measure.markdown(head, table)] if table else []
 
 
 def _ops(rows: Rows) -> list[str]:

@@ -18,7 +18,7 @@ from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
 from benchmarks.gpu import gpu, gpu_kernels, gpu_models, gpu_tables, gpu_turns
 from suites.gpu.conftest import RUN, SMALL
 
-KINDS = ("latency", "training", "variants", "ops", "emulation", "fit")
+KINDS = ("latency", "training", "variants", "ops", "emulation")
 """Kinds that need neither a GPU nor PyTorch."""
 
 

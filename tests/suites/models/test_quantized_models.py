@@ -112,7 +112,7 @@ def test_a_dequantized_weight_comes_in_the_type_of_its_readers(
     model = weight_only(opset, held, **attributes)
     feeds = {"x": np.random.default_rng(2).uniform(-1, 1, (4, 64)).astype(np.float32)}
     result = convert(model, target=target)
-    assert {row.name: row.rule for row in result.report.rows}["decode"] == reasons.WEIGHT_FOLLOWS
+    assert {row.name: row.rule for row in result.report.rows}["decode"] == reasons.MIN_CUT
     assert (result.report.totals.casts_to_low, result.report.totals.casts_to_float32) == (1, 1)
     (before,), ops = run_and_count(model, feeds, tmp_path)
     (after,), ops_after = run_and_count(result.model, feeds, tmp_path)

@@ -113,7 +113,7 @@ def test_some_libraries_are_imported_in_one_place_only(foreign: str) -> None:
     assert not users
 
 
-@pytest.mark.parametrize("foreign", ["onnxruntime", "networkx"])
+@pytest.mark.parametrize("foreign", ["onnxruntime"])
 def test_slow_libraries_are_imported_inside_functions(foreign: str) -> None:
     starts = {
         m
