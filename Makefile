@@ -36,7 +36,7 @@ LOWER ?=
 LOWEST_TESTS ?= tests $(foreach suite,browser clients conformance gate gpu harm hostile integrations pages repository webgpu,--ignore=tests/suites/$(suite)) \
 	--ignore=tests/unit/fleet --ignore=tests/unit/reports \
 	--ignore=tests/unit/cli/test_batch.py --ignore=tests/unit/cli/test_completion.py --ignore=tests/unit/cli/test_terminal.py \
-	--ignore=tests/unit/decide/test_placement.py --ignore=tests/unit/ir/test_untyped.py \
+	--ignore=tests/unit/decide/test_where.py --ignore=tests/unit/ir/test_untyped.py \
 	--ignore=tests/unit/rewrite/test_emulate_ops.py --ignore=tests/unit/rewrite/shift/test_laws.py \
 	--ignore=tests/unit/rewrite/shift/test_contrib_records.py --ignore=tests/unit/pipeline/test_shifted_models.py \
 	--ignore-glob='tests/unit/rewrite/test_vjp_*' --ignore=tests/unit/rewrite/test_gradients_of_models.py \
