@@ -31,18 +31,12 @@ INTEGRATIONS ?= $(patsubst tests/suites/integrations/%.txt,%,$(wildcard tests/su
 INTEGRATION_VENVS ?= .venv-integrations
 # Versions below those of pyproject.toml to try: make lowest LOWER="onnx==1.18.0 onnxruntime-gpu==1.22.0"
 LOWER ?=
-# Left out: what tests the tools around the package, its texts and pages, what onnx and its own tests expect (it changes by
-# version), and large sweeps over models that ask nothing of a version which smaller tests do not ask.
-LOWEST_TESTS ?= tests $(foreach suite,browser clients conformance gate gpu harm hostile integrations pages repository webgpu,--ignore=tests/suites/$(suite)) \
+# Of the quick tests those that a version can change: not tools, texts and pages, nor sweeps over models.
+LOWEST_TESTS ?= @tests/quick.txt $(foreach suite,gate hostile pages repository,--deselect=tests/suites/$(suite)) \
 	--ignore=tests/unit/fleet --ignore=tests/unit/reports \
 	--ignore=tests/unit/cli/test_batch.py --ignore=tests/unit/cli/test_completion.py --ignore=tests/unit/cli/test_terminal.py \
-	--ignore=tests/unit/decide/test_where.py --ignore=tests/unit/ir/test_untyped.py \
-	--ignore=tests/unit/rewrite/test_emulate_ops.py --ignore=tests/unit/rewrite/shift/test_laws.py \
-	--ignore=tests/unit/rewrite/shift/test_contrib_records.py --ignore=tests/unit/pipeline/test_shifted_models.py \
-	--ignore-glob='tests/unit/rewrite/test_vjp_*' --ignore=tests/unit/rewrite/test_gradients_of_models.py \
-	--ignore=tests/unit/train/test_host_and_graph.py \
-	--ignore=tests/suites/models/test_invariants.py --ignore=tests/suites/models/test_upcast_models.py \
-	--ignore=tests/suites/models/test_hard_models.py \
+	--ignore=tests/unit/rewrite/shift/test_laws.py --ignore=tests/unit/rewrite/shift/test_contrib_records.py \
+	--ignore=tests/unit/rewrite/test_emulate_ops.py --ignore-glob='tests/unit/rewrite/test_vjp_*' \
 	-m "not torch and not transformers and not stub and not gpu and not slow"
 
 .DEFAULT_GOAL := help

@@ -21,6 +21,9 @@ EXPORTED = tuple(
         for path in folder.glob("*.onnx")
     )
 )
+KINDS = ("bert_ts13", "cnn_external_dynamo22", "gpt2_ts17", "if_ts13", "llama_dynamo21", "loop_dynamo21", "lstm_ts13")
+KINDS += ("moe_dynamo21", "t5_dynamo18", "unet_ts15", "vit_dynamo22", "whisper_step_dynamo20")
+"""One exported model of each architecture, of both exporters."""
 
 
 def text_model(name: str) -> ModelProto:

@@ -235,6 +235,11 @@ def test_dims_that_no_value_has_are_refused_or_not_believed(cage: Cage, tmp_path
         attempt(cage, tmp_path, model, *words)
     attempt(cage, tmp_path, model, "--json", command="report")
     attempt(cage, tmp_path, model, command="doctor")
+
+
+@pytest.mark.parametrize("name", DIMS)
+def test_verify_refuses_dims_that_no_value_has_or_does_not_believe_them(cage: Cage, tmp_path: Path, name: str) -> None:
+    onnx.save(with_dims(DIMS[name], "input"), tmp_path / "m.onnx")
     outcome = cage.run("verify", "m.onnx", "m.onnx", "--random", "--set", "rtol=1", folder=tmp_path)
     assert "Traceback" not in outcome.err and outcome.code in (0, 1, 2), outcome
 

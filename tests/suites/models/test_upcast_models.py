@@ -27,13 +27,13 @@ from support.paths import ROOT
 from support.random_graphs import Branch, Graph, Looped, graphs
 
 SMALL = (*corpus.TEXT_MODELS, *corpus.BUILT)
-FIXTURES = tuple(name for name in corpus.EXPORTED if name.startswith("tests"))
+FIXTURES = tuple(f"tests/models/{name}.onnx" for name in corpus.KINDS)
 FORCED = {"level": "unsafe-force-all", "safety": "none", "target": "onnx"}
 RAISING: dict[str, Any] = {"target": "onnx", "lists": [{"base": "empty"}]}
 KINDS = ("LayerNormalization", "Softmax", "MatMul", "Add")
 LOW = (DType.FLOAT16, DType.BFLOAT16)
 
-every_model = pytest.mark.parametrize("name", [*SMALL, *corpus.EXPORTED])
+every_model = pytest.mark.parametrize("name", [*SMALL, *FIXTURES])
 every_fixture = pytest.mark.parametrize("name", FIXTURES)
 bounded = settings(max_examples=40)
 

@@ -63,7 +63,7 @@ def learned_alike(said: str, losses: int, of_first: float, least: float, network
     assert min(float(accuracy) for *_, accuracy in found) > least  # a guess has 19 %
 
 
-def test_the_guides_network_learns_alike_under_each_policy_in_a_loop() -> None:
+def test_the_guides_network_learns_alike_under_each_policy() -> None:
     learned_alike(printed("guide.py", "--quick", "--loop"), 8, 0.5, 60)
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.webgpu
 FIXTURES = {name: (path, feeds) for name, path, feeds in fixtures()}
 HOLDS_BODIES = {"If", "Loop", "Scan", "SequenceMap"}
 # Each is of one kind of model; make webgpu-page runs all of them.
-EVERY_KIND = ("bert_dynamo23", "cnn_external_dynamo22", "llama_ts16", "lstm_ts13", "unet_ts15")
+EVERY_KIND = ("llama_ts16", "lstm_ts13", "unet_ts15")
 
 
 def test_products_on_the_device_add_up_in_float16(device: Device) -> None:

@@ -20,11 +20,10 @@ from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from support.cases import feeds
-from support.corpus import EXPORTED, text_model
+from support.corpus import EXPORTED, KINDS, text_model
 from support.paths import ROOT, TESTS
 
 BATCHES = {name: ROOT / name.replace(".onnx", ".npz") for name in EXPORTED}
-WITH_BATCH = [name for name, path in BATCHES.items() if path.exists()]
 NET = onnx.parser.parse_model("""
     <ir_version: 10, opset_import: ["" : 20]>
     net (float[n,2] x) => (float[n,2] y) <float[2,2] w = {1, 0.5, -2, 1e-6}> { h = MatMul (x, w) y = Exp (h) }
@@ -54,7 +53,7 @@ def _float(found: object) -> bool:
     return found is not None and found.container == "tensor" and found.dtype is not None and found.dtype.floating  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", WITH_BATCH)
+@pytest.mark.parametrize("name", [f"tests/models/{name}.onnx" for name in KINDS])
 def test_the_ranges_are_those_of_the_activations_themselves(name: str) -> None:
     path = ROOT / name
     batch = batch_of(name)
@@ -224,9 +223,8 @@ def test_bodies_of_equal_path_share_one_range_for_each_name() -> None:
 # -- models that are half already ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("io", ["keep", "low"])
-@pytest.mark.parametrize("to", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["bert_ts13", "if_ts13", "loop_dynamo21", "gpt2_dynamo18"])
+@pytest.mark.parametrize(("to", "io"), [("float16", "keep"), ("bfloat16", "low")])
+@pytest.mark.parametrize("name", ["if_ts13", "loop_dynamo21", "gpt2_dynamo18"])
 def test_a_half_model_is_measured_in_its_widened_twin(name: str, to: str, io: str) -> None:
     batch = batch_of(f"tests/models/{name}.onnx")
     half = convert(TESTS / "models" / f"{name}.onnx", to=to, io=io, target="onnx").result

@@ -23,9 +23,10 @@ from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.request import Request
-from suites.models.test_fixtures import FIXTURES, LOW, batch, source
+from suites.models.test_fixtures import LOW, batch, source
 from suites.models.test_properties import bounded
 from support.cases import build, feeds
+from support.corpus import KINDS
 from support.hard_models import HARD
 from support.random_graphs import Graph, graphs
 from support.rounded_once import rounded_once
@@ -68,7 +69,7 @@ def apart(draft: Draft, feed: Mapping[str, Any], seeds: int = 4) -> float:
 
 
 @pytest.mark.parametrize("low", LOW, ids=lambda t: t.spelling)
-@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("name", KINDS)
 def test_it_agrees_with_the_emulation_on_exported_models(name: str, low: DType) -> None:
     draft = Draft.of(source(name), Request.of(to=low, target="onnx"))
     if board_of(draft) is None:
