@@ -170,10 +170,13 @@ class Labelling:
         return op.kind in GROWS and not (op.kind in LONG_SUMS and op.id in self.problem.hazards.benign)
 
     def _unbounded(self, value: ValueId) -> bool:
-        """True for an input of the model or a body, and for what an op that grows computes: numbers of any size."""
+        """True for numbers of any size, and for those that the model itself widens: it asks for float32.
+
+        Of any size are inputs of the model or a body, and what an op that grows computes.
+        """
         view = self.problem.view
-        maker = view.producer(origin(view, value, _copied))
-        return view.producer(value) is None or (maker is not None and self._grows(maker))
+        made_by, maker = view.producer(value), view.producer(origin(view, value, _copied))
+        return made_by is None or self.problem.widens(made_by) or (maker is not None and self._grows(maker))
 
     def paint(self, v: int) -> Paint:
         """Return the paint of a vertex outside TensorFlow's set that is low."""
