@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, axes_of, float32, float32_ops, number, sums_squares
+from amp_rewrite.ir.dataflow import Flow, axes_of, float32_ops, number, sums_squares
 from amp_rewrite.ir.op_classes import COPIES, LAYERS, MAGNIFIES, REDUCTIONS
 from amp_rewrite.ir.patterns.activations import CUBIC, snakes
 from amp_rewrite.ir.patterns.clusters import Cluster
@@ -112,5 +112,5 @@ def _squares(view: View, op: Op) -> bool:
 
 
 def _readers(copies: Flow, op: Op) -> Sequence[Op]:
-    """Return the ops that read a result or its copies, without the copies."""
-    return copies.readers(copies.forth(dict.fromkeys(op.results[:1]), float32(copies.view)))
+    """Return the ops that read a result or its copies, in any floating type, without the copies."""
+    return copies.readers(copies.forth(dict.fromkeys(op.results[:1]), copies.view.holds_floats))
