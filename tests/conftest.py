@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from amp_rewrite.runtime import kernels, releases
+from support import stub
 from support.needs import LACKING, reason_for, reason_of
 
 # The same examples on each machine, however slow it is.
@@ -42,3 +44,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
         if reason is not None:
             report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1] or 0, reason)
     return report
+
+
+@pytest.fixture(scope="session")
+def cuda_stub() -> Path:
+    """The folder of the stub libraries of CUDA; skips where they cannot be built."""
+    libraries, reason = stub.folder()
+    if libraries is None:
+        pytest.skip(reason)
+    return libraries

@@ -202,14 +202,6 @@ def test_a_bfloat16_model_is_valid_as_far_as_a_cpu_can_tell(name: str, tmp_path:
         assert outcome.returncode == 1 and "NOT_IMPLEMENTED" in outcome.stderr, outcome
 
 
-@pytest.fixture(scope="module")
-def cuda_stub() -> Path:
-    folder, reason = stub.folder()
-    if folder is None:
-        pytest.skip(reason)
-    return folder
-
-
 @functools.cache
 def placements(name: str, level: str) -> dict[DType, dict[str, Any]]:
     """The stub's answer for the float32 model and for what was made of it; all at once, since starting costs most."""

@@ -144,19 +144,13 @@ def count_of(row: Mapping[str, Any], kinds: Sequence[str]) -> int:
     return sum(count for op, count in row["ops"].items() if op.rpartition(":")[2] in kinds)
 
 
-@pytest.fixture(scope="module")
-def cuda_stub() -> None:
-    if stub.folder()[0] is None:
-        pytest.skip(stub.folder()[1])
-
-
 both_types = pytest.mark.parametrize("low", ["float16", "bfloat16"])
 
 
 @pytest.mark.stub
 @every_model
 @both_types
-def test_the_runtime_has_at_least_as_many_as_of_the_float32_model(name: str, low: str, cuda_stub: None) -> None:
+def test_the_runtime_has_at_least_as_many_as_of_the_float32_model(name: str, low: str, cuda_stub: Path) -> None:
     before, after = placements()[name]["float32"], placements()[name][low]
     fewer = {what for what, kinds in KINDS.items() if count_of(after, kinds) < count_of(before, kinds)}
     assert fewer == set()
@@ -165,7 +159,7 @@ def test_the_runtime_has_at_least_as_many_as_of_the_float32_model(name: str, low
 @pytest.mark.stub
 @every_model
 @both_types
-def test_nothing_leaves_the_gpu_for_it(name: str, low: str, cuda_stub: None) -> None:
+def test_nothing_leaves_the_gpu_for_it(name: str, low: str, cuda_stub: Path) -> None:
     before, after = placements()[name]["float32"], placements()[name][low]
     assert after["memcpy"] <= before["memcpy"]
     computed = [[op for op in row["cpu_float"] if not op.startswith("Cast ")] for row in (before, after)]

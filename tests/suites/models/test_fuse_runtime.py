@@ -69,15 +69,9 @@ def _counted(row: Mapping[str, Any]) -> dict[str, int]:
     return {what: sum(ops.get(op, 0) for op in kinds) for what, kinds in FUSED.items()}
 
 
-@pytest.fixture(scope="module")
-def cuda_stub() -> None:
-    if stub.folder()[0] is None:
-        pytest.skip(stub.folder()[1])
-
-
 @pytest.mark.stub
 @pytest.mark.parametrize("name", FIXTURES)
-def test_the_runtime_fuses_as_much_of_a_converted_model(name: str, cuda_stub: None) -> None:
+def test_the_runtime_fuses_as_much_of_a_converted_model(name: str, cuda_stub: Path) -> None:
     """By ways, what there is less of than in float32. At another opset there may be more: Gelu with its bias."""
     before = placements(name)["float32"]
     for way in WAYS:
@@ -87,21 +81,21 @@ def test_the_runtime_fuses_as_much_of_a_converted_model(name: str, cuda_stub: No
 
 
 @pytest.mark.stub
-def test_fusing_first_leaves_the_runtime_one_node_for_each_norm(cuda_stub: None) -> None:
+def test_fusing_first_leaves_the_runtime_one_node_for_each_norm(cuda_stub: Path) -> None:
     """T5 at opset 18 has twelve norms that the runtime does not see: it knows no Reciprocal there."""
     counts = {"float32": 0, "none": 0, "basic": 12, "basic at auto": 12, "auto": 12}
     assert {way: placements("t5_dynamo18")[way]["norms"] for way in counts} == counts
 
 
 @pytest.mark.stub
-def test_a_group_norm_is_one_kernel_without_casts(cuda_stub: None) -> None:
+def test_a_group_norm_is_one_kernel_without_casts(cuda_stub: Path) -> None:
     """Opened by the runtime, the eleven of the UNet bring fifty Casts."""
     assert placements("unet_dynamo21")["basic"]["Cast"] == 4
     assert placements("unet_dynamo21")["none"]["Cast"] > 50
 
 
 @pytest.mark.stub
-def test_no_cast_is_left_around_the_norms_of_llama(cuda_stub: None) -> None:
+def test_no_cast_is_left_around_the_norms_of_llama(cuda_stub: Path) -> None:
     """Five are at the rotary embedding, the mask and the output."""
     assert placements("llama_dynamo21")["basic"]["Cast"] == 5
     assert placements("llama_dynamo21")["none"]["Cast"] > 5

@@ -184,14 +184,6 @@ def test_a_copied_weight_that_somebody_else_reads_keeps_its_digits(outputs: list
     np.testing.assert_array_equal(found, np.full((8, 8), 0.0 if "p" in outputs else 2049.0))
 
 
-@pytest.fixture(scope="module")
-def cuda_stub() -> Path:
-    libraries, reason = stub.folder()
-    if libraries is None:
-        pytest.skip(reason)
-    return libraries
-
-
 NORM = (
     '<ir_version: 10, opset_import: ["" : OPSET]> g (float[1,4,6,6] x) => (float[1,4,6,6] y)'
     " <float[4,4,1,1] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}>"

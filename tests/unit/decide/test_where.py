@@ -321,14 +321,6 @@ def test_an_exported_model_that_was_placed_stays_as_it_is(name: str) -> None:
     assert placed(once).plan.empty
 
 
-@pytest.fixture(scope="module")
-def cuda_stub() -> Path:
-    folder, reason = stub.folder()
-    if folder is None:
-        pytest.skip(reason)
-    return folder
-
-
 FUSED = re.compile("Norm|Gelu|Bias|Fused|Attention|Skip|Gemm|Conv")
 WAYS_TO_PLACE = ("propagate", "mincut")
 FOLDED: Mapping[str, Counter[str]] = {"cnn_dynamo18": Counter(BatchNormalization=4)}
