@@ -11,10 +11,10 @@ from amp_rewrite.decide.plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.ir.attributes import attribute
-from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
+from amp_rewrite.ir.dataflow import exposed, fed, made_variable, read_variable
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, INNER_DTYPE_ATTRIBUTES
-from amp_rewrite.ir.view import Op, OpId, Role, ScopeId, Use, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ScopeId, Use, ValueId, View
 
 
 def plan_casts(
@@ -125,14 +125,10 @@ class _Planner:
         dtype = self.view.dtype(value)
         if dtype not in _TYPES:
             return None
-        if self._fed(value):
+        if fed(self.view, value):
             return self.io.get(value, dtype) if self.view.values[value].public else dtype
         variable = made_variable(self.view, value)
         return dtype if variable is None else self.coloring.dtype(*variable) or dtype
-
-    def _fed(self, value: ValueId) -> bool:
-        """True if a value comes from outside its graph: an input, or an initializer that a caller may override."""
-        return self.view.values[value].role is Role.INPUT or self.view.values[value].overridable
 
     def _needed(self, use: Use, home: DType) -> DType:
         op = self.view.ops[use.op]
@@ -147,7 +143,7 @@ class _Planner:
     def _fixed(self, value: ValueId) -> DType | None:
         """Return the type that the value's own name must keep, since an edge of a graph states it."""
         dtype, public, yielded = self.view.dtype(value), self.view.values[value].public, value in self.view.yielded
-        if public and (yielded or self._fed(value)):
+        if public and (yielded or fed(self.view, value)):
             return self.io.get(value, dtype) if dtype is not None else None
         return dtype if public or yielded else None
 

@@ -20,7 +20,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import attribute, ints_attribute
 from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, MOVES, SCALINGS, Slots
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
-from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
+from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View, once
 
 Cause = TypeVar("Cause")
 Node = TypeVar("Node")
@@ -34,6 +34,11 @@ Step = Callable[[Op], ValueId | None]
 def exposed(view: View, value: ValueId) -> bool:
     """True if a value is visible outside ops: an input of the model, or an output of the model or of a body."""
     return view.values[value].public or value in view.yielded
+
+
+def fed(view: View, value: ValueId) -> bool:
+    """True if a value comes from outside its graph: an input, or an initializer that a caller may override."""
+    return view.values[value].role is Role.INPUT or view.values[value].overridable
 
 
 def only_reader(

@@ -258,11 +258,9 @@ class View(Index):
     def flow(self) -> nx.MultiDiGraph[OpId]:
         """The `graph` without carried edges, which is acyclic."""
         graph = self.graph
-        return (
-            nx.subgraph_view(graph, filter_edge=lambda *edge: "carried" not in graph.edges[edge])
-            if self.carried
-            else graph
-        )
+        if not self.carried:
+            return graph
+        return nx.subgraph_view(graph, filter_edge=lambda *edge: "carried" not in graph.edges[edge])
 
     def after(self, starts: Iterable[OpId]) -> set[OpId]:
         """Return some ops and all that depend on them."""

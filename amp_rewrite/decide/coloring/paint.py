@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
+from amp_rewrite.decide.coloring.follow import follow_casts, scales_follow
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.may import May
 from amp_rewrite.decide.coloring.no_gain import no_gain
 from amp_rewrite.decide.coloring.problem import PaintOptions, Problem
 from amp_rewrite.decide.coloring.upcast import upcast_low
 from amp_rewrite.decide.coloring.vertices import Vertices, entries_of
-from amp_rewrite.decide.coloring.where import follow_casts, scales_follow, where
+from amp_rewrite.decide.coloring.where import where
 from amp_rewrite.decide.hazards.find import Hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.schema import unknown
@@ -51,13 +52,13 @@ def paint(
     raised = upcast_low(problem, gate)
     problem = replace(problem, raised=raised.upcast)
     may = May.of(problem)
-    high, low = _held(problem, may.low.keys()), may.low
+    high, low, dear = _held(problem, may.low.keys()), may.low, dict[int, Paint]()
     if options.place:
-        low = where(problem, may, high)
+        low, dear = where(problem, may, high)
         fallen = not low.keys() <= may.low.keys()
         if fallen and (more := _held(problem, low.keys())):  # what gains nothing is held, and the border placed anew
             high = {**high, **more}
-            low = where(problem, may, high)
+            low, dear = where(problem, may, high)
     low = {v: paint for v, paint in low.items() if v not in high}
     low = scales_follow(problem, follow_casts(problem, low), high)
     paints: dict[tuple[OpId, str], Paint] = dict(raised.upcast)
@@ -65,7 +66,7 @@ def paint(
     for op_id, name in raised.upcast:
         by_op[op_id] = (*by_op.get(op_id, ()), name)
     for v, vertex in enumerate(problem.vertices.all):
-        decided = low.get(v) or _reason(problem, v, high.get(v) or may.denied.get(v))
+        decided = low.get(v) or _reason(problem, v, high.get(v) or dear.get(v) or may.denied.get(v))
         for name in vertex.variables:
             paints[vertex.op, name] = decided
         by_op[vertex.op] = (*by_op[vertex.op], *vertex.variables) if vertex.op in by_op else vertex.variables

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
+from amp_rewrite.decide.coloring.follow import AFFINE_NOTE, fuses
 from amp_rewrite.decide.coloring.gate import Gate, GateRefusal
 from amp_rewrite.decide.coloring.problem import Problem
-from amp_rewrite.decide.coloring.where import AFFINE_NOTE, fuses
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable, trail
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, SEEN_THROUGH
@@ -176,7 +176,7 @@ def _sharing(state: Upcast, start: OpId) -> tuple[set[OpId], bool]:
 
 
 def _affine(state: Upcast, cluster: Cluster) -> None:
-    """Give scale and bias of a decomposed normalization the type of its input (see `where.fuses`)."""
+    """Give scale and bias of a decomposed normalization the type of its input (see `follow.fuses`)."""
     view = state.view
     low = next((dtype for op in cluster.tail if (dtype := low_type(view, op)) is not None), None)
     if low is None or cluster.entry is None or not fuses(view, cluster, low):
