@@ -95,7 +95,14 @@ class _Pool(ProcessPoolExecutor):
     """An executor whose processes start with signals blocked: `_watch` waits for them, and Ctrl-C is the parent's."""
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        """Pass a job on, which may start a process."""
+        """Pass a job on, which may start a process, and have that process watched."""
+        future = self._signals_blocked(fn, *args, **kwargs)
+        with self._shutdown_lock:
+            # Python wakes the thread that watches processes before it starts one: that thread may have missed it.
+            self._executor_manager_thread_wakeup.wakeup()
+        return future
+
+    def _signals_blocked(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         if not hasattr(signal, "pthread_sigmask"):  # Windows
             return super().submit(fn, *args, **kwargs)
         resource_tracker.ensure_running()  # it unblocks signals once it has started

@@ -43,6 +43,26 @@ def test_a_process_that_is_killed_costs_at_most_its_own_job(tmp_path: Path) -> N
     assert "was killed, twice" in lost[1] and lost[4] == "ValueError: no such thing"
 
 
+def beside(job: tuple[Path, int]) -> str:
+    """Wait beside another job (0), or die in a process that began after that one (1); the second time, be done."""
+    folder, number = job
+    flag, other = folder / f"{number}", folder / f"{1 - number}"
+    if flag.exists():
+        return "done again"
+    flag.touch()
+    patience = time.monotonic() + 20
+    while time.monotonic() < patience and not (number and other.exists()):
+        time.sleep(0.05)
+    if number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "nobody noticed"
+
+
+@posix
+def test_the_death_of_each_process_is_noticed_while_others_work(tmp_path: Path) -> None:
+    assert list(in_processes(iter([(tmp_path, 0), (tmp_path, 1)]), beside, 2)) == ["done again"] * 2
+
+
 def test_a_result_that_is_not_taken_holds_up_the_next_job() -> None:
     begun: list[int] = []
     with ThreadPoolExecutor(4) as threads:
