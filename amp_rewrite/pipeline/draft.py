@@ -12,8 +12,9 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.problem import PaintOptions
-from amp_rewrite.decide.hazards.find import Hazards, find_hazards
+from amp_rewrite.decide.hazards.find import Hazards
 from amp_rewrite.decide.hazards.quantized import quantized
+from amp_rewrite.decide.needs.find import find_hazards
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count

@@ -1,0 +1,410 @@
+"""The backward pass: needs of readers, handed to the ops that make what they read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.hazards.constants import loses_digits
+from amp_rewrite.decide.hazards.fill_reach import ATTENTION_MASKS
+from amp_rewrite.decide.hazards.steps import described
+from amp_rewrite.decide.needs.facts import INF, Fact
+from amp_rewrite.decide.needs.forward import Facts, row_of
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import float_attribute
+from amp_rewrite.ir.dataflow import Flow, first_input_of, origin
+from amp_rewrite.ir.op_classes import COPIES, PAIR_SUMS, SCALINGS, SOFTMAXES, TENSOR_CORE_STEP
+from amp_rewrite.ir.ops import Need, OpRow, Trait, Way
+from amp_rewrite.ir.patterns.activations import snakes
+from amp_rewrite.ir.shapes.onnx_shapes import shape_of
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
+
+_STEPS = 4
+"""Small steps in a row that make a recursion."""
+_RUN = 16
+"""Elementwise sums and products in a row, without a layer between, that make a recursion."""
+_TERM = 32
+"""The size that a term of a sum may have."""
+_DOWN = 2.0**-5
+"""A factor that scales large numbers down to what a reader expects."""
+_REASONS = {
+    Need.EXACT: reasons.WHOLE_NUMBER,
+    Need.SIDE: reasons.WHOLE_NUMBER,
+    Need.ORDER: reasons.MAGNIFIED,
+    Need.TINY: reasons.MAGNIFIED,
+    Need.RATIO: reasons.MAGNIFIED,
+    Need.HUGE: reasons.CONSTANT_RANGE,
+    Need.LONG: reasons.RUNNING_SUM,
+    Need.DIGITS: reasons.CANCELLATION,
+    Need.PLACE: reasons.POSITION,
+    Need.PATH: reasons.RUNNING_SUM,
+    Need.FACTOR: reasons.RUNNING_SUM,
+}
+
+
+class Held(NamedTuple):
+    """Why an op stays float32: the id of the reason, the op that asks, and a note."""
+
+    reason: str
+    because: OpId | None
+    note: str
+
+
+class Ask(NamedTuple):
+    """A need of a value, and the state whose path it is about."""
+
+    need: Need
+    state: ValueId | None = None
+
+
+@dataclass
+class Needs:
+    """Needs of values, and the ops that stay float32 for them. O(nodes + uses).
+
+    `shared`: values that both sides of a difference read, so that their own rounding does not show in it.
+    """
+
+    facts: Facts
+    asked: dict[ValueId, dict[Ask, Held]] = field(default_factory=dict)
+    held: dict[OpId, Held] = field(default_factory=dict)
+    shared: set[ValueId] = field(default_factory=set)
+
+    @property
+    def view(self) -> View:
+        """The view that both passes are about."""
+        return self.facts.view
+
+    @classmethod
+    def of(cls, facts: Facts) -> Needs:
+        """Return the needs of all readers."""
+        needs = cls(facts)
+        needs._ask_of_states()
+        needs._ask_of_outputs()
+        before = -1
+        while before < len(needs.held):  # once more if an iteration asks the one before
+            before = len(needs.held)
+            for op in reversed(needs.view.ops):
+                needs._visit(op)
+            if not needs.view.carried:
+                break
+        return needs
+
+    def _visit(self, op: Op) -> None:
+        row = row_of(op)
+        for value in op.results:
+            for ask, why in list(self.asked.get(value, {}).items()):
+                if op.bodies:
+                    self._ask_outside(value, ask, why)
+                else:
+                    self._hand_on(op, row, value, ask, why)
+        if op.id not in self._sines_of_snakes:
+            for asked, need, reason, note in self._own(op, row):
+                why = Held(reason or _REASONS[need], op.id, note or f"{described(self.view, op.id)} reads {need.value}")
+                if self._ask(asked, Ask(need), why):
+                    self.held.setdefault(op.id, why)
+        if (why_not := self.unfit(op, row)) is not None:
+            self.held.setdefault(op.id, why_not)
+
+    @cached_property
+    def _sines_of_snakes(self) -> frozenset[OpId]:
+        return frozenset(snakes(self.view))
+
+    @cached_property
+    def _outside(self) -> Flow:
+        return Flow.of(self.view, {})
+
+    # -- needs that travel -----------------------------------------------------------------------------
+
+    def _ask(self, value: ValueId | None, ask: Ask, why: Held) -> bool:
+        """Note a need of a value, unless the low type meets it; True if it does not."""
+        if value is None or not self.facts.floats(value) or not self.unmet(ask.need, self.facts[value]):
+            return False
+        asked = self.asked.setdefault(value, {})
+        if ask not in asked:
+            asked[ask] = why
+            if self.view.values[value].producer is None:
+                self._ask_outside(value, ask, why)
+        return True
+
+    def _ask_outside(self, value: ValueId, ask: Ask, why: Held) -> None:
+        """Hand a need across the edge of a body; a state that goes round has asked already."""
+        if ask.need not in (Need.PATH, Need.FACTOR):
+            for source in self._outside.sources(value):
+                self._ask(source, ask, why)
+
+    def unmet(self, need: Need, fact: Fact) -> bool:
+        """True if a value of which this is known does not do for a reader in the low type."""
+        limits = self.facts.limits
+        many = fact.whole is not None and fact.whole > limits.integers
+        if fact.constant:
+            return need is Need.EXACT and many
+        unknown = fact.raw and fact.whole is None
+        match need:
+            case Need.EXACT:
+                return many or unknown or (fact.bent and fact.whole is None)
+            case Need.SIDE:
+                return many or unknown
+            case Need.ORDER:
+                return many or unknown or fact.near_one
+            case Need.PLACE:
+                return many or fact.raw or fact.grid > 0 or bool(fact.levels)
+            case Need.TINY:
+                return self._is_small(fact)
+            case Need.RATIO:
+                return self._is_small(fact) or fact.beside_one or bool(fact.squares)
+            case Need.HUGE:
+                return fact.grows
+            case Need.LONG:
+                return fact.terms > 1 and fact.size > limits.most
+            case Need.FACTOR:
+                return fact.near_one or fact.beside_one or fact.size <= 1
+            case Need.DIGITS | Need.PATH:
+                return True
+
+    def _is_small(self, fact: Fact) -> bool:
+        """True if the low type may lose the digits of a value, or make it 0."""
+        limits = self.facts.limits
+        divided = limits.narrow and fact.terms < _TERM / limits.most
+        return fact.small or fact.guard < limits.tiny or divided
+
+    def _hand_on(self, op: Op, row: OpRow, value: ValueId, ask: Ask, why: Held) -> None:
+        """Hold the maker of a value that a reader needs, and ask for what it reads."""
+        self.held.setdefault(op.id, why)
+        if ask.need is Need.PATH:
+            self._along_state(op, value, ask, why)
+            return
+        product = row.way is Way.PRODUCT
+        varying = [v for v in op.operands if not self.facts[v].constant]
+        if ask.need is Need.HUGE and len(varying) > 1 and row.way is not Way.SUM:
+            return
+        few = product and self.facts.terms(op) < TENSOR_CORE_STEP
+        if not (few or ask.need in row.passed or (product and ask.need in _THROUGH_PRODUCTS)):
+            return
+        for slot, operand in enumerate(op.inputs):
+            if slot not in row.slots or operand is None:
+                continue
+            if not (ask.need is Need.DIGITS and self._is_shared(operand)):
+                self._ask(operand, ask, why)
+            if op.kind == "Mul" and ask.need in (Need.DIGITS, Need.PLACE) and self.facts[operand].beside_one:
+                self._ask(operand, Ask(Need.FACTOR), why)
+            if ask.need is Need.RATIO and self._is_front(op, value, operand):
+                note = "part of the spectrum of an input, of which small parts count"
+                self._ask(operand, Ask(Need.DIGITS), Held(reasons.CANCELLATION, why.because, note))
+
+    def _is_shared(self, value: ValueId) -> bool:
+        """True if both sides of a difference read a value, or copies of it."""
+        return not self.facts[value].averaged and not self.shared.isdisjoint(self.facts.line(value))
+
+    def _is_front(self, op: Op, value: ValueId, operand: ValueId) -> bool:
+        """True if an op takes the squares of what a first layer makes of an input, and nothing else reads them."""
+        fact = self.facts[operand]
+        if fact.depth != 1 or not fact.sources or not self.facts.line(operand) & self.facts[value].squares:
+            return False
+        made_by = self.view.producer(origin(self.view, operand, first_input_of(COPIES)))
+        first = made_by is not None and row_of(made_by).way is Way.PRODUCT
+        return first and all(reader.kind == op.kind for reader in self.view.readers(operand))
+
+    # -- needs of an op --------------------------------------------------------------------------------
+
+    def _own(self, op: Op, row: OpRow) -> Iterator[tuple[ValueId | None, Need, str, str]]:
+        """Yield what an op needs of its inputs whoever reads its result, with a reason and a note or ""."""
+        facts = [self.facts[v] for v in op.inputs]
+        sign = any(f.constant and f.number == 0 for f in facts)
+        for slot, need in row.needs:
+            if slot < len(op.inputs) and not (sign and need is Need.SIDE):
+                yield op.inputs[slot], need, "", ""
+        for slot in row.shapes:
+            if slot < len(op.inputs):
+                yield op.inputs[slot], Need.EXACT, "", ""
+        made = self.view.dtype(op.outputs[0]) if op.outputs else None
+        if op.kind == "Cast" and made is not None and not made.floating and made is not DType.BOOL:
+            yield op.inputs[0], Need.EXACT, "", ""
+        if (row.whole and facts and facts[0].whole is not None) or op.kind == "Mod":
+            yield op.inputs[0], Need.EXACT, "", ""
+        if self.facts.limits.narrow and (row.way in (Way.SCALE, Way.PRODUCT) or op.kind == "Reciprocal"):
+            yield from self._of_means(op, facts)
+        if op.kind in PAIR_SUMS and len(facts) == 2:
+            yield from self._of_sum(op, *facts)
+        elif op.kind in SCALINGS and len(facts) == 2:
+            yield from self._of_scaling(op, *facts)
+        elif op.kind in SOFTMAXES and not facts[0].constant and facts[0].best > self.facts.limits.reach:
+            yield (
+                op.inputs[0],
+                Need.PLACE,
+                "",
+                f"its scores have a bias that grows with the position, to {facts[0].grid:g}",
+            )
+        elif op.kind == "BatchNormalization" and len(facts) > 4 and facts[3].constant and facts[4].constant:
+            deviation = math.sqrt(max(facts[4].high, 0.0) + float_attribute(op.node, "epsilon", 1e-5))
+            mean, limits = facts[3].size, self.facts.limits
+            if mean > limits.most / 4 or mean > limits.beside * deviation:
+                yield op.inputs[0], Need.DIGITS, "", f"its mean is {mean:g}, its deviation {deviation:g}"
+        elif op.kind == "Pow":
+            exponent = facts[1].number
+            if exponent is not None and exponent < 1:
+                yield op.inputs[0], Need.TINY, "", ""
+
+    def _of_sum(self, op: Op, a: Fact, b: Fact) -> Iterator[tuple[ValueId | None, Need, str, str]]:
+        apart = (op.kind == "Sub") != (a.negative != b.negative)
+        shared = (a.squares & b.squares) | (a.squares & b.products) | (b.squares & a.products)
+        if (
+            shared
+            and apart
+            and not (a.constant or b.constant or self.facts.centers(op) or self.facts[op.outputs[0]].peak)
+        ):
+            self.shared |= shared
+            note = "a difference of squares and products, which is small beside them"
+            yield from ((v, Need.DIGITS, "", note) for v in op.operands)
+        if op.kind == "Sub" and a.levels & b.levels and (a.learned or b.learned):
+            note = f"{described(self.view, op.id)} takes their level away again"
+            yield from ((v, Need.PLACE, reasons.CANCELLATION, note) for v in op.operands)
+
+    def _of_means(self, op: Op, facts: list[Fact]) -> Iterator[tuple[ValueId | None, Need, str, str]]:
+        """Yield the needs of what divides by a long sum, divides one by its length, or reads such a quotient."""
+        long = self.facts.limits.most / _TERM
+        note = f"part of a mean: {described(self.view, op.id)} divides by the number or sum of its weights"
+        if op.kind in ("Div", "Reciprocal"):
+            divisor = facts[-1]
+            summed = divisor.learned and divisor.terms > long and divisor.size > self.facts.limits.most
+            counted = op.kind == "Div" and facts[0].terms > long and self._counts(op.inputs[1])
+            if summed or counted:
+                yield from ((v, Need.LONG, "", note) for v in op.operands)
+        elif any(f.terms < 1 / long for f in facts) and any(f.terms > 1 for f in facts):
+            for value, fact in zip(op.inputs, facts, strict=True):
+                if fact.terms != 1:
+                    yield value, Need.LONG if fact.terms > 1 else Need.TINY, reasons.RUNNING_SUM, note
+
+    def _of_scaling(self, op: Op, a: Fact, b: Fact) -> Iterator[tuple[ValueId | None, Need, str, str]]:
+        if not self.facts.limits.narrow:
+            return
+        if 0 < self.facts.factor(op, (a, b)) < _DOWN:
+            note = f"{described(self.view, op.id)} scales it down again"
+            yield from ((v, Need.HUGE, "", note) for v in op.operands)
+
+    def _counts(self, value: ValueId | None) -> bool:
+        """True for a number of elements, computed from a shape or fed as the only number of an input."""
+        if self.facts[value].whole is not None:
+            return True
+        source = origin(self.view, value, first_input_of(COPIES)) if value is not None else None
+        if source is None or not self.view.values[source].public:
+            return False
+        return math.prod(size or 2 for size in shape_of(self.view, source) or (2,)) == 1
+
+    def unfit(self, op: Op, row: OpRow) -> Held | None:
+        """Return why facts alone keep an op in float32; None if they do not."""
+        facts, limits = self.facts, self.facts.limits
+        read = [facts[v] for v in op.operands if row.way is not Way.COPY or facts.floats(v)]
+        varying = [f for f in read if not f.constant]
+        computes = row.way not in _NOT_ARITHMETIC
+        if op.bodies:
+            return None
+        if computes and read and not varying and Trait.RANDOM not in row.traits:
+            note = "reads constants alone: computed once, in float32, when a model is loaded"
+            return Held(reasons.FOLDED, None, note)
+        if op.kind == "Range":
+            return Held(reasons.WHOLE_NUMBER, None, "how many elements it gives depends on its arithmetic")
+        if op.kind == "ReduceProd" and limits.narrow:
+            return Held(reasons.CONSTANT_RANGE, None, "a product of many numbers leaves the range")
+        if row.way in (Way.SUM, Way.SCALE, Way.FUNCTION, Way.PRODUCT, Way.NORM) and varying:
+            for f in read:
+                if f.constant and limits.most < f.size < INF:
+                    return Held(reasons.CONSTANT_RANGE, None, f"computes with {f.size:g}, beyond {limits.most:g}")
+        if row.way in (Way.SCALE, Way.PRODUCT) or Trait.QUANTIZES in row.traits:
+            lost = next((v for slot, v in enumerate(op.inputs) if self._loses_digits(op, row, slot, v)), None)
+            if lost is not None:
+                note = f"constant {self.view.value_name(lost)!r} goes down to {self.view.fit(lost, facts.to).absmin:g}"
+                return Held(reasons.CONSTANT_RANGE, None, f"{note}, below {limits.tiny:g}")
+        if op.kind == "BatchNormalization" and len(op.inputs) > 4 and facts[op.inputs[4]].constant:
+            least = facts[op.inputs[4]].low + float_attribute(op.node, "epsilon", 1e-5)
+            if least < limits.tiny:
+                return Held(reasons.CONSTANT_RANGE, None, f"variance + epsilon is {least:g}, below {limits.tiny:g}")
+        made = facts[op.outputs[0]] if op.outputs else None
+        if made is not None and made.beyond and ((varying and (computes or row.way is Way.COPY)) or op.kind == "Cast"):
+            return Held(_beyond(made.beyond), None, made.beyond)
+        sure = row.way is not Way.PRODUCT  # a layer may well bring a value back into the range
+        beyond = next((f.beyond for f in varying if f.beyond and (sure or limits.most < f.size < INF)), "")
+        if beyond and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
+            return Held(_beyond(beyond), None, beyond)
+        if row.way is Way.PRODUCT and any(f.running for f in read) and not self._for_products(op):
+            return Held(reasons.RUNNING_SUM, None, "a running sum or a mean, spelled as a product")
+        for slot in ATTENTION_MASKS.get(op.kind, ()):
+            if slot < len(op.inputs) and facts[op.inputs[slot]].best > limits.reach:
+                return Held(reasons.POSITION, None, "its mask is a bias that grows with the position")
+        return None
+
+    def _loses_digits(self, op: Op, row: OpRow, slot: int, value: ValueId | None) -> bool:
+        """True for weights, a divisor or a single factor that the low type keeps few digits of."""
+        if value is None or not self.facts.floats(value) or self.view.constant(value) is None:
+            return False
+        alone = (
+            row.way is not Way.SCALE
+            or (slot == 1 and op.kind != "Mul")
+            or self.view.fit(value, self.facts.to).count == 1
+        )
+        return alone and loses_digits(self.view, value, self.facts.to)
+
+    def _for_products(self, op: Op) -> bool:
+        """True if other products alone read a result."""
+        ways = [row_of(reader).way for value in op.results for reader in self.view.readers(value)]
+        return bool(ways) and all(way is Way.PRODUCT for way in ways)
+
+    # -- states and recursions -------------------------------------------------------------------------
+
+    def _ask_of_states(self) -> None:
+        """Ask for all digits of what goes round: in streams, in bodies, and written out."""
+        facts, view = self.facts, self.view
+        pairs = [(out, into, "the next iteration") for out, into in view.carried]
+        for out in view.scopes[0].outputs:
+            pairs += [(out, into, "the next run") for into, _ in facts[out].states if self._alike(out, into)]
+        for out, into, when in pairs:
+            made_by = view.producer(out)
+            if made_by is not None and (into, True) in facts[out].states:
+                note = f"computes the state {view.value_name(into)!r}, which {when} reads"
+                self._ask(out, Ask(Need.PATH, into), Held(reasons.RUNNING_SUM, None, note))
+        for op in view.ops:
+            for value in op.results:
+                fact = facts[value]
+                if fact.steps >= _STEPS and any(facts[v].steps < fact.steps for v in op.operands):
+                    note = "moves a state by a small step, as ops before and after it"
+                elif fact.run >= _RUN and op.kind in PAIR_SUMS | SCALINGS:
+                    note = "a recursion written out"
+                else:
+                    continue
+                self._ask(value, Ask(Need.PATH), Held(reasons.RUNNING_SUM, None, note))
+
+    def _alike(self, a: ValueId, b: ValueId) -> bool:
+        shapes = shape_of(self.view, a), shape_of(self.view, b)
+        return a != b and self.view.values[b].public and None not in shapes and shapes[0] == shapes[1]
+
+    def _along_state(self, op: Op, value: ValueId, ask: Ask, why: Held) -> None:
+        """Ask what carries a state for its digits, and the factors beside it for their distance from 1."""
+        here = self.facts[value]
+        for operand in op.operands:
+            fact = self.facts[operand]
+            if ask.state is None:
+                on = 0 < fact.steps >= here.steps - 1 or (fact.run > 1 and here.run >= _RUN // 2)
+            else:
+                on = any(state == ask.state for state, _ in fact.states)
+            if on:
+                self._ask(operand, ask, why)
+            elif op.kind == "Mul":
+                self._ask(operand, Ask(Need.FACTOR), why)
+
+    def _ask_of_outputs(self) -> None:
+        """Ask for the digits of positions that a network predicts relative to a grid."""
+        for out in self.view.scopes[0].outputs:
+            fact = self.facts[out]
+            if fact.grid and fact.learned and self.view.producer(out) is not None:
+                self._ask(out, Ask(Need.PLACE), Held(reasons.POSITION, None, "counts from places on a grid"))
+
+
+def _beyond(note: str) -> str:
+    return reasons.MASK_FILL if "mask" in note else reasons.CONSTANT_RANGE
+
+
+_NOT_ARITHMETIC = (Way.COPY, Way.PICK, Way.SOURCE, Way.TEST, Way.UNKNOWN)
+_THROUGH_PRODUCTS = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.LONG))
