@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from amp_rewrite.ir.view import OpId
+from amp_rewrite.ir.view import OpId, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +20,8 @@ class Pin:
     because: OpId | None
     note: str
     raises: bool = False
+
+
+def described(view: View, op_id: OpId) -> str:
+    """Return the name and kind of an op as notes spell them."""
+    return f"{view.ops[op_id].name!r} ({view.ops[op_id].kind})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from amp_rewrite.ir.ops import ALL, OPS, Trait, Way
+from amp_rewrite.ir.ops import OPS, Trait, Way
 
 Slots = Mapping[str, Sequence[int]]
 """Inputs by op."""
@@ -150,3 +150,14 @@ SAME_SHAPE = _ops(Trait.SAME_SHAPE)
 """Ops whose first result has the shape of their first input."""
 BROADCASTS = _ops(Trait.BROADCASTS)
 """Ops whose result has the shape that all inputs broadcast to."""
+
+# -- attention ---------------------------------------------------------------------------------------
+
+ATTENTION_MASKS: Slots = {
+    "Attention": (3,),
+    "com.microsoft::Attention": (5,),
+    "com.microsoft::DecoderMaskedMultiHeadAttention": (4,),
+    "com.microsoft::GroupQueryAttention": (10,),
+    "com.microsoft::MultiHeadAttention": (5,),
+}
+"""Inputs that an operator adds to its scores."""

@@ -95,8 +95,8 @@ _SUMMED = _EVERY - {Need.FACTOR}
 _MAGNITUDE = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.HUGE, Need.DIGITS, Need.PLACE))
 _ROOT = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.DIGITS))
 PASSED: Mapping[Way, frozenset[Need]] = {
-    **dict.fromkeys((Way.COPY, Way.PICK), _EVERY),
-    **dict.fromkeys((Way.SELECT, Way.SUM, Way.SCALE, Way.REDUCE), _SUMMED),
+    **dict.fromkeys((Way.COPY, Way.PICK, Way.SELECT), _EVERY),
+    **dict.fromkeys((Way.SUM, Way.SCALE, Way.REDUCE), _SUMMED),
     Way.FUNCTION: frozenset((Need.EXACT,)),
 }
 """The needs of a result that the inputs have, too, by way."""

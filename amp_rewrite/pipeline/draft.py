@@ -12,9 +12,7 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.problem import PaintOptions
-from amp_rewrite.decide.hazards.find import Hazards
-from amp_rewrite.decide.hazards.quantized import quantized
-from amp_rewrite.decide.needs.find import find_hazards
+from amp_rewrite.decide.needs.find import Hazards, find_hazards
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
@@ -145,8 +143,7 @@ class Draft:
 
 def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Hazards, Mapping[ValueId, DType]]:
     """Return the hazards of a view, and the types that its inputs and outputs get."""
-    superseded = (quantized.name,) if rescale else ()
-    hazards = find_hazards(view, request.to, but=superseded, target=request.target) if request.safe else Hazards()
+    hazards = find_hazards(view, request.to, target=request.target, rescale=rescale) if request.safe else Hazards()
     return hazards, io_types(view, rules_of(request), request.to)
 
 

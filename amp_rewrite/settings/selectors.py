@@ -30,7 +30,8 @@ from typing import NamedTuple
 
 from amp_rewrite.errors import PatternError, advice
 from amp_rewrite.ir.dataflow import Flow, makers
-from amp_rewrite.ir.op_classes import AFFINE, ALL, CASTS, MOVES, Slots
+from amp_rewrite.ir.op_classes import AFFINE, CASTS, MOVES, Slots
+from amp_rewrite.ir.ops import ALL
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 

@@ -1,7 +1,7 @@
-"""Safety rule on what a low type is for: ops that no lowered product needs in it.
+"""What a low type is for: ops that no lowered product needs in it become float32 again.
 
-It runs between the spreading of colors and the placement of the border, since it depends on both sides of an op; the
-safety rules in `decide/hazards/` read the model alone.
+It runs between the spreading of colors and the placement of the border, since it depends on both sides of an op; facts
+and needs depend on the model alone.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from itertools import chain
 
 import networkx as nx
 
-from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.problem import Problem
-from amp_rewrite.decide.hazards.rule import Rule, rule
-from amp_rewrite.decide.hazards.steps import LARGE
+from amp_rewrite.decide.needs.limits import Limits
 from amp_rewrite.ir.dataflow import first_input_of, only_reader, orders, origin
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import (
@@ -181,7 +179,8 @@ class Border:
             constant = origin(view, constant, _copied)
             if view.constant(constant) is not None:
                 maker, fit = view.producer(origin(view, value, _copied)), view.fit(constant, to)
-                return maker is not None and maker.kind in HEAVY and fit.absmax <= LARGE[to] and not fit.nonfinite
+                moderate = fit.absmax <= Limits.of(to).beside and not fit.nonfinite
+                return maker is not None and maker.kind in HEAVY and moderate
         return False
 
     def _spares_casts(self, op: Op, group: Cluster | None, operands: int, steps: int) -> bool:
@@ -217,32 +216,8 @@ def before_products(problem: Problem, low: Container[int]) -> set[OpId]:
     return view.before(owners | made | sources)
 
 
-@rule(
-    reasons.NO_GAIN,
-    "An op rounds in the low type only for a product that gains from it.",
-    cases=("last_product", "tiny_product", "raw"),
-)
 def no_gain(problem: Problem, low: Collection[int]) -> Mapping[int, str]:
-    """Keep low ops in float32 that no lowered product needs in the low type. O(nodes + uses).
-
-    What it protects: Parts of a model whose products all sum fewer than 8 terms, as boxes and points times a matrix of
-        3 or 4 columns; attention is left alone, and so is a tiny product next to a larger one. Raw values, which come
-        from inputs through ops on the clear list, Add, Sub and Mul, where a reader needs float32, and caches with a
-        float32 output. All behind the last lowered product but exact ops, such as Relu and Reshape, and a single op
-        that joins two low values or reduces one, the scale or norm of a branch before such a sum, the norm behind it,
-        and a quantizer: float32 would cost more Casts, or larger ones. What leads to an op or output that the user
-        lowers is left alone, too.
-    Why: Low types make products faster: tensor cores multiply in steps of 8. Where no such product follows, nothing is
-        left to gain, and each op rounds again. An op that only moves raw values costs the same in either type; a Cast
-        in front of it rounds 100003 to 99968 for a reader of the exact number, too.
-    Example: Viterbi scores of a tagger: hundreds of Adds, after which the float16 spacing is as large as a score.
-        Pixels = points · homography. Split of a row into features for a layer and an id that is cast to int64.
-    How to override: `--io low` or `--io 'NAME=float16'` for inputs and outputs that shall be low; `--lower` with the
-        name of a product.
-    Source: PyTorch's autocast, which rounds the results of products and leaves sums in the wider type; NVIDIA, "Deep
-        Learning Performance Documentation", requirements to use tensor cores; IEEE 754 binary16 has 11 significant
-        bits, bfloat16 has 8.
-    """
+    """Return a note for each low vertex that no lowered product needs in the low type. O(nodes + uses)."""
     if not problem.hazards.guarded or problem.options.level in _SPREAD_LEVELS:
         return {}
     border = Border(problem, set(low))
@@ -250,7 +225,3 @@ def no_gain(problem: Problem, low: Collection[int]) -> Mapping[int, str]:
     border.raw_values()
     border.last_product()
     return border.raised
-
-
-RULES: tuple[Rule[..., Mapping[int, str]], ...] = (no_gain,)
-"""The rules on the border."""

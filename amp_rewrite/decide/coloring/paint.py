@@ -15,7 +15,7 @@ from amp_rewrite.decide.coloring.problem import PaintOptions, Problem
 from amp_rewrite.decide.coloring.upcast import upcast_low
 from amp_rewrite.decide.coloring.vertices import Vertices, entries_of
 from amp_rewrite.decide.coloring.where import where
-from amp_rewrite.decide.hazards.find import Hazards
+from amp_rewrite.decide.needs.find import Hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.schema import unknown
 from amp_rewrite.ir.view import Op, OpId, View

@@ -9,7 +9,7 @@ from functools import cached_property
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.vertices import Vertices
-from amp_rewrite.decide.hazards.find import Hazards
+from amp_rewrite.decide.needs.find import Hazards
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.dtypes import LOW_TYPES, DType

@@ -9,19 +9,19 @@ from functools import cached_property
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.constants import loses_digits
-from amp_rewrite.decide.hazards.fill_reach import ATTENTION_MASKS
-from amp_rewrite.decide.hazards.steps import described
 from amp_rewrite.decide.needs.facts import INF, Fact
-from amp_rewrite.decide.needs.forward import Facts, row_of
+from amp_rewrite.decide.needs.forward import Facts, range_of, row_of
+from amp_rewrite.decide.pin import described
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute
 from amp_rewrite.ir.dataflow import Flow, first_input_of, origin
-from amp_rewrite.ir.op_classes import COPIES, PAIR_SUMS, SCALINGS, SOFTMAXES, TENSOR_CORE_STEP
+from amp_rewrite.ir.op_classes import ATTENTION_MASKS, COPIES, PAIR_SUMS, SCALINGS, SOFTMAXES, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import Need, OpRow, Trait, Way
 from amp_rewrite.ir.patterns.activations import snakes
+from amp_rewrite.ir.schema import KEPT_VARIABLES
 from amp_rewrite.ir.shapes.onnx_shapes import shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.weights import loses_digits
 
 _STEPS = 4
 """Small steps in a row that make a recursion."""
@@ -104,7 +104,7 @@ class Needs:
         if op.id not in self._sines_of_snakes:
             for asked, need, reason, note in self._own(op, row):
                 why = Held(reason or _REASONS[need], op.id, note or f"{described(self.view, op.id)} reads {need.value}")
-                if self._ask(asked, Ask(need), why):
+                if self._ask(asked, Ask(need), why) and self._reads_low(op, asked):
                     self.held.setdefault(op.id, why)
         if (why_not := self.unfit(op, row)) is not None:
             self.held.setdefault(op.id, why_not)
@@ -116,6 +116,14 @@ class Needs:
     @cached_property
     def _outside(self) -> Flow:
         return Flow.of(self.view, {})
+
+    def _reads_low(self, op: Op, value: ValueId | None) -> bool:
+        """True if an op would read a value in the low type; sizes of Resize, for example, are float32 always."""
+        if op.signature is None or op.bodies:
+            return False
+        kept = KEPT_VARIABLES.get((op.domain, op.op_type), ())
+        names = [op.signature.input_variable(slot) for slot, v in enumerate(op.inputs) if v == value]
+        return any(n is not None and n not in kept and op.signature.admits(n, self.facts.to) for n in names)
 
     # -- needs that travel -----------------------------------------------------------------------------
 
@@ -182,6 +190,7 @@ class Needs:
         if ask.need is Need.HUGE and len(varying) > 1 and row.way is not Way.SUM:
             return
         few = product and self.facts.terms(op) < TENSOR_CORE_STEP
+        few |= product and ask.need is Need.DIGITS and self._averages(op)
         if not (few or ask.need in row.passed or (product and ask.need in _THROUGH_PRODUCTS)):
             return
         for slot, operand in enumerate(op.inputs):
@@ -189,11 +198,16 @@ class Needs:
                 continue
             if not (ask.need is Need.DIGITS and self._is_shared(operand)):
                 self._ask(operand, ask, why)
-            if op.kind == "Mul" and ask.need in (Need.DIGITS, Need.PLACE) and self.facts[operand].beside_one:
+            near = self.facts[operand].beside_one if op.kind == "Mul" else self.facts[value].beside_one
+            if near and ask.need in _BESIDE_ONE.get(op.kind, ()):
                 self._ask(operand, Ask(Need.FACTOR), why)
             if ask.need is Need.RATIO and self._is_front(op, value, operand):
                 note = "part of the spectrum of an input, of which small parts count"
                 self._ask(operand, Ask(Need.DIGITS), Held(reasons.CANCELLATION, why.because, note))
+
+    def _averages(self, op: Op) -> bool:
+        """True for a product with weights that are not negative, as an average is spelled."""
+        return any(fact.constant and fact.low >= 0 for fact in (self.facts[v] for v in op.operands[:2]))
 
     def _is_shared(self, value: ValueId) -> bool:
         """True if both sides of a difference read a value, or copies of it."""
@@ -302,7 +316,7 @@ class Needs:
         computes = row.way not in _NOT_ARITHMETIC
         if op.bodies:
             return None
-        if computes and read and not varying and Trait.RANDOM not in row.traits:
+        if computes and read and not varying and not row.traits & (Trait.RANDOM | Trait.DEQUANTIZES):
             note = "reads constants alone: computed once, in float32, when a model is loaded"
             return Held(reasons.FOLDED, None, note)
         if op.kind == "Range":
@@ -318,6 +332,8 @@ class Needs:
             if lost is not None:
                 note = f"constant {self.view.value_name(lost)!r} goes down to {self.view.fit(lost, facts.to).absmin:g}"
                 return Held(reasons.CONSTANT_RANGE, None, f"{note}, below {limits.tiny:g}")
+        if Trait.QUANTIZES in row.traits and (note := self._quantizes_beyond(op)):
+            return Held(reasons.CONSTANT_RANGE, None, note)
         if op.kind == "BatchNormalization" and len(op.inputs) > 4 and facts[op.inputs[4]].constant:
             least = facts[op.inputs[4]].low + float_attribute(op.node, "epsilon", 1e-5)
             if least < limits.tiny:
@@ -335,6 +351,13 @@ class Needs:
             if slot < len(op.inputs) and facts[op.inputs[slot]].best > limits.reach:
                 return Held(reasons.POSITION, None, "its mask is a bias that grows with the position")
         return None
+
+    def _quantizes_beyond(self, op: Op) -> str:
+        """Return why the codes that an op gives stand for numbers beyond the range; "" if they do not."""
+        dtype = self.view.dtype(op.outputs[0])
+        low, high = range_of(dtype)
+        codes = Fact(low, high, whole=max(-low, high) if dtype is not None and "INT" in dtype.name else None)
+        return self.facts.too_large(codes, self.facts[op.inputs[1]])
 
     def _loses_digits(self, op: Op, row: OpRow, slot: int, value: ValueId | None) -> bool:
         """True for weights, a divisor or a single factor that the low type keeps few digits of."""
@@ -398,7 +421,7 @@ class Needs:
         """Ask for the digits of positions that a network predicts relative to a grid."""
         for out in self.view.scopes[0].outputs:
             fact = self.facts[out]
-            if fact.grid and fact.learned and self.view.producer(out) is not None:
+            if fact.grid and (fact.learned or fact.products) and self.view.producer(out) is not None:
                 self._ask(out, Ask(Need.PLACE), Held(reasons.POSITION, None, "counts from places on a grid"))
 
 
@@ -406,5 +429,10 @@ def _beyond(note: str) -> str:
     return reasons.MASK_FILL if "mask" in note else reasons.CONSTANT_RANGE
 
 
+_BESIDE_ONE = {
+    "Mul": (Need.DIGITS, Need.PLACE),
+    **dict.fromkeys(PAIR_SUMS, (Need.TINY, Need.RATIO)),
+}
+"""Needs for which an operand must keep its distance from 1: it multiplies, or is added to 1."""
 _NOT_ARITHMETIC = (Way.COPY, Way.PICK, Way.SOURCE, Way.TEST, Way.UNKNOWN)
 _THROUGH_PRODUCTS = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.LONG))

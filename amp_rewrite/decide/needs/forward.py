@@ -22,7 +22,7 @@ from amp_rewrite.ir.ops import OPS, UNKNOWN, OpRow, Trait, Way
 from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
 from amp_rewrite.ir.patterns.scores import FILL, counts_far, scored_rows
 from amp_rewrite.ir.shapes.onnx_shapes import combined_elements, shape_of
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 
 FREE = 4096
 """What a free dimension counts as in a number of elements."""
@@ -37,7 +37,16 @@ _RANGES: Mapping[DType, tuple[float, float]] = {
     DType.UINT8: (0.0, 255.0),
     DType.INT16: (-32768.0, 32767.0),
     DType.UINT16: (0.0, 65535.0),
+    DType.FLOAT8E4M3FN: (-448.0, 448.0),
+    DType.FLOAT8E4M3FNUZ: (-240.0, 240.0),
+    DType.FLOAT8E5M2: (-57344.0, 57344.0),
+    DType.FLOAT8E5M2FNUZ: (-57344.0, 57344.0),
 }
+
+
+def range_of(dtype: DType | None) -> tuple[float, float]:
+    """Return the smallest and the largest number of a small type."""
+    return _RANGES.get(dtype, (-INF, INF)) if dtype is not None else (-INF, INF)
 
 
 def row_of(op: Op) -> OpRow:
@@ -56,14 +65,12 @@ class Facts:
 
     @classmethod
     def of(cls, view: View, to: DType) -> Facts:
-        """Return the facts of all values."""
-        facts = cls(view, to, Limits.of(to))
-        for op in view.ops:
-            if op.bodies:
-                facts._leave_bodies(op)
-            else:
-                facts._pass(op)
-        return facts
+        """Return the facts of all values, found once for a view and a type."""
+        return _facts(view, to)
+
+    def counts_far(self, value: ValueId) -> bool:
+        """True for a bias of scores that counts positions, and is large at the best key of a row."""
+        return self[value].best > self.limits.reach
 
     def __getitem__(self, value: ValueId | None) -> Fact:
         if value is None:
@@ -98,14 +105,17 @@ class Facts:
                 states = ((value, False),) if dtype is DType.FLOAT else ()
                 fact = _unbounded(fact)._replace(states=states)
             return fact._replace(number=None, constant=False)
-        public, integer = view.values[value].public, dtype is not None and not dtype.floating
-        low, high = _RANGES.get(dtype, (-INF, INF)) if dtype is not None else (-INF, INF)
+        public, integer = (
+            view.values[value].public,
+            dtype is not None and not (dtype.floating or "FLOAT8" in dtype.name),
+        )
+        low, high = range_of(dtype)
         own = frozenset((value,))
         if integer:
             whole = max(abs(low), abs(high))
             return Fact(low, high, whole=whole, sources=own if dtype is not DType.BOOL or public else frozenset())
         if not public or dtype is not DType.FLOAT:
-            return NOTHING
+            return Fact(low, high)
         return Fact(sources=own, levels=own, states=((value, False),), ones=1.0)
 
     @cached_property
@@ -142,7 +152,7 @@ class Facts:
             running=_is_running(numbers),
             peak=high == 0 and low < 0,
         )
-        return self._counting(value, fact) if array.dtype.kind == "f" else fact
+        return self._counting(value, fact)
 
     def _large_constant(self, value: ValueId) -> Fact:
         """Return what is known of a constant that is too large to be read whole, unless it may be spelled a sum."""
@@ -262,7 +272,7 @@ class Facts:
         guard = min(tiny) if tiny and varying and op.kind == "Add" else INF
         peak = op.kind == "Sub" and len(read) == 2 and read[1].top is not None and read[1].top == op.inputs[0]
         wholes = [f.whole for f in read if f.whole is not None]
-        hides = len(varying) > 1 and any(f.raw for f in varying)
+        hides = fact.hides or any(f.raw for f in varying)
         counting = [f for f in read if f.grid and not (f.constant and op.id in self._near)]
         return fact._replace(
             low=low if not math.isnan(low) else -INF,
@@ -277,11 +287,12 @@ class Facts:
             run=_run(read),
             grid=sum(f.grid for f in counting),
             best=sum(f.grid if hides else f.best for f in counting),
+            hides=hides,
             gated=0,
             small_factor=False,
             negative=fact.negative,
             beyond=fact.beyond or self._drowns(read, varying, constants),
-            small=fact.small and (guard == INF or guard < self.limits.tiny),
+            small=(fact.small and (guard == INF or guard < self.limits.tiny)) or self._is_rest(op, varying, constants),
             ones=None,
             running=False,
         )
@@ -291,6 +302,10 @@ class Facts:
         """Sums of scores and a bias that is small at the best key of each row, as far as a softmax sees it."""
         rows = scored_rows(self.view, cache(partial(self.view.array, most=MOST)))
         return frozenset(term.op.id for row in rows if row.near(self.to) for term in row.terms)
+
+    def _is_rest(self, op: Op, varying: Sequence[Fact], constants: Sequence[Fact]) -> bool:
+        """True for the difference of 1 and a number near it."""
+        return op.kind == "Sub" and any(f.near_one for f in varying) and any(f.number == 1 for f in constants)
 
     def _drowns(self, read: list[Fact], varying: list[Fact], constants: list[Fact]) -> str:
         """Return why a sum leaves the range, or loses the result of a layer in it."""
@@ -337,7 +352,7 @@ class Facts:
             products=(frozenset(op.operands) if not square else frozenset()) if two else fact.products,
             negative=any(f.negative for f in varying) != any(n < 0 for n in factors),
             levels=self._levels(read, varying, factors),
-            terms=_divided(read) if divides else math.prod(f.terms for f in read),
+            terms=read[0].terms * self._inverse(read[-1]) if divides else math.prod(f.terms for f in read),
             fill=False,
             grid=0.0 if two and not fact.whole else counts,
             best=fact.best if counts else 0.0,
@@ -352,6 +367,10 @@ class Facts:
             gated=1 + max(f.steps for f in varying if f is not gate) if gate is not None and not divides else 0,
             small_factor=not two and any(abs(1 / n if divides else n) < _SMALL_STEP for n in factors),
         )
+
+    def _inverse(self, divisor: Fact) -> float:
+        """Return the terms in the inverse of a value: less than 1 for a sum that may leave the range."""
+        return 1 / divisor.terms if divisor.terms > 1 and divisor.size > self.limits.most else 1.0
 
     def factor(self, op: Op, read: Sequence[Fact]) -> float:
         """Return the one number by which an op multiplies a value; 0 without one, and if it is infinite."""
@@ -399,8 +418,15 @@ class Facts:
     def _dequantized(self, read: list[Fact]) -> Fact:
         codes, scale = (*read, NOTHING)[:2]
         size = codes.size * scale.size if scale.constant else INF
-        beyond = self._leaves(-size, size, [codes])
-        return Fact(-size, size, constant=codes.constant, sources=codes.sources, beyond=beyond)
+        return Fact(-size, size, constant=codes.constant, sources=codes.sources, beyond=self.too_large(codes, scale))
+
+    def too_large(self, codes: Fact, scale: Fact) -> str:
+        """Return why numbers that codes stand for leave the range; "" if that is not known."""
+        if scale.constant:
+            size = codes.size * scale.size
+            return f"its values reach {size:g}" if self.limits.most < size < INF else ""
+        wide = self.limits.most / 2 < codes.size < INF and codes.whole is None
+        return f"its codes reach {codes.size:g}, and its scale is not known to be small" if wide else ""
 
     def _leaves(self, low: float, high: float, read: Sequence[Fact]) -> str:
         """Return why a value that is not constant leaves the range; "" if that is not known."""
@@ -475,7 +501,7 @@ class Facts:
             least = max(fact.low, fact.guard if fact.guard < INF else 0.0)
             high = 1 / least if least > 0 else INF
             beyond = self._leaves(0.0, high, read) if fact.guard < INF else ""
-            return kept._replace(terms=1 / fact.terms, high=high, beyond=beyond)
+            return kept._replace(terms=self._inverse(fact), high=high, beyond=beyond)
         return kept
 
     def _raised(self, op: Op, kept: Fact, fact: Fact) -> Fact:
@@ -516,6 +542,7 @@ class Facts:
             squares=varying[0].squares if len(varying) == 1 else frozenset(),
             negative=fact.negative,
             sources=fact.sources if not behind_layer else frozenset(),
+            hides=len(read) > 2 and read[2].raw,
             depth=fact.depth + 1,
             ones=ones,
             whole=INF if read and len(wholes) == len(read) else None,
@@ -581,13 +608,19 @@ class Facts:
         return NOTHING
 
 
+@once
+def _facts(view: View, to: DType) -> Facts:
+    facts = Facts(view, to, Limits.of(to))
+    for op in view.ops:
+        if op.bodies:
+            facts._leave_bodies(op)
+        else:
+            facts._pass(op)
+    return facts
+
+
 def _unbounded(fact: Fact) -> Fact:
     return fact._replace(low=-INF, high=INF, whole=None, peak=False)
-
-
-def _divided(read: Sequence[Fact]) -> float:
-    """Return the terms in a quotient."""
-    return read[0].terms / read[1].terms if len(read) == 2 else 1.0
 
 
 def _small_product(varying: Sequence[Fact], weight: Fact | None) -> bool:

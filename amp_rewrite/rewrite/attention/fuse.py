@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from amp_rewrite.decide.hazards.positions import counting_biases
+from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND, write
@@ -41,7 +41,7 @@ def sites(view: View, context: Context) -> Iterator[tuple[OpId, FusibleAttention
     for last, form in forms(view):
         if isinstance(form, str):
             yield last, form
-        elif form.biases and any(bias in counting_biases(view, context.to) for bias in form.biases):
+        elif form.biases and any(Facts.of(view, context.to).counts_far(bias) for bias in form.biases):
             yield last, f"the bias of its scores grows with the position, and would be added in {context.to.spelling}"
         else:
             yield last, site_of(view, form, context.to, context.dims(view))

@@ -14,8 +14,6 @@ import numpy as np
 from onnx import TensorProto
 from onnx.numpy_helper import from_array
 
-from amp_rewrite.decide.hazards.constants import loses_digits
-from amp_rewrite.decide.hazards.steps import float32_constant
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
@@ -25,6 +23,7 @@ from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import LAYERS, MOVES, SCALINGS
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.weights import float32_constant, loses_digits
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
 _BETWEEN = MOVES | {"Relu"}

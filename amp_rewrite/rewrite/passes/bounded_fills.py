@@ -12,7 +12,6 @@ from onnx import TensorProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.fill_reach import bounded, far_fills, reach_of
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
@@ -22,6 +21,7 @@ from amp_rewrite.ir.builder import restate
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import OpId, Use, View
+from amp_rewrite.rewrite.passes.fill_reach import bounded, far_fills, reach_of
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 from onnx.numpy_helper import from_array
 
-from amp_rewrite.decide.hazards.constants import OUTWEIGHS, outweighs
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute
@@ -22,6 +21,7 @@ from amp_rewrite.ir.node_check import node_check
 from amp_rewrite.ir.op_classes import LAYERS, RELABELS
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.ir.weights import OUTWEIGHS, outweighs
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement
 
 _copies = first_input_of(RELABELS)

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, axes_of, float32_ops, number, sums_squares
-from amp_rewrite.ir.op_classes import COPIES, LAYERS, MAGNIFIES, REDUCTIONS
+from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, LAYERS, MAGNIFIES, RANDOM, REDUCTIONS
 from amp_rewrite.ir.patterns.activations import CUBIC, snakes
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.patterns.match import Search
 from amp_rewrite.ir.shapes.onnx_shapes import combined_elements
-from amp_rewrite.ir.view import Op, OpId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _CUBE = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
 _MOST_TERMS = 8
@@ -114,3 +114,24 @@ def _squares(view: View, op: Op) -> bool:
 def _readers(copies: Flow, op: Op) -> Sequence[Op]:
     """Return the ops that read a result or its copies, in any floating type, without the copies."""
     return copies.readers(copies.forth(dict.fromkeys(op.results[:1]), copies.view.holds_floats))
+
+
+def numbers(view: View) -> frozenset[OpId]:
+    """Return the ops whose results depend on shapes and constants alone, not on data. O(nodes + uses).
+
+    An example is an attention scale computed as `Pow(head size, -0.5)`. Pow is on the deny list, but this one is not a
+    reason to keep the attention behind it in float32.
+    """
+    return frozenset(op.id for op in _constant_ops(view))
+
+
+def _constant_ops(view: View) -> Iterator[Op]:
+    """Yield the ops that read only constants, shapes, and results of other such ops; none with bodies or unknown."""
+    known: set[ValueId | None] = {None, *view.constants}
+    for op in view.ops:
+        plain = known.issuperset(op.inputs) and not op.bodies and op.signature is not None and op.kind not in RANDOM
+        constant = plain and bool(op.operands)
+        if constant or op.kind in ELEMENTLESS:
+            known.update(op.outputs)
+        if constant:
+            yield op
