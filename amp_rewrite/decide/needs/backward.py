@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.facts import INF, Fact
-from amp_rewrite.decide.needs.forward import Facts, range_of, row_of
+from amp_rewrite.decide.needs.forward import FAR, Facts, range_of, row_of
 from amp_rewrite.decide.pin import described
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute
@@ -326,7 +326,8 @@ class Needs:
         if row.way in (Way.SUM, Way.SCALE, Way.FUNCTION, Way.PRODUCT, Way.NORM) and varying:
             for f in read:
                 if f.constant and limits.most < f.size < INF:
-                    return Held(reasons.CONSTANT_RANGE, None, f"computes with {f.size:g}, beyond {limits.most:g}")
+                    reason = reasons.MASK_FILL if f.size > FAR else reasons.CONSTANT_RANGE
+                    return Held(reason, None, f"computes with {f.size:g}, beyond {limits.most:g}")
         if row.way in (Way.SCALE, Way.PRODUCT) or Trait.QUANTIZES in row.traits:
             lost = next((v for slot, v in enumerate(op.inputs) if self._loses_digits(op, row, slot, v)), None)
             if lost is not None:
@@ -340,11 +341,11 @@ class Needs:
                 return Held(reasons.CONSTANT_RANGE, None, f"variance + epsilon is {least:g}, below {limits.tiny:g}")
         made = facts[op.outputs[0]] if op.outputs else None
         if made is not None and made.beyond and ((varying and (computes or row.way is Way.COPY)) or op.kind == "Cast"):
-            return Held(_beyond(made.beyond), None, made.beyond)
+            return Held(_reason_of(made), None, made.beyond)
         sure = row.way is not Way.PRODUCT  # a layer may well bring a value back into the range
-        beyond = next((f.beyond for f in varying if f.beyond and (sure or limits.most < f.size < INF)), "")
-        if beyond and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
-            return Held(_beyond(beyond), None, beyond)
+        far = next((f for f in varying if f.beyond and (sure or limits.most < f.size < INF)), None)
+        if far is not None and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
+            return Held(_reason_of(far), None, far.beyond)
         if row.way is Way.PRODUCT and any(f.running for f in read) and not self._for_products(op):
             return Held(reasons.RUNNING_SUM, None, "a running sum or a mean, spelled as a product")
         for slot in ATTENTION_MASKS.get(op.kind, ()):
@@ -425,8 +426,11 @@ class Needs:
                 self._ask(out, Ask(Need.PLACE), Held(reasons.POSITION, None, "counts from places on a grid"))
 
 
-def _beyond(note: str) -> str:
-    return reasons.MASK_FILL if "mask" in note else reasons.CONSTANT_RANGE
+def _reason_of(fact: Fact) -> str:
+    """Return the reason for which a value stays float32 that leaves the range."""
+    if "mask" in fact.beyond:
+        return reasons.MASK_FILL
+    return reasons.WHOLE_NUMBER if fact.whole is not None else reasons.CONSTANT_RANGE
 
 
 _BESIDE_ONE = {

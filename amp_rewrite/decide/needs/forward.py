@@ -31,6 +31,8 @@ _READ = 1 << 16
 _NEAR_RANGE = 0.6
 """Share of the range beyond which a sum or product may leave it."""
 _SMALL_STEP = 2.0**-4
+FAR = 1e30
+"""No quantity of a network is as large: a larger number is the fill of a mask."""
 _RANGES: Mapping[DType, tuple[float, float]] = {
     DType.BOOL: (0.0, 1.0),
     DType.INT8: (-128.0, 127.0),
@@ -404,7 +406,7 @@ class Facts:
             return why
         large = next((f.size for f in read if f.constant and INF > f.size > _NEAR_RANGE * self.limits.most), 0.0)
         if large:
-            return f"computes with {large:g}"
+            return "scales a mask beyond the range" if large > FAR else f"computes with {large:g}"
         factor = self.factor(op, read)
         if self.limits.narrow and factor > self.limits.beside and any(f.learned for f in varying):
             return f"makes a product {factor:g} times as large"
