@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.facts import INF, Fact
+from amp_rewrite.decide.needs.facts import INF, Fact, Values
 from amp_rewrite.decide.needs.forward import FAR, Facts, range_of, row_of
 from amp_rewrite.decide.pin import described
 from amp_rewrite.dtypes import DType
@@ -216,7 +216,7 @@ class Needs:
     def _is_front(self, op: Op, value: ValueId, operand: ValueId) -> bool:
         """True if an op takes the squares of what a first layer makes of an input, and nothing else reads them."""
         fact = self.facts[operand]
-        if fact.depth != 1 or not fact.sources or not self.facts.line(operand) & self.facts[value].squares:
+        if fact.depth != 1 or not fact.sources or self.facts.line(operand) not in self.facts[value].squares:
             return False
         made_by = self.view.producer(origin(self.view, operand, first_input_of(COPIES)))
         first = made_by is not None and row_of(made_by).way is Way.PRODUCT
@@ -264,7 +264,7 @@ class Needs:
 
     def _of_sum(self, op: Op, a: Fact, b: Fact) -> Iterator[tuple[ValueId | None, Need, str, str]]:
         apart = (op.kind == "Sub") != (a.negative != b.negative)
-        shared = (a.squares & b.squares) | (a.squares & b.products) | (b.squares & a.products)
+        shared = frozenset().union(*(a.squares & b.squares), *_among(a, b), *_among(b, a))
         if (
             shared
             and apart
@@ -424,6 +424,11 @@ class Needs:
             fact = self.facts[out]
             if fact.grid and (fact.learned or fact.products) and self.view.producer(out) is not None:
                 self._ask(out, Ask(Need.PLACE), Held(reasons.POSITION, None, "counts from places on a grid"))
+
+
+def _among(a: Fact, b: Fact) -> Iterator[Values]:
+    """Yield the factors of elementwise products in one value that meet in another kind of product in the other."""
+    return (pair for pair in a.squares if pair <= b.products)
 
 
 def _reason_of(fact: Fact) -> str:

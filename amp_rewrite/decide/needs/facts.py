@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from amp_rewrite.ir.view import ValueId
 
 INF = math.inf
+T = TypeVar("T")
 Values = frozenset[ValueId]
+Pairs = frozenset[Values]
 
 
-def _union(sets: Iterable[Values]) -> Values:
+def _union(sets: Iterable[frozenset[T]]) -> frozenset[T]:
     return frozenset().union(*sets)
 
 
@@ -78,10 +80,10 @@ class Fact(NamedTuple):
     """Inputs to which something is added, or from which it is subtracted."""
     line: Values = frozenset()
     """The value of which it is a linear function; nothing for that value itself."""
-    squares: Annotated[Values, _union] = frozenset()
-    """Values whose squares are among its summands."""
+    squares: Annotated[Pairs, _union] = frozenset()
+    """Pairs of values whose elementwise products are among its summands; a single value for its square."""
     products: Annotated[Values, _union] = frozenset()
-    """Values whose products with others are among its summands."""
+    """Values whose other products, sums of many terms as a rule, are among its summands."""
     negative: bool = False
     """These summands are subtracted."""
     averaged: Annotated[bool, any] = False

@@ -11,7 +11,7 @@ from itertools import permutations
 import numpy as np
 
 from amp_rewrite.decide.flops import summed_terms
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, joined
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Pairs, joined
 from amp_rewrite.decide.needs.limits import Limits
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
@@ -350,7 +350,7 @@ class Facts:
             small=small,
             grows=fact.grows or (two and not divides and all(f.size > 1 for f in varying)),
             near_one=bool(varying) and all(f.near_one for f in varying),
-            squares=frozenset().union(*map(self.line, op.operands)) if two else fact.squares,
+            squares=self._pair(op) if two else fact.squares,
             products=(frozenset(op.operands) if not square else frozenset()) if two else fact.products,
             negative=any(f.negative for f in varying) != any(n < 0 for n in factors),
             levels=self._levels(read, varying, factors),
@@ -369,6 +369,10 @@ class Facts:
             gated=1 + max(f.steps for f in varying if f is not gate) if gate is not None and not divides else 0,
             small_factor=not two and any(abs(1 / n if divides else n) < _SMALL_STEP for n in factors),
         )
+
+    def _pair(self, op: Op) -> Pairs:
+        """Return the two factors of a product, each as the value that it is a linear function of."""
+        return frozenset((frozenset().union(*map(self.line, op.operands)),))
 
     def _inverse(self, divisor: Fact) -> float:
         """Return the terms in the inverse of a value: less than 1 for a sum that may leave the range."""
@@ -460,7 +464,7 @@ class Facts:
             top=None,
         )
         if op.kind in ("ReduceSumSquare", "ReduceL2"):
-            squares = self.line(op.operands[0])
+            squares = frozenset((self.line(op.operands[0]),))
             small = fact.small or bool(fact.sources)
             fact = fact._replace(squares=squares, levels=frozenset(), whole=None, grows=True, small=small, peak=False)
             return fact._replace(low=0.0, high=INF)
@@ -512,7 +516,7 @@ class Facts:
         whole = fact.whole**exponent if fact.whole is not None and exponent and exponent > 0 else None
         return kept._replace(
             low=0.0 if square else -INF,
-            squares=self.line(op.operands[0]) if square else frozenset(),
+            squares=frozenset((self.line(op.operands[0]),)) if square else frozenset(),
             grows=fact.size > 1 and (exponent is None or exponent > 1),
             small=fact.small or (square and bool(fact.sources)),
             whole=whole,
