@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.backward import Held, Needs
@@ -15,6 +16,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.dataflow import computes_float32
 from amp_rewrite.ir.patterns.clusters import clusters
+from amp_rewrite.ir.patterns.fill_reach import far_reaches, held_fills
 from amp_rewrite.ir.patterns.integers import integer_ops
 from amp_rewrite.ir.patterns.mask_fills import mask_fills
 from amp_rewrite.ir.view import OpId, ValueId, View
@@ -47,16 +49,16 @@ def find_hazards(view: View, to: DType, *, target: Target | None = None, rescale
     `target`: the runtime, for needs of one alone, and for what its releases compute wrongly. `rescale`: ops between
     quantizers may be low, since the quantizers get scales of the low type.
     """
-    facts = Facts.of(view, to)
-    held = dict(Needs.of(facts).held)
-    for op, why in (*(() if rescale else _on_integers(view)), *_of_runtime(view, to, target)):
+    held = dict(Needs.of(Facts.of(view, to)).held)
+    fills = ((op, Held(reasons.MASK_FILL, because, note)) for op, because, note in held_fills(view, to))
+    for op, why in (*fills, *(() if rescale else _on_integers(view)), *_of_runtime(view, to, target)):
         held.setdefault(op, why)
     pins = [
         Pin(op, why.reason, why.because if why.because != op else None, why.note)
         for op, why in sorted(held.items())
         if computes_float32(view, view.ops[op])
     ]
-    saturate, findings = _saturated(facts, held)
+    saturate, findings = _saturated(view, to, held)
     return Hazards(tuple(pins), findings, saturate, numbers(view), benign(view, clusters(view), to), guarded=True)
 
 
@@ -76,9 +78,8 @@ def _of_runtime(view: View, to: DType, target: Target | None) -> Iterator[tuple[
         yield faulty.id, Held(reasons.RUNTIME_FAULT, None, note)
 
 
-def _saturated(facts: Facts, held: Mapping[OpId, Held]) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
+def _saturated(view: View, to: DType, held: Mapping[OpId, Held]) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
     """Return the values to clamp when they are lowered, and a finding for each constant that a low op selects."""
-    view, to = facts.view, facts.to
     overflowing = {value: fill for value, fill in mask_fills(view, to).items() if fill.overflows}
     findings = []
     for value, fill in overflowing.items():
@@ -87,5 +88,4 @@ def _saturated(facts: Facts, held: Mapping[OpId, Held]) -> tuple[frozenset[Value
             stored = to.max if level > 0 else -to.max
             note = f"the fill value {level:g} becomes {stored:g} · {reasons.HARMLESS}: it only selects"
             findings.append(Finding("saturated", view.value_name(value), note))
-    filled = (value.id for value in view.values if facts[value.id].fill and view.dtype(value.id) is DType.FLOAT)
-    return frozenset((*filled, *overflowing)), tuple(findings)
+    return frozenset((*overflowing, *chain(*(reach.held for reach in far_reaches(view, to))))), tuple(findings)

@@ -242,7 +242,7 @@ class Facts:
         if fills:
             others = [f for f in read if f not in fills]
             fact = joined(others or fills)
-            return fact._replace(fill=True, best=fact.grid, number=None)
+            return fact._replace(best=fact.grid, number=None)
         fact = joined(read)
         if op.kind == "Where":
             return fact._replace(best=fact.grid)
@@ -311,8 +311,9 @@ class Facts:
 
     def _drowns(self, read: list[Fact], varying: list[Fact], constants: list[Fact]) -> str:
         """Return why a sum leaves the range, or loses the result of a layer in it."""
-        if varying and any(f.fill or (_NEAR_RANGE * self.limits.most < f.size < INF and f.constant) for f in read):
-            return "adds a mask that would overflow"
+        far = max((f.size for f in constants if f.size < INF), default=0.0) if varying else 0.0
+        if far > _NEAR_RANGE * self.limits.most:
+            return "adds a mask that would overflow" if far > FAR else f"adds {far:g}, near the end of the range"
         level = max((f.size for f in constants if f.number is not None and f.size <= self.limits.most), default=0.0)
         if level > self.limits.beside and any(f.learned for f in varying):
             return f"adds {level:g}, beside which a product is small"
@@ -355,7 +356,6 @@ class Facts:
             negative=any(f.negative for f in varying) != any(n < 0 for n in factors),
             levels=self._levels(read, varying, factors),
             terms=read[0].terms * self._inverse(read[-1]) if divides else math.prod(f.terms for f in read),
-            fill=False,
             grid=0.0 if two and not fact.whole else counts,
             best=fact.best if counts else 0.0,
             steps=self._steps(op, read),
@@ -414,11 +414,6 @@ class Facts:
         factor = self.factor(op, read)
         if self.limits.narrow and factor > self.limits.beside and any(f.learned for f in varying):
             return f"makes a product {factor:g} times as large"
-        if any(f.fill for f in varying):
-            divisor = read[1].number if op.kind == "Div" and len(read) == 2 else None
-            shrinks = abs(divisor or 0.0) >= 1 if op.kind == "Div" else all(f.size <= 1 for f in read if not f.fill)
-            if not shrinks:
-                return "scales a mask beyond the range"
         return ""
 
     def _dequantized(self, read: list[Fact]) -> Fact:

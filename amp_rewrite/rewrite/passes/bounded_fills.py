@@ -19,9 +19,9 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.builder import restate
 from amp_rewrite.ir.names import unused
+from amp_rewrite.ir.patterns.fill_reach import bounded, far_fills, reach_of
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import OpId, Use, View
-from amp_rewrite.rewrite.passes.fill_reach import bounded, far_fills, reach_of
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
 

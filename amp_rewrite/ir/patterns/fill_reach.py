@@ -33,7 +33,7 @@ from amp_rewrite.ir.op_classes import (
     Slots,
 )
 from amp_rewrite.ir.patterns.mask_fills import MaskFill, mask_fills_among
-from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View, once
 
 PLACES: Slots = {"Where": (1, 2), **dict.fromkeys(FILLS, (2,))}
 """Inputs that are put in some places of the result."""
@@ -117,6 +117,34 @@ class FillReach:
         """True for a constant without a number as far as the bounded fill."""
         absmax = self.view.fit(value, self.to).absmax
         return self.view.constant(value) is not None and absmax < held.least * bounded(self.level, self.to)
+
+    @property
+    def carriers(self) -> Collection[OpId]:
+        """The ops that hold the fill together with other numbers."""
+        held = (self.view.values[value].producer for value, held in self.held.items() if not held.pure)
+        return {op for op in held if op is not None}
+
+
+@once
+def far_reaches(view: View, to: DType) -> Collection[FillReach]:
+    """Return the reach of each fill that leaves the type, as it is or multiplied, or is compared and rounded."""
+    reaches = [reach_of(view, to, view.uses[value], level) for value, level in far_fills(view, to).items()]
+    return [reach for reach in reaches if reach.farthest > to.max or reach.compared is not None]
+
+
+def held_fills(view: View, to: DType) -> Iterator[tuple[OpId, OpId | None, str]]:
+    """Yield the ops that hold a fill whose number matters or leaves the type, each with an op that needs it and why."""
+    for reach in far_reaches(view, to):
+        if reach.ends and reach.most <= 1:
+            continue  # the largest number of the type stands for it
+        cause = next(iter(reach.exact), None)
+        words = (
+            reach.exact[cause] if cause is not None else "shows a fill" if reach.shown is not None else "scales a fill"
+        )
+        where = f" in {view.ops[cause].name!r} ({view.ops[cause].kind})" if cause is not None else ""
+        note = f"{words}{where}, which keeps its {reach.level:g}"
+        for op_id in {*reach.carriers, *reach.exact}:
+            yield op_id, cause, note
 
 
 def reach_of(view: View, to: DType, uses: Collection[Use], level: float) -> FillReach:
