@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.facts import INF, Fact, Values
-from amp_rewrite.decide.needs.forward import FAR, Facts, range_of, row_of
+from amp_rewrite.decide.needs.forward import Facts, range_of, row_of
 from amp_rewrite.decide.pin import described
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute
@@ -323,10 +323,10 @@ class Needs:
             return Held(reasons.WHOLE_NUMBER, None, "how many elements it gives depends on its arithmetic")
         if op.kind == "ReduceProd" and limits.narrow:
             return Held(reasons.CONSTANT_RANGE, None, "a product of many numbers leaves the range")
-        if row.way in (Way.SUM, Way.SCALE, Way.FUNCTION, Way.PRODUCT, Way.NORM) and varying:
+        if varying and (row.way not in (*_NOT_ARITHMETIC, Way.SELECT) or Trait.COMPARES in row.traits):
             for f in read:
                 if f.constant and limits.most < f.size < INF:
-                    reason = reasons.MASK_FILL if f.size > FAR else reasons.CONSTANT_RANGE
+                    reason = reasons.MASK_FILL if facts.is_fill(f) else reasons.CONSTANT_RANGE
                     return Held(reason, None, f"computes with {f.size:g}, beyond {limits.most:g}")
         if row.way in (Way.SCALE, Way.PRODUCT) or Trait.QUANTIZES in row.traits:
             lost = next((v for slot, v in enumerate(op.inputs) if self._loses_digits(op, row, slot, v)), None)

@@ -50,7 +50,7 @@ def find_hazards(view: View, to: DType, *, target: Target | None = None, rescale
     quantizers may be low, since the quantizers get scales of the low type.
     """
     held = dict(Needs.of(Facts.of(view, to)).held)
-    fills = ((op, Held(reasons.MASK_FILL, because, note)) for op, because, note in held_fills(view, to))
+    fills = ((op, Held(reasons.CONSTANT_RANGE, because, note)) for op, because, note in held_fills(view, to))
     for op, why in (*fills, *(() if rescale else _on_integers(view)), *_of_runtime(view, to, target)):
         held.setdefault(op, why)
     pins = [

@@ -31,7 +31,7 @@ _READ = 1 << 16
 _NEAR_RANGE = 0.6
 """Share of the range beyond which a sum or product may leave it."""
 _SMALL_STEP = 2.0**-4
-FAR = 1e30
+_FAR = 1e30
 """No quantity of a network is as large: a larger number is the fill of a mask."""
 _RANGES: Mapping[DType, tuple[float, float]] = {
     DType.BOOL: (0.0, 1.0),
@@ -140,7 +140,8 @@ class Facts:
             return self._large_constant(value)
         if array.size == 0 or (array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16"):
             return Fact(constant=True)
-        numbers = array.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            numbers = array.astype(np.float64)
         finite = numbers[np.isfinite(numbers)]
         if finite.size == 0:
             return Fact(constant=True)
@@ -305,15 +306,21 @@ class Facts:
         rows = scored_rows(self.view, cache(partial(self.view.array, most=MOST)))
         return frozenset(term.op.id for row in rows if row.near(self.to) for term in row.terms)
 
+    def is_fill(self, fact: Fact) -> bool:
+        """True for a constant that is there to lose comparisons: no quantity of a network is as far."""
+        return fact.constant and fact.size < INF and (fact.low <= -self.limits.most or fact.size > _FAR)
+
     def _is_rest(self, op: Op, varying: Sequence[Fact], constants: Sequence[Fact]) -> bool:
         """True for the difference of 1 and a number near it."""
         return op.kind == "Sub" and any(f.near_one for f in varying) and any(f.number == 1 for f in constants)
 
     def _drowns(self, read: list[Fact], varying: list[Fact], constants: list[Fact]) -> str:
         """Return why a sum leaves the range, or loses the result of a layer in it."""
+        if varying and any(self.is_fill(f) for f in constants):
+            return "adds a mask that would overflow"
         far = max((f.size for f in constants if f.size < INF), default=0.0) if varying else 0.0
         if far > _NEAR_RANGE * self.limits.most:
-            return "adds a mask that would overflow" if far > FAR else f"adds {far:g}, near the end of the range"
+            return f"adds {far:g}, near the end of the range"
         level = max((f.size for f in constants if f.number is not None and f.size <= self.limits.most), default=0.0)
         if level > self.limits.beside and any(f.learned for f in varying):
             return f"adds {level:g}, beside which a product is small"
@@ -408,9 +415,11 @@ class Facts:
         varying = [f for f in read if not f.constant]
         if why := self._leaves(low, high, read):
             return why
+        if any(self.is_fill(f) for f in read):
+            return "scales a mask beyond the range"
         large = next((f.size for f in read if f.constant and INF > f.size > _NEAR_RANGE * self.limits.most), 0.0)
         if large:
-            return "scales a mask beyond the range" if large > FAR else f"computes with {large:g}"
+            return f"computes with {large:g}"
         factor = self.factor(op, read)
         if self.limits.narrow and factor > self.limits.beside and any(f.learned for f in varying):
             return f"makes a product {factor:g} times as large"
