@@ -8,8 +8,8 @@ from itertools import takewhile
 
 from amp_rewrite.evidence.data.feedback import expanded, fits
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.dataflow import Flow
-from amp_rewrite.ir.view import MAIN, View
+from amp_rewrite.ir.dataflow import Flow, reach
+from amp_rewrite.ir.view import MAIN, ValueId, View
 from amp_rewrite.runtime.ports import input_ports, output_ports
 
 _BEFORE = re.compile(
@@ -23,7 +23,7 @@ def state_pairs(model: Model) -> Mapping[str, str]:
     """Return outputs that look like the next value of an input, each with the input; none if every input is one.
 
     Their types and shapes fit, and so do their names. Without such names: arithmetic and copies lead from this input
-    alone to this output alone, and there are other outputs.
+    alone to this output alone, which depends on other inputs as well; and another output depends on this input.
     """
     inputs, outputs = input_ports(model), output_ports(model)
     fitting = {out.name: [into.name for into in inputs if fits(out, into)] for out in outputs}
@@ -45,13 +45,21 @@ def _cores(name: str, words: re.Pattern[str]) -> set[str]:
 def _by_flow(model: Model, fitting: Mapping[str, list[str]]) -> dict[str, str]:
     view = View.of(model)
     flow, main = Flow.of(view), view.scopes[MAIN]
+    inputs = {view.value_name(value): value for value in main.inputs}
+    told = {name: _told(view, value) for name, value in inputs.items()}
     found: dict[str, str] = {}
     for value in main.outputs:
-        above = {view.value_name(source) for source in flow.back({value: None})} - {view.value_name(value)}
-        sources = [name for name in fitting[view.value_name(value)] if name in above]
-        found |= {view.value_name(value): sources[0]} if len(sources) == 1 else {}
-    alone = {out: into for out, into in found.items() if list(found.values()).count(into) == 1}
-    return alone if len(alone) < len(main.outputs) else {}
+        name, above = view.value_name(value), flow.back({value: None})
+        sources = [source for source in fitting[name] if inputs.get(source) in above]
+        if len(sources) == 1 and len(told[sources[0]]) > 1 and sum(value in outputs for outputs in told.values()) > 1:
+            found[name] = sources[0]
+    return {out: into for out, into in found.items() if list(found.values()).count(into) == 1}
+
+
+def _told(view: View, value: ValueId) -> set[ValueId]:
+    """Return the outputs that depend on a value."""
+    ops = reach(dict.fromkeys(use.op for use in view.uses[value]), view.graph.successors)
+    return {output for output in view.scopes[MAIN].outputs if view.values[output].producer in ops}
 
 
 def words_of(pairs: Mapping[str, str], outputs: Sequence[str]) -> tuple[str, ...]:
@@ -59,7 +67,8 @@ def words_of(pairs: Mapping[str, str], outputs: Sequence[str]) -> tuple[str, ...
     words: dict[str, None] = {}
     for out, into in pairs.items():
         shared = len([*takewhile(lambda ends: ends[0] == ends[1], zip(reversed(out), reversed(into), strict=False))])
-        star = f"{out[: len(out) - shared]}*={into[: len(into) - shared]}*"
-        covered = dict(expanded(star, outputs)) if shared else {}
+        end = re.search(r"[._/].*", out[len(out) - shared :])
+        star = f"{out.removesuffix(end[0])}*={into.removesuffix(end[0])}*" if end else ""
+        covered = dict(expanded(star, outputs)) if star else {}
         words[star if len(covered) > 1 and covered.items() <= pairs.items() else f"{out}={into}"] = None
     return tuple(words)

@@ -192,7 +192,7 @@ class Verdict(Result):
     def text(self, *, verbose: bool = False, command: str = "") -> str:
         """Return a text: how both ran, a table of the worst batch per output (`verbose`: of all), the verdict.
 
-        `command`: the one to suggest for states that were not fed back, in place of the Python call.
+        `command`: the next one to run.
         """
         facts = (
             *((role, _told(role, ran)) for role, ran in (("reference", self.reference), ("candidate", self.candidate))),
@@ -205,18 +205,14 @@ class Verdict(Result):
             lines += ["", *table(cells, head=_HEAD, right=" >>>>>")]
         lines += ["", self.brief]
         lines += [f"note: {note}" for note in self._remarks]
-        if self.states:
-            words = command or f"amp_rewrite.verify(…, feedback={list(self.states)}{self._repeated(', steps={}')})"
-            lines.append(f"next: {words}")
+        lines += [f"next: {command}"] if command else []
         return "\n".join(lines) + "\n"
 
+    @property
     def advised(self) -> tuple[str, ...]:
         """Return the options of the command line that feed the states back."""
-        return (*(word for text in self.states for word in ("--feedback", text)), *self._repeated("--steps {}").split())
-
-    def _repeated(self, words: str) -> str:
-        """Return words with a number of steps where one batch has to be repeated; else ""."""
-        return words.format(_STEPS) if self.fed.batches == 1 else ""
+        words = [word for text in self.states for word in ("--feedback", text)]
+        return (*words, "--steps", str(_STEPS)) if words and self.fed.batches == 1 else tuple(words)
 
     def to_json(self) -> str:
         """Return JSON, one row per line; infinities and NaN are "inf", "-inf" and "nan". It ends with a newline.

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.evidence.conditions import Conditions, check_as_is, open_on, session_on
 from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.data.feed import Batch, Feed
@@ -24,7 +24,6 @@ from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.reports.measurements import OutputRow
-from amp_rewrite.reports.render import count
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import Port
@@ -135,7 +134,8 @@ def verdict_of(a: object, b: object, data: object, comparison: Comparison, condi
         if comparison.to_failure and not all(row.difference.ok for row in added):
             break
     notes = _caveats(reference, candidate, feed, outputs, comparison)
-    states = {} if feed.feedback else state_pairs(reference.model)
+    states = {} if feed.feedback or not rows else state_pairs(reference.model)
+    words = words_of(states, reference.outputs)
     return Verdict(
         reference.ran,
         candidate.ran,
@@ -143,8 +143,8 @@ def verdict_of(a: object, b: object, data: object, comparison: Comparison, condi
         comparison.by,
         tuple(rows),
         refusals,
-        (*notes, *reference.notes, *candidate.notes, *_unfed(states)),
-        words_of(states, reference.outputs),
+        (*notes, *reference.notes, *candidate.notes, *_unfed(states, words)),
+        words,
     )
 
 
@@ -268,11 +268,11 @@ def _caveats(
         yield f"{candidate.ran.model} has no input {_quoted(unread)}"
 
 
-def _unfed(states: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note on states that were not fed back."""
+def _unfed(states: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
+    """Yield a note on states that were not fed back; `words` are those of the option."""
     for out, into in list(states.items())[:1]:
-        more = f" and {count(len(states) - 1, 'other')}" if len(states) > 1 else ""
+        fed = " ".join([spelled("feedback", words[0]), *(["…"] if words[1:] else [])])
+        more = f", and so on for {len(states)} states" if len(states) > 1 else ""
         yield (
-            f"output {out!r} looks like the next {into!r}{more} and was not fed back: this does not show the hundredth"
-            " step"
+            f"without {fed} this does not show the hundredth step: output {out!r} looks like the next {into!r}{more}"
         )

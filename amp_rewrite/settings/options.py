@@ -336,7 +336,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.LIST,
         group=DATA,
         metavar="OUT=IN",
-        help="An output that is this input of the next run, as in hn=h; a * in both stands for the same text.",
+        help="An output that is this input of the next run, as in hn=h or present.*=past.*; repeatable.",
         doc="outputs that are inputs of the next run, as in `hn=h` or `present.*=past_key_values.*`, for `verify`,"
         " `calibrate` and conversions with data; `convert` takes the key alone; in Python an argument of `Feed.of`,"
         " `verify`, `calibrate` and `repair`, as the next one",

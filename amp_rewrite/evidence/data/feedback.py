@@ -38,10 +38,12 @@ class Feedback:
         FeedError for words that do not fit the model, and for steps without feedback or below 1.
         """
         if steps is not None and (steps < 1 or not words):
-            fix = f"add {spelled('feedback', 'OUT=IN')}" if steps > 0 else "use 1 or more"
-            raise FeedError(
-                f"{spelled('steps', steps)} is the number of runs with {spelled('feedback')} in a row; {fix}"
+            why = (
+                "is no number of runs; use 1 or more"
+                if steps < 1
+                else f"repeats runs; add {spelled('feedback', 'OUT=IN')}"
             )
+            raise FeedError(f"{spelled('steps', steps)} {why}")
         outputs = [port.name for port in output_ports(model)]
         pairs = tuple(pair for text in as_names(words) for pair in expanded(text, outputs))
         return cls(pairs, steps, {}).on(model) if pairs else None
