@@ -127,10 +127,8 @@ class Feed:
             allow_change: accept other batches in each pass, as of a DataLoader that shuffles.
             extra_axes: axes by input that arrays may have beyond its shape, if their size is 1; they are removed.
             limit: the largest number of bytes of a batch in a file.
-            feedback: outputs that are inputs of the next run, as in "hn=h" or "present.*=past_key_values.*". The data
-                may leave these inputs out: a sequence then begins with zeros.
-            steps: with feedback, each batch starts a sequence of so many runs on it; None: the batches are the steps of
-                one sequence.
+            feedback: outputs that are inputs of the next run, as in "hn=h" or "present.*=past.*"; data may omit those.
+            steps: with feedback, the runs on each batch, a sequence each; None: all batches are one sequence.
 
         Raises:
             FeedError: names, types or sizes do not fit, no batch is given, or a file is damaged; says what to give.
