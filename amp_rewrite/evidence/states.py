@@ -40,15 +40,11 @@ def unrolled(feed: Feed, model: Model) -> Feed:
     runner, names = Runner.open(model), list(dict(back.pairs))
 
     def source() -> Iterator[Batch]:
-        fed: list[Batch] = []
-
-        def run(_: int, batch: Batch) -> Mapping[str, Any]:
-            fed.append(batch)
-            return runner.run(batch, names)
-
-        step = Stepped(feed, run)
+        states: dict[str, Any] = {}
         for number, batch in enumerate(feed):
-            step(number, batch)
-            yield fed.pop()
+            fed = batch if back.begins(number) else {**batch, **states}
+            yield fed
+            outputs = runner.run(fed, names)
+            states = {into: outputs[out] for out, into in back.pairs}
 
     return replace(feed, feedback=None, _allow_nonfinite=True, _source=source, _count=len(feed), _mark=None)

@@ -38,12 +38,7 @@ class Feedback:
         FeedError for words that do not fit the model, and for steps without feedback or below 1.
         """
         if steps is not None and (steps < 1 or not words):
-            why = (
-                "is no number of runs; use 1 or more"
-                if steps < 1
-                else f"repeats runs; add {spelled('feedback', 'OUT=IN')}"
-            )
-            raise FeedError(f"{spelled('steps', steps)} {why}")
+            raise FeedError(f"{spelled('steps', steps)} needs {spelled('feedback', 'OUT=IN')}, and 1 step or more")
         outputs = [port.name for port in output_ports(model)]
         pairs = tuple(pair for text in as_names(words) for pair in expanded(text, outputs))
         return cls(pairs, steps, {}).on(model) if pairs else None
@@ -101,7 +96,7 @@ class Feedback:
         """Return zeros for required states that a batch leaves out; free dimensions are those of its arrays."""
         sizes: dict[int | str | None, int] = {}
         for name, array in batch.items():
-            sizes.update(zip(self.ports[name].shape or (), np.shape(array), strict=False))
+            sizes |= dict(zip(self.ports[name].shape or (), getattr(array, "shape", ()), strict=False))
         zeros = {}
         for port in (self.ports[name] for name in sorted(self.states - batch.keys()) if self.ports[name].required):
             shape = [dim if isinstance(dim, int) else sizes.get(dim or "") for dim in port.shape or (None,)]

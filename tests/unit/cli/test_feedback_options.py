@@ -92,7 +92,7 @@ def test_a_settings_file_may_name_them() -> None:
         ),
         (
             ("verify", "sum.onnx", "sum.onnx", "--data", "many.npz", "--tolerance", "0", "--steps", "2"),
-            "--steps 2 repeats runs; add --feedback OUT=IN",
+            "--steps 2 needs --feedback OUT=IN, and 1 step or more",
         ),
         (
             ("verify", "sum.onnx", "sum.onnx", "--random", "--tolerance", "0", "--feedback", "hn=h"),

@@ -87,6 +87,19 @@ def test_free_dimensions_of_zeros_are_those_of_the_batch() -> None:
     assert outputs(Feed.of(np.ones((3, 2), np.float32), free, feedback="hn=h", steps=2), free) == [[1] * 6, [2] * 6]
 
 
+def test_a_sequence_beside_a_state_tells_no_size() -> None:
+    ports = "(seq(float[m]) s, float[2] h) => (float[2] hn)"
+    fold = model(
+        ports,
+        "a = ConcatFromSequence <axis = 0> (s) b = Slice (a, i, j) hn = Add (h, b)",
+        "int64[1] i = {0}, int64[1] j = {2}",
+    )
+    assert outputs(Feed.of({"s": [X, np.ones(3, np.float32)]}, fold, feedback="hn=h", steps=2), fold) == [
+        [1, 2],
+        [2, 4],
+    ]
+
+
 def test_random_data_give_the_first_state_alone() -> None:
     feed = Feed.randomly(SUM, feedback="hn=h", steps=3)
     batch = next(iter(feed))
@@ -126,8 +139,8 @@ def test_a_star_pairs_names_that_are_alike() -> None:
         ("hn", 2, "feedback='hn' is not of the form OUT=IN, such as hn=h or present.*=past.*"),
         ("h*=h", 2, "feedback='h*=h' is not of the form OUT=IN, such as hn=h or present.*=past.*"),
         ("a*=h*", 2, "feedback='a*=h*' matches no output; the model has 'hn', 'y'"),
-        ("hn=h", 0, "steps=0 is no number of runs; use 1 or more"),
-        ((), 3, "steps=3 repeats runs; add feedback='OUT=IN'"),
+        ("hn=h", 0, "steps=0 needs feedback='OUT=IN', and 1 step or more"),
+        ((), 3, "steps=3 needs feedback='OUT=IN', and 1 step or more"),
         (
             "hn=h",
             None,
