@@ -30,7 +30,7 @@ _DRAWN = ("int_range", "batches", "seed")
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """Values of the options `FEEDING` and of their keys."""
+    """Values of the options `FEEDING` and of their keys, and of `FEEDBACK`: None for a command without these."""
 
     data: str | None
     random: bool
@@ -39,11 +39,13 @@ class DataOptions:
     batches: int | None
     seed: int | None
     allow_nonfinite: bool | None
+    feedback: tuple[str, ...] | None = None
+    steps: int | None = None
 
     @classmethod
     def taken(cls, given: dict[str, Any]) -> DataOptions:
         """Take the options out of all that were given. UsageError for options that contradict each other."""
-        feeding = cls(**{name: given.pop(name) for name in cls.__slots__})
+        feeding = cls(**{name: given.pop(name) for name in cls.__slots__ if name in given})
         if feeding.data is not None and feeding.random:
             raise click.UsageError("--data and --random exclude each other; leave one out")
         for name in ("shape", *_DRAWN):
@@ -57,6 +59,7 @@ class DataOptions:
     def completed(self, settings: Settings) -> DataOptions:
         """Return the same, with the data and keys of the settings where the command line states none."""
         names = ("allow_nonfinite", *(_DRAWN if self.random else ()), *(() if self else ("data",)))
+        names = names if self.feedback is None else (*names, "feedback", "steps")
         silent = [name for name in names if getattr(self, name) in (None, ())]
         return replace(self, **{name: getattr(settings, name) for name in silent})
 
@@ -73,14 +76,15 @@ class DataOptions:
         """
         from amp_rewrite.evidence.data.feed import Feed
 
+        back: dict[str, Any] = {"feedback": self.feedback, "steps": self.steps} if self.feedback is not None else {}
         if self.data is not None:
             with warnings.catch_warnings(record=True, category=UserWarning) as remarks:
                 warnings.simplefilter("always", UserWarning)
-                feed = Feed.of(self.data, model, allow_nonfinite=bool(self.allow_nonfinite))
+                feed = Feed.of(self.data, model, allow_nonfinite=bool(self.allow_nonfinite), **back)
             for remark in remarks:
                 terminal.talk(str(remark.message), quiet=quiet)
             return feed
-        return Feed.randomly(model, **self.drawn())
+        return Feed.randomly(model, **self.drawn(), **back)
 
     def drawn(self) -> dict[str, Any]:
         """Return the keywords of `Feed.randomly`."""
@@ -180,6 +184,8 @@ class MeasuringOptions:
                 f"{option_of('headroom')} applies to measured ranges, and there are none; add --data FILE, or --ranges"
                 " FILE"
             )
+        if (feeding.feedback or feeding.steps) and not feeding:
+            raise click.UsageError(f"{option_of('feedback')} is about runs on data; add --data FILE, or --random")
         if ranges is not None and feeding and not criterion:
             raise click.UsageError(
                 "--ranges and input data both give ranges; leave one out, or add --tolerance X to repair"
@@ -199,6 +205,8 @@ class MeasuringOptions:
             criterion=self.criterion,
             budget=self.budget,
             allow_nonfinite=bool(feeding.allow_nonfinite),
+            feedback=feeding.feedback or (),
+            steps=feeding.steps,
         )
 
     def converted(

@@ -163,7 +163,7 @@ def command(*options: Callable[[F], F]) -> Callable[[F], click.Command]:
 
 def _of(row: Option) -> Callable[[Any], Any]:
     names = f"--{row.key}"
-    more: dict[str, Any] = {"type": _Fraction() if row.kind is Kind.NUMBER else None}
+    more: dict[str, Any] = {"type": {Kind.NUMBER: _Fraction(), Kind.WHOLE: click.INT}.get(row.kind)}
     if row.separator:
         more = {"callback": lambda _context, _option, text: tuple(filter(None, (text or "").split(row.separator)))}
     elif row.kind is Kind.LIST:
@@ -298,12 +298,15 @@ FEEDING = (
 FEEDING_KEYS = ("batches", "seed", "int_range", "allow_nonfinite")
 """Options and keys for the input data of a model."""
 
+FEEDBACK = (ROWS["feedback"], ROWS["steps"])
+"""Options for states between runs."""
+
 CRITERION = _own(criterion.CRITERION)
 CRITERION_KEYS = tuple(name for name in _keyed(criterion.CRITERION) if name in SETTINGS)
 """Options and keys that say how near outputs must be."""
 
 MEASURING = (*FEEDING, ROWS["ranges"], *CRITERION)
-MEASURING_KEYS = ("headroom", *CRITERION_KEYS, "budget", *FEEDING_KEYS)
+MEASURING_KEYS = ("headroom", *CRITERION_KEYS, "budget", *FEEDING_KEYS, "feedback", "steps")
 """Options and keys of a conversion that data guides."""
 
 

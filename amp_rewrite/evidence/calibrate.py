@@ -16,6 +16,7 @@ from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.range_nodes import merged, neutral, ranges
 from amp_rewrite.evidence.instrument.taps import Taps, tapped
 from amp_rewrite.evidence.ranges import Range, Ranges, key
+from amp_rewrite.evidence.states import unrolled
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import ValueId, View
@@ -42,6 +43,8 @@ def calibrate(
     chunk: int | None = None,
     threads: int | None = None,
     folder: str | Path | None = None,
+    feedback: Sequence[str] | str = (),
+    steps: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ranges:
     """Return the range of every floating value of a model over data; docs/how-to/calibration.md says how to use it.
@@ -57,6 +60,8 @@ def calibrate(
         chunk: taps in one session; fewer make smaller graphs and more runs.
         threads: for one op; None: one per core.
         folder: where the external data of a ModelProto lies.
+        feedback: as `Feed.of` takes it; the ranges are those of all steps.
+        steps: as `Feed.of` takes them.
         progress: called as `progress(done, total)` with runs; the total asks the data for its length.
 
     Returns:
@@ -78,15 +83,17 @@ def calibrate(
     if threads is not None and threads < 1:
         raise PolicyError(f"{threads} is not a valid number of threads; use 1 or more, or omit it for one per core")
     require("calibrate")
-    conditions = Conditions(allow_nonfinite, threads=threads or 0, chunk=chunk, progress=progress)
+    conditions = Conditions(
+        allow_nonfinite, threads=threads or 0, chunk=chunk, progress=progress, feedback=feedback, steps=steps
+    )
     source = Model.load(model, folder=folder)
     parts = tuple(_parts(source, low))
     feed = conditions.feed(data, parts[0].view.model)
-    measured, batches = _measured(parts, feed, low, conditions)
+    measured, runs = _measured(parts, unrolled(feed, parts[0].view.model), low, conditions)
     values: dict[str, Range] = {}
     for part, known in zip(parts, measured, strict=True):
         for value in part.taps.constants:
-            known[value] = Range().merge(part.view.fit(value, low)).times(batches)
+            known[value] = Range().merge(part.view.fit(value, low)).times(runs)
         for copy, of in part.taps.copies.items():
             known[copy] = known[of] if of in known else values[key(part.view, of)]
         values |= _by_key(part.view, known)
@@ -94,7 +101,7 @@ def calibrate(
     return Ranges(
         to=low.spelling,
         values=values,
-        batches=batches,
+        batches=feed.place(runs - 1)[0] + 1,
         origin=feed.origin,
         random=feed.random,
         model=source.path.name if source.path else source.proto.graph.name,
@@ -131,14 +138,14 @@ def _parts(source: Model, low: DType) -> Iterator[_Part]:
 def _measured(
     parts: Sequence[_Part], feed: Feed, to: DType, conditions: Conditions
 ) -> tuple[list[dict[ValueId, Range]], int]:
-    """Return the ranges of the tapped values of each part, and the number of batches. One session is open at a time."""
+    """Return the ranges of the tapped values of each part, and the number of runs. One session is open at a time."""
     size = conditions.chunk or CHUNK
     sessions = [
         (i, p.taps.taps[at : at + size]) for i, p in enumerate(parts) for at in range(0, len(p.taps.taps), size)
     ]
     per_session = len(feed) if conditions.progress or not sessions else 0
     measured: list[dict[ValueId, Range]] = [{} for _ in parts]
-    batches = per_session
+    runs = per_session
     for number, (i, taps) in enumerate(sessions):
         model = tapped(parts[i].view, taps, to)
         options = SessionOptions(
@@ -146,11 +153,11 @@ def _measured(
         )
         runner = Runner.open(model.model, options)
         rows = neutral(len(model.values))
-        for batches, batch in enumerate(feed, 1):
+        for runs, batch in enumerate(feed, 1):
             rows = merged(rows, np.asarray(runner.run(batch)[model.rows]))
-            conditions.tell(number * per_session + batches, len(sessions) * per_session)
+            conditions.tell(number * per_session + runs, len(sessions) * per_session)
         measured[i].update(zip(model.values, ranges(rows), strict=True))
-    return measured, batches
+    return measured, runs
 
 
 def _by_key(view: View, known: Mapping[ValueId, Range]) -> dict[str, Range]:

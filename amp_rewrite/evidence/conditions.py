@@ -29,7 +29,8 @@ class Conditions:
     """Conditions under which models run on data.
 
     `provider`: the one that must open; None: CUDA where it opens, else the CPU. `threads` for one op; 0: one per core.
-    `chunk`: values measured in one session; None: a default. `progress(done, total)` counts runs.
+    `chunk`: values measured in one session; None: a default. `progress(done, total)` counts runs. `feedback` and
+    `steps` are as `Feed.of` takes them.
     """
 
     allow_nonfinite: bool = False
@@ -39,6 +40,8 @@ class Conditions:
     threads: int = 0
     chunk: int | None = None
     progress: Callable[[int, int], None] | None = None
+    feedback: Sequence[str] | str = ()
+    steps: int | None = None
 
     @property
     def chosen_provider(self) -> str:
@@ -68,7 +71,7 @@ class Conditions:
 
     def feed(self, data: object, model: Model) -> Feed:
         """Return the data as batches for a model."""
-        return Feed.of(data, model, allow_nonfinite=self.allow_nonfinite)
+        return Feed.of(data, model, allow_nonfinite=self.allow_nonfinite, feedback=self.feedback, steps=self.steps)
 
     def tell(self, done: int, total: int) -> None:
         """Report progress."""

@@ -15,6 +15,7 @@ from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
 from amp_rewrite.evidence.instrument.shadow import CHUNK, Bench
 from amp_rewrite.evidence.instrument.side_by_side import reads, upstream
 from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
+from amp_rewrite.evidence.states import unrolled
 from amp_rewrite.evidence.verdict import SCHEMA, FedData, json_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import OpId, ValueId
@@ -142,7 +143,7 @@ def locate(
     Args:
         a: as `Model.load` takes it; if it is half already, the reference is its float32 twin without rounding.
         b: as `Model.load` takes it.
-        data: a Feed, or an argument of `Feed.of`, for `a`.
+        data: a Feed, or an argument of `Feed.of`, for `a`; with feedback, both models get the states of the reference.
         allow_nonfinite: accept NaN and infinity in the data.
         names: those of both models in the result.
         chunk: pairs of values measured in one session.
@@ -181,7 +182,8 @@ def located(a: object, b: object, data: object, conditions: Conditions, toleranc
     if widened:
         reference = emulate(reference, rounding=False, io="float32")
     bench = Bench.of(reference, candidate)
-    feed = conditions.feed(data, reference)
+    given = conditions.feed(data, reference)
+    feed = unrolled(given, reference)
     matchable = bench.measurable
     bench = bench.of_one_shape(feed)
     accumulated = bench.accumulated_errors(feed, conditions)
@@ -195,7 +197,7 @@ def located(a: object, b: object, data: object, conditions: Conditions, toleranc
     return Located(
         first,
         second,
-        FedData(feed.origin, feed.random, len(feed)),
+        FedData(feed.origin, feed.random, given.place(len(feed) - 1)[0] + 1),
         bench.low.spelling,
         tuple(spots.values()),
         next((spots[op] for op in spots if _jumps(bench, accumulated, op)), None),

@@ -6,7 +6,7 @@ opens a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,14 +18,13 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.instrument.switchable import SwitchableModel
 from amp_rewrite.evidence.metric import Criterion, Tolerance
 from amp_rewrite.evidence.search import BudgetSpent
+from amp_rewrite.evidence.states import Run, Stepped
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.evidence.verify import Comparison, Side, rows_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import OutputRow, TrialRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
-
-Outputs = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,40 +38,32 @@ class Trial:
     board: SwitchableModel | None = None
 
     def run(self, coloring: Coloring) -> Verdict:
-        """Return the verdict on a coloring over all batches, or up to the first that fails."""
-        return self._verdict(self._outputs(coloring))
-
-    def _verdict(self, batches: Iterable[tuple[Batch, Outputs]]) -> Verdict:
+        """Return the verdict on a coloring over all runs, or up to the first that fails."""
+        reference, tried = Stepped(self.feed, self.reference.run), Stepped(self.feed, self._runs(coloring))
         rows: list[OutputRow] = []
-        done = 0
-        for done, (batch, outputs) in enumerate(batches, 1):
-            expected = self.reference.run(done - 1, batch)
-            added = list(rows_of(done - 1, expected, outputs, expected, Comparison(self.by)))
+        for number, batch in enumerate(self.feed):
+            expected = reference(number, batch)
+            outputs = tried(number, batch)
+            added = list(rows_of(self.feed.place(number), expected, outputs, expected, Comparison(self.by)))
             rows += added
             if not all(row.difference.ok for row in added):
                 break
-        return Verdict(_REFERENCE, _TRIED, FedData(self.feed.origin, self.feed.random, done), self.by, tuple(rows))
+        return Verdict(_REFERENCE, _TRIED, FedData.of(self.feed, rows), self.by, tuple(rows))
 
-    def _outputs(self, coloring: Coloring) -> Iterator[tuple[Batch, Outputs]]:
-        """Yield each batch and the outputs of the coloring's model."""
+    def _runs(self, coloring: Coloring) -> Run:
+        """Return the runs of the coloring's model."""
         board = self.board
         if board is None or not board.covers(coloring):
-            yield from self._emulated(self.build(coloring))
-            return
+            runner = Runner.open(emulate(self.build(coloring), io="float32"))
+            return lambda _, batch: runner.run(widened(batch))
         mask = board.mask(coloring)
-        for batch in self.feed:
-            yield batch, board.run(self.twin, mask, batch)
+        return lambda _, batch: board.run(self.twin, mask, batch)
 
     @cached_property
     def twin(self) -> Runner:
         """The switchable twin, open."""
         assert self.board is not None
         return Runner.open(self.board.model)
-
-    def _emulated(self, model: Model) -> Iterator[tuple[Batch, Outputs]]:
-        runner = Runner.open(emulate(model, io="float32"))
-        for batch in self.feed:
-            yield batch, runner.run(widened(batch))
 
 
 def widened(batch: Batch) -> Batch:

@@ -16,10 +16,14 @@ from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
 
 if TYPE_CHECKING:
+    from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.reports.page.outputs import CriterionLine
     from amp_rewrite.reports.page.page import Figure
 
 SCHEMA = 1
+
+_STEPS = 100
+"""Steps to start with."""
 
 _SHORT = 100
 """Below this length, two objections stand in one line."""
@@ -41,6 +45,11 @@ class FedData:
     random: bool
     batches: int
 
+    @classmethod
+    def of(cls, feed: Feed, rows: Iterable[OutputRow]) -> FedData:
+        """Return the data of a feed, as far as rows judge it."""
+        return cls(feed.origin, feed.random, len({row.batch for row in rows}))
+
     def __str__(self) -> str:
         return f"{self.origin}: {count(self.batches, 'batch', 'batches')}"
 
@@ -56,9 +65,10 @@ class Verdict(Result):
         candidate: how the candidate ran.
         fed: the data.
         criterion: tolerance or measure.
-        rows: one per output and batch.
+        rows: one per output and run: a batch, or with feedback a step on it.
         refusals: differences in names and number of outputs.
         notes: caveats, for example that the data were random.
+        states: words of `feedback` for outputs that look like states and were not fed back.
     """
 
     reference: ModelRun
@@ -68,6 +78,7 @@ class Verdict(Result):
     rows: tuple[OutputRow, ...]
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -168,7 +179,7 @@ class Verdict(Result):
         if not self.rows:
             return ("nothing was compared: there was no batch, or no output",)
         failures = [
-            f"output {r.label!r}, batch {r.batch}: {r.difference.because}" for r in self.rows if not r.difference.ok
+            f"output {r.label!r}, batch {r.place}: {r.difference.because}" for r in self.rows if not r.difference.ok
         ]
         filled = {row.output for row in self.rows if row.difference.compared or not row.difference.ok}
         empty = [
@@ -178,8 +189,11 @@ class Verdict(Result):
         ]
         return (*failures, *empty)
 
-    def text(self, *, verbose: bool = False) -> str:
-        """Return a text: how both ran, a table of the worst batch per output (`verbose`: of all), the verdict."""
+    def text(self, *, verbose: bool = False, command: str = "") -> str:
+        """Return a text: how both ran, a table of the worst batch per output (`verbose`: of all), the verdict.
+
+        `command`: the next one to run.
+        """
         facts = (
             *((role, _told(role, ran)) for role, ran in (("reference", self.reference), ("candidate", self.candidate))),
             ("data", str(self.fed)),
@@ -190,7 +204,15 @@ class Verdict(Result):
             cells = _folded(self.rows) if verbose else map(self._worst_cells, self.worst)
             lines += ["", *table(cells, head=_HEAD, right=" >>>>>")]
         lines += ["", self.brief]
-        return "\n".join([*lines, *(f"note: {note}" for note in self._remarks)]) + "\n"
+        lines += [f"note: {note}" for note in self._remarks]
+        lines += [f"next: {command}"] if command else []
+        return "\n".join(lines) + "\n"
+
+    @property
+    def advised(self) -> tuple[str, ...]:
+        """Return the options of the command line that feed the states back."""
+        words = [word for text in self.states for word in ("--feedback", text)]
+        return (*words, "--steps", str(_STEPS)) if words and self.fed.batches == 1 else tuple(words)
 
     def to_json(self) -> str:
         """Return JSON, one row per line; infinities and NaN are "inf", "-inf" and "nan". It ends with a newline.
@@ -250,7 +272,7 @@ def _cells(row: OutputRow) -> tuple[str, ...]:
     scores = (difference.max_abs, difference.max_rel, difference.scaled, difference.score)
     numbers = ("-" if score is None else f"{score:.3g}" for score in scores)
     values = (_short(difference.reference), _short(difference.candidate))
-    return str(row.batch), *numbers, where, *values, "" if difference.ok else difference.because
+    return row.place, *numbers, where, *values, "" if difference.ok else difference.because
 
 
 def _short(value: str) -> str:
@@ -262,7 +284,8 @@ def _short(value: str) -> str:
 
 
 def _encoded(row: OutputRow) -> dict[str, object]:
-    return {"output": row.label, "batch": row.batch, **asdict(row.difference)}
+    step = {} if row.step is None else {"step": row.step}
+    return {"output": row.label, "batch": row.batch, **step, **asdict(row.difference)}
 
 
 def _json(value: object) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.evidence.conditions import Conditions, check_as_is, open_on, session_on
 from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.data.feed import Batch, Feed
@@ -17,6 +18,8 @@ from amp_rewrite.evidence.data.sources import Data, nbytes
 from amp_rewrite.evidence.instrument.lazy_weights import opening
 from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
 from amp_rewrite.evidence.metric import Criterion, criterion
+from amp_rewrite.evidence.state_pairs import state_pairs, words_of
+from amp_rewrite.evidence.states import Stepped
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
@@ -50,6 +53,8 @@ def verify(
     emulate: bool | None = None,
     provider: str | None = None,
     names: tuple[str, str] | None = None,
+    feedback: Sequence[str] | str = (),
+    steps: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     **near: Unpack[CriterionKeywords],
 ) -> Verdict:
@@ -68,6 +73,8 @@ def verify(
         emulate: run low ops as float32 ops that round; None: unless CUDA opens, since the CPU does not round.
         provider: the one that must open; None: WebGPU for a model converted for it, CUDA, or the CPU, as they open.
         names: those of both models in the verdict.
+        feedback: as `Feed.of` takes it; each model gets its own states.
+        steps: as `Feed.of` takes them.
         progress: called as `progress(done, total)` with batches.
         **near: the criterion, by the options below.
 
@@ -88,7 +95,9 @@ def verify(
     by = criterion(**near)
     chosen = as_names(outputs)
     require("verify")
-    conditions = Conditions(allow_nonfinite, names, emulate, provider, progress=progress)
+    conditions = Conditions(
+        allow_nonfinite, names, emulate, provider, progress=progress, feedback=feedback, steps=steps
+    )
     return verdict_of(a, b, data, Comparison(by, chosen, equal_nan), conditions)
 
 
@@ -116,21 +125,26 @@ def verdict_of(a: object, b: object, data: object, comparison: Comparison, condi
     outputs, refusals = _compared(reference, candidate, comparison.outputs)
     total = len(feed) if conditions.progress and not refusals else 0
     rows: list[OutputRow] = []
+    read = tuple(dict.fromkeys((*outputs, *(out for out, _ in feed.feedback.pairs)))) if feed.feedback else outputs
+    sides = [Stepped(feed, partial(side.run, outputs=read)) for side in (reference, candidate)]
     for number, batch in enumerate(() if refusals else feed):
-        expected, results = (side.run(number, batch, outputs) for side in (reference, candidate))
-        rows += (added := list(rows_of(number, expected, results, outputs, comparison)))
+        expected, results = (side(number, batch) for side in sides)
+        rows += (added := list(rows_of(feed.place(number), expected, results, outputs, comparison)))
         conditions.tell(number + 1, total)
         if comparison.to_failure and not all(row.difference.ok for row in added):
             break
     notes = _caveats(reference, candidate, feed, outputs, comparison)
+    states = {} if feed.feedback or not rows else state_pairs(reference.model)
+    words = words_of(states, reference.outputs)
     return Verdict(
         reference.ran,
         candidate.ran,
-        FedData(feed.origin, feed.random, len({row.batch for row in rows})),
+        FedData.of(feed, rows),
         comparison.by,
         tuple(rows),
         refusals,
-        (*notes, *reference.notes, *candidate.notes),
+        (*notes, *reference.notes, *candidate.notes, *_unfed(states, words)),
+        words,
     )
 
 
@@ -212,16 +226,17 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 def rows_of(
-    number: int,
+    place: tuple[int, int | None],
     expected: Mapping[str, Given],
     results: Mapping[str, Given],
     outputs: Iterable[str],
     comparison: Comparison,
 ) -> Iterator[OutputRow]:
-    """Yield the rows of one batch: the difference of each output from the expected one."""
+    """Yield the rows of one run: the difference of each output from the expected one. `place`: its batch and step."""
+    batch, step = place
     for name in outputs:
         parts = differences(expected[name], results[name], comparison.by, equal_nan=comparison.equal_nan)
-        yield from (OutputRow(name, number, difference, part) for part, difference in parts)
+        yield from (OutputRow(name, batch, difference, part, step) for part, difference in parts)
 
 
 def _fed(side: Side, batch: Batch) -> Mapping[str, Any]:
@@ -251,3 +266,13 @@ def _caveats(
         yield f"not compared: output {_quoted(left)}"
     if unread := [name for name in reference.inputs if name not in candidate.inputs]:
         yield f"{candidate.ran.model} has no input {_quoted(unread)}"
+
+
+def _unfed(states: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
+    """Yield a note on states that were not fed back; `words` are those of the option."""
+    for out, into in list(states.items())[:1]:
+        fed = " ".join([spelled("feedback", words[0]), *(["…"] if words[1:] else [])])
+        more = f", and so on for {len(states)} states" if len(states) > 1 else ""
+        yield (
+            f"without {fed} this does not show the hundredth step: output {out!r} looks like the next {into!r}{more}"
+        )

@@ -27,6 +27,8 @@ class Guidance:
     criterion: Mapping[str, Any] = field(default_factory=dict)
     budget: int | None = None
     allow_nonfinite: bool = False
+    feedback: tuple[str, ...] = ()
+    steps: int | None = None
 
     def __bool__(self) -> bool:
         return bool(self.data or self.ranges) or self.random is not None
@@ -35,9 +37,10 @@ class Guidance:
         """Return the batches for a model; None without data."""
         from amp_rewrite.evidence.data.feed import Feed  # late: most conversions have no data
 
+        back: dict[str, Any] = {"feedback": self.feedback, "steps": self.steps}
         if self.random is not None:
-            return Feed.randomly(source, **self.random)
-        return Feed.of(self.data, source, allow_nonfinite=self.allow_nonfinite) if self.data else None
+            return Feed.randomly(source, **self.random, **back)
+        return Feed.of(self.data, source, allow_nonfinite=self.allow_nonfinite, **back) if self.data else None
 
     def convert(
         self,

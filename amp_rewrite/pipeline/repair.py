@@ -21,6 +21,7 @@ from amp_rewrite.evidence.instrument.vertices import Vertex
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import minimal_set
+from amp_rewrite.evidence.states import unrolled
 from amp_rewrite.evidence.trial import Trial, Trials, worst_score
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
@@ -61,6 +62,8 @@ def repair(
     budget: int = BUDGET,
     allow_nonfinite: bool = False,
     folder: str | Path | None = None,
+    feedback: Sequence[str] | str = (),
+    steps: int | None = None,
     progress: Progress | None = None,
     **options: Unpack[OptionsAndCriterion],
 ) -> Repaired:
@@ -82,6 +85,8 @@ def repair(
         budget: the largest number of trials.
         allow_nonfinite: accept NaN and infinity in the data.
         folder: as `convert` takes it.
+        feedback: as `Feed.of` takes it; trials and the verdict run all steps.
+        steps: as `Feed.of` takes them.
         progress: called as `progress(stage, done, total)`.
         **options: those of `convert`, see docs/reference/options.md, and the criterion as `verify` takes it.
 
@@ -107,7 +112,7 @@ def repair(
     require("a conversion with data")
     request = Request.of(**{name: value for name, value in given.items() if name not in CRITERION})
     draft = Draft.of(model, request, folder=folder)
-    feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite)
+    feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite, feedback=feedback, steps=steps)
     if ranges is None:
         ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=_stage(progress, "calibrate"))
     else:
@@ -234,7 +239,7 @@ class _Repair:
             return []
         whole = reference if self._half else self.draft.view.model
         feed = Feed.of(self.feed, whole, allow_nonfinite=True)  # in the types of the reference
-        errors = local_errors(whole, low, feed, progress=_stage(self.progress, "own errors"))
+        errors = local_errors(whole, low, unrolled(feed, whole), progress=_stage(self.progress, "own errors"))
         return sorted(regions_of(self.draft, base, errors), key=suspicion)
 
     def _finished(

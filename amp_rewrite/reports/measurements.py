@@ -57,17 +57,26 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class OutputRow:
-    """One output in one batch. For one tensor of a sequence, `part` is "[0]", "[1]" …"""
+    """One output in one batch, or with `step` in one of several runs on it.
+
+    For one tensor of a sequence, `part` is "[0]", "[1]" …
+    """
 
     output: str
     batch: int
     difference: Difference
     part: str = ""
+    step: int | None = None
 
     @property
     def label(self) -> str:
         """Return the name of the compared tensor: "y", "y[0]"."""
         return self.output + self.part
+
+    @property
+    def place(self) -> str:
+        """Return the batch and the step: "3", "3, step 57"."""
+        return str(self.batch) if self.step is None else f"{self.batch}, step {self.step}"
 
 
 @dataclass(frozen=True, slots=True)

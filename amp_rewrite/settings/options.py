@@ -331,6 +331,27 @@ OPTIONS: tuple[Option, ...] = (
         doc="data may hold NaN and infinity",
         keyword=False,
     ),
+    Option(
+        name="feedback",
+        kind=Kind.LIST,
+        group=DATA,
+        metavar="OUT=IN",
+        help="An output that is this input of the next run, as in hn=h or present.*=past.*; repeatable.",
+        doc="outputs that are inputs of the next run, as in `hn=h` or `present.*=past_key_values.*`, for `verify`,"
+        " `calibrate` and conversions with data; `convert` takes the key alone; in Python an argument of `Feed.of`,"
+        " `verify`, `calibrate` and `repair`, as the next one",
+        keyword=False,
+    ),
+    Option(
+        name="steps",
+        kind=Kind.WHOLE,
+        group=DATA,
+        metavar="N",
+        help="With --feedback: run each batch N times in a row.  [default: batches are the steps of one sequence]",
+        doc="with feedback, the number of runs on each batch, which then starts a sequence of its own; by default all"
+        " batches are the steps of one sequence",
+        keyword=False,
+    ),
     *(row for row in CRITERION.values() if row.setting),
     Option(
         name="budget",

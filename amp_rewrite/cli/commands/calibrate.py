@@ -43,6 +43,7 @@ _EARLIER = parameters.option(
     parameters.model,
     *_RUNNING,
     *parameters.FEEDING,
+    *parameters.FEEDBACK,
     _EARLIER,
     parameters.output("MODEL-stem.ranges.json", "file"),
     parameters.report_file,
@@ -73,7 +74,7 @@ def calibrate(
         feeding = feeding.completed(settings).needed()
         output = output or beside(model, "ranges.json")
     else:
-        _check_unmeasured({"to": to, **given})
+        _check_unmeasured({"to": to, "feedback": feeding.feedback or None, "steps": feeding.steps, **given})
     from amp_rewrite.files.model import Model
 
     _check_writable(output, overwrite)

@@ -15,6 +15,7 @@ from amp_rewrite.cli.page import check_report, present
 @parameters.command(
     *parameters.PAIR,
     *parameters.FEEDING,
+    *parameters.FEEDBACK,
     parameters.config,
     parameters.keys(*parameters.FEEDING_KEYS),
     parameters.option("--top", "N", "The number of ops to show.  [default: 10]", type=click.IntRange(min=1)),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +14,9 @@ from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.page import check_report, present
 from amp_rewrite.settings.criterion import STARTS
 from amp_rewrite.settings.option import DATA, OUTPUT
+
+if TYPE_CHECKING:
+    from amp_rewrite.evidence.verdict import Verdict
 
 _EMULATION = "Round as half precision does, in float32.  [default: where no CUDA provider opens]"
 _RUNNING = (
@@ -28,6 +32,7 @@ _RUNNING = (
 @parameters.command(
     *parameters.PAIR,
     *parameters.FEEDING,
+    *parameters.FEEDBACK,
     *parameters.CRITERION,
     *_RUNNING,
     parameters.config,
@@ -54,6 +59,14 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
 
     given |= {"outputs": given.pop("only"), **criterion}
     verdict = feeding.compared(verify, a, b, quiet=quiet, **given)
-    text = verdict.to_json() if as_json else verdict.text(verbose=verbose)
+    text = verdict.to_json() if as_json else verdict.text(verbose=verbose, command=_command(verdict, report_file))
     present(verdict, text, report_file, as_json=as_json, quiet=quiet)
     return 0 if verdict.ok else FINDING
+
+
+def _command(verdict: Verdict, report_file: Path | None) -> str:
+    """Return the command as it was typed, with feedback of the states that the model seems to have, or ""."""
+    typed = click.get_current_context().find_root().obj
+    more = ["--overwrite"] if report_file and "--overwrite" not in typed else []
+    repeats = bool(verdict.states) and "-" not in typed
+    return shlex.join(["amp-rewrite", *typed, *verdict.advised, *more]) if repeats else ""

@@ -16,6 +16,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, nearest, spelled
+from amp_rewrite.evidence.data.feedback import Feedback
 from amp_rewrite.evidence.data.npy import short
 from amp_rewrite.evidence.data.random_batches import drawn
 from amp_rewrite.evidence.data.sources import LIMIT, FileBatch, Raw, Source, as_array, named, source_of
@@ -35,10 +36,13 @@ _NO_BATCH = "the data hold no batch; give at least one"
 class Feed:
     """Batches for one model, for any number of iterations; each batch is checked as it is read.
 
+    With feedback there is one for each run, and a run after the first of a sequence gets states from the run before.
+
     Attributes:
-        origin: their source in a report.
+        origin: their source in a report, and the feedback.
         random: True for random batches.
         notes: the casts of the first batch, and the arrays that no input takes, one sentence each.
+        feedback: the outputs that are inputs of the next run; None without any.
 
     Example:
         >>> import amp_rewrite
@@ -56,6 +60,7 @@ class Feed:
     _count: int | None = field(repr=False)
     _mark: int | None = field(repr=False)
     _ignored: frozenset[str] = field(repr=False, default=frozenset())
+    feedback: Feedback | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield each batch by input name, arrays in the input's type. Raise FeedError for one that does not fit."""
@@ -67,13 +72,17 @@ class Feed:
                     f"{self.origin}: another pass gives other batches, and a search compares passes; turn shuffling and"
                     " random changes off, and make a new array for each batch"
                 )
-            yield batch
+            yield from [batch] if self.feedback is None else self.feedback.runs(number, batch)
         if number < 0:
             raise FeedError(f"{self.origin}: {_NO_BATCH}")
 
     def __len__(self) -> int:
         """Return the number of batches; for a function or an iterable without a length, by reading all of them once."""
-        return self._counted
+        return self._counted * (self.feedback.steps or 1 if self.feedback else 1)
+
+    def place(self, run: int) -> tuple[int, int | None]:
+        """Return the number of a run's batch, and that of its step on the batch, if each batch has several."""
+        return (run, None) if self.feedback is None else self.feedback.place(run)
 
     @cached_property
     def _counted(self) -> int:
@@ -89,6 +98,8 @@ class Feed:
         allow_change: bool = False,
         extra_axes: Mapping[str, int] = MappingProxyType({}),
         limit: int = LIMIT,
+        feedback: Sequence[str] | str = (),
+        steps: int | None = None,
     ) -> Feed:
         """Return the user's data as batches for a model.
 
@@ -116,17 +127,24 @@ class Feed:
             allow_change: accept other batches in each pass, as of a DataLoader that shuffles.
             extra_axes: axes by input that arrays may have beyond its shape, if their size is 1; they are removed.
             limit: the largest number of bytes of a batch in a file.
+            feedback: outputs that are inputs of the next run, as in "hn=h" or "present.*=past.*"; data may omit those.
+            steps: with feedback, the runs on each batch, a sequence each; None: all batches are one sequence.
 
         Raises:
             FeedError: names, types or sizes do not fit, no batch is given, or a file is damaged; says what to give.
         """
         ports = tuple(replace(port, extra=extra_axes.get(port.name)) for port in input_ports(model))
+        back = Feedback.of(feedback, steps, model)
         if isinstance(data, Feed):
-            lenient = allow_nonfinite or data._allow_nonfinite
-            feed = _checking(data.origin, data.random, ports, lenient, data._source, data._count)
+            lenient, origin = allow_nonfinite or data._allow_nonfinite, data.origin
+            if data.feedback is not None:
+                back, origin = back or data.feedback.on(model), origin.removesuffix(f", {data.feedback}")
+            ports = _without_states(ports, back)
+            feed = _checking(origin, data.random, ports, lenient, data._source, data._count, back)
             return replace(feed, _mark=None) if allow_change else feed
+        ports = _without_states(ports, back)
         origin, source, count = source_of(data, ports, limit)
-        feed = _checking(origin, False, ports, allow_nonfinite, source, count)
+        feed = _checking(origin, False, ports, allow_nonfinite, source, count, back)
         feed = replace(feed, _mark=None) if allow_change else feed
         if feed._ignored:
             import warnings  # late: data seldom hold more than inputs
@@ -143,6 +161,8 @@ class Feed:
         shapes: Mapping[str, Sequence[int]] | None = None,
         int_ranges: Mapping[str, tuple[int, int]] | None = None,
         seed: int = 0,
+        feedback: Sequence[str] | str = (),
+        steps: int | None = None,
     ) -> Feed:
         """Return random batches, the same for the same seed in each pass.
 
@@ -155,29 +175,51 @@ class Feed:
             shapes: those of inputs by name; otherwise free dimensions get usual sizes, which `origin` states.
             int_ranges: half-open ranges of integer inputs by name.
             seed: of the random numbers.
+            feedback: as `of` takes it; a sequence begins with random states.
+            steps: as `of` takes them.
 
         Raises:
             FeedError: an input has no known shape or is not a tensor of numbers, or an argument fits no input.
         """
         ports = [port for port in input_ports(model) if port.required]
         origin, source = drawn(ports, batches=batches, shapes=shapes or {}, int_ranges=int_ranges or {}, seed=seed)
-        return _checking(origin, True, input_ports(model), False, source, batches)
+        back = Feedback.of(feedback, steps, model)
+        return _checking(origin, True, _without_states(input_ports(model), back), False, source, batches, back)
+
+
+def _without_states(ports: tuple[Port, ...], back: Feedback | None) -> tuple[Port, ...]:
+    """Return the ports, of which states need no data."""
+    return tuple(replace(port, required=False) if back and port.name in back.states else port for port in ports)
 
 
 def _checking(
-    origin: str, random: bool, ports: tuple[Port, ...], allow_nonfinite: bool, source: Source, count: int | None
+    origin: str,
+    random: bool,
+    ports: tuple[Port, ...],
+    allow_nonfinite: bool,
+    source: Source,
+    count: int | None,
+    back: Feedback | None,
 ) -> Feed:
     """Return a feed after checking its first batch."""
-    first = next(source(), None)
+    batches = source()
+    first = next(batches, None)
     if first is None:
         raise FeedError(f"{origin}: {_NO_BATCH}")
+    if back is not None:
+        origin = f"{origin}, {back}"
+        if back.steps is None and next(batches, None) is None:
+            more = f"give several batches, or {spelled('steps', 100)} to run it 100 times"
+            raise FeedError(f"{origin}: one batch is one run, and nothing is fed back; {more}")
     ignored = _ignored(first, ports)
     batch, notes = _checked(first, ports, 0, allow_nonfinite, ignored)
     if ignored:
         names = [short(name) for name in sorted(ignored)]
         them = "them" if len(names) > 1 else "it"
         notes = (*notes, f"ignored: {shortened(names, _SHOWN)}, because no input takes {them}")
-    return Feed(origin, random, notes, ports, allow_nonfinite, source, count, _mark(batch), ignored)
+    if back is not None:
+        next(back.runs(0, batch))
+    return Feed(origin, random, notes, ports, allow_nonfinite, source, count, _mark(batch), ignored, back)
 
 
 def _ignored(first: object, ports: tuple[Port, ...]) -> frozenset[str]:

@@ -54,8 +54,7 @@ def outputs_figure(
     ]
     head = ("output", "decides", "batch", "score", "error of the largest value")
     cells = (
-        (row.label, "ok" if d.ok else d.because, str(row.batch), *map(number_text, (d.score, d.scaled)))
-        for row, d in shown
+        (row.label, "ok" if d.ok else d.because, row.place, *map(number_text, (d.score, d.scaled))) for row, d in shown
     )
     chart = rows(axis, lines, name=lead, legend=legend)
     drawing = element("div", chart, *remarks(notes), numbers(head, cells, right=3))
@@ -98,7 +97,7 @@ def _marks(axis: Axis, group: Sequence[OutputRow], allowed: CriterionLine) -> It
         number = math.inf if score is None and not ok else score
         if number is not None and not math.isfinite(number):
             number = -math.inf if allowed.higher else math.inf
-        words = f"batch {row.batch}: {number_text(score)}{'' if ok else ', ' + row.difference.because}"
+        words = f"batch {row.place}: {number_text(score)}{'' if ok else ', ' + row.difference.because}"
         yield from spot(axis, number, "low" if ok else "hollow", words)
 
 

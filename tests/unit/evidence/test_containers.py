@@ -159,7 +159,7 @@ def verdict_on(expected: dict[str, Any], results: dict[str, Any]) -> Verdict:
     from amp_rewrite.evidence.verdict import FedData, ModelRun
     from amp_rewrite.evidence.verify import Comparison, rows_of
 
-    rows = tuple(rows_of(0, expected, results, expected, Comparison(NEAR)))
+    rows = tuple(rows_of((0, None), expected, results, expected, Comparison(NEAR)))
     return Verdict(ModelRun("a", ""), ModelRun("b", ""), FedData("d", False, 1), NEAR, rows)
 
 

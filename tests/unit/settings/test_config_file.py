@@ -124,13 +124,13 @@ def test_the_environment_gives_level_lists_and_log_path() -> None:
         ('to = "float16"\nkep = ["a"]\n', ":2: unknown key 'kep'; did you mean 'keep'?"),
         ("\n\n'colour' = 1\n", ":3: unknown key 'colour'; use one of to, lists, level, target, safety, keep, lower, "
          "io, kv, gray-follows-allow, quantized, fuse, opset, shift, placement, external-data, shard-size, "
-         "overwrite, fail-on, ranges, headroom, data, batches, seed, int-range, allow-nonfinite, tolerance, "
-         "rtol, atol, metric, budget, name, include, exclude"),
+         "overwrite, fail-on, ranges, headroom, data, batches, seed, int-range, allow-nonfinite, feedback, steps, "
+         "tolerance, rtol, atol, metric, budget, name, include, exclude"),
         ("fail_onn = []\n", ":1: unknown key 'fail_onn'; did you mean 'fail-on'?"),
         ("log_path = 'x'", ":1: unknown key 'log_path'; use one of to, lists, level, target, safety, keep, lower, io, "
          "kv, gray-follows-allow, quantized, fuse, opset, shift, placement, external-data, shard-size, "
-         "overwrite, fail-on, ranges, headroom, data, batches, seed, int-range, allow-nonfinite, tolerance, "
-         "rtol, atol, metric, budget, name, include, exclude"),
+         "overwrite, fail-on, ranges, headroom, data, batches, seed, int-range, allow-nonfinite, feedback, steps, "
+         "tolerance, rtol, atol, metric, budget, name, include, exclude"),
         ("to = 16\n", ":1: to is 16; write text in quotes"),
         ("keep = [1]\n", ":1: keep is [1]; write a list of text, as in [\"...\"]"),
         ("lists = {a = 1}\n", ":1: lists is {'a': 1}; write a list of text, as in [\"...\"]"),

@@ -1,0 +1,146 @@
+"""Feedback: outputs of a model that are inputs of its next run, as the states of a streaming model are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from amp_rewrite.errors import FeedError, advice, spelled
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.names import as_names
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.reports.render import count, shortened
+from amp_rewrite.runtime.ports import Port, input_ports, output_ports
+
+_SHOWN = 8  # names in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """Pairs of an output and the input that takes it in the next run.
+
+    `steps`: each batch starts a sequence of so many runs on it; None: all batches are the steps of one sequence.
+    `ports`: the inputs of the model.
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+    steps: int | None
+    ports: Mapping[str, Port]
+
+    @classmethod
+    def of(cls, words: Sequence[str] | str, steps: int | None, model: Model) -> Feedback | None:
+        """Return the feedback that words such as "hn=h" or "present.*=past.*" state; None without any.
+
+        FeedError for words that do not fit the model, and for steps without feedback or below 1.
+        """
+        if steps is not None and (steps < 1 or not words):
+            raise FeedError(f"{spelled('steps', steps)} needs {spelled('feedback', 'OUT=IN')}, and 1 step or more")
+        outputs = [port.name for port in output_ports(model)]
+        pairs = tuple(pair for text in as_names(words) for pair in expanded(text, outputs))
+        return cls(pairs, steps, {}).on(model) if pairs else None
+
+    def on(self, model: Model) -> Feedback:
+        """Return the same for a model. FeedError if it lacks a name, or if an output cannot be its input."""
+        inputs = {port.name: port for port in input_ports(model)}
+        outputs = {port.name: port for port in output_ports(model)}
+        taken: dict[str, str] = {}
+        for out, into in self.pairs:
+            where = spelled("feedback", f"{out}={into}")
+            givers = [port.name for port in outputs.values() if into in inputs and fits(port, inputs[into])]
+            takers = [port.name for port in inputs.values() if out in outputs and fits(outputs[out], port)]
+            for kind, name, known, fit in (("output", out, outputs, givers), ("input", into, inputs, takers)):
+                if name not in known:
+                    hint = advice(name, known, f"it has {_quoted(fit or list(known))}")
+                    raise FeedError(f"{where}: the model has no {kind} {name!r}; {hint}")
+            if out not in givers:
+                fact = f"output {out!r} is {_typed(outputs[out])}, and input {into!r} {_typed(inputs[into])}"
+                raise FeedError(f"{where}: {fact}; outputs that fit {into!r}: {_quoted(givers)}")
+            if taken.setdefault(into, out) != out:
+                raise FeedError(f"{where}: input {into!r} takes {taken[into]!r} already; name one output for it")
+        return replace(self, ports=inputs)
+
+    def __str__(self) -> str:
+        (out, into), *others = self.pairs
+        more = f" and {len(others)} more" if others else ""
+        how = "one sequence" if self.steps is None else f"{count(self.steps, 'step')} each"
+        return f"{how}, {out} fed back to {into}{more}"
+
+    @property
+    def states(self) -> frozenset[str]:
+        """The inputs that take outputs."""
+        return frozenset(into for _, into in self.pairs)
+
+    def place(self, run: int) -> tuple[int, int | None]:
+        """Return the number of a run's batch, and that of its step on the batch, if each batch has several."""
+        return (run, None) if self.steps is None else divmod(run, self.steps)
+
+    def begins(self, run: int) -> bool:
+        """True if a sequence begins with this run."""
+        return run == 0 if self.steps is None else run % self.steps == 0
+
+    def runs(self, number: int, batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield the batch for each run on it, with zeros for missing states where a sequence begins.
+
+        FeedError for a state of unknown shape.
+        """
+        if self.steps is not None or number == 0:
+            batch = {**batch, **self._zeros(batch)}
+        for _ in range(self.steps or 1):
+            yield batch
+
+    def _zeros(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return zeros for required states that a batch leaves out; free dimensions are those of its arrays."""
+        sizes: dict[int | str | None, int] = {}
+        for name, array in batch.items():
+            sizes |= dict(zip(self.ports[name].shape or (), getattr(array, "shape", ()), strict=False))
+        zeros = {}
+        for port in (self.ports[name] for name in sorted(self.states - batch.keys()) if self.ports[name].required):
+            shape = [dim if isinstance(dim, int) else sizes.get(dim or "") for dim in port.shape or (None,)]
+            known = [size for size in shape if size is not None]
+            if port.dtype is None or port.container != TENSOR or len(known) < len(shape):
+                raise FeedError(
+                    f"the first {port.name!r} is not in the data, and {_typed(port)} does not say how many zeros it"
+                    f" has; give {port.name!r} in the first batch"
+                )
+            zeros[port.name] = np.zeros(known, port.dtype.numpy)
+        return zeros
+
+
+def expanded(text: str, outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of "OUT=IN"; a * in OUT is any text, and the * in IN the same. FeedError for other words."""
+    out, _, into = (part.strip() for part in text.partition("="))
+    if not out or not into or out.count("*") != into.count("*") or out.count("*") > 1:
+        raise FeedError(f"{spelled('feedback', text)} is not of the form OUT=IN, such as hn=h or present.*=past.*")
+    if "*" not in out:
+        yield out, into
+        return
+    pattern = re.compile("(.+)".join(map(re.escape, out.split("*"))))
+    found = [match for match in map(pattern.fullmatch, outputs) if match]
+    if not found:
+        raise FeedError(f"{spelled('feedback', text)} matches no output; the model has {_quoted(outputs)}")
+    yield from ((match[0], into.replace("*", match[1])) for match in found)
+
+
+def fits(out: Port, into: Port) -> bool:
+    """True if an output may be an input: of the same type, and without sizes that differ."""
+    if out.dtype is None or (out.dtype, out.container) != (into.dtype, into.container):
+        return False
+    if out.shape is None or into.shape is None:
+        return True
+    sizes = [(a, b) for a, b in zip(out.shape, into.shape, strict=False) if isinstance(a, int) and isinstance(b, int)]
+    return len(out.shape) == len(into.shape) and all(a == b for a, b in sizes)
+
+
+def _typed(port: Port) -> str:
+    """Return the type and shape of a port in words."""
+    dtype = port.dtype.spelling if port.dtype else "of no single type"
+    container = "" if port.container == TENSOR else f"{port.container} of "
+    return f"{container}{dtype} {port.dims if port.shape is not None else 'of unknown shape'}"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return shortened(list(map(repr, names)), _SHOWN) or "none"

@@ -1,0 +1,110 @@
+"""`--feedback` and `--steps` on the command line, as keys, and in the advice of a verdict."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from unit.cli.test_cli import folder, run
+from unit.evidence.test_feedback import DRIP, LEAKY, SUM
+
+__all__ = ["folder"]
+
+FED = ("--feedback", "hn=h", "--steps", "300")
+KEYS = ("--set", "feedback=hn=h", "--set", "steps=300")
+
+
+@pytest.fixture(autouse=True)
+def models(folder: Path) -> None:
+    onnx.save(LEAKY.proto, "leaky.onnx")
+    onnx.save(SUM.proto, "sum.onnx")
+    np.savez("one.npz", **DRIP)
+    np.savez("many.npz", **{f"{n}/x": np.full(2, n, np.float32) for n in range(4)})
+    done = run("leaky.onnx", "-o", "low.onnx", "--target", "onnx")
+    assert done.exit_code == 0, done.stderr
+
+
+def test_the_advice_of_a_verdict_runs_as_it_is_printed() -> None:
+    plain = run("verify", "leaky.onnx", "low.onnx", "--data", "one.npz", "--tolerance", "1e-2", "--report", "v.json")
+    assert plain.exit_code == 0, plain.stderr
+    *_, note, command = plain.stdout.splitlines()
+    assert note.startswith("note: without --feedback hn=h this does not show the hundredth step: output 'hn' looks")
+    words = "verify leaky.onnx low.onnx --data one.npz --tolerance 1e-2 --report v.json"
+    assert command == f"next: amp-rewrite {words} --feedback hn=h --steps 100 --overwrite"
+    done = run(*shlex.split(command.removeprefix("next: amp-rewrite ")))
+    assert done.exit_code == 1 and "100 steps each, hn fed back to h" in done.stdout
+    assert "next: " not in done.stdout and "hundredth" not in done.stdout
+    assert {row["step"] for row in json.loads(Path("v.json").read_text())["rows"]} == set(range(100))
+
+
+def test_several_batches_are_advised_as_the_steps_of_a_sequence() -> None:
+    np.savez("full.npz", **{f"{n}/{name}": np.full(2, n, np.float32) for n in range(4) for name in "xh"})
+    done = run("verify", "sum.onnx", "sum.onnx", "--data", "full.npz", "--tolerance", "0")
+    assert done.stdout.endswith("full.npz --tolerance 0 --feedback hn=h\n")
+
+
+def test_calibrate_measures_all_steps() -> None:
+    done = run("calibrate", "sum.onnx", "--data", "many.npz", "--feedback", "hn=h", "-o", "r.json")
+    assert done.exit_code == 0, done.stderr
+    ranges = json.loads(Path("r.json").read_text())
+    assert (ranges["values"]["hn"]["absmax"], ranges["batches"]) == (6, 4)
+
+
+def test_locate_runs_all_steps() -> None:
+    done = run("locate", "leaky.onnx", "low.onnx", "--data", "one.npz", *FED)
+    assert done.exit_code == 0 and "300 steps each, hn fed back to h: 1 batch" in done.stdout, done.stderr
+
+
+def test_a_conversion_takes_keys() -> None:
+    words = ("leaky.onnx", "--target", "onnx", "--tolerance", "1e-2", "--data", "one.npz", "--dry-run")
+    plain, fed = run(*words), run(*words, *KEYS)
+    assert "without --set feedback=hn=h this does not show the hundredth step" in plain.stdout
+    assert "repair: 1 of" in fed.stdout and "300 steps each, hn fed back to h" in fed.stdout, fed.stdout
+
+
+def test_a_batch_of_conversions_takes_keys() -> None:
+    words = ("leaky.onnx", "-o", "out/", "--target", "onnx", "--tolerance", "1e-2", "--data", "one.npz")
+    done = run(*words, *KEYS)
+    assert done.exit_code == 0, done.stderr
+    assert (
+        run("verify", "leaky.onnx", "out/leaky.onnx", "--data", "one.npz", "--tolerance", "1e-2", *FED).exit_code == 0
+    )
+
+
+def test_a_settings_file_may_name_them() -> None:
+    Path("amp.toml").write_text('data = "one.npz"\nfeedback = "hn=h"\nsteps = 300\ntolerance = 0.01\n')
+    assert run("verify", "leaky.onnx", "low.onnx").exit_code == 1
+    assert run("bench", "leaky.onnx", "--rounds", "1", "--runs", "1", "--no-memory", "--no-profile").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("leaky.onnx", *KEYS), "--set feedback is about runs on data; add --data FILE, or --random"),
+        (
+            ("calibrate", "sum.onnx", "--ranges", "r.json", "--steps", "2"),
+            "--steps describes a measurement; add --data FILE, or --random",
+        ),
+        (
+            ("verify", "sum.onnx", "sum.onnx", "--data", "many.npz", "--tolerance", "0", "--steps", "2"),
+            "--steps 2 needs --feedback OUT=IN, and 1 step or more",
+        ),
+        (
+            ("verify", "sum.onnx", "sum.onnx", "--random", "--tolerance", "0", "--feedback", "hn=h"),
+            "one batch is one run, and nothing is fed back; give several batches, or --steps 100 to run it 100 times",
+        ),
+        (
+            ("verify", "sum.onnx", "sum.onnx", "--random", "--tolerance", "0", "--feedback", "hn=x1", "--steps", "2"),
+            "--feedback hn=x1: the model has no input 'x1'; did you mean 'x'?",
+        ),
+    ],
+)
+def test_what_cannot_be_fed_back_is_refused(words: tuple[str, ...], why: str) -> None:
+    run("calibrate", "sum.onnx", "--random", "-o", "r.json")
+    done = run(*words)
+    assert done.exit_code == 2 and why in done.stderr

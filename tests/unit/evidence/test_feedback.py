@@ -1,0 +1,318 @@
+"""Feedback: outputs that a model reads in its next run, as a streaming model reads its states."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from amp_rewrite import calibrate, convert, locate, repair, verify
+from amp_rewrite.errors import FeedError
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.state_pairs import state_pairs, words_of
+from amp_rewrite.evidence.states import Stepped, unrolled
+from amp_rewrite.files.model import Model
+from amp_rewrite.runtime.runner import CPU, Runner
+
+
+def model(ports: str, body: str, constants: str = "") -> Model:
+    """Return a model; "__" in a name stands for a dot."""
+    held = f"<{constants}>" if constants else ""
+    text = f'<ir_version: 8, opset_import: ["": 17]> g {ports} {held} {{ {body} }}'
+    proto = onnx.parser.parse_model(text)
+    for formal in (*proto.graph.input, *proto.graph.output):
+        formal.name = formal.name.replace("__", ".")
+    for node in proto.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [name.replace("__", ".") for name in names]
+    return Model.load(proto)
+
+
+SUM = model("(float[2] x, float[2] h) => (float[2] hn, float[2] y)", "hn = Add (h, x) y = Neg (hn)")
+X = np.float32([1, 2])
+CHUNKS = [{"x": np.float32([n, 2 * n])} for n in range(1, 5)]
+LEAK = np.diag(np.full(8, 0.999)).astype(np.float32).ravel().tolist()
+LEAKY = model(
+    "(float[1,8] x, float[1,8] h) => (float[1,8] hn, float[1,8] y)",
+    "[leak] k = MatMul (h, keep) [in] hn = Add (k, x) [scale] y = MatMul (hn, turn)",
+    f"float[8,8] keep = {{{','.join(map(str, LEAK))}}},"
+    f" float[8,8] turn = {{{','.join(map(str, np.eye(8)[::-1].ravel()))}}}",
+)
+"""A state that forgets a thousandth of itself in each run: of 1, float16 cannot take that little away."""
+DRIP = {"x": np.full((1, 8), 1.3e-3, np.float32), "h": np.full((1, 8), 0.5, np.float32)}
+
+
+def outputs(feed: Feed, of: Model = SUM) -> list[list[float]]:
+    runner = Runner.open(of)
+    step = Stepped(feed, lambda _, batch: runner.run(batch))
+    return [step(number, batch)["hn"].ravel().tolist() for number, batch in enumerate(feed)]
+
+
+# -- which runs follow each other -----------------------------------------------------------------------------
+
+
+def test_batches_are_the_steps_of_one_sequence() -> None:
+    feed = Feed.of(CHUNKS, SUM, feedback="hn=h")
+    assert outputs(feed) == outputs(feed) == [[1, 2], [3, 6], [6, 12], [10, 20]]
+    assert (len(feed), feed.origin) == (4, "the batches given, one sequence, hn fed back to h")
+
+
+def test_with_steps_each_batch_starts_a_sequence_of_its_own() -> None:
+    feed = Feed.of(CHUNKS[:2], SUM, feedback=["hn=h"], steps=3)
+    assert outputs(feed) == [[1, 2], [2, 4], [3, 6], [2, 4], [4, 8], [6, 12]]
+    assert (len(feed), feed.origin) == (6, "the batches given, 3 steps each, hn fed back to h")
+
+
+def test_a_sequence_begins_with_the_state_in_the_data_and_later_ones_are_not_read() -> None:
+    batches = [{"x": X, "h": np.float32([10, 20])}, {"x": X, "h": np.float32([99, 99])}]
+    assert outputs(Feed.of(batches, SUM, feedback="hn=h")) == [[11, 22], [12, 24]]
+    assert outputs(Feed.of(batches, SUM, feedback="hn=h", steps=2)) == [[11, 22], [12, 24], [100, 101], [101, 103]]
+
+
+def test_an_array_alone_is_the_input_that_is_no_state() -> None:
+    assert outputs(Feed.of([X, X], SUM, feedback="hn=h")) == [[1, 2], [2, 4]]
+
+
+def test_a_state_with_a_default_begins_with_it() -> None:
+    held = model("(float[2] x, float[2] h) => (float[2] hn)", "hn = Add (h, x)", "float[2] h = {5, 5}")
+    assert outputs(Feed.of([X, X], held, feedback="hn=h"), held) == [[6, 7], [7, 9]]
+
+
+def test_free_dimensions_of_zeros_are_those_of_the_batch() -> None:
+    free = model("(float[n,2] x, float[n,2] h) => (float[n,2] hn)", "hn = Add (h, x)")
+    assert outputs(Feed.of(np.ones((3, 2), np.float32), free, feedback="hn=h", steps=2), free) == [[1] * 6, [2] * 6]
+
+
+def test_a_sequence_beside_a_state_tells_no_size() -> None:
+    ports = "(seq(float[m]) s, float[2] h) => (float[2] hn)"
+    fold = model(
+        ports,
+        "a = ConcatFromSequence <axis = 0> (s) b = Slice (a, i, j) hn = Add (h, b)",
+        "int64[1] i = {0}, int64[1] j = {2}",
+    )
+    assert outputs(Feed.of({"s": [X, np.ones(3, np.float32)]}, fold, feedback="hn=h", steps=2), fold) == [
+        [1, 2],
+        [2, 4],
+    ]
+
+
+def test_random_data_give_the_first_state_alone() -> None:
+    feed = Feed.randomly(SUM, feedback="hn=h", steps=3)
+    batch = next(iter(feed))
+    assert outputs(feed)[2] == pytest.approx((batch["h"] + 3 * batch["x"]).tolist(), rel=1e-5)
+
+
+def test_a_cache_grows_with_each_step() -> None:
+    cache = model("(float[1,2] x, float[past,2] h) => (float[all,2] hn)", "hn = Concat <axis = 0> (h, x)")
+    first = {"x": np.ones((1, 2), np.float32), "h": np.zeros((0, 2), np.float32)}
+    feed = Feed.of(first, cache, feedback="hn=h", steps=4)
+    assert [len(out) for out in outputs(feed, cache)] == [2, 4, 6, 8]
+    assert verify(cache, cache, feed, tolerance=0.0).ok
+    assert calibrate(cache, feed).values["hn"].count == 2 * (1 + 2 + 3 + 4)
+
+
+def test_a_star_pairs_names_that_are_alike() -> None:
+    many = model(
+        "(float[2] x, float[2] past__0__k, float[2] past__1__k) => (float[2] present__0__k, float[2] present__1__k)",
+        "present__0__k = Add (past__0__k, x) present__1__k = Sub (past__1__k, x)",
+    )
+    feed = Feed.of({"x": X}, many, feedback="present.*=past.*", steps=2)
+    assert feed.feedback is not None
+    assert feed.feedback.pairs == (("present.0.k", "past.0.k"), ("present.1.k", "past.1.k"))
+    assert verify(many, many, feed, tolerance=0.0).fed.origin.endswith("present.0.k fed back to past.0.k and 1 more")
+
+
+# -- what is refused ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "why"),
+    [
+        ("hn1=h", 2, "feedback='hn1=h': the model has no output 'hn1'; did you mean 'hn'?"),
+        ("other=h", 2, "feedback='other=h': the model has no output 'other'; it has 'hn', 'y'"),
+        ("hn=other", 2, "feedback='hn=other': the model has no input 'other'; it has 'x', 'h'"),
+        (["hn=h", "y=h"], 2, "feedback='y=h': input 'h' takes 'hn' already; name one output for it"),
+        ("hn", 2, "feedback='hn' is not of the form OUT=IN, such as hn=h or present.*=past.*"),
+        ("h*=h", 2, "feedback='h*=h' is not of the form OUT=IN, such as hn=h or present.*=past.*"),
+        ("a*=h*", 2, "feedback='a*=h*' matches no output; the model has 'hn', 'y'"),
+        ("hn=h", 0, "steps=0 needs feedback='OUT=IN', and 1 step or more"),
+        ((), 3, "steps=3 needs feedback='OUT=IN', and 1 step or more"),
+        (
+            "hn=h",
+            None,
+            "the arrays given, one sequence, hn fed back to h: one batch is one run, and nothing is fed back; give"
+            " several batches, or steps=100 to run it 100 times",
+        ),
+    ],
+)
+def test_what_cannot_be_fed_back_is_refused_with_what_can(words: Any, steps: int | None, why: str) -> None:
+    with pytest.raises(FeedError) as refused:
+        Feed.of({"x": X}, SUM, feedback=words, steps=steps)
+    assert str(refused.value) == why
+
+
+@pytest.mark.parametrize(
+    ("out", "fact"),
+    [
+        ("float[3] y", "float32 [3], and input 'h' float32 [2]"),
+        ("float[2,1] y", "float32 [2, 1], and input 'h' float32 [2]"),
+        ("int64[2] y", "int64 [2], and input 'h' float32 [2]"),
+        ("seq(float[2]) y", "seq of float32 [2], and input 'h' float32 [2]"),
+    ],
+)
+def test_an_output_of_another_type_or_shape_is_refused(out: str, fact: str) -> None:
+    other = model(f"(float[2] x, float[2] h) => (float[2] hn, {out})", "hn = Add (h, x) y = Neg (hn)")
+    with pytest.raises(FeedError) as refused:
+        Feed.of(CHUNKS, other, feedback="y=h")
+    assert str(refused.value) == f"feedback='y=h': output 'y' is {fact}; outputs that fit 'h': 'hn'"
+
+
+def test_a_first_state_of_unknown_shape_has_to_be_given() -> None:
+    free = model("(float[2] x, float[n] h) => (float[n] hn)", "hn = Add (h, x)")
+    with pytest.raises(FeedError, match=r"first 'h' is not in the data, and float32 \[n\] does not say how many zeros"):
+        Feed.of(CHUNKS, free, feedback="hn=h")
+    assert outputs(Feed.of([{"x": X, "h": X}, {"x": X}], free, feedback="hn=h"), free) == [[2, 4], [3, 6]]
+
+
+# -- what runs on it ------------------------------------------------------------------------------------------
+
+
+def test_an_error_that_only_grows_with_the_steps_is_found_with_its_step() -> None:
+    low = convert(LEAKY, target="onnx")
+    assert verify(LEAKY, low, DRIP, tolerance=1e-2, provider=CPU).ok
+    verdict = verify(LEAKY, low, DRIP, feedback="hn=h", steps=300, tolerance=1e-2, provider=CPU)
+    assert not verdict.ok and verdict.states == ()
+    (worst, _) = verdict.worst
+    assert worst.step is not None and worst.step > 100 and worst.place == f"0, step {worst.step}"
+    assert re.search(rf"\n  hn +0, step {worst.step} ", verdict.text())
+    assert json.loads(verdict.to_json())["worst"][0]["step"] == worst.step
+    assert verdict.fed.batches == 1 and verdict.because.startswith("output 'hn', batch 0, step ")
+
+
+def test_each_model_gets_its_own_states_also_where_other_outputs_are_compared() -> None:
+    twice = model(
+        "(float[2] x, float[2] h) => (float[2] hn, float[2] y)", "d = Add (h, x) hn = Add (d, x) y = Neg (hn)"
+    )
+    verdict = verify(SUM, twice, CHUNKS, feedback="hn=h", outputs="y", tolerance=1e-2)
+    values = [(row.batch, row.difference.reference, row.difference.candidate) for row in verdict.rows]
+    assert values == [(0, "-2", "-4"), (1, "-6", "-12"), (2, "-12", "-24"), (3, "-20", "-40")]
+
+
+def test_states_take_the_types_of_each_model() -> None:
+    low = convert(LEAKY, target="onnx", io="low")
+    assert verify(LEAKY, low, DRIP, feedback="hn=h", steps=5, tolerance=1e-2).ok
+    assert verify(low, low, DRIP, feedback="hn=h", steps=5, tolerance=0.0).ok
+
+
+def test_ranges_cover_all_steps() -> None:
+    ranges = calibrate(SUM, CHUNKS[:1], feedback="hn=h", steps=100, chunk=1)
+    assert (ranges.values["hn"].absmax, ranges.values["h"].absmax, ranges.values["x"].count) == (200, 198, 200)
+    assert (ranges.batches, ranges.origin) == (1, "the batches given, 100 steps each, hn fed back to h")
+    assert calibrate(SUM, CHUNKS, feedback="hn=h").values["hn"].absmax == 20
+
+
+def test_constants_of_a_calibrated_model_count_once_per_run() -> None:
+    ranges = calibrate(LEAKY, DRIP, feedback="hn=h", steps=3)
+    assert ranges.values["keep"].count == 3 * 64
+
+
+def test_a_conversion_keeps_in_float32_what_overflows_at_a_later_step() -> None:
+    tens = np.diag(np.full(8, 10)).ravel().tolist()
+    growing = model(
+        "(float[1,8] x, float[1,8] h) => (float[1,8] hn)",
+        "k = MatMul (h, w) hn = Add (k, x)",
+        f"float[8,8] w = {{{','.join(map(str, tens))}}}",
+    )
+    x = np.ones((1, 8), np.float32)
+    feeds = [Feed.of({"x": x}, growing, feedback="hn=h", steps=steps) for steps in (2, 7)]
+    assert [convert(growing, data=feed, target="onnx", shift="none").plan.empty for feed in feeds] == [False, True]
+
+
+def test_a_repair_runs_all_steps() -> None:
+    assert repair(LEAKY, DRIP, tolerance=1e-2, target="onnx").regions == ()
+    repaired = repair(LEAKY, DRIP, tolerance=1e-2, target="onnx", feedback="hn=h", steps=300)
+    assert repaired.solved and [region.name for region in repaired.regions] == ["leak"]
+    assert verify(LEAKY, repaired, DRIP, feedback="hn=h", steps=300, tolerance=1e-2).ok
+    assert "300 steps each, hn fed back to h" in str(repaired.report.evidence)
+
+
+def test_locate_starts_each_step_from_the_states_of_the_reference() -> None:
+    low = convert(LEAKY, target="onnx").result
+    located = locate(LEAKY, low, Feed.of({"x": DRIP["x"]}, LEAKY, feedback="hn=h", steps=50))
+    assert located.fed.batches == 1
+    (leak,) = (row for row in located.rows if row.op == "leak")
+    assert leak.absmax == pytest.approx(1.3 * 0.999 * (1 - 0.999**49), rel=1e-3)
+
+
+def test_an_unrolled_feed_holds_the_states_as_data() -> None:
+    feed = unrolled(Feed.of(CHUNKS, SUM, feedback="hn=h"), SUM)
+    assert [batch["h"].tolist() for batch in feed] == [[0, 0], [1, 2], [3, 6], [6, 12]]
+    assert (len(feed), feed.feedback) == (4, None)
+
+
+# -- states that a model seems to have ------------------------------------------------------------------------
+
+BODY = "{out} = Add ({into}, x) y = Neg ({out})"
+
+
+@pytest.mark.parametrize(
+    ("out", "into"),
+    [
+        ("hn", "h"),
+        ("h_n", "h_0"),
+        ("hn", "h0"),
+        ("stateN", "state"),
+        ("state_out", "state_in"),
+        ("new_state", "prev_state"),
+        ("present.0.key", "past_key_values.0.key"),
+        ("present_0", "past_0"),
+        ("new_cached_key_0", "cached_key_0"),
+    ],
+)
+def test_names_tell_a_state(out: str, into: str) -> None:
+    after, before = out.replace(".", "__"), into.replace(".", "__")
+    ports = f"(float[2] x, float[2] {before}) => (float[2] {after}, float[2] y)"
+    assert state_pairs(model(ports, BODY.format(out=after, into=before))) == {out: into}
+
+
+@pytest.mark.parametrize(
+    ("ports", "body", "pairs"),
+    [
+        # x is of another shape, and u alone leads to v by arithmetic
+        ("(float[1] x, float[2] u) => (float[2] v, float[2] y)", "v = Add (u, x) y = Neg (v)", {}),
+        ("(float[1] x, float[2] u) => (float[2] v, float[3] y)", "v = Add (u, x) y = Pad (v, p)", {"v": "u"}),
+        ("(float[1] x, float[2] u) => (float[3] y, float[2] v)", "v = Add (u, x) y = Pad (v, p)", {"v": "u"}),
+        # nothing else depends on u, v does not depend on x, x and u both lead to v, or v is the only output
+        ("(float[1] x, float[2] u) => (float[2] v, float[1] y)", "v = Add (u, x) y = Neg (x)", {}),
+        ("(float[1] x, float[2] u) => (float[2] v, float[3] y)", "v = Neg (u) w = Add (v, x) y = Pad (w, p)", {}),
+        ("(float[2] x, float[2] u) => (float[2] v, float[3] y)", "v = Add (u, x) y = Pad (v, p)", {}),
+        ("(float[1] x, float[2] u) => (float[2] v)", "v = Add (u, x)", {}),
+        # another type, another shape, no input for data
+        ("(float[2] x, int64[2] h) => (float[2] hn)", "f = Cast <to = 1> (h) hn = Add (f, x)", {}),
+        ("(float[2] x, float[1] h) => (float[2] hn)", "hn = Add (h, x)", {}),
+        ("(float[2] h) => (float[2] hn)", "hn = Neg (h)", {}),
+    ],
+)
+def test_arithmetic_tells_a_state_where_nothing_else_can_be_meant(ports: str, body: str, pairs: dict[str, str]) -> None:
+    assert state_pairs(model(ports, body, "int64[2] p = {0, 1}")) == pairs
+
+
+def test_a_star_stands_for_pairs_of_many_layers() -> None:
+    pairs = {f"present.{n}.{part}": f"past.{n}.{part}" for n in range(12) for part in ("key", "value")}
+    assert words_of({**pairs, "hn": "h"}, [*pairs, "hn", "logits"]) == ("present*=past*", "hn=h")
+    assert words_of({"new_a": "a", "new_b": "b"}, ["new_a", "new_b", "new_x"]) == ("new_a=a", "new_b=b")
+
+
+def test_a_verdict_without_feedback_says_what_it_does_not_show() -> None:
+    verdict = verify(SUM, SUM, {"x": X, "h": X}, tolerance=0.0)
+    note = "without feedback='hn=h' this does not show the hundredth step: output 'hn' looks like the next 'h'"
+    assert verdict.notes == (note,)
+    assert verdict.advised == ("--feedback", "hn=h", "--steps", "100")
+    several = verify(SUM, SUM, [{"x": X, "h": X}] * 2, tolerance=0.0)
+    assert several.advised == ("--feedback", "hn=h")
+    fed = verify(SUM, SUM, {"x": X}, tolerance=0.0, feedback="hn=h", steps=2)
+    assert (fed.notes, fed.advised) == ((), ())
