@@ -382,8 +382,9 @@ class Facts:
         return frozenset((frozenset().union(*map(self.line, op.operands)),))
 
     def _inverse(self, divisor: Fact) -> float:
-        """Return the terms in the inverse of a value: less than 1 for a sum that may leave the range."""
-        return 1 / divisor.terms if divisor.terms > 1 and divisor.size > self.limits.most else 1.0
+        """Return the terms in the inverse of a value: less than 1 for a sum of weights that may leave the range."""
+        long = divisor.learned and divisor.terms > 1 and divisor.size > self.limits.most
+        return 1 / divisor.terms if long else 1.0
 
     def factor(self, op: Op, read: Sequence[Fact]) -> float:
         """Return the one number by which an op multiplies a value; 0 without one, and if it is infinite."""
