@@ -284,7 +284,7 @@ class Needs:
         if op.kind in ("Div", "Reciprocal"):
             divisor = facts[-1]
             summed = divisor.learned and divisor.terms > long and divisor.size > self.facts.limits.most
-            counted = op.kind == "Div" and facts[0].terms > long and self._counts(op.inputs[1])
+            counted = op.kind == "Div" and facts[0].terms > long and self._counts(op)
             if summed or counted:
                 yield from ((v, Need.LONG, "", note) for v in op.operands)
         elif any(f.terms < 1 / long for f in facts) and any(f.terms > 1 for f in facts):
@@ -299,14 +299,22 @@ class Needs:
             note = f"{described(self.view, op.id)} scales it down again"
             yield from ((v, Need.HUGE, "", note) for v in op.operands)
 
-    def _counts(self, value: ValueId | None) -> bool:
-        """True for a number of elements, computed from a shape or fed as the only number of an input."""
+    def _counts(self, op: Op) -> bool:
+        """True if a quotient is by a number of elements, computed from a shape or fed as the only number of an input.
+
+        A number that multiplies the dividend before, as a loss scale does, is none.
+        """
+        value = op.inputs[1]
+        if value is None or self.facts[value].constant:
+            return False
         if self.facts[value].whole is not None:
             return True
-        source = origin(self.view, value, first_input_of(COPIES)) if value is not None else None
-        if source is None or not self.view.values[source].public:
+        source = origin(self.view, value, first_input_of(COPIES))
+        fed = self.view.values[source].public
+        if not fed or math.prod(size or 2 for size in shape_of(self.view, source) or (2,)) != 1:
             return False
-        return math.prod(size or 2 for size in shape_of(self.view, source) or (2,)) == 1
+        made_by = self.view.producer(op.inputs[0])
+        return made_by is None or made_by.id not in self.view.after(reader.id for reader in self.view.readers(source))
 
     def unfit(self, op: Op, row: OpRow) -> Held | None:
         """Return why facts alone keep an op in float32; None if they do not."""
