@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -27,6 +27,7 @@ TOLERANCE = {DType.FLOAT16: 2e-2, DType.BFLOAT16: 16e-2}
 HIT, NEAR = "hit", "near"
 """A hit needs its principle; a near miss looks like one, and the principle must leave it alone."""
 WORDS = ("lowers", "stays", "reason")
+AnyCase = TypeVar("AnyCase", bound="Case")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,18 +69,21 @@ class Case:
     def limit(self) -> float:
         return TOLERANCE[self.to] * self.tolerance
 
-    def _arrays(self, expression: str) -> dict[str, np.ndarray]:
+    def arrays(self, expression: str, times: int = 1) -> Iterator[dict[str, np.ndarray]]:
+        """Yield what an expression gives, several times; the generator that it draws from goes on."""
         rng = np.random.default_rng([ord(letter) for letter in self.name])
         terms = {"np": np, "rng": rng, "normal": lambda *shape: rng.standard_normal(shape)}
-        return {name: np.asarray(value) for name, value in eval(expression, terms).items()}
+        code = compile(expression, self.name, "eval")
+        for terms["t"] in range(times):
+            yield {name: _float32(np.asarray(value)) for name, value in eval(code, terms).items()}
 
     def model(self) -> ModelProto:
         """Return a fresh copy of the model."""
         imports = ", ".join(f'"{d}": {v}' for d, v in {"": self.opset, **self.domains}.items())
         head = f"<ir_version: {IR_VERSIONS[self.opset]}, opset_import: [{imports}]>"
         model = onnx.parser.parse_model(f"{head}\n{self.text}")
-        for name, array in self._arrays(self.weights).items():
-            model.graph.initializer.append(numpy_helper.from_array(_float32(array), name))
+        for name, array in next(self.arrays(self.weights)).items():
+            model.graph.initializer.append(numpy_helper.from_array(array, name))
         for port in (*model.graph.input, *model.graph.output) if self.free else ():
             for at, dim in enumerate(port.type.tensor_type.shape.dim):
                 if not self.fixed or at not in self.fixed:
@@ -88,7 +92,7 @@ class Case:
 
     def batch(self) -> dict[str, np.ndarray]:
         """Return values for the inputs."""
-        return {name: _float32(array) for name, array in self._arrays(self.feeds).items()}
+        return next(self.arrays(self.feeds))
 
 
 def _float32(array: np.ndarray) -> np.ndarray:
@@ -129,22 +133,21 @@ def errors(case: Case) -> Errors:
     return Errors(*(relative_error(exact, y) for y in (ours, *(objections.run(r, batch, "BASIC") for r in references))))
 
 
-def table(principle: str) -> Iterator[Case]:
-    """Yield the cases of `PRINCIPLE.onnxtxt` in each type, with static and with free shapes.
+def table(path: Path, make: type[AnyCase]) -> Iterator[AnyCase]:
+    """Yield the cases of a file in each type.
 
     Blank lines part models. The comment above a model is `# hit: NAME` or `# near: NAME`, then a line for each field
-    of `Case` that is not at its default.
+    of `make` that is not at its default.
     """
-    title, *blocks = Path(__file__).with_name(f"{principle}.onnxtxt").read_text("utf-8").split("\n\n")
+    title, *blocks = path.read_text("utf-8").split("\n\n")
     assert title.startswith("# ")
     for block in blocks:
-        case = _case(principle, block.strip())
+        case = _case(path.stem, block.strip(), make)
         for spelling in case.types:
-            for free in (False, True):
-                yield replace(case, to=DType.parse(spelling), free=free)
+            yield replace(case, to=DType.parse(spelling))
 
 
-def _case(principle: str, block: str) -> Case:
+def _case(principle: str, block: str, make: type[AnyCase]) -> AnyCase:
     lines = block.splitlines()
     count = next(number for number, line in enumerate(lines) if not line.startswith("# "))
     (kind, name), *fields = (line.removeprefix("# ").split(":", 1) for line in lines[:count])
@@ -153,7 +156,7 @@ def _case(principle: str, block: str) -> Case:
     for key, text in fields:
         plain = key in (*WORDS, "weights", "feeds")
         values[key] = text.strip() if plain else eval(text, {})
-    return Case(principle, kind, name.strip(), _repeated(lines[count:], values.get("repeat", 1)), **values)
+    return make(principle, kind, name.strip(), _repeated(lines[count:], values.get("repeat", 1)), **values)
 
 
 def _repeated(lines: Sequence[str], times: int) -> str:
@@ -166,8 +169,8 @@ def _repeated(lines: Sequence[str], times: int) -> str:
     return "\n".join(text)
 
 
-PRINCIPLES = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.onnxtxt")))
-CASES = tuple(case for principle in PRINCIPLES for case in table(principle))
+TABLES = sorted(Path(__file__).parent.glob("*.onnxtxt"))
+CASES = tuple(replace(case, free=free) for path in TABLES for case in table(path, Case) for free in (False, True))
 
 
 def every(cases: Sequence[Case]) -> pytest.MarkDecorator:

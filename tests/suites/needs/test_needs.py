@@ -1,0 +1,46 @@
+"""What needs float32 has it, so that results are right, and what only looks like it stays low."""
+
+from __future__ import annotations
+
+import pytest
+
+from amp_rewrite.dtypes import DType
+from suites.harm.case import HIT, NEAR, every, lowered
+from suites.needs.case import CASES, Errors, Need, errors, warned
+
+AS_PRODUCTS = ("raw", "recursions", "states")
+"""Classes whose results are right with products alone rounded; a conversion must not be worse there."""
+SLACK = {DType.FLOAT16: 1e-3, DType.BFLOAT16: 8e-3}
+"""What some low ops beside the products may add to the error: a few roundings of the largest magnitude."""
+HITS = [case for case in CASES if case.kind == HIT]
+
+
+def is_right(case: Need, error: float, found: Errors) -> bool:
+    """True if an error is one that the class of the case may have."""
+    if case.principle in AS_PRODUCTS:
+        return error <= case.tolerance * (1.5 * found.products + SLACK[case.to])
+    return error <= case.limit
+
+
+@every([case for case in HITS if case.principle in AS_PRODUCTS])
+def test_results_are_as_right_as_with_products_alone_rounded(case: Need) -> None:
+    found = errors(case)
+    assert is_right(case, found.ours, found), found
+
+
+@every([case for case in HITS if case.principle not in AS_PRODUCTS])
+def test_results_are_within_tolerance_or_a_finding_warns(case: Need) -> None:
+    found = errors(case)
+    assert is_right(case, found.ours, found) or warned(case), found
+
+
+@every([case for case in CASES if case.kind == NEAR])
+def test_what_only_looks_like_a_need_stays_low_and_right(case: Need) -> None:
+    assert set(case.lowers.split()) <= lowered(case)
+    assert errors(case).ours <= case.limit
+
+
+@pytest.mark.parametrize("name", dict.fromkeys((case.principle, case.name) for case in HITS), ids=" ".join)
+def test_a_hit_is_wrong_without_safety_rules_in_one_type_at_least(name: tuple[str, str]) -> None:
+    found = {case: errors(case) for case in HITS if (case.principle, case.name) == name}
+    assert not all(is_right(case, each.plain, each) for case, each in found.items()), found
