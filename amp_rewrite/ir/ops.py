@@ -47,6 +47,7 @@ class Need(Enum):
     PLACE = "the digits of a position or level"
     PATH = "what adds up in a state"
     FACTOR = "the distance of a factor from 1"
+    SLOPE = "the difference that a small step makes"
 
 
 class Trait(Flag):
@@ -92,12 +93,14 @@ class Trait(Flag):
 
 _EVERY = frozenset(Need)
 _SUMMED = _EVERY - {Need.FACTOR}
+_ALWAYS = frozenset((Need.SLOPE,))
 _MAGNITUDE = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.HUGE, Need.DIGITS, Need.PLACE))
 _ROOT = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.DIGITS))
 PASSED: Mapping[Way, frozenset[Need]] = {
     **dict.fromkeys((Way.COPY, Way.PICK, Way.SELECT), _EVERY),
     **dict.fromkeys((Way.SUM, Way.SCALE, Way.REDUCE), _SUMMED),
-    Way.FUNCTION: frozenset((Need.EXACT,)),
+    **dict.fromkeys((Way.PRODUCT, Way.NORM), _ALWAYS),
+    Way.FUNCTION: _ALWAYS | {Need.EXACT},
 }
 """The needs of a result that the inputs have, too, by way."""
 
@@ -136,7 +139,7 @@ class OpRow:
     @property
     def passed(self) -> frozenset[Need]:
         """The needs that the inputs in `slots` have if the result has them."""
-        return PASSED.get(self.way, frozenset()) if self.passes is None else self.passes
+        return PASSED.get(self.way, frozenset()) if self.passes is None else self.passes | _ALWAYS
 
 
 def _rows(row: OpRow, *ops: str) -> dict[str, OpRow]:
@@ -281,7 +284,13 @@ OPS: Mapping[str, OpRow] = {
         "Abs",
     ),
     **_rows(
-        OpRow(Way.FUNCTION, (0,), Trait.CARRIES | Trait.EXACT | Trait.ROUNDS | Trait.SAME_SHAPE, whole=True),
+        OpRow(
+            Way.FUNCTION,
+            (0,),
+            Trait.CARRIES | Trait.EXACT | Trait.ROUNDS | Trait.SAME_SHAPE,
+            needs=((0, Need.PLACE),),
+            whole=True,
+        ),
         "Ceil",
         "Floor",
         "Round",
@@ -433,7 +442,8 @@ OPS: Mapping[str, OpRow] = {
         "LessOrEqual",
     ),
     **_rows(OpRow(Way.TEST, (0,), Trait.QUANTIZES), "QuantizeLinear", "com.microsoft::QuantizeLinear"),
-    **_rows(OpRow(Way.TEST, (0,), Trait.SAME_SHAPE), "IsInf", "IsNaN", "Not"),
+    **_rows(OpRow(Way.TEST, (0,), Trait.SAME_SHAPE, needs=((0, Need.SIDE),)), "IsInf", "IsNaN"),
+    **_rows(OpRow(Way.TEST, (0,), Trait.SAME_SHAPE), "Not"),
     **_rows(OpRow(Way.TEST, (0, 1), shapes=(2,), needs=((0, Need.PLACE), (1, Need.ORDER))), "NonMaxSuppression"),
     **_rows(OpRow(Way.SOURCE, (), Trait.ELEMENTLESS, whole=True), "Shape", "Size"),
     **_rows(OpRow(Way.SOURCE, (), Trait.EXACT), "Constant"),

@@ -13,9 +13,17 @@ from amp_rewrite.decide.needs.facts import INF, Fact, Values
 from amp_rewrite.decide.needs.forward import Facts, range_of, row_of
 from amp_rewrite.decide.pin import described
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.attributes import float_attribute
+from amp_rewrite.ir.attributes import float_attribute, int_attribute
 from amp_rewrite.ir.dataflow import Flow, first_input_of, origin
-from amp_rewrite.ir.op_classes import ATTENTION_MASKS, COPIES, PAIR_SUMS, SCALINGS, SOFTMAXES, TENSOR_CORE_STEP
+from amp_rewrite.ir.op_classes import (
+    ATTENTION_MASKS,
+    COPIES,
+    PAIR_SUMS,
+    PRODUCTS,
+    SCALINGS,
+    SOFTMAXES,
+    TENSOR_CORE_STEP,
+)
 from amp_rewrite.ir.ops import Need, OpRow, Trait, Way
 from amp_rewrite.ir.patterns.activations import snakes
 from amp_rewrite.ir.schema import KEPT_VARIABLES
@@ -29,6 +37,9 @@ _RUN = 16
 """Elementwise sums and products in a row, without a layer between, that make a recursion."""
 _TERM = 32
 """The size that a term of a sum may have."""
+_FEW = 1 << 14
+"""Weights that are summed up to see whether they are zero in sum."""
+_BALANCE = 1e-4
 _DOWN = 2.0**-5
 """A factor that scales large numbers down to what a reader expects."""
 _REASONS = {
@@ -43,6 +54,7 @@ _REASONS = {
     Need.PLACE: reasons.POSITION,
     Need.PATH: reasons.RUNNING_SUM,
     Need.FACTOR: reasons.RUNNING_SUM,
+    Need.SLOPE: reasons.CANCELLATION,
 }
 
 
@@ -140,7 +152,8 @@ class Needs:
 
     def _ask_outside(self, value: ValueId, ask: Ask, why: Held) -> None:
         """Hand a need across the edge of a body; a state that goes round has asked already."""
-        if ask.need not in (Need.PATH, Need.FACTOR):
+        branch = self.view.producer(value, "If") is not None
+        if branch or ask.need not in (Need.PATH, Need.FACTOR):
             for source in self._outside.sources(value):
                 self._ask(source, ask, why)
 
@@ -159,18 +172,18 @@ class Needs:
             case Need.ORDER:
                 return many or unknown or fact.near_one
             case Need.PLACE:
-                return many or fact.raw or fact.grid > 0 or bool(fact.levels)
+                return many or fact.raw or fact.grid > 0 or fact.placed or bool(fact.levels)
             case Need.TINY:
                 return self._is_small(fact)
             case Need.RATIO:
                 return self._is_small(fact) or fact.beside_one or bool(fact.squares)
             case Need.HUGE:
-                return fact.grows
+                return fact.grows or (fact.terms > limits.most / _TERM and fact.size > limits.most)
             case Need.LONG:
                 return fact.terms > 1 and fact.size > limits.most
             case Need.FACTOR:
                 return fact.near_one or fact.beside_one or fact.size <= 1
-            case Need.DIGITS | Need.PATH:
+            case Need.DIGITS | Need.PATH | Need.SLOPE:
                 return True
 
     def _is_small(self, fact: Fact) -> bool:
@@ -239,6 +252,13 @@ class Needs:
             yield op.inputs[0], Need.EXACT, "", ""
         if (row.whole and facts and facts[0].whole is not None) or op.kind == "Mod":
             yield op.inputs[0], Need.EXACT, "", ""
+        if row.way is Way.PRODUCT and len(facts) > 1 and (value := self._balanced(op)) is not None:
+            yield (
+                value,
+                Need.PLACE,
+                reasons.CANCELLATION,
+                "its weights sum to zero: a difference of values on one level",
+            )
         if self.facts.limits.narrow and (row.way in (Way.SCALE, Way.PRODUCT) or op.kind == "Reciprocal"):
             yield from self._of_means(op, facts)
         if op.kind in PAIR_SUMS and len(facts) == 2:
@@ -273,9 +293,27 @@ class Needs:
             self.shared |= shared
             note = "a difference of squares and products, which is small beside them"
             yield from ((v, Need.DIGITS, "", note) for v in op.operands)
+        many = min(a.whole or 0.0, b.whole or 0.0) > self.facts.limits.integers
+        if op.kind == "Sub" and many and a.raw and b.raw:
+            yield from ((v, Need.EXACT, "", "") for v in op.operands)
         if op.kind == "Sub" and a.levels & b.levels and (a.learned or b.learned):
             note = f"{described(self.view, op.id)} takes their level away again"
             yield from ((v, Need.PLACE, reasons.CANCELLATION, note) for v in op.operands)
+
+    def _balanced(self, op: Op) -> ValueId | None:
+        """Return the input of a product whose weights sum to zero, and take its level away; None for other products."""
+        for slot in (1, 0) if op.kind in PRODUCTS else (1,):
+            value, other = op.inputs[slot], op.inputs[1 - slot]
+            fact = self.facts[other]
+            weights = self.view.array(value, _FEW) if fact.raw or fact.levels else None
+            if weights is None or weights.ndim < 2 or weights.dtype.kind != "f" or op.kind == "Einsum":
+                continue
+            last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
+            axes = tuple(range(1, weights.ndim)) if op.kind not in PRODUCTS else (-1 if last else -2,)
+            sums, sizes = abs(weights.sum(axis=axes)), abs(weights).sum(axis=axes)
+            if sizes.any() and bool((sums <= _BALANCE * sizes).all()):
+                return other
+        return None
 
     def _of_means(self, op: Op, facts: list[Fact]) -> Iterator[tuple[ValueId | None, Need, str, str]]:
         """Yield the needs of what divides by a long sum, divides one by its length, or reads such a quotient."""
@@ -283,7 +321,7 @@ class Needs:
         note = f"part of a mean: {described(self.view, op.id)} divides by the number or sum of its weights"
         if op.kind in ("Div", "Reciprocal"):
             divisor = facts[-1]
-            summed = divisor.learned and divisor.terms > long and divisor.size > self.facts.limits.most
+            summed = divisor.terms > long and divisor.size > self.facts.limits.most
             counted = op.kind == "Div" and facts[0].terms > long and self._counts(op)
             if summed or counted:
                 yield from ((v, Need.LONG, "", note) for v in op.operands)
@@ -293,9 +331,13 @@ class Needs:
                     yield value, Need.LONG if fact.terms > 1 else Need.TINY, reasons.RUNNING_SUM, note
 
     def _of_scaling(self, op: Op, a: Fact, b: Fact) -> Iterator[tuple[ValueId | None, Need, str, str]]:
-        if not self.facts.limits.narrow:
-            return
-        if 0 < self.facts.factor(op, (a, b)) < _DOWN:
+        factor = self.facts.factor(op, (a, b))
+        if factor > 1 / _DOWN and (a.slope or b.slope):
+            note = f"{described(self.view, op.id)} divides a difference by a small step"
+            yield from ((v, Need.SLOPE, "", note) for v in op.operands)
+        if op.kind == "Div" and a.raw and b.raw and min(a.whole or 0.0, b.whole or 0.0) > self.facts.limits.integers:
+            yield from ((v, Need.EXACT, "", "") for v in op.operands)
+        if self.facts.limits.narrow and 0 < factor < _DOWN:
             note = f"{described(self.view, op.id)} scales it down again"
             yield from ((v, Need.HUGE, "", note) for v in op.operands)
 
@@ -354,6 +396,8 @@ class Needs:
         far = next((f for f in varying if f.beyond and (sure or limits.most < f.size < INF)), None)
         if far is not None and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
             return Held(_reason_of(far), None, far.beyond)
+        if op.kind == "Einsum" and not facts.contracts(op) and facts.terms(op) >= TENSOR_CORE_STEP:
+            return Held(reasons.RUNNING_SUM, None, "a sum, spelled as a product")
         if row.way is Way.PRODUCT and any(f.running for f in read) and not self._for_products(op):
             return Held(reasons.RUNNING_SUM, None, "a running sum or a mean, spelled as a product")
         for slot in ATTENTION_MASKS.get(op.kind, ()):

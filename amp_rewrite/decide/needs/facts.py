@@ -76,6 +76,12 @@ class Fact(NamedTuple):
     """Inputs from which it is computed without a layer between, or with one."""
     levels: Annotated[Values, _union] = frozenset()
     """Inputs to which something is added, or from which it is subtracted."""
+    placed: Annotated[bool, any] = False
+    """Such a sum, scaled or not."""
+    nudged: Annotated[bool, any] = False
+    """It is computed from an input plus a small step."""
+    slope: Annotated[bool, any] = False
+    """A difference between what a step made of a layer, and what the layer is without it."""
     line: Values = frozenset()
     """The value of which it is a linear function; nothing for that value itself."""
     squares: Annotated[Pairs, _union] = frozenset()

@@ -28,9 +28,13 @@ FREE = 4096
 """What a free dimension counts as in a number of elements."""
 _READ = 1 << 16
 """Elements of the largest constant that is read whole; of larger ones the magnitudes are known."""
+_OF_EXPONENTIALS = 2.0**8
+"""Terms of moderate size that an exponential counts for in a sum."""
 _NEAR_RANGE = 0.6
 """Share of the range beyond which a sum or product may leave it."""
 _SMALL_STEP = 2.0**-4
+_STEP = 2.0**-6
+"""The largest step of a derivative by differences."""
 _FAR = 1e30
 """No quantity of a network is as large: a larger number is the fill of a mask."""
 _RANGES: Mapping[DType, tuple[float, float]] = {
@@ -231,7 +235,8 @@ class Facts:
                 whole = fact.whole if fact.whole is not None else INF
                 return Fact(fact.low, fact.high, whole=whole, constant=fact.constant, sources=fact.sources)
             if not self.floats(op.inputs[0]):
-                return fact._replace(beyond=self._leaves(fact.low, fact.high, read))
+                wide = fact.whole is not None and fact.whole > self.limits.most and fact.raw
+                return fact._replace(beyond=self._leaves(fact.low, fact.high, read), grows=wide)
             return fact
         kept = row.traits & (Trait.MOVES | Trait.RELABELS)
         return fact if kept else fact._replace(number=None, peak=fact.peak and op.kind == "TopK")
@@ -285,6 +290,9 @@ class Facts:
             guard=guard,
             beside_one=bool(varying) and any(f.number is not None and abs(f.number) == 1 for f in constants),
             peak=peak,
+            placed=fact.placed or bool(fact.levels),
+            nudged=fact.nudged or (fact.raw and any(0 < f.size < _STEP for f in constants)),
+            slope=fact.slope or (len(varying) == 2 and fact.nudged and all(f.learned for f in varying)),
             states=() if self.centers(op) else tuple((state, True) for state, _ in fact.states),
             steps=self._steps(op, read),
             run=_run(read),
@@ -362,6 +370,8 @@ class Facts:
             products=(frozenset(op.operands) if not square else frozenset()) if two else fact.products,
             negative=any(f.negative for f in varying) != any(n < 0 for n in factors),
             levels=self._levels(read, varying, factors),
+            placed=not two and (fact.placed or bool(fact.levels)),
+            states=tuple((state, moved or bool(factors)) for state, moved in fact.states),
             terms=read[0].terms * self._inverse(read[-1]) if divides else math.prod(f.terms for f in read),
             grid=0.0 if two and not fact.whole else counts,
             best=fact.best if counts else 0.0,
@@ -383,7 +393,7 @@ class Facts:
 
     def _inverse(self, divisor: Fact) -> float:
         """Return the terms in the inverse of a value: less than 1 for a sum of weights that may leave the range."""
-        long = divisor.learned and divisor.terms > 1 and divisor.size > self.limits.most
+        long = divisor.terms > 1 and divisor.size > self.limits.most
         return 1 / divisor.terms if long else 1.0
 
     def factor(self, op: Op, read: Sequence[Fact]) -> float:
@@ -477,13 +487,15 @@ class Facts:
             return fact._replace(peak=False, top=op.inputs[0] if op.kind == "ReduceMax" else None)
         if op.kind in ("ReduceMean", "AveragePool", "GlobalAveragePool"):
             return fact._replace(whole=None, peak=False)
-        count = combined_elements(self.view, op) or FREE
+        known = combined_elements(self.view, op)
+        count = known or FREE
         whole = fact.whole * count if fact.whole is not None else None
         if op.kind in ("ReduceProd", "CumProd"):
             return fact._replace(low=-INF, high=INF, grows=True, whole=whole and INF, peak=False)
         small = fact.small and not fact.peak
+        added = count if known is not None or fact.learned else 1  # of weights that are fed, the number is not known
         low, high = min(fact.low * count, 0.0), max(fact.high * count, 0.0)
-        return fact._replace(low=low, high=high, whole=whole, small=small, peak=False, terms=fact.terms * count)
+        return fact._replace(low=low, high=high, whole=whole, small=small, peak=False, terms=fact.terms * added)
 
     def _applied(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         fact = read[0] if read else NOTHING
@@ -495,12 +507,15 @@ class Facts:
             small=row.small,
             near_one=row.near_one,
             bent=fact.learned,
+            nudged=fact.nudged,
         )
         if row.whole or op.kind == "Mod":
-            return kept._replace(low=fact.low, high=fact.high, whole=fact.size if row.whole else fact.whole)
+            whole = fact.size if row.whole else fact.whole
+            return kept._replace(low=fact.low, high=fact.high, whole=whole, levels=fact.levels)
         if op.kind == "Exp":
             high = math.exp(fact.high) if fact.high < 700 else INF
-            return kept._replace(high=high, peak=fact.peak, small=not fact.peak)
+            terms = 1.0 if high < INF else _OF_EXPONENTIALS
+            return kept._replace(high=high, peak=fact.peak, small=not fact.peak, terms=terms)
         if op.kind == "Abs":
             return kept._replace(small=fact.small, high=fact.size, whole=fact.whole, terms=fact.terms)
         if op.kind == "Sqrt":
@@ -532,7 +547,7 @@ class Facts:
         operands = op.operands[:2]
         if len(operands) < 2:  # an Einsum of one operand
             return self._reduced(op, row, read)
-        if op.kind in PRODUCTS and self.terms(op) < TENSOR_CORE_STEP:
+        if op.kind in PRODUCTS and (self.terms(op) < TENSOR_CORE_STEP or not self.contracts(op)):
             few, terms = self._scaled(op, OPS["Mul"], [first, second]), self.terms(op)
             whole = few.whole * terms if few.whole is not None else None
             return few._replace(products=frozenset().union(*map(self.line, operands)), whole=whole)
@@ -554,6 +569,7 @@ class Facts:
             negative=fact.negative,
             sources=fact.sources if not behind_layer else frozenset(),
             hides=len(read) > 2 and read[2].raw,
+            nudged=fact.nudged,
             depth=fact.depth + 1,
             ones=ones,
             whole=INF if read and len(wholes) == len(read) else None,
@@ -571,12 +587,16 @@ class Facts:
             return together * self.terms(op)
         return together if together >= 1 else min(1.0, together * self.terms(op))
 
+    def contracts(self, op: Op) -> bool:
+        """True if a product sums over an axis that two of its operands share."""
+        if op.kind != "Einsum":
+            return True
+        operands, result = equation(op.node)
+        summed = {label for labels in operands for label in labels} - set(result) - {"."}
+        return any(sum(label in labels for labels in operands) > 1 for label in summed)
+
     def terms(self, op: Op) -> int:
         """Return how many terms each result of a product adds up; a free dimension counts as `FREE`."""
-        if op.kind == "Einsum":
-            operands, result = equation(op.node)
-            if not {label for label in operands[0] if any(label in o for o in operands[1:])} - set(result):
-                return 1
         stored = [tuple(t.dims) if (t := self.view.constant(v)) is not None else None for v in op.inputs]
         known = any(stored) and op.kind != "Einsum"
         return summed_terms(op, stored if known else [shape_of(self.view, v) for v in op.inputs], FREE)
@@ -590,6 +610,7 @@ class Facts:
             constant=fact.constant,
             sources=fact.sources,
             peak=op.kind == "Softmax",
+            nudged=fact.nudged,
             terms=1 / self._row_length(op) if op.kind == "Softmax" else 1.0,
         )
 
