@@ -40,6 +40,7 @@ _TERM = 32
 _FEW = 1 << 14
 """Weights that are summed up to see whether they are zero in sum."""
 _BALANCE = 1e-4
+_NEIGHBOURS = 64
 _DOWN = 2.0**-5
 """A factor that scales large numbers down to what a reader expects."""
 _REASONS = {
@@ -311,7 +312,8 @@ class Needs:
             last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
             axes = tuple(range(1, weights.ndim)) if op.kind not in PRODUCTS else (-1 if last else -2,)
             sums, sizes = abs(weights.sum(axis=axes)), abs(weights).sum(axis=axes)
-            if sizes.any() and bool((sums <= _BALANCE * sizes).all()):
+            few = weights.size <= _NEIGHBOURS * sums.size  # more are waves, as a rule: their sums are zero, too
+            if few and sizes.any() and bool((sums <= _BALANCE * sizes).all()):
                 return other
         return None
 

@@ -32,6 +32,8 @@ _OF_EXPONENTIALS = 2.0**8
 """Terms of moderate size that an exponential counts for in a sum."""
 _NEAR_RANGE = 0.6
 """Share of the range beyond which a sum or product may leave it."""
+_MODERATE = 8.0
+"""A factor of at most this size makes no product large."""
 _SMALL_STEP = 2.0**-4
 _STEP = 2.0**-6
 """The largest step of a derivative by differences."""
@@ -250,6 +252,9 @@ class Facts:
             fact = joined(others or fills)
             return fact._replace(best=fact.grid, number=None)
         fact = joined(read)
+        if len([f for f in read if not f.constant]) > 1:  # a state that decays, and is raised again
+            moved = {state for f in read if f.run for state, _ in f.states}
+            fact = fact._replace(states=tuple((state, was or state in moved) for state, was in fact.states))
         if op.kind == "Where":
             return fact._replace(best=fact.grid)
         bounds = [f for f in read if f.constant and f.number is not None]
@@ -364,14 +369,13 @@ class Facts:
             whole=math.prod(wholes) if wholes and len(wholes) == len(read) else None,
             number=None,
             small=small,
-            grows=fact.grows or (two and not divides and all(f.size > 1 for f in varying)),
+            grows=fact.grows or (two and not divides and all(f.size > _MODERATE for f in varying)),
             near_one=bool(varying) and all(f.near_one for f in varying),
             squares=self._pair(op) if two else fact.squares,
             products=(frozenset(op.operands) if not square else frozenset()) if two else fact.products,
             negative=any(f.negative for f in varying) != any(n < 0 for n in factors),
             levels=self._levels(read, varying, factors),
             placed=not two and (fact.placed or bool(fact.levels)),
-            states=tuple((state, moved or bool(factors)) for state, moved in fact.states),
             terms=read[0].terms * self._inverse(read[-1]) if divides else math.prod(f.terms for f in read),
             grid=0.0 if two and not fact.whole else counts,
             best=fact.best if counts else 0.0,
@@ -573,7 +577,7 @@ class Facts:
             depth=fact.depth + 1,
             ones=ones,
             whole=INF if read and len(wholes) == len(read) else None,
-            grows=two and all(f.size > 1 for f in varying),
+            grows=two and all(f.size > _MODERATE for f in varying),
             beyond=f"for an input of ones, it is {ones:g}" if ones is not None and ones > self.limits.most else "",
             small=_small_product(varying, weight),
             terms=self._added_up(op, read if op.kind == "Einsum" else [first, second]),
