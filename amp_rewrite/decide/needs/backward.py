@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.facts import INF, Fact, Values
-from amp_rewrite.decide.needs.forward import Facts, range_of, row_of
+from amp_rewrite.decide.needs.forward import Facts, row_of
 from amp_rewrite.decide.pin import described
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
@@ -27,7 +27,7 @@ from amp_rewrite.ir.op_classes import (
 from amp_rewrite.ir.ops import Need, OpRow, Trait, Way
 from amp_rewrite.ir.patterns.activations import snakes
 from amp_rewrite.ir.schema import KEPT_VARIABLES
-from amp_rewrite.ir.shapes.onnx_shapes import shape_of
+from amp_rewrite.ir.shapes.onnx_shapes import declared_dims, shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.ir.weights import loses_digits
 
@@ -177,7 +177,8 @@ class Needs:
             case Need.TINY:
                 return self._is_small(fact)
             case Need.RATIO:
-                return self._is_small(fact) or fact.beside_one or bool(fact.squares)
+                near = fact.near_one or fact.beside_one or fact.peak
+                return fact.small or self._is_small(fact) or near or bool(fact.squares)
             case Need.HUGE:
                 return fact.grows or (fact.terms > limits.most / _TERM and fact.size > limits.most)
             case Need.LONG:
@@ -191,7 +192,7 @@ class Needs:
         """True if the low type may lose the digits of a value, or make it 0."""
         limits = self.facts.limits
         divided = limits.narrow and fact.terms < _TERM / limits.most
-        return fact.small or fact.guard < limits.tiny or divided
+        return (fact.small and limits.narrow) or fact.guard < limits.tiny or divided
 
     def _hand_on(self, op: Op, row: OpRow, value: ValueId, ask: Ask, why: Held) -> None:
         """Hold the maker of a value that a reader needs, and ask for what it reads."""
@@ -204,7 +205,7 @@ class Needs:
         if ask.need is Need.HUGE and len(varying) > 1 and row.way is not Way.SUM:
             return
         few = product and self.facts.terms(op) < TENSOR_CORE_STEP
-        few |= product and ask.need is Need.DIGITS and self._averages(op)
+        few |= product and ask.need is Need.DIGITS and self.facts[value].averaged
         if not (few or ask.need in row.passed or (product and ask.need in _THROUGH_PRODUCTS)):
             return
         for slot, operand in enumerate(op.inputs):
@@ -219,13 +220,12 @@ class Needs:
                 note = "part of the spectrum of an input, of which small parts count"
                 self._ask(operand, Ask(Need.DIGITS), Held(reasons.CANCELLATION, why.because, note))
 
-    def _averages(self, op: Op) -> bool:
-        """True for a product with weights that are not negative, as an average is spelled."""
-        return any(fact.constant and fact.low >= 0 for fact in (self.facts[v] for v in op.operands[:2]))
-
-    def _is_shared(self, value: ValueId) -> bool:
-        """True if both sides of a difference read a value, or copies of it."""
-        return not self.facts[value].averaged and not self.shared.isdisjoint(self.facts.line(value))
+    def _is_shared(self, value: ValueId | None) -> bool:
+        """True if both sides of a difference read a value, or numbers picked from it."""
+        while value is not None and value not in self.shared:
+            made_by = self.view.producer(value)
+            value = made_by.inputs[0] if made_by is not None and row_of(made_by).way in _PICKED else None
+        return value is not None
 
     def _is_front(self, op: Op, value: ValueId, operand: ValueId) -> bool:
         """True if an op takes the squares of what a first layer makes of an input, and nothing else reads them."""
@@ -260,6 +260,8 @@ class Needs:
                 reasons.CANCELLATION,
                 "its weights sum to zero: a difference of values on one level",
             )
+        if row.way is Way.PRODUCT and len(facts) > 2 and any(_among(facts[2], self.facts[op.outputs[0]])):
+            yield op.inputs[2], Need.DIGITS, "", "a difference of squares and products, which is small beside them"
         if self.facts.limits.narrow and (row.way in (Way.SCALE, Way.PRODUCT) or op.kind == "Reciprocal"):
             yield from self._of_means(op, facts)
         if op.kind in PAIR_SUMS and len(facts) == 2:
@@ -285,7 +287,8 @@ class Needs:
 
     def _of_sum(self, op: Op, a: Fact, b: Fact) -> Iterator[tuple[ValueId | None, Need, str, str]]:
         apart = (op.kind == "Sub") != (a.negative != b.negative)
-        shared = frozenset().union(*(a.squares & b.squares), *_among(a, b), *_among(b, a))
+        means = a.squares & b.squares if a.averaged or b.averaged else ()
+        shared = frozenset().union(*means, *_among(a, b), *_among(b, a))
         if (
             shared
             and apart
@@ -337,8 +340,12 @@ class Needs:
         if factor > 1 / _DOWN and (a.slope or b.slope):
             note = f"{described(self.view, op.id)} divides a difference by a small step"
             yield from ((v, Need.SLOPE, "", note) for v in op.operands)
-        if op.kind == "Div" and a.raw and b.raw and min(a.whole or 0.0, b.whole or 0.0) > self.facts.limits.integers:
-            yield from ((v, Need.EXACT, "", "") for v in op.operands)
+        if op.kind == "Div" and (b.whole or 0.0) > (
+            self.facts.limits.integers if a.raw and a.whole else self.facts.limits.most
+        ):
+            yield op.inputs[1], Need.EXACT, "", ""
+            if a.raw and a.whole is not None:
+                yield op.inputs[0], Need.EXACT, "", ""
         if self.facts.limits.narrow and 0 < factor < _DOWN:
             note = f"{described(self.view, op.id)} scales it down again"
             yield from ((v, Need.HUGE, "", note) for v in op.operands)
@@ -364,7 +371,7 @@ class Needs:
         """Return why facts alone keep an op in float32; None if they do not."""
         facts, limits = self.facts, self.facts.limits
         read = [facts[v] for v in op.operands if row.way is not Way.COPY or facts.floats(v)]
-        varying = [f for f in read if not f.constant]
+        varying = [f for f in read if not f.constant or f.decoded]
         computes = row.way not in _NOT_ARITHMETIC
         if op.bodies:
             return None
@@ -392,7 +399,7 @@ class Needs:
             if least < limits.tiny:
                 return Held(reasons.CONSTANT_RANGE, None, f"variance + epsilon is {least:g}, below {limits.tiny:g}")
         made = facts[op.outputs[0]] if op.outputs else None
-        if made is not None and made.beyond and ((varying and (computes or row.way is Way.COPY)) or op.kind == "Cast"):
+        if made is not None and made.beyond and not made.constant and (computes or row.way is Way.COPY):
             return Held(_reason_of(made), None, made.beyond)
         sure = row.way is not Way.PRODUCT  # a layer may well bring a value back into the range
         far = next((f for f in varying if f.beyond and (sure or limits.most < f.size < INF)), None)
@@ -409,10 +416,8 @@ class Needs:
 
     def _quantizes_beyond(self, op: Op) -> str:
         """Return why the codes that an op gives stand for numbers beyond the range; "" if they do not."""
-        dtype = self.view.dtype(op.outputs[0])
-        low, high = range_of(dtype)
-        codes = Fact(low, high, whole=max(-low, high) if dtype is not None and "INT" in dtype.name else None)
-        return self.facts.too_large(codes, self.facts[op.inputs[1]])
+        zero = self.facts[op.inputs[2] if len(op.inputs) > 2 else None]
+        return self.facts.too_large(self.view.dtype(op.outputs[0]), self.facts[op.inputs[1]], zero)
 
     def _loses_digits(self, op: Op, row: OpRow, slot: int, value: ValueId | None) -> bool:
         """True for weights, a divisor or a single factor that the low type keeps few digits of."""
@@ -426,9 +431,11 @@ class Needs:
         return alone and loses_digits(self.view, value, self.facts.to)
 
     def _for_products(self, op: Op) -> bool:
-        """True if other products alone read a result."""
-        ways = [row_of(reader).way for value in op.results for reader in self.view.readers(value)]
-        return bool(ways) and all(way is Way.PRODUCT for way in ways)
+        """True if other products alone read a result, or copies of it."""
+        copies = Flow.of(self.view, COPIES)
+        reached = copies.forth(dict.fromkeys(op.results))
+        ways = [row_of(reader).way for reader in copies.readers(reached)]
+        return self.view.yielded.isdisjoint(reached) and bool(ways) and all(way is Way.PRODUCT for way in ways)
 
     # -- states and recursions -------------------------------------------------------------------------
 
@@ -455,8 +462,14 @@ class Needs:
                 self._ask(value, Ask(Need.PATH), Held(reasons.RUNNING_SUM, None, note))
 
     def _alike(self, a: ValueId, b: ValueId) -> bool:
-        shapes = shape_of(self.view, a), shape_of(self.view, b)
-        return a != b and self.view.values[b].public and None not in shapes and shapes[0] == shapes[1]
+        """True if an output and an input of the model have the same type and shape, free dimensions by name."""
+        dims = [self._public_dims.get(self.view.value_name(value)) for value in (a, b)]
+        return a != b and self.view.values[b].public and None not in dims and dims[0] == dims[1]
+
+    @cached_property
+    def _public_dims(self) -> Mapping[str, tuple[int | str | None, ...] | None]:
+        graph = self.view.model.proto.graph
+        return {formal.name: declared_dims(formal) for formal in (*graph.input, *graph.output)}
 
     def _along_state(self, op: Op, value: ValueId, ask: Ask, why: Held) -> None:
         """Ask what carries a state for its digits, and the factors beside it for their distance from 1."""
@@ -497,5 +510,6 @@ _BESIDE_ONE = {
     **dict.fromkeys(PAIR_SUMS, (Need.TINY, Need.RATIO)),
 }
 """Needs for which an operand must keep its distance from 1: it multiplies, or is added to 1."""
+_PICKED = (Way.COPY, Way.PICK)
 _NOT_ARITHMETIC = (Way.COPY, Way.PICK, Way.SOURCE, Way.TEST, Way.UNKNOWN)
 _THROUGH_PRODUCTS = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.LONG))

@@ -70,6 +70,8 @@ class Fact(NamedTuple):
     # -- origin --------------------------------------------------------------------------------------
     constant: Annotated[bool, all] = False
     """It is computed from constants alone."""
+    decoded: Annotated[bool, any] = False
+    """Codes stand for it, which runtimes do not decode at load time."""
     learned: Annotated[bool, any] = False
     """A layer made part of it."""
     sources: Annotated[Values, _union] = frozenset()

@@ -16,13 +16,14 @@ from amp_rewrite.decide.needs.limits import Limits
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import equation, int_attribute
-from amp_rewrite.ir.dataflow import Flow
-from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS, PRODUCTS, TENSOR_CORE_STEP
+from amp_rewrite.ir.dataflow import Flow, first_input_of, orders, origin
+from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, PRODUCTS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, UNKNOWN, OpRow, Trait, Way
 from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
 from amp_rewrite.ir.patterns.scores import FILL, counts_far, scored_rows
 from amp_rewrite.ir.shapes.onnx_shapes import combined_elements, shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
+from amp_rewrite.ir.weights import outweighs
 
 FREE = 4096
 """What a free dimension counts as in a number of elements."""
@@ -221,9 +222,13 @@ class Facts:
         if fact.constant and not all(self[v].constant for v in op.operands):
             table = op.kind == "Gather" and fact.whole is None  # learned, as an embedding is
             source = frozenset() if table else frozenset((op.operands[-1],))
-            fact = fact._replace(constant=False, number=None, learned=table, sources=source, best=fact.grid)
+            beyond = "" if self.is_fill(fact) else self._leaves(fact.low, fact.high)
+            fact = fact._replace(
+                constant=False, number=None, learned=table, sources=source, best=fact.grid, beyond=beyond
+            )
         varying = [v for v in op.operands if self.floats(v) and not self[v].constant]
         linear = row.way in _LINEAR and len(varying) == 1 and op.kind not in _NOT_LINEAR
+        linear &= row.way is not Way.PRODUCT or self._averages(op)
         return fact._replace(
             line=self.line(varying[0]) if linear else frozenset(),
             low=max(fact.low, row.low),
@@ -238,7 +243,7 @@ class Facts:
                 return Fact(fact.low, fact.high, whole=whole, constant=fact.constant, sources=fact.sources)
             if not self.floats(op.inputs[0]):
                 wide = fact.whole is not None and fact.whole > self.limits.most and fact.raw
-                return fact._replace(beyond=self._leaves(fact.low, fact.high, read), grows=wide)
+                return fact._replace(beyond=self._leaves(fact.low, fact.high), grows=wide)
             return fact
         kept = row.traits & (Trait.MOVES | Trait.RELABELS)
         return fact if kept else fact._replace(number=None, peak=fact.peak and op.kind == "TopK")
@@ -256,7 +261,8 @@ class Facts:
             moved = {state for f in read if f.run for state, _ in f.states}
             fact = fact._replace(states=tuple((state, was or state in moved) for state, was in fact.states))
         if op.kind == "Where":
-            return fact._replace(best=fact.grid)
+            chosen = [f.number for f in read if f.constant and f.number is not None and 0 < f.number < 1]
+            return fact._replace(best=fact.grid, guard=min((*chosen, fact.guard)))
         bounds = [f for f in read if f.constant and f.number is not None]
         below = [f.low for f in (bounds if op.kind == "Max" else read[1:2] if op.kind == "Clip" else ()) if f.constant]
         above = [f.high for f in (bounds if op.kind == "Min" else read[2:] if op.kind == "Clip" else ()) if f.constant]
@@ -307,7 +313,7 @@ class Facts:
             gated=0,
             small_factor=False,
             negative=fact.negative,
-            beyond=fact.beyond or self._drowns(read, varying, constants),
+            beyond=fact.beyond or self._drowns(read, varying, constants) or self._outweighs(op),
             small=(fact.small and (guard == INF or guard < self.limits.tiny)) or self._is_rest(op, varying, constants),
             ones=None,
             running=False,
@@ -318,6 +324,14 @@ class Facts:
         """Sums of scores and a bias that is small at the best key of each row, as far as a softmax sees it."""
         rows = scored_rows(self.view, cache(partial(self.view.array, most=MOST)))
         return frozenset(term.op.id for row in rows if row.near(self.to) for term in row.terms)
+
+    def _outweighs(self, op: Op) -> str:
+        """Return a note if an op adds a bias that outweighs the weights of the layer before it."""
+        for value, bias in orders(op) if op.kind == "Add" else ():
+            layer = self.view.producer(origin(self.view, value, first_input_of(COPIES)), *LAYERS)
+            if self[bias].constant and layer is not None and outweighs(self.view, bias, layer.inputs[1], self.to):
+                return "a bias that outweighs the product it is added to"
+        return ""
 
     def is_fill(self, fact: Fact) -> bool:
         """True for a constant that is there to lose comparisons: no quantity of a network is as far."""
@@ -347,7 +361,7 @@ class Facts:
     def _scaled(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         divides = op.kind == "Div"
         if Trait.DEQUANTIZES in row.traits:
-            return self._dequantized(read)
+            return self._dequantized(op, read)
         fact = joined(read)
         varying, constants = [f for f in read if not f.constant], [f for f in read if f.constant]
         two = len(varying) == 2
@@ -359,7 +373,7 @@ class Facts:
             small = any(f.small for f in varying) and all(f.small or f.size <= 1 for f in varying)
             small |= square and bool(fact.sources)
         gate = next((f for f in varying if f.learned and f.low >= 0 and f.high <= 1), None) if two else None
-        counts = max((f.grid for f in read), default=0.0)
+        counts = max((f.grid for f in read if not f.constant or not any(v.learned for v in varying)), default=0.0)
         if counts and not divides:
             counts *= min((f.size for f in constants if not f.grid), default=1.0)
         factors = [f.number for f in constants if f.number]
@@ -388,7 +402,8 @@ class Facts:
             running=False,
             beyond=fact.beyond or self._scales_away(op, read, low, high),
             gated=1 + max(f.steps for f in varying if f is not gate) if gate is not None and not divides else 0,
-            small_factor=not two and any(abs(1 / n if divides else n) < _SMALL_STEP for n in factors),
+            small_factor=self._is_fed_number(op)
+            or (not two and any(abs(1 / n if divides else n) < _SMALL_STEP for n in factors)),
         )
 
     def _pair(self, op: Op) -> Pairs:
@@ -397,14 +412,20 @@ class Facts:
 
     def _inverse(self, divisor: Fact) -> float:
         """Return the terms in the inverse of a value: less than 1 for a sum of weights that may leave the range."""
-        long = divisor.terms > 1 and divisor.size > self.limits.most
-        return 1 / divisor.terms if long else 1.0
+        count = divisor.whole if divisor.whole is not None and not divisor.constant else 0.0
+        terms = max(divisor.terms, min(count, FREE))
+        return 1 / terms if terms > 1 and divisor.size > self.limits.most else 1.0
 
     def factor(self, op: Op, read: Sequence[Fact]) -> float:
         """Return the one number by which an op multiplies a value; 0 without one, and if it is infinite."""
         numbers = [f.number for f in (read[1:] if op.kind == "Div" else read) if f.constant and f.number]
         factor = abs(1 / numbers[0] if op.kind == "Div" else numbers[0]) if len(read) == 2 and numbers else 0.0
         return factor if factor < INF else 0.0
+
+    def _is_fed_number(self, op: Op) -> bool:
+        """True if an op multiplies by the only number of an input, as the size of a step is fed."""
+        fed = (v for v in op.operands if op.kind == "Mul" and self.view.values[v].public)
+        return any(math.prod(size or 2 for size in shape_of(self.view, v) or (2,)) == 1 for v in fed)
 
     def _levels(self, read: Sequence[Fact], varying: Sequence[Fact], factors: Sequence[float]) -> frozenset[ValueId]:
         """Return the inputs on whose level a product stays: the other factor is 1, −1 or near it."""
@@ -428,7 +449,7 @@ class Facts:
     def _scales_away(self, op: Op, read: list[Fact], low: float, high: float) -> str:
         """Return why a product or quotient leaves the range."""
         varying = [f for f in read if not f.constant]
-        if why := self._leaves(low, high, read):
+        if varying and (why := self._leaves(low, high)):
             return why
         if any(self.is_fill(f) for f in read):
             return "scales a mask beyond the range"
@@ -440,24 +461,26 @@ class Facts:
             return f"makes a product {factor:g} times as large"
         return ""
 
-    def _dequantized(self, read: list[Fact]) -> Fact:
+    def _dequantized(self, op: Op, read: list[Fact]) -> Fact:
         codes, scale = (*read, NOTHING)[:2]
-        size = codes.size * scale.size if scale.constant else INF
-        return Fact(-size, size, constant=codes.constant, sources=codes.sources, beyond=self.too_large(codes, scale))
+        zero = self[op.inputs[2] if len(op.inputs) > 2 else None]
+        beyond = self.too_large(self.view.dtype(op.inputs[0]), scale, zero)
+        return Fact(constant=codes.constant, sources=codes.sources, decoded=True, beyond=beyond)
 
-    def too_large(self, codes: Fact, scale: Fact) -> str:
-        """Return why numbers that codes stand for leave the range; "" if that is not known."""
+    def too_large(self, codes: DType | None, scale: Fact, zero: Fact) -> str:
+        """Return why numbers that codes with a scale stand for leave the range; "" if that is not known."""
+        low, high = range_of(codes)
+        least, most = (zero.low, zero.high) if zero.constant else (0.0, 0.0)
+        farthest = max(high - least, most - low)
         if scale.constant:
-            size = codes.size * scale.size
-            return f"its values reach {size:g}" if self.limits.most < size < INF else ""
-        wide = self.limits.most / 2 < codes.size < INF and codes.whole is None
-        return f"its codes reach {codes.size:g}, and its scale is not known to be small" if wide else ""
+            return self._leaves(0.0, farthest * scale.size)
+        wide = codes is not None and "FLOAT8" in codes.name and farthest > self.limits.most / 2
+        return f"its codes reach {farthest:g}, and its scale is not known to be small" if wide else ""
 
-    def _leaves(self, low: float, high: float, read: Sequence[Fact]) -> str:
-        """Return why a value that is not constant leaves the range; "" if that is not known."""
+    def _leaves(self, low: float, high: float) -> str:
+        """Return why a value leaves the range; "" if that is not known."""
         size = max(abs(low), abs(high))
-        varies = any(not f.constant for f in read)
-        return f"its values reach {size:g}" if varies and self.limits.most < size < INF else ""
+        return f"its values reach {size:g}" if self.limits.most < size < INF else ""
 
     def _steps(self, op: Op, read: list[Fact]) -> int:
         """Return the small steps of a recursion so far: a small multiple is added, or a factor near 1 multiplies."""
@@ -514,8 +537,9 @@ class Facts:
             nudged=fact.nudged,
         )
         if row.whole or op.kind == "Mod":
-            whole = fact.size if row.whole else fact.whole
-            return kept._replace(low=fact.low, high=fact.high, whole=whole, levels=fact.levels)
+            bounded = fact.size if fact.size < INF or not fact.learned else None
+            whole = bounded if row.whole else fact.whole
+            return kept._replace(low=fact.low, high=fact.high, whole=whole, levels=fact.levels, bent=False)
         if op.kind == "Exp":
             high = math.exp(fact.high) if fact.high < 700 else INF
             terms = 1.0 if high < INF else _OF_EXPONENTIALS
@@ -530,7 +554,7 @@ class Facts:
         if op.kind == "Reciprocal":
             least = max(fact.low, fact.guard if fact.guard < INF else 0.0)
             high = 1 / least if least > 0 else INF
-            beyond = self._leaves(0.0, high, read) if fact.guard < INF else ""
+            beyond = self._leaves(0.0, high) if fact.guard < INF else ""
             return kept._replace(terms=self._inverse(fact), high=high, beyond=beyond)
         return kept
 
@@ -574,6 +598,7 @@ class Facts:
             sources=fact.sources if not behind_layer else frozenset(),
             hides=len(read) > 2 and read[2].raw,
             nudged=fact.nudged,
+            averaged=self._averages(op),
             depth=fact.depth + 1,
             ones=ones,
             whole=INF if read and len(wholes) == len(read) else None,
@@ -590,6 +615,11 @@ class Facts:
         if not layer:
             return together * self.terms(op)
         return together if together >= 1 else min(1.0, together * self.terms(op))
+
+    def _averages(self, op: Op) -> bool:
+        """True for a product with the weights of an average or a plain sum: none is negative."""
+        weights = [f for f in (self[v] for v in op.operands[:2]) if f.constant]
+        return any(f.low >= 0 and (f.high < 1 or f.number is not None) for f in weights)
 
     def contracts(self, op: Op) -> bool:
         """True if a product sums over an axis that two of its operands share."""
@@ -684,7 +714,20 @@ def _is_running(numbers: Array) -> bool:
 
 
 _LINEAR = frozenset((Way.COPY, Way.PICK, Way.SUM, Way.SCALE, Way.REDUCE, Way.PRODUCT))
-_NOT_LINEAR = frozenset(("ReduceSumSquare", "ReduceL2", "ReduceProd", "ReduceL1", "ReduceLogSumExp", "CumProd"))
+_NOT_LINEAR = frozenset(
+    (
+        "ReduceMax",
+        "ReduceMin",
+        "MaxPool",
+        "GlobalMaxPool",
+        "ReduceSumSquare",
+        "ReduceL2",
+        "ReduceProd",
+        "ReduceL1",
+        "ReduceLogSumExp",
+        "CumProd",
+    )
+)
 _Forward = Callable[[Facts, Op, OpRow, list[Fact]], Fact]
 _WAYS: Mapping[Way, _Forward] = {
     Way.COPY: Facts._copied,
