@@ -21,16 +21,9 @@ from support.held import held
 
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16
 LOWEST = -3.4028234663852886e38
-SHAPES = {
-    "q": (2, 4, 8, 64),
-    "k": (2, 4, 64, 8),
-    "m": (2, 1, 1, 8),
-    "kt": (2, 4, 8, 64),
-    "column": (8, 1),
-    "row": (1, 4),
-}
-TYPES = {"seen": "bool", "ids": "int", "n": "int"}
-EYE = np.eye(8)
+HEADS: dict[str, tuple[int, ...]] = {"q": (2, 4, 8, 64), "k": (2, 4, 64, 8), "kt": (2, 4, 8, 64), "m": (2, 1, 1, 8)}
+SHAPES = {**HEADS, "image": (1, 2, 8, 8), "column": (8, 1)}
+TYPES = {"seen": "bool", "ids": "int"}
 
 
 def model_of(text: str, opset: int = 18, **constants: Any) -> ModelProto:
@@ -46,11 +39,6 @@ def parsed(text: str) -> View:
     return View.of(Model.load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')))
 
 
-def saturated(constant: str, stored: str) -> tuple[Finding, ...]:
-    note = f"the fill value -3.40282e+38 becomes {stored} · harmless: it only selects"
-    return (Finding("saturated", constant, note),)
-
-
 # -- overflow ---------------------------------------------------------------------------------------
 
 
@@ -62,7 +50,7 @@ def test_an_op_stays_float32_if_its_constant_reaches_the_end_of_the_range(number
 
 
 def test_a_weight_that_overflows_float16_fits_bfloat16() -> None:
-    view = view_of("y=MatMul(x,w)", w=EYE * -1e6)
+    view = view_of("y=MatMul(x,w)", w=np.eye(8) * -1e6)
     assert (list(held(view)), list(held(view, BF16))) == (["y"], [])
 
 
@@ -70,7 +58,6 @@ def test_a_weight_that_overflows_float16_fits_bfloat16() -> None:
     ("stated", "expected"),
     [
         ("values_floats=1.0 65504.0", set()),
-        ("values_floats=1.0 1e6", {"u", "y"}),
         ("values_floats=1.0 2.0,default_float=-1e6", {"u", "y"}),
     ],
 )
@@ -88,44 +75,38 @@ def test_copies_of_an_overflowing_constant_and_their_readers_stay_float32() -> N
     assert "v" not in found
 
 
-def test_an_input_that_no_lowering_would_retype_is_no_reason() -> None:
-    text = """g (float[1,1,2,2] x) => (float[1,1,H,W] y)
+@pytest.mark.parametrize(
+    "text",
+    [
+        """g (float[1,1,2,2] x) => (float[1,1,H,W] y)
         <float[4] scales = {1, 1, 1e6, 1e6}, float[8] roi = {0, 0, 0, 0, 1, 1, 1e6, 1e6}> {
-        y = Resize <coordinate_transformation_mode = "tf_crop_and_resize"> (x, roi, scales)
-    }"""
+            y = Resize <coordinate_transformation_mode = "tf_crop_and_resize"> (x, roi, scales)
+        }""",
+        "g (float[N] x, float[1] c = {1e6}) => (float[N] y) { y = Mul (x, c) }",
+        """g (float[B,H,Q,D] q, float[B,H,D,S] k) => (float[B,H,Q,S] y) <float eight = {8}> {
+            raw = MatMul (q, k)  scaled = Div (raw, eight)  y = Softmax (scaled)
+        }""",
+    ],
+    ids=["never_low", "overridable", "number_of_scores"],
+)
+def test_other_constants_are_no_reason(text: str) -> None:
     assert held(parsed(text)) == {}
-
-
-def test_an_overridable_weight_is_no_constant() -> None:
-    assert held(parsed("g (float[N] x, float[1] c = {1e6}) => (float[N] y) { y = Mul (x, c) }")) == {}
 
 
 # -- masks ------------------------------------------------------------------------------------------
 
 
-def test_a_where_mask_saturates_and_its_softmax_is_free() -> None:
-    view = view_of("s=Where(seen,x,far);y=Softmax(s)", far=LOWEST)
+@pytest.mark.parametrize(
+    ("text", "opset"),
+    [("s=Where(seen,x,far);y=Softmax(s)", 18), ("s=Where(seen,zero,far);y=Attention(q,kt,kt,s)", 23)],
+)
+def test_a_where_mask_saturates_and_its_softmax_is_free(text: str, opset: int) -> None:
+    view = view_of(text, opset, zero=0.0, far=LOWEST)
     for to, bound in ((F16, "-65504"), (BF16, "-3.38953e+38")):
         found = find_hazards(view, to)
-        assert (found.pins, found.findings) == ((), saturated("far", bound))
+        note = f"the fill value -3.40282e+38 becomes {bound} · harmless: it only selects"
+        assert (found.pins, found.findings) == ((), (Finding("saturated", "far", note),))
         assert {view.value_name(v) for v in found.saturate} == {"far", "s"}
-
-
-def test_a_fill_made_by_constant_of_shape_saturates() -> None:
-    text = f"""g (int64[1] n, bool[N] m, float[N] x) => (float[N] y) {{
-        fill = ConstantOfShape <value = float[1] {{{LOWEST}}}> (n)
-        s = Where (m, x, fill)
-        y = Softmax (s)
-    }}"""
-    found = find_hazards(parsed(text), F16)
-    assert (found.pins, found.findings) == ((), saturated("fill", "-65504"))
-
-
-def test_a_float_attention_mask_saturates() -> None:
-    view = view_of("bias=Where(seen,zero,far);y=Attention(q,kt,kt,bias)", opset=23, zero=0.0, far=LOWEST)
-    found = find_hazards(view, F16)
-    assert found.pins == ()
-    assert {view.value_name(v) for v in found.saturate} == {"far", "bias"}
 
 
 @pytest.mark.parametrize(
@@ -163,15 +144,6 @@ def test_an_additive_mask_stays_float32_from_its_sum_to_its_softmax(mask: str, t
     assert not {"raw", "scaled", "n"} & found.keys()
 
 
-def test_scores_of_unknown_width_are_free_where_a_number_divides_them() -> None:
-    text = """g (float[B,H,Q,D] q, float[B,H,D,S] k) => (float[B,H,Q,S] y) <float eight = {8}> {
-        raw = MatMul (q, k)
-        scaled = Div (raw, eight)
-        y = Softmax (scaled)
-    }"""
-    assert held(parsed(text)) == {}
-
-
 def test_a_mask_that_is_just_the_lowest_float16_is_additive_too() -> None:
     view = view_of("bias=Mul(m,far);raw=MatMul(q,k);s=Add(raw,bias);y=Softmax(s)", far=-65504.0)
     assert (list(held(view)), list(held(view, BF16))) == (["bias", "s", "y"], [])
@@ -204,22 +176,30 @@ def test_real_data_in_a_where_is_never_clamped() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a=Add(column,eps);s=Sqrt(a);y=Div(row,s)", ["a", "s"]),  # the root of epsilon fits
-        ("a=Add(column,eps);r=Pow(a,half);y=Mul(row,r)", ["a", "r"]),
-        ("a=Add(column,eps);s=Sqrt(a);r=Div(one,s);y=Mul(row,r)", ["a", "s"]),
-        ("a=Max(column,eps);y=Div(row,a)", ["a", "y"]),
-        ("a=Clip(column,eps);e=Expand(a,n);y=Div(row,e)", ["a", "e", "y"]),
+        ("a=Add(column,eps);s=Sqrt(a);y=Div(x,s)", ["a", "s"]),  # the root of epsilon fits
+        ("a=Add(column,eps);r=Pow(a,half);y=Mul(x,r)", ["a", "r"]),
+        ("a=Add(column,eps);s=Sqrt(a);r=Div(one,s);y=Mul(x,r)", ["a", "s"]),
+        ("a=Max(column,eps);y=Div(x,a)", ["a", "y"]),
+        ("a=Clip(column,eps);e=Expand(a,n);y=Div(x,e)", ["a", "e", "y"]),
         ("a=Where(seen,eps,column);y=Div(x,a)", ["a", "y"]),
-        ("a=Add(column,eps);r=Reciprocal(a);y=Mul(row,r)", ["a", "r", "y"]),
+        ("a=Add(column,eps);r=Reciprocal(a);y=Mul(x,r)", ["a", "r", "y"]),
         ("a=Add(eps,column);y=Log(a)", ["a", "y"]),
-        ("a=Add(column,eps);y=Div(a,row)", []),
-        ("a=Add(column,eps);b=Pow(a,two);y=Mul(row,b)", []),
-        ("a=Add(column,large);s=Sqrt(a);y=Div(row,s)", []),
-        ("a=Add(column,minus);s=Sqrt(a);y=Div(row,s)", []),
+        ("a=Add(column,eps);y=Div(a,x)", []),
+        ("a=Add(column,eps);b=Pow(a,two);y=Mul(x,b)", []),
+        ("a=Add(column,large);s=Sqrt(a);y=Div(x,s)", []),
+        ("a=Add(column,minus);s=Sqrt(a);y=Div(x,s)", []),
     ],
 )
 def test_an_epsilon_below_the_normal_range_is_held_up_to_where_it_fits(text: str, expected: list[str]) -> None:
-    numbers = {"eps": 1e-5, "large": 1e-3, "minus": -1e-5, "half": -0.5, "two": 2.0, "one": 1.0, "n": np.array([8, 4])}
+    numbers: dict[str, Any] = {
+        "eps": 1e-5,
+        "large": 1e-3,
+        "minus": -1e-5,
+        "half": -0.5,
+        "two": 2.0,
+        "one": 1.0,
+        "n": np.array([8, 8]),
+    }
     view = view_of(text, **numbers)
     assert list(held(view)) == expected
     assert held(view, BF16) == {}
@@ -252,10 +232,8 @@ def test_a_quantizer_stays_float32_where_its_scale_would_vanish(text: str) -> No
     [
         ({"var": [1, 1e-6]}, "1e-5", ["y"]),
         ({"var": [1, 1e-6]}, "1e-3", []),
-        ({"var": [1, 1e-3]}, "1e-5", []),
         ({"var": [1, 1e6]}, "1e-5", ["y"]),
         ({"mean": [0, -1e6]}, "1e-5", ["y"]),
-        ({"mean": [0, 1e-7]}, "1e-5", []),
         ({"scale": [1, 7e4]}, "1e-5", ["y"]),
     ],
 )
@@ -263,10 +241,9 @@ def test_batch_normalization_stays_float32_when_its_statistics_leave_the_range(
     statistic: dict[str, list[float]], eps: str, expected: list[str]
 ) -> None:
     numbers = {"scale": [1, 1], "bias": [0, 0], "mean": [0, 0], "var": [1, 1], **statistic}
-    arrays = {name: np.array(value, np.float32) for name, value in numbers.items()}
-    text = f"y=BatchNormalization[epsilon={eps}](image,scale,bias,mean,var)"
-    model = cases.build(text, ["y"], shapes={"image": (1, 2, 8, 8)}, constants=arrays)
-    assert list(held(View.of(Model.load(model)))) == expected
+    arrays: dict[str, Any] = {name: np.array(value, np.float32) for name, value in numbers.items()}
+    view = view_of(f"y=BatchNormalization[epsilon={eps}](image,scale,bias,mean,var)", **arrays)
+    assert list(held(view)) == expected
 
 
 def test_a_model_without_hazards_has_none() -> None:

@@ -25,15 +25,9 @@ def test_a_sum_with_a_grid_of_positions_is_held_up_to_the_output(step: float) ->
     assert kept("s=MatMul(x,w);low=Sub(grid,s);y=Mul(low,stride)", grid=GRID * step, stride=8.0) == {"low", "y"}
 
 
-def test_positions_of_several_levels_are_one_grid() -> None:
+def test_several_levels_whole_numbers_and_what_range_counts_are_grids_too() -> None:
     assert kept("s=MatMul(x,u);y=Add(s,grid)", grid=LEVELS * 1.0, u=np.ones((8, LEVELS.size))) == {"y"}
-
-
-def test_whole_numbers_are_a_grid_too() -> None:
     assert kept("s=MatMul(x,w);f=Cast[to=1](grid);y=Add(s,f)", grid=np.arange(12800).reshape(6400, 2)) == {"y"}
-
-
-def test_a_grid_that_range_counts_is_one() -> None:
     text = "r=Range(zero,n,one);c=Unsqueeze(r,last);s=MatMul(x,w);y=Add(s,c)"
     assert kept(text, zero=0.0, n=6400.0, one=1.0, last=np.array([1])) == {"r", "y"}
 

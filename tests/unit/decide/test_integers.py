@@ -60,12 +60,9 @@ def test_a_size_that_a_layer_predicts_stays_float32_up_to_the_layer() -> None:
     assert kept(text, zero=np.array(0), one=np.array(1)) == ["e", "up", "sum", "n"]
 
 
-def test_computed_scales_stay_float32_and_the_image_does_not() -> None:
+def test_computed_scales_and_lengths_stay_float32_and_the_image_does_not() -> None:
     text = "r=Relu(image);scales=Reciprocal(given);y=Resize[mode=nearest](r,,scales)"
     assert kept(text, {"given": (4,)}) == ["scales"]
-
-
-def test_a_float_range_is_held_with_what_says_its_length() -> None:
     assert kept("limit=Mul(a,b);y=Range(c,limit,a)") == ["limit", "y"]
 
 
@@ -159,22 +156,12 @@ def test_integers_that_nothing_uses_as_such_are_left_alone(text: str) -> None:
     assert kept(text, {"seen": (8,), "ids": ("B", 8)}, one=1.0, far=-1e4) == []
 
 
-def test_a_mixture_of_experts_is_left_alone() -> None:
+def test_what_an_index_picks_is_left_alone_and_the_ranked_scores_are_not() -> None:
     text = (
-        "logits=MatMul(rows,router);gates=Softmax[axis=1](logits);best,which=TopK(gates,one);total=ReduceSum(best,one);"
-        "share=Div(best,total);flat=Squeeze(which,one);picked=Cast[to=float](which);live=Equal(picked,zero);"
-        "weight=Gather(experts,flat);r=Unsqueeze(rows,one);z=MatMul(r,weight);z2=Squeeze(z,one);y=Mul(z2,share)"
+        "logits=MatMul(rows,w);p=Sigmoid(logits);flat=Reshape(p,all);top,at=TopK(flat,one);row=Div(at,five);"
+        "f=Cast[to=float](at);live=Equal(f,zero);b=MatMul(rows,v);s=Sigmoid(b);y=Gather(s,row)"
     )
-    assert kept(text, {"router": (8, 4), "experts": (4, 8, 8)}, one=ONE, zero=0.0) == []
-
-
-def test_the_boxes_of_a_detection_head_are_left_alone_and_its_ranked_scores_are_not() -> None:
-    text = (
-        "logits=MatMul(q,w);p=Sigmoid(logits);flat=Reshape(p,all);top,at=TopK(flat,one);row=Div(at,five);"
-        "b=MatMul(q,v);s=Sigmoid(b);picked=Gather[axis=1](s,row);y=Mul(picked,size)"
-    )
-    shapes = {"q": (1, "Q", 8), "w": (8, 5), "v": (8, 4), "size": (4,)}
-    assert kept(text, shapes, all=np.array([-1]), one=ONE, five=np.array(5)) == ["p", "flat", "top"]
+    assert kept(text, all=np.array([-1]), one=ONE, five=np.array(5), zero=0.0) == ["p", "flat", "top"]
 
 
 # -- counters ---------------------------------------------------------------------------------------
@@ -242,20 +229,15 @@ def test_a_sum_or_product_of_whole_numbers_is_held_up_to_its_index(birth: str) -
     assert "h" in kept(f"{birth};h=MatMul(b,powers);y=Cast[to=int](h)", half=0.5, powers=POWERS)
 
 
-def test_a_count_times_a_real_number_is_no_longer_a_count() -> None:
-    assert "h" not in kept("b=Sign(rows);h=MatMul(b,w);y=Cast[to=int](h)", {"w": (8, 1)})
-
-
 def test_a_whole_number_that_nothing_uses_as_one_is_left_alone() -> None:
+    assert "h" not in kept("b=Sign(rows);h=MatMul(b,w);y=Cast[to=int](h)", {"w": (8, 1)})  # real weights
     assert kept("b=Sign(rows);s=Mul(b,two);y=MatMul(s,w)", two=2.0) == []
     assert kept("f=Cast[to=float](ids);y=Mul(f,w)", {"w": ("N",)}) == []
 
 
-def test_a_running_count_that_is_compared_is_held() -> None:
-    assert "c" in kept("f=Cast[to=float](seen);c=CumSum(f,zero);y=Less(c,limit)", {"limit": ("N",)}, zero=np.array(0))
-
-
-def test_one_hot_rows_times_whole_numbers_are_ids_up_to_the_gather() -> None:
+def test_running_counts_that_are_compared_and_ids_made_of_one_hot_rows_are_held() -> None:
+    text = "f=Cast[to=float](seen);c=CumSum(f,zero);y=Less(c,limit)"
+    assert "c" in kept(text, {"limit": ("N",)}, zero=np.array(0))
     text = "o=OneHot(ids,eight,values);i=MatMul(o,numbers);at=Cast[to=int](i);y=Gather(table,at)"
     numbers = np.arange(8.0)[:, None]
     assert "i" in kept(text, eight=np.array(8), values=np.array([0.0, 1.0]), numbers=numbers)

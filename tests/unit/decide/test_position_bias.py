@@ -20,7 +20,7 @@ SHAPES = {"q": (4, 8), "k": (8, 256), "length": (), "seen": (4, 256), "more": (4
 SCORES = "s=MatMul(q,k);b=Add(s,bias);y=Softmax(b)"
 MASKED = "s=MatMul(q,k);b=Add(s,bias);m=Where(seen,b,fill);y=Softmax(m)"
 COUNTED = "s=MatMul(q,k);r=Range(zero,length,one);f=Cast[to=float](r);p=Mul(f,slope);"
-NUMBERS = {"zero": np.array(0), "one": np.array(1), "slope": 0.25, "none": 0.0}
+NUMBERS: dict[str, Any] = {"zero": np.array(0), "one": np.array(1), "slope": 0.25, "none": 0.0}
 FILL = np.array(-1e4)
 LATE = np.arange(256) >= 200
 
@@ -44,14 +44,17 @@ def test_a_bias_near_zero_at_the_best_key_of_each_row_is_left_alone(bias: Any) -
     assert kept(bias=bias) == ""
 
 
-@pytest.mark.parametrize("bias", [-LINEAR, LINEAR + 300, LINEAR - 100])
+@pytest.mark.parametrize(
+    "bias",
+    [
+        LINEAR + 300,
+        LINEAR - 100,
+        (0.707 * np.arange(256)).astype(np.float32),  # float32 rounds the steps
+        np.where(LATE, LINEAR, -1e9),  # fills beside it
+    ],
+)
 def test_a_bias_far_from_zero_at_the_best_key_of_a_row_is_held(bias: Any) -> None:
     assert kept(bias=bias) == "b y"
-
-
-def test_steps_that_float32_rounds_are_equal_steps() -> None:
-    assert kept(bias=(0.707 * np.arange(256)).astype(np.float32)) == "b y"
-    assert kept(bias=0.707 * np.arange(3000), k=np.ones((8, 3000))) == "b y"
 
 
 def test_only_the_keys_that_a_row_shows_count() -> None:
@@ -83,10 +86,6 @@ def test_what_is_far_depends_on_the_type() -> None:
     assert [kept(MASKED, to, bias=near, fill=FILL) for to in (DType.FLOAT16, DType.BFLOAT16)] == ["", "b m y"]
 
 
-def test_fills_beside_the_bias_do_not_hide_it() -> None:
-    assert kept(bias=np.where(LATE, LINEAR, -1e9)) == "b y"
-
-
 @pytest.mark.parametrize(
     "bias",
     [
@@ -100,29 +99,24 @@ def test_other_biases_are_left_alone(bias: Any) -> None:
     assert kept(MASKED, bias=bias, fill=FILL) == ""
 
 
-def test_what_no_softmax_reads_is_left_alone() -> None:
-    text = "s=MatMul(q,k);b=Add(s,bias);r=Relu(b);y=MatMul(r,v)"
-    assert kept(text, bias=LINEAR, v=np.ones((256, 8))) == ""
-
-
-def test_a_counted_bias_of_unknown_length_is_held_from_where_it_counts() -> None:
-    assert kept(COUNTED + "b=Add(s,p);y=Softmax(b)", **NUMBERS) == "f p b y"
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        ("m=Neg(p)", "f p m b y"),
         ("e=Equal(p,none);n=Not(e);m=Where(n,fill,p)", ""),
         ("e=Equal(p,none);n=Not(e);m=Where(n,p,fill)", "f p m b y"),
         ("e=Less(p,none);m=Where(e,p,fill)", "f p m b y"),
         ("e=Equal(p,f);m=Where(e,p,fill)", "f p e m b y"),
     ],
 )
-def test_positions_that_are_kept_where_they_equal_one_number_count_nothing(words: str, expected: str) -> None:
+def test_a_counted_bias_of_unknown_length_is_held_unless_a_where_keeps_one_number_of_it(
+    words: str, expected: str
+) -> None:
     assert kept(f"{COUNTED}{words};b=Add(s,m);y=Softmax(b)", fill=FILL, **NUMBERS) == expected
 
 
-def test_a_bias_that_a_layer_makes_of_positions_is_learned() -> None:
+def test_a_bias_that_no_softmax_reads_or_that_a_layer_makes_of_positions_is_left_alone() -> None:
+    assert kept("s=MatMul(q,k);b=Add(s,bias);r=Relu(b);y=MatMul(r,v)", bias=LINEAR, v=np.ones((256, 8))) == ""
     text = "r=Range(zero,length,one);f=Cast[to=float](r);e=MatMul(f,w);b=Add(s,e);y=Softmax(b)"
     assert kept(text, zero=np.array(0), one=np.array(1), w=np.ones((256, 256)), s=np.ones((4, 256))) == ""
 

@@ -87,6 +87,8 @@ def test_what_float16_does_not_hold_is_quantized_as_in_float32() -> None:
         ).model
         twin = amp_rewrite.emulate(model, io="same").to_proto().SerializeToString()
         session = onnxruntime.InferenceSession(twin, providers=["CPUExecutionProvider"])
-        found[safety] = session.run(None, {"x": np.float32([1, -2, 1e5]), "s": np.array(2, np.float32)})[0].tolist()
+        found[safety] = session.run(None, {"x": np.array([1, -2, 1e5], np.float32), "s": np.array(2, np.float32)})[
+            0
+        ].tolist()
     assert found["default"] == [1, -2, 98304]
     assert found["none"] != found["default"]
