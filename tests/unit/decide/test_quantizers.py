@@ -8,29 +8,28 @@ import onnxruntime
 import pytest
 
 import amp_rewrite
-from amp_rewrite.decide.hazards.constants import quantizers
+from amp_rewrite.decide.needs.find import find_hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from support.held import pins_of
+from support.held import held
 
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16
+HEAD = '<ir_version: 10, opset_import: ["": 21]>'
+CHAIN = """a = Relu (x)  r = Transpose (a)  q = QuantizeLinear (r, s, z)  d = DequantizeLinear (q, s, z)
+    t = Transpose (d)  e = Sigmoid (t)  y = Neg (e)"""
 
 
 def view_of(text: str, inputs: str, constants: str, result: str) -> View:
     graph = f"g ({inputs}) => ({result} y) <{constants}> {{ {text} }}"
-    return View.of(Model.load(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {graph}')))
+    return View.of(Model.load(onnx.parser.parse_model(f"{HEAD} {graph}")))
 
 
-def quantized(kind: str, scale: float | None, *, zero: int | None = None, to: DType = F16) -> set[str]:
-    """What is pinned of a quantizer of a type, with a constant scale or one that is fed."""
-    constants = [f"float s = {{{scale}}}"] if scale is not None else []
-    constants += [f"{kind} z = {{{zero}}}"] if zero is not None else []
-    number = onnx.TensorProto.DataType.Value(kind.upper())
-    stated, read = ("", "x, s, z") if zero is not None else (f"<output_dtype = {number}>", "x, s")
-    text = f"y = QuantizeLinear {stated} ({read})"
-    view = view_of(text, "float[N] x" + (", float s" if scale is None else ""), ", ".join(constants), f"{kind}[N]")
-    return {view.ops[pin.op].node.output[0] for pin in pins_of(quantizers(view, to), view)}
+def kept(kind: str, scale: float | None, *, zero: int = 0, to: DType = F16) -> bool:
+    """True if a quantizer of a type stays float32, with a constant scale or one that is fed."""
+    given = "float[N] x, float s" if scale is None else "float[N] x"
+    constants = f"{kind} z = {{{zero}}}" + (f", float s = {{{scale}}}" if scale is not None else "")
+    return bool(held(view_of("y = QuantizeLinear (x, s, z)", given, constants, f"{kind}[N]"), to))
 
 
 @pytest.mark.parametrize(
@@ -47,42 +46,33 @@ def quantized(kind: str, scale: float | None, *, zero: int | None = None, to: DT
     ],
 )
 def test_the_type_times_a_constant_scale_is_the_reach(kind: str, within: float, beyond: float) -> None:
-    assert (quantized(kind, within), quantized(kind, beyond)) == (set(), {"y"})
+    assert (kept(kind, within), kept(kind, beyond)) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("float8e5m2", {"y"}), ("float8e5m2fnuz", {"y"}), ("float8e4m3fn", set()), ("int8", set()), ("uint16", set())],
-)
-def test_a_scale_that_only_the_run_tells_is_a_reason_where_the_type_reaches_far(kind: str, expected: set[str]) -> None:
-    assert quantized(kind, None) == expected
+@pytest.mark.parametrize(("kind", "expected"), [("float8e5m2", True), ("float8e4m3fn", False), ("uint16", False)])
+def test_a_scale_that_only_the_run_tells_is_a_reason_where_the_type_reaches_far(kind: str, expected: bool) -> None:
+    assert kept(kind, None) is expected
 
 
-def test_the_reach_of_integers_is_counted_from_the_zero_point() -> None:
-    assert quantized("uint8", 300.0, zero=128) == set()
-    assert quantized("uint8", 300.0, zero=0) == quantized("uint8", 300.0, zero=255) == {"y"}
-    assert quantized("int8", 300.0, zero=0) == set()
-    assert quantized("int8", 300.0, zero=-128) == {"y"}
+@pytest.mark.parametrize(("kind", "within", "beyond"), [("uint8", 128, 255), ("int8", 0, -128)])
+def test_the_reach_of_integers_is_counted_from_the_zero_point(kind: str, within: int, beyond: int) -> None:
+    assert (kept(kind, 300.0, zero=within), kept(kind, 300.0, zero=beyond)) == (False, True)
 
 
 def test_bfloat16_holds_them_all_and_the_int32_of_a_bias_is_not_judged() -> None:
-    assert quantized("float8e5m2", None, to=BF16) == set()
-    assert quantized("float8e5m2", 1e9, to=BF16) == set()
-    view = view_of("y = DequantizeLinear (b, s)", "int32[N] b", "float s = {1e3}", "float[N]")
-    assert list(quantizers(view, F16)) == []
+    assert not kept("float8e5m2", None, to=BF16)
+    assert not kept("float8e5m2", 1e9, to=BF16)
+    assert held(view_of("y = DequantizeLinear (b, s)", "int32[N] b", "float s = {1e3}", "float[N]")) == {}
 
 
-def test_with_a_constant_scale_producers_and_readers_of_such_values_are_pinned() -> None:
-    text = """a = Relu (x)  r = Transpose (a)  q = QuantizeLinear (r, s, z)  d = DequantizeLinear (q, s, z)
-        t = Transpose (d)  e = Sigmoid (t)  y = Neg (e)"""
-    held = "float s = {600.0}, int8 z = {0}"
-    view = view_of(text, "float[N,M] x", held, "float[N,M]")
-    found = {view.ops[pin.op].node.output[0]: (pin.because, pin.note) for pin in pins_of(quantizers(view, F16), view)}
-    note = "128 of int8 times 600 is beyond 65504"
-    causes = {"a": 2, "r": 2, "q": None, "d": None, "t": 3, "e": 3}
-    assert found == {name: (cause, note) for name, cause in causes.items()}
-    open_scale = view_of(text, "float[N,M] x, float s", "float8e5m2 z = {0}", "float[N,M]")
-    assert {view.ops[pin.op].node.output[0] for pin in pins_of(quantizers(open_scale, F16), open_scale)} == {"q", "d"}
+def test_with_a_constant_scale_producers_and_readers_of_such_values_are_held() -> None:
+    view = view_of(CHAIN, "float[N,M] x", "float s = {600.0}, int8 z = {0}", "float[N,M]")
+    pins = find_hazards(view, F16).pins
+    assert all("76800" in pin.note for pin in pins)
+    assert [view.ops[pin.op].node.output[0] for pin in pins] == ["a", "r", "q", "d", "t", "e"]
+    open_scale = held(view_of(CHAIN, "float[N,M] x, float s", "float8e5m2 z = {0}", "float[N,M]"))
+    assert {"q", "d"} <= open_scale.keys()
+    assert not {"a", "r", "y"} & open_scale.keys()
 
 
 def test_what_float16_does_not_hold_is_quantized_as_in_float32() -> None:
@@ -90,13 +80,15 @@ def test_what_float16_does_not_hold_is_quantized_as_in_float32() -> None:
     text = """g (float[3] x, float s) => (float[3] y) <float8e5m2 z = {0}> {
         q = QuantizeLinear (x, s, z)  y = DequantizeLinear (q, s, z)
     }"""
-    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
-    given = {"x": np.float32([1, -2, 1e5]), "s": np.array(2, np.float32)}
     found = {}
     for safety in ("default", "none"):
-        model = amp_rewrite.convert(proto, level="unsafe-force-all", safety=safety, target="onnx").model
+        model = amp_rewrite.convert(
+            onnx.parser.parse_model(f"{HEAD} {text}"), level="unsafe-force-all", safety=safety, target="onnx"
+        ).model
         twin = amp_rewrite.emulate(model, io="same").to_proto().SerializeToString()
         session = onnxruntime.InferenceSession(twin, providers=["CPUExecutionProvider"])
-        found[safety] = [float(v) for v in session.run(None, given)[0]]
+        found[safety] = session.run(None, {"x": np.array([1, -2, 1e5], np.float32), "s": np.array(2, np.float32)})[
+            0
+        ].tolist()
     assert found["default"] == [1, -2, 98304]
     assert found["none"] != found["default"]
