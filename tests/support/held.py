@@ -1,17 +1,12 @@
-"""Pins of a safety rule, or of a part of one, on a view."""
+"""What the safety rules hold in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from amp_rewrite.decide.hazards.rule import HeldOp, pinned
-from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.needs.find import find_hazards
+from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import View
 
 
-def pins_of(held: Iterable[HeldOp], view: View, reason: str = "") -> list[Pin]:
-    """Return a pin for each op that computes in float32, the first of several, in the order in which they come."""
-    pins: dict[int, Pin] = {}
-    for pin in pinned(reason, held, view):
-        pins.setdefault(pin.op, pin)
-    return list(pins.values())
+def held(view: View, to: DType = DType.FLOAT16) -> dict[str, str]:
+    """Return the first result of each op that stays float32, with the reason."""
+    return {view.ops[pin.op].node.output[0]: pin.rule for pin in find_hazards(view, to).pins}
