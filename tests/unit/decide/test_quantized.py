@@ -6,13 +6,12 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.quantized import quantized
+from amp_rewrite.decide.needs.find import find_hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.patterns.integers import integer_ops
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import Converted, convert
-from support.held import pins_of
 
 INPUTS = "int8[8,8] i, int8[8,8] j, float[8,8] x"
 HELD = "float s = {0.1}, int8 z = {0}, float[8,8] w, int8[8,8] c"
@@ -33,8 +32,10 @@ def pinned(text: str, results: str = "int8[8,8] y") -> dict[str, str | None]:
     """The pinned ops by their results, each with the one that it serves."""
     view = View.of(Model.load(model(text, results)))
     names = {op.id: op.node.output[0] for op in view.ops}
-    pins = pins_of(quantized(view, DType.FLOAT16), view)
+    pins = find_hazards(view, DType.FLOAT16).pins
     assert {pin.op for pin in pins} == set(integer_ops(view))
+    assert {pin.rule for pin in pins} <= {reasons.QUANTIZED}
+    assert find_hazards(view, DType.FLOAT16, rescale=True).pins == ()
     return {names[pin.op]: names[pin.because] if pin.because is not None else None for pin in pins}
 
 
