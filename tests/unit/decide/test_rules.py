@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from amp_rewrite.decide.rule_table import RULES
+from amp_rewrite.decide.needs.rule import RULES
 from amp_rewrite.errors import ListError, PolicyError
 from amp_rewrite.pipeline.convert import Converted, convert
 from support import cases, corpus, objections
@@ -28,6 +28,7 @@ NORM = (
 NORM_CONSTANTS = {"two": 2.0, "eps": 1e-3}
 TAILED = NORM.replace("b=MatMul(n,x)", "g=Mul(n,k);o=Add(g,c);b=MatMul(o,x)")
 TAILED_CONSTANTS = {**NORM_CONSTANTS, "k": np.ones(8), "c": np.ones(8)}
+ANGLES = {"types": {"n": "int"}, "shapes": {"n": [8, 1], "w": [1, 8]}}
 SEQUENCE = "a=MatMul(x,x);s=SequenceConstruct(a,x);r=SequenceAt(s,i);b=MatMul(r,r)"
 SIZED = "f=Cast[to=float](n);g=Mul(f,k);i=Cast[to=7](g);r=Reshape(x,i);b=MatMul(r,r)"
 
@@ -82,12 +83,12 @@ FIRES = {
         SIZED, "g", safe(), {"types": {"n": "int"}, "shapes": {"n": [2]}, "constants": {"k": [8.0, 8.0]}}
     ),
     "index_taint": Graph(
-        "f=Cast[to=float](n);a=MatMul(f,w);g=Add(f,k);l=Floor(g);b=MatMul(l,w)",
+        "f=Cast[to=float](n);g=Add(f,k);l=Floor(g);i=Cast[to=7](l);e=Gather(x,i);b=MatMul(e,w)",
         "g",
         safe(),
-        {"types": {"n": "int"}, "shapes": {"n": [8, 8]}, "constants": {"k": 1.5}},
+        {"types": {"n": "int"}, "shapes": {"n": [2]}, "constants": {"k": 1.5}},
     ),
-    "angle": Graph("f=Cast[to=float](n);a=MatMul(f,w);c=Cos(a)", "a", safe(), {"types": {"n": "int"}}),
+    "angle": Graph("f=Cast[to=float](n);a=MatMul(f,w);c=Cos(a)", "a", safe(), ANGLES),
     "constant_range": Graph("a=MatMul(x,x);m=Mul(a,k);b=MatMul(m,m)", "m", safe(), {"constants": {"k": 1e6}}),
     "epsilon": Graph(
         "a=MatMul(x,x);e=Add(a,k);q=Sqrt(e);d=Div(x,q);b=MatMul(d,d)", "e", safe(), {"constants": {"k": 1e-7}}
@@ -137,12 +138,12 @@ MUST_NOT = {
         {"types": {"n": "int"}, "constants": {"k": 8.0}},
     ),
     "index_taint": Graph(
-        "f=Cast[to=float](n);a=MatMul(f,w);g=Add(a,k);b=MatMul(g,w)",
+        "f=Cast[to=float](n);g=Add(f,k);l=Floor(g);i=Cast[to=7](l);e=Gather(x,i);b=MatMul(e,w)",
         "g",
         safe(),
-        {"types": {"n": "bool"}, "constants": {"k": 1.5}},
+        {"types": {"n": "bool"}, "shapes": {"n": [2]}, "constants": {"k": 1.0}},
     ),
-    "angle": Graph("f=Cast[to=float](n);a=MatMul(f,w);c=Tanh(a)", "a", safe(), {"types": {"n": "int"}}),
+    "angle": Graph("f=Cast[to=float](n);a=MatMul(f,w);c=Tanh(a)", "a", safe(), ANGLES),
     "constant_range": Graph("a=MatMul(x,x);m=Mul(a,k);b=MatMul(m,m)", "m", safe(), {"constants": {"k": 100.0}}),
     "epsilon": Graph(
         "a=MatMul(x,x);e=Add(a,k);q=Sqrt(e);d=Div(x,q);b=MatMul(d,d)", "e", safe(), {"constants": {"k": 1e-4}}
