@@ -12,6 +12,7 @@ from amp_rewrite import Report, convert
 from amp_rewrite.decide.needs import rule as rules
 from amp_rewrite.decide.needs.rule import HEADINGS, RULES, Rule
 from amp_rewrite.decide.reasons import KINDS, REASONS, Strength
+from support import objections
 from support.paths import ROOT
 
 FIXTURES = (
@@ -23,10 +24,12 @@ named = pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES]
 CASES = [(rule, case) for rule in RULES for case in rule.pairs]
 
 
-def report_of(text: str, target: str = "") -> Report:
+def report_of(text: str, target: str = "", safety: str = "default") -> Report:
     model = onnx.parser.parse_model(text)
     onnx.checker.check_model(model, full_check=True)
-    return convert(model, target=target or None).report
+    result = convert(model, target=target or None, safety=safety)
+    assert objections.of_checker(result.model) == objections.of_casts(result.model) == []
+    return result.report
 
 
 def speaks(rule: Rule, report: Report) -> bool:
@@ -46,6 +49,8 @@ def test_a_rule_has_its_promise_and_something_under_each_heading(rule: Rule) -> 
 def test_a_rule_speaks_of_its_model_and_not_of_the_nearest_one(rule: Rule, case: str) -> None:
     assert speaks(rule, report_of(rule.model("hit", case), rule.target))
     assert not speaks(rule, report_of(rule.model("near", case), rule.target))
+    unsafe = report_of(rule.model("hit", case), rule.target, safety="none")
+    assert rule.reason not in {row.rule for row in unsafe.rows}
 
 
 def test_every_model_beside_the_rules_belongs_to_one() -> None:
