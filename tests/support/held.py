@@ -1,4 +1,4 @@
-"""The ops that stay float32 in a view."""
+"""What the safety rules hold in float32."""
 
 from __future__ import annotations
 

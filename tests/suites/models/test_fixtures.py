@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 import amp_rewrite
-from amp_rewrite.decide.hazards.constant_folding import numbers
+from amp_rewrite.decide.needs.exemptions import numbers
 from amp_rewrite.dtypes import DType
 from support import cpu_run, stub
 from support.paths import TESTS

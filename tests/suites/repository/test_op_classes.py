@@ -1,4 +1,4 @@
-"""The table of classes of operators: each word is a class, each operator exists."""
+"""The table of ops and the sets made of it: each trait has a set, each op exists, each set has a description."""
 
 import ast
 import re
@@ -9,42 +9,37 @@ from pathlib import Path
 import onnx.defs
 
 from amp_rewrite.ir import op_classes
+from amp_rewrite.ir.ops import OPS, Trait
+from amp_rewrite.ir.schema import contrib_schemas
 
+SOURCE = Path(op_classes.__file__).read_text(encoding="utf-8")
 CLASSES = {
     name: frozenset(ops)
     for name, ops in vars(op_classes).items()
-    if name.isupper() and not name.startswith("_") and isinstance(ops, frozenset | Mapping)
+    if name.isupper() and name != "OPS" and isinstance(ops, frozenset | Mapping)
 }
 
 
-def test_each_class_has_a_description_and_each_word_of_the_table_a_class() -> None:
-    source = Path(op_classes.__file__).read_text(encoding="utf-8")
-    body = ast.parse(source).body
+def test_each_set_has_ops_and_a_description() -> None:
     described = {
         name.id
-        for node, after in pairwise(body)
+        for node, after in pairwise(ast.parse(SOURCE).body)
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(after, ast.Expr)
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         for name in ast.walk(target)
         if isinstance(name, ast.Name)
     }
-    assert CLASSES.keys() <= described | {"CARRIERS"}
+    assert CLASSES.keys() <= described
     assert all(CLASSES.values())
-    for table in op_classes._TABLES.values():
-        rows = [line.partition("=") for line in table.strip().splitlines()]
-        ops = [op for _, _, ops in rows for op in ops.split()]
-        assert len(ops) == len(set(ops))
-        assert all(ops.split() == sorted(ops.split()) != [] for _, _, ops in rows)
-    columns = op_classes._ROWS.values()
-    assert {word for row in columns for word in row[2:]} == set(re.findall(r'_ops\("(\w+)"\)', source))
-    verbs = {row[0].partition(":")[0] for row in columns} - {"-"}
-    assert verbs == set(re.findall(r'_slots\(0, "(\w+):"\)', source))
+
+
+def test_each_trait_has_ops_and_a_set() -> None:
+    assert {trait for row in OPS.values() for trait in row.traits} == set(Trait)
+    assert set(re.findall(r"Trait\.(\w+)", SOURCE)) == {trait.name for trait in Trait}
 
 
 def test_each_op_of_the_table_exists() -> None:
-    from amp_rewrite.ir.schema import contrib_schemas
-
-    names = {name.removeprefix("ai.onnx::") for name in contrib_schemas()}
-    assert not {op for op in op_classes._ROWS if op not in names} - {
-        schema.name for schema in onnx.defs.get_all_schemas_with_history()
-    }
+    known = {schema.name for schema in onnx.defs.get_all_schemas_with_history()}
+    known |= {name.removeprefix("ai.onnx::") for name in contrib_schemas()}
+    assert OPS.keys() - known == set()
+    assert set().union(*CLASSES.values()) - known == set()

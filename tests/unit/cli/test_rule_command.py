@@ -7,16 +7,14 @@ import re
 import runpy
 import textwrap
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from amp_rewrite.cli import program
 from amp_rewrite.cli.rules import described, records
-from amp_rewrite.decide.hazards.rule import Rule
+from amp_rewrite.decide.needs.rule import RULES, Rule
 from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS
-from amp_rewrite.decide.rule_table import RULES
 from amp_rewrite.errors import PatternError
 from amp_rewrite.reports.explain import explained
 from amp_rewrite.reports.report import Report
@@ -45,7 +43,7 @@ def test_without_a_name_all_rules_reasons_and_kinds_are_listed() -> None:
 
 
 @pytest.mark.parametrize("rule", RECORDS, ids=[record.name for record in RECORDS])
-def test_a_rule_is_printed_with_headings_models_and_page(rule: Rule[Any] | FusionRule) -> None:
+def test_a_rule_is_printed_with_headings_models_and_page(rule: Rule | FusionRule) -> None:
     text = run(rule.name).stdout
     assert text.startswith(f"{rule.name}: {rule.promise}\n")
     assert all(f"\n\n{head}\n  " in text for head in rule.sections)
@@ -67,7 +65,7 @@ def test_a_reason_without_a_record_is_printed_in_short() -> None:
 def test_the_json_has_the_same_facts() -> None:
     (fact,) = json.loads(run("accumulators", "--json").stdout)
     assert (fact["name"], fact["reason"]) == ("running_sum", "running_sum")
-    assert set(fact["cases"]) == {"accumulators", "small_step", "disguise", "weighted_mean"}
+    assert set(fact["cases"]) == {"accumulators", "state", "recursion", "small_step", "disguise", "weighted_mean"}
     assert fact["models"] == fact["cases"]["accumulators"]
     assert set(fact["models"]) == {"hit", "near"}
     assert {each["name"] for each in json.loads(run("rules", "--json").stdout)} == NAMES

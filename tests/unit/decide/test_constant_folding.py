@@ -5,21 +5,17 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
-from amp_rewrite.decide.hazards.constant_folding import folded
-from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
-from support.held import pins_of
+from support.held import held
 
 WEIGHTS = "<float[2,2] w = {1, 2, 3, 4}, float[2,2] table = {1, 2, 3, 4}, float[2] b = {1, 2}>"
 
 
-def pinned(body: str, head: str = "g (float[N,2] x) => (float[N,2] y)") -> set[str]:
-    """The first results of the pinned ops."""
-    text = f'<ir_version: 8, opset_import: ["": 18]>\n{head} {WEIGHTS} {{ {body} }}'
-    view = View.of(Model.load(onnx.parser.parse_model(text)))
-    return {view.ops[pin.op].node.output[0] for pin in pins_of(folded(view, DType.FLOAT16), view)}
+def holds(body: str, head: str = "g (float[N,2] x) => (float[N,2] y)", weights: str = WEIGHTS) -> dict[str, str]:
+    text = f'<ir_version: 8, opset_import: ["": 18]>\n{head} {weights} {{ {body} }}'
+    return held(View.of(Model.load(onnx.parser.parse_model(text))))
 
 
 def test_arithmetic_on_constants_is_held_through_copies_and_what_reads_data_is_not() -> None:
@@ -31,11 +27,12 @@ def test_arithmetic_on_constants_is_held_through_copies_and_what_reads_data_is_n
         q = MatMul (x, w)
         y = MatMul (q, k)
     """
-    assert pinned(body) == {"p", "s"}
+    assert holds(body) == {"p": "folded", "s": "folded"}
 
 
 def test_a_constant_node_counts_as_a_weight() -> None:
-    assert pinned("c = Constant <value_floats = [2.0, 3.0]> () m = Mul (table, c) y = MatMul (x, m)") == {"m"}
+    found = holds("c = Constant <value_floats = [2.0, 3.0]> () m = Mul (table, c) y = MatMul (x, m)")
+    assert found == {"m": "folded"}
 
 
 @pytest.mark.parametrize(
@@ -49,13 +46,12 @@ def test_a_constant_node_counts_as_a_weight() -> None:
 )
 def test_what_is_not_folded_is_free(body: str) -> None:
     weights = f"{WEIGHTS[:-1]}, int8[2,2] bytes = {{1, 2, 3, 4}}, float scale = {{1}}>"
-    text = f'<ir_version: 8, opset_import: ["": 18]>\ng (float[N,2] x) => (float[N,2] y) {weights} {{ {body} }}'
-    assert list(folded(View.of(Model.load(onnx.parser.parse_model(text))), DType.FLOAT16)) == []
+    assert holds(body, weights=weights) == {}
 
 
 def test_a_weight_that_a_caller_may_replace_is_no_constant() -> None:
     head = "g (float[N,2] x, float[2,2] table) => (float[N,2] y)"
-    assert pinned("p = MatMul (table, w) y = MatMul (x, p)", head) == set()
+    assert holds("p = MatMul (table, w) y = MatMul (x, p)", head) == {}
 
 
 def test_a_product_of_two_weights_is_cast_once_and_one_with_data_is_lowered() -> None:

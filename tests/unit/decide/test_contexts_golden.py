@@ -19,7 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from amp_rewrite import AmpRewriteError, DType
 from amp_rewrite.decide.coloring.paint import paint
-from amp_rewrite.decide.hazards.find import find_hazards
+from amp_rewrite.decide.needs.find import find_hazards
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.settings.choices import Target

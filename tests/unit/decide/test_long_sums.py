@@ -6,18 +6,16 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import convert
-from amp_rewrite.decide.hazards.sums import MOST_TERMS, long_sums
-from amp_rewrite.dtypes import DType
+from amp_rewrite.decide.needs.long_sums import MOST_TERMS, long_sums
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from support.held import pins_of
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]>'
 
 
 def notes(body: str) -> list[str]:
     view = View.of(Model.load(onnx.parser.parse_model(f"{HEAD} g {body}")))
-    return [pin.note.partition(";")[0] for pin in pins_of(long_sums(view, DType.FLOAT16), view)]
+    return [note.partition(";")[0] for _, note in long_sums(view)]
 
 
 @pytest.mark.parametrize(
@@ -36,9 +34,9 @@ def notes(body: str) -> list[str]:
     ],
 )
 def test_a_sum_is_pinned_with_the_number_of_its_terms(body: str, terms: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.decide.hazards.sums.MOST_TERMS", terms - 1)
+    monkeypatch.setattr("amp_rewrite.decide.needs.long_sums.MOST_TERMS", terms - 1)
     assert notes(body) == [f"adds up {terms} terms"]
-    monkeypatch.setattr("amp_rewrite.decide.hazards.sums.MOST_TERMS", terms)
+    monkeypatch.setattr("amp_rewrite.decide.needs.long_sums.MOST_TERMS", terms)
     assert notes(body) == []
 
 

@@ -6,16 +6,15 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.quantized import quantized
+from amp_rewrite.decide.needs.find import find_hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.patterns.integers import integer_ops
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import Converted, convert
-from support.held import pins_of
 
 INPUTS = "int8[8,8] i, int8[8,8] j, float[8,8] x"
-HELD = "float s = {0.1}, int8 z = {0}, float[8,8] w, int8[8,8] c"
+CODES = "a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)"
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 
 
@@ -33,8 +32,10 @@ def pinned(text: str, results: str = "int8[8,8] y") -> dict[str, str | None]:
     """The pinned ops by their results, each with the one that it serves."""
     view = View.of(Model.load(model(text, results)))
     names = {op.id: op.node.output[0] for op in view.ops}
-    pins = pins_of(quantized(view, DType.FLOAT16), view)
+    pins = find_hazards(view, DType.FLOAT16).pins
     assert {pin.op for pin in pins} == set(integer_ops(view))
+    assert {pin.rule for pin in pins} <= {reasons.QUANTIZED}
+    assert find_hazards(view, DType.FLOAT16, rescale=True).pins == ()
     return {names[pin.op]: names[pin.because] if pin.because is not None else None for pin in pins}
 
 
@@ -51,37 +52,30 @@ def test_an_op_between_quantizers_is_pinned_with_the_copies_around_it() -> None:
     assert pinned(text) == {"t": "p", "p": None, "r": "p", "f": "p"}
 
 
-@pytest.mark.parametrize("kind", ["Sigmoid", "Softmax", "Transpose", "Tanh"])
-def test_any_op_of_dequantized_numbers_whose_result_is_quantized_counts(kind: str) -> None:
-    assert pinned(f"a = DequantizeLinear (i, s, z)  r = {kind} (a)  y = QuantizeLinear (r, s, z)").keys() == {"r"}
+@pytest.mark.parametrize("op", ["Sigmoid (a)", "Softmax (a)", "Transpose (a)", "Mul (a, w)"])
+def test_any_op_of_dequantized_numbers_and_constants_whose_result_is_quantized_counts(op: str) -> None:
+    assert pinned(f"a = DequantizeLinear (i, s, z)  r = {op}  y = QuantizeLinear (r, s, z)").keys() == {"r"}
 
 
-def test_constants_beside_dequantized_numbers_do_not_matter() -> None:
-    assert pinned("a = DequantizeLinear (i, s, z)  r = Mul (a, w)  y = QuantizeLinear (r, s, z)").keys() == {"r"}
+@pytest.mark.parametrize("op", ["y = Gemm (a, b, w)", "y = MatMul (a, b)"])
+def test_a_product_ends_a_region(op: str) -> None:
+    assert pinned(f"{CODES}  {op}", "float[8,8] y") == {"y": None}
 
 
-def test_a_bias_is_added_to_integers() -> None:
-    text = "a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)  y = Gemm (a, b, w)"
-    assert pinned(text, "float[8,8] y").keys() == {"y"}
-
-
-def test_a_product_ends_a_region_and_other_ops_do_not() -> None:
-    text = "a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)  p = MatMul (a, b)  y = Softmax (p)"
-    assert pinned(text, "float[8,8] y") == {"p": None}
-    assert pinned("a = DequantizeLinear (i, s, z)  y = Softmax (a)", "float[8,8] y") == {}
-
-
-def test_floats_among_the_operands_take_an_op_out() -> None:
-    for op in ("MatMul (a, w)", "MatMul (a, x)", "Add (a, x)", "MatMul (x, b)"):
-        text = f"a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)  r = {op}  y = QuantizeLinear (r, s, z)"
-        assert pinned(text) == {}, op
-
-
-def test_a_result_that_is_read_in_floats_as_well_is_not_quantized() -> None:
-    text = "a = DequantizeLinear (i, s, z)  r = Sigmoid (a)  q = Neg (r)  y = QuantizeLinear (r, s, z)"
-    assert pinned(text, "int8[8,8] y, float[8,8] q") == {}
-    text = "a = DequantizeLinear (i, s, z)  r = Sigmoid (a)  y = QuantizeLinear (r, s, z)"
-    assert pinned(text, "int8[8,8] y, float[8,8] r") == {}
+@pytest.mark.parametrize(
+    ("text", "results"),
+    [
+        *(
+            (f"r = {op}  y = QuantizeLinear (r, s, z)", "int8[8,8] y")
+            for op in ("MatMul (a, w)", "Add (a, x)", "MatMul (x, b)")
+        ),
+        ("r = Sigmoid (a)  q = Neg (r)  y = QuantizeLinear (r, s, z)", "int8[8,8] y, float[8,8] q"),
+        ("r = Sigmoid (a)  y = QuantizeLinear (r, s, z)", "int8[8,8] y, float[8,8] r"),
+        ("y = Softmax (a)", "float[8,8] y"),
+    ],
+)
+def test_floats_among_the_operands_or_readers_take_an_op_out(text: str, results: str) -> None:
+    assert pinned(f"{CODES}  {text}", results) == {}
 
 
 def test_no_cast_lands_between_a_quantizer_and_its_op_beside_lowered_ones() -> None:
