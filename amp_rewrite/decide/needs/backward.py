@@ -340,8 +340,11 @@ class Needs:
         if factor > 1 / _DOWN and (a.slope or b.slope):
             note = f"{described(self.view, op.id)} divides a difference by a small step"
             yield from ((v, Need.SLOPE, "", note) for v in op.operands)
-        if op.kind == "Div" and (b.whole or 0.0) > (
-            self.facts.limits.integers if a.raw and a.whole else self.facts.limits.most
+        limits = self.facts.limits
+        if (
+            op.kind == "Div"
+            and limits.narrow
+            and (b.whole or 0.0) > (limits.integers if a.raw and a.whole else limits.most)
         ):
             yield op.inputs[1], Need.EXACT, "", ""
             if a.raw and a.whole is not None:
@@ -385,7 +388,7 @@ class Needs:
         if varying and (row.way not in (*_NOT_ARITHMETIC, Way.SELECT) or Trait.COMPARES in row.traits):
             for f in read:
                 if f.constant and limits.most < f.size < INF:
-                    reason = reasons.MASK_FILL if facts.is_fill(f) else reasons.CONSTANT_RANGE
+                    reason = reasons.MASK_FILL if f.fill else reasons.CONSTANT_RANGE
                     return Held(reason, None, f"computes with {f.size:g}, beyond {limits.most:g}")
         if row.way in (Way.SCALE, Way.PRODUCT) or Trait.QUANTIZES in row.traits:
             lost = next((v for slot, v in enumerate(op.inputs) if self._loses_digits(op, row, slot, v)), None)
@@ -399,7 +402,12 @@ class Needs:
             if least < limits.tiny:
                 return Held(reasons.CONSTANT_RANGE, None, f"variance + epsilon is {least:g}, below {limits.tiny:g}")
         made = facts[op.outputs[0]] if op.outputs else None
-        if made is not None and made.beyond and not made.constant and (computes or row.way is Way.COPY):
+        if (
+            made is not None
+            and made.beyond
+            and (made.decoded or not made.constant)
+            and (computes or row.way is Way.COPY)
+        ):
             return Held(_reason_of(made), None, made.beyond)
         sure = row.way is not Way.PRODUCT  # a layer may well bring a value back into the range
         far = next((f for f in varying if f.beyond and (sure or limits.most < f.size < INF)), None)

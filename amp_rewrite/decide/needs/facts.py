@@ -52,6 +52,8 @@ class Fact(NamedTuple):
     """How many terms of one sign may have been added up in it; less than 1 for what divides by such a sum."""
     beyond: Annotated[str, _first] = ""
     """Why it leaves the range of the type, or loses itself in it."""
+    fill: bool = False
+    """A constant whose numbers beyond the type are one number, there to lose comparisons."""
     small: Annotated[bool, any] = False
     """Elements may be far smaller than what it is computed from."""
     guard: Annotated[float, min] = INF

@@ -50,8 +50,7 @@ def find_hazards(view: View, to: DType, *, target: Target | None = None, rescale
     quantizers may be low, since the quantizers get scales of the low type.
     """
     held = dict(Needs.of(Facts.of(view, to)).held)
-    fills = ((op, Held(reasons.CONSTANT_RANGE, because, note)) for op, because, note in held_fills(view, to))
-    for op, why in (*fills, *(() if rescale else _on_integers(view)), *_of_runtime(view, to, target)):
+    for op, why in (*_of_fills(view, to), *(() if rescale else _on_integers(view)), *_of_runtime(view, to, target)):
         held.setdefault(op, why)
     pins = [
         Pin(op, why.reason, why.because if why.because != op else None, why.note)
@@ -60,6 +59,12 @@ def find_hazards(view: View, to: DType, *, target: Target | None = None, rescale
     ]
     saturate, findings = _saturated(view, to, held)
     return Hazards(tuple(pins), findings, saturate, numbers(view), benign(view, clusters(view), to), guarded=True)
+
+
+def _of_fills(view: View, to: DType) -> Iterator[tuple[OpId, Held]]:
+    """Yield the ops that hold a fill whose number matters, or leaves the type."""
+    for op, because, note in held_fills(view, to):
+        yield op, Held(reasons.MASK_FILL if note.startswith("adds") else reasons.CONSTANT_RANGE, because, note)
 
 
 def _on_integers(view: View) -> Iterator[tuple[OpId, Held]]:

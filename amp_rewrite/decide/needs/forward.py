@@ -15,11 +15,12 @@ from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Pairs, joined
 from amp_rewrite.decide.needs.limits import Limits
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.attributes import equation, int_attribute
+from amp_rewrite.ir.attributes import attribute, equation, int_attribute
 from amp_rewrite.ir.dataflow import Flow, first_input_of, orders, origin
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, PRODUCTS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, UNKNOWN, OpRow, Trait, Way
 from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
+from amp_rewrite.ir.patterns.mask_fills import mask_fills
 from amp_rewrite.ir.patterns.scores import FILL, counts_far, scored_rows
 from amp_rewrite.ir.shapes.onnx_shapes import combined_elements, shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
@@ -153,6 +154,8 @@ class Facts:
         if finite.size == 0:
             return Fact(constant=True)
         low, high = float(finite.min()), float(finite.max())
+        far = finite[abs(finite) >= self.limits.most]
+        single = far.size > 0 and bool((far == far[0]).all()) and (far[0] < 0 or far[0] > _FAR)
         fact = Fact(
             low,
             high,
@@ -161,6 +164,7 @@ class Facts:
             whole=max(abs(low), abs(high)) if bool((finite == np.round(finite)).all()) else None,
             running=_is_running(numbers),
             peak=high == 0 and low < 0,
+            fill=single,
         )
         return self._counting(value, fact)
 
@@ -222,7 +226,7 @@ class Facts:
         if fact.constant and not all(self[v].constant for v in op.operands):
             table = op.kind == "Gather" and fact.whole is None  # learned, as an embedding is
             source = frozenset() if table else frozenset((op.operands[-1],))
-            beyond = "" if self.is_fill(fact) else self._leaves(fact.low, fact.high)
+            beyond = "" if fact.fill else self._leaves(fact.low, fact.high)
             fact = fact._replace(
                 constant=False, number=None, learned=table, sources=source, best=fact.grid, beyond=beyond
             )
@@ -251,7 +255,7 @@ class Facts:
     def _selected(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         if op.kind == "Relu":
             return read[0]._replace(low=max(0.0, read[0].low), guard=INF)
-        fills = [f for f in read if f.constant and self.limits.most < f.size < INF]
+        fills = [f for f in read if f.fill or (op.kind != "Where" and f.constant and self.limits.most < f.size < INF)]
         if fills:
             others = [f for f in read if f not in fills]
             fact = joined(others or fills)
@@ -261,6 +265,7 @@ class Facts:
             moved = {state for f in read if f.run for state, _ in f.states}
             fact = fact._replace(states=tuple((state, was or state in moved) for state, was in fact.states))
         if op.kind == "Where":
+            fact = fact._replace(beyond=fact.beyond or self._leaves(fact.low, fact.high))
             chosen = [f.number for f in read if f.constant and f.number is not None and 0 < f.number < 1]
             return fact._replace(best=fact.grid, guard=min((*chosen, fact.guard)))
         bounds = [f for f in read if f.constant and f.number is not None]
@@ -333,17 +338,13 @@ class Facts:
                 return "a bias that outweighs the product it is added to"
         return ""
 
-    def is_fill(self, fact: Fact) -> bool:
-        """True for a constant that is there to lose comparisons: no quantity of a network is as far."""
-        return fact.constant and fact.size < INF and (fact.low <= -self.limits.most or fact.size > _FAR)
-
     def _is_rest(self, op: Op, varying: Sequence[Fact], constants: Sequence[Fact]) -> bool:
         """True for the difference of 1 and a number near it."""
         return op.kind == "Sub" and any(f.near_one for f in varying) and any(f.number == 1 for f in constants)
 
     def _drowns(self, read: list[Fact], varying: list[Fact], constants: list[Fact]) -> str:
         """Return why a sum leaves the range, or loses the result of a layer in it."""
-        if varying and any(self.is_fill(f) for f in constants):
+        if varying and any(f.fill for f in constants):
             return "adds a mask that would overflow"
         far = max((f.size for f in constants if f.size < INF), default=0.0) if varying else 0.0
         if far > _NEAR_RANGE * self.limits.most:
@@ -386,7 +387,7 @@ class Facts:
             grows=fact.grows or (two and not divides and all(f.size > _MODERATE for f in varying)),
             near_one=bool(varying) and all(f.near_one for f in varying),
             squares=self._pair(op) if two else fact.squares,
-            products=(frozenset(op.operands) if not square else frozenset()) if two else fact.products,
+            products=frozenset() if two else fact.products,
             negative=any(f.negative for f in varying) != any(n < 0 for n in factors),
             levels=self._levels(read, varying, factors),
             placed=not two and (fact.placed or bool(fact.levels)),
@@ -451,7 +452,7 @@ class Facts:
         varying = [f for f in read if not f.constant]
         if varying and (why := self._leaves(low, high)):
             return why
-        if any(self.is_fill(f) for f in read):
+        if any(f.fill for f in read):
             return "scales a mask beyond the range"
         large = next((f.size for f in read if f.constant and INF > f.size > _NEAR_RANGE * self.limits.most), 0.0)
         if large:
@@ -663,11 +664,15 @@ class Facts:
             most = float(math.prod(sizes) if op.kind == "Size" else max(sizes, default=1))
             return Fact(0.0, most, whole=most, sources=own)
         if op.kind == "ConstantOfShape":
-            return Fact(constant=True)
+            stated = attribute(op.node, "value")
+            number = float(self.view.model.array(stated.t).item()) if stated is not None else 0.0
+            return Fact(number, number, number=number, constant=True, fill=number <= -self.limits.most or number > _FAR)
         return Fact(row.low, row.high, whole=1.0 if row.whole else None)
 
     def _unknown(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-        facts = [self[v] for v in op.operands]
+        facts, far = [self[v] for v in op.operands], mask_fills(self.view, self.to).get(op.results[0])
+        if far is not None:  # numbers that an attribute states
+            return Fact(-far.absmax, far.absmax, beyond=self._leaves(-far.absmax, far.absmax))
         return Fact(learned=any(f.learned for f in facts), depth=1 + max((f.depth for f in facts), default=0))
 
     def _nothing(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
