@@ -27,7 +27,7 @@ from amp_rewrite.ir.op_classes import (
 from amp_rewrite.ir.ops import Need, OpRow, Trait, Way
 from amp_rewrite.ir.patterns.activations import snakes
 from amp_rewrite.ir.schema import KEPT_VARIABLES
-from amp_rewrite.ir.shapes.onnx_shapes import declared_dims, shape_of
+from amp_rewrite.ir.shapes.onnx_shapes import declared_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.ir.weights import loses_digits
 
@@ -286,16 +286,16 @@ class Needs:
                 yield op.inputs[0], Need.TINY, "", ""
 
     def _of_sum(self, op: Op, a: Fact, b: Fact) -> Iterator[tuple[ValueId | None, Need, str, str]]:
+        note = "a difference of squares and products, which is small beside them"
+        for value, fact in ((op.inputs[0], a), (op.inputs[1], b)):
+            if any(_among(fact, fact)):  # the rest of a distance
+                yield value, Need.DIGITS, "", note
         apart = (op.kind == "Sub") != (a.negative != b.negative)
         means = a.squares & b.squares if a.averaged or b.averaged else ()
         shared = frozenset().union(*means, *_among(a, b), *_among(b, a))
-        if (
-            shared
-            and apart
-            and not (a.constant or b.constant or self.facts.centers(op) or self.facts[op.outputs[0]].peak)
-        ):
+        relative = self.facts.centers(op) or self.facts[op.outputs[0]].peak
+        if shared and apart and not (a.constant or b.constant or relative):
             self.shared |= shared
-            note = "a difference of squares and products, which is small beside them"
             yield from ((v, Need.DIGITS, "", note) for v in op.operands)
         many = min(a.whole or 0.0, b.whole or 0.0) > self.facts.limits.integers
         if op.kind == "Sub" and many and a.raw and b.raw:
@@ -364,8 +364,7 @@ class Needs:
         if self.facts[value].whole is not None:
             return True
         source = origin(self.view, value, first_input_of(COPIES))
-        fed = self.view.values[source].public
-        if not fed or math.prod(size or 2 for size in shape_of(self.view, source) or (2,)) != 1:
+        if not self.facts.is_single_input(source):
             return False
         made_by = self.view.producer(op.inputs[0])
         return made_by is None or made_by.id not in self.view.after(reader.id for reader in self.view.readers(source))
@@ -431,12 +430,10 @@ class Needs:
         """True for weights, a divisor or a single factor that the low type keeps few digits of."""
         if value is None or not self.facts.floats(value) or self.view.constant(value) is None:
             return False
-        alone = (
-            row.way is not Way.SCALE
-            or (slot == 1 and op.kind != "Mul")
-            or self.view.fit(value, self.facts.to).count == 1
-        )
-        return alone and loses_digits(self.view, value, self.facts.to)
+        fit = self.view.fit(value, self.facts.to)
+        if row.way is Way.SCALE and slot == 1 and op.kind != "Mul":
+            return bool(fit.flushed or fit.subnormal)
+        return (row.way is not Way.SCALE or fit.count == 1) and loses_digits(self.view, value, self.facts.to)
 
     def _for_products(self, op: Op) -> bool:
         """True if other products alone read a result, or copies of it."""

@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute, equation, int_attribute
 from amp_rewrite.ir.dataflow import Flow, first_input_of, orders, origin
-from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, PRODUCTS, TENSOR_CORE_STEP
+from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, UNKNOWN, OpRow, Trait, Way
 from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
 from amp_rewrite.ir.patterns.mask_fills import mask_fills
@@ -146,7 +146,7 @@ class Facts:
         array = view.array(value, _READ)
         if array is None:
             return self._large_constant(value)
-        if array.size == 0 or (array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16"):
+        if array.size == 0 or (array.dtype.kind not in "fiub" and "float" not in array.dtype.name):
             return Fact(constant=True)
         with np.errstate(invalid="ignore"):  # signalling NaN
             numbers = array.astype(np.float64)
@@ -265,7 +265,8 @@ class Facts:
             moved = {state for f in read if f.run for state, _ in f.states}
             fact = fact._replace(states=tuple((state, was or state in moved) for state, was in fact.states))
         if op.kind == "Where":
-            fact = fact._replace(beyond=fact.beyond or self._leaves(fact.low, fact.high))
+            data = max((f.size for f in read if f.constant and not f.fill and f.size < INF), default=0.0)
+            fact = fact._replace(beyond=fact.beyond or self._leaves(-data, data))
             chosen = [f.number for f in read if f.constant and f.number is not None and 0 < f.number < 1]
             return fact._replace(best=fact.grid, guard=min((*chosen, fact.guard)))
         bounds = [f for f in read if f.constant and f.number is not None]
@@ -425,8 +426,12 @@ class Facts:
 
     def _is_fed_number(self, op: Op) -> bool:
         """True if an op multiplies by the only number of an input, as the size of a step is fed."""
-        fed = (v for v in op.operands if op.kind == "Mul" and self.view.values[v].public)
-        return any(math.prod(size or 2 for size in shape_of(self.view, v) or (2,)) == 1 for v in fed)
+        return op.kind == "Mul" and any(map(self.is_single_input, op.operands))
+
+    def is_single_input(self, value: ValueId) -> bool:
+        """True for an input of the model that holds one number."""
+        shape = shape_of(self.view, value) if self.view.values[value].public else None
+        return shape is not None and all(size == 1 for size in shape)
 
     def _levels(self, read: Sequence[Fact], varying: Sequence[Fact], factors: Sequence[float]) -> frozenset[ValueId]:
         """Return the inputs on whose level a product stays: the other factor is 1, −1 or near it."""
@@ -538,8 +543,7 @@ class Facts:
             nudged=fact.nudged,
         )
         if row.whole or op.kind == "Mod":
-            bounded = fact.size if fact.size < INF or not fact.learned else None
-            whole = bounded if row.whole else fact.whole
+            whole = fact.size if row.whole else fact.whole
             return kept._replace(low=fact.low, high=fact.high, whole=whole, levels=fact.levels, bent=False)
         if op.kind == "Exp":
             high = math.exp(fact.high) if fact.high < 700 else INF
@@ -576,7 +580,7 @@ class Facts:
         operands = op.operands[:2]
         if len(operands) < 2:  # an Einsum of one operand
             return self._reduced(op, row, read)
-        if op.kind in PRODUCTS and (self.terms(op) < TENSOR_CORE_STEP or not self.contracts(op)):
+        if self.terms(op) < TENSOR_CORE_STEP or not self.contracts(op):
             few, terms = self._scaled(op, OPS["Mul"], [first, second]), self.terms(op)
             whole = few.whole * terms if few.whole is not None else None
             return few._replace(products=frozenset().union(*map(self.line, operands)), whole=whole)

@@ -103,7 +103,6 @@ def test_other_biases_are_left_alone(bias: Any) -> None:
     ("words", "expected"),
     [
         ("m=Neg(p)", "f p m b y"),
-        ("e=Equal(p,none);n=Not(e);m=Where(n,fill,p)", ""),
         ("e=Equal(p,none);n=Not(e);m=Where(n,p,fill)", "f p m b y"),
         ("e=Less(p,none);m=Where(e,p,fill)", "f p m b y"),
         ("e=Equal(p,f);m=Where(e,p,fill)", "f p e m b y"),

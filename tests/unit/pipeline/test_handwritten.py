@@ -174,7 +174,13 @@ def test_the_state_of_a_loop_keeps_one_type(name: str) -> None:
 def test_a_loop_that_starts_from_a_deny_op_casts_in_its_body_only() -> None:
     result = converted("loop_from_deny").model
     assert [n.op_type for n in result.graph.node] == ["Exp", "Loop", "Pow"]
-    assert [n.op_type for n in attribute(result, "loop", "body").node] == ["Identity", "Softsign", "Cast", "MatMul", "Cast"]
+    assert [n.op_type for n in attribute(result, "loop", "body").node] == [
+        "Identity",
+        "Softsign",
+        "Cast",
+        "MatMul",
+        "Cast",
+    ]
 
 
 def test_branches_of_an_if_end_in_one_type() -> None:
