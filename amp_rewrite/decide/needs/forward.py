@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute, equation, int_attribute
 from amp_rewrite.ir.dataflow import Flow, first_input_of, orders, origin
-from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, TENSOR_CORE_STEP
+from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, PRODUCTS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, UNKNOWN, OpRow, Trait, Way
 from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
 from amp_rewrite.ir.patterns.mask_fills import mask_fills
@@ -580,10 +580,11 @@ class Facts:
         operands = op.operands[:2]
         if len(operands) < 2:  # an Einsum of one operand
             return self._reduced(op, row, read)
-        if self.terms(op) < TENSOR_CORE_STEP or not self.contracts(op):
-            few, terms = self._scaled(op, OPS["Mul"], [first, second]), self.terms(op)
-            whole = few.whole * terms if few.whole is not None else None
-            return few._replace(products=frozenset().union(*map(self.line, operands)), whole=whole)
+        few = self.terms(op) < TENSOR_CORE_STEP  # a filter, if a convolution
+        if op.kind in PRODUCTS and (few or not self.contracts(op)):
+            scaled, terms = self._scaled(op, OPS["Mul"], [first, second]), self.terms(op)
+            whole = scaled.whole * terms if scaled.whole is not None else None
+            return scaled._replace(products=frozenset().union(*map(self.line, operands)), whole=whole)
         varying = [f for f in (first, second) if not f.constant]
         fact = joined([f for f in read if not f.constant] or [NOTHING])
         weight = next((f for f in (second, first) if f.constant), None)
@@ -591,7 +592,7 @@ class Facts:
         if weight is not None and weight.number is not None and len(varying) == 1 and varying[0].ones is not None:
             ones = varying[0].ones * abs(weight.number) * self.terms(op)
         two = len(varying) == 2
-        behind_layer = any(self[v].learned for v in operands)
+        behind_layer = any(self[v].learned and self[v].depth for v in operands)
         wholes = [f.whole for f in read if f.whole is not None]
         return Fact(
             low=0.0 if two and all(f.low >= 0 for f in varying) else -INF,
@@ -604,7 +605,7 @@ class Facts:
             hides=len(read) > 2 and read[2].raw,
             nudged=fact.nudged,
             averaged=self._averages(op),
-            depth=fact.depth + 1,
+            depth=fact.depth + (not few),
             ones=ones,
             whole=INF if read and len(wholes) == len(read) else None,
             grows=two and all(f.size > _MODERATE for f in varying),
