@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TypeVar
 
-import numpy as np
-
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.attributes import attribute, ints_attribute
-from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, MOVES, SCALINGS, Slots
+from amp_rewrite.ir.attributes import ints_attribute
+from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, SCALINGS, Slots
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View, once
 
@@ -76,49 +73,11 @@ def number(view: View, value: ValueId | None, axes: int | None = None) -> float 
     return float(held.item()) if held.dtype.kind in "fiu" else None
 
 
-def number_throughout(view: View, value: ValueId | None) -> float | None:
-    """Return the finite number that fills a float32 constant or the result of a ConstantOfShape; None for other values.
-
-    Values that are moved are followed. A constant is read only up to the first number that differs.
-    """
-    if value is None:
-        return None
-    value = origin(view, value, first_input_of(_MOVED), most=_FAR)
-    source = view.producer(value)
-    if view.dtype(value) is not DType.FLOAT:
-        return None
-    if source is not None and source.kind == "ConstantOfShape":
-        fill = attribute(source.node, "value")
-        numbers = view.model.array(fill.t) if fill is not None else np.zeros(1)
-        return float(numbers.item()) if numbers.size == 1 and np.isfinite(numbers).all() else None
-    tensor = view.constant(value)
-    if tensor is None or not tensor.dims:
-        return None
-    first = None
-    for chunk in view.model.chunks(tensor, 1 << 14):
-        first = chunk[0] if first is None and chunk.size else first
-        if first is None or not np.isfinite(first) or chunk[-1] != first or not (chunk == first).all():
-            return None
-    return float(first) if first is not None else None
-
-
-_MOVED = MOVES - {"Tile"}
-_FAR = 32
-"""Moves in a row that are followed."""
-
-
 def orders(op: Op) -> Iterator[tuple[ValueId, ValueId]]:
     """Yield the two operands of an op, in both orders; none for another number of them."""
     if len(op.operands) == 2:
         first, second = op.operands
         yield from ((first, second), (second, first))
-
-
-def scalings(view: View, op: Op) -> Iterator[tuple[ValueId, float]]:
-    """Yield the operand that a product or quotient scales, and the number that it is multiplied or divided by."""
-    for value, factor in islice(orders(op), 1 if op.kind == "Div" else 2):
-        if (size := number(view, factor)) is not None:
-            yield value, size
 
 
 # -- type variables ------------------------------------------------------------------------------------

@@ -30,6 +30,9 @@ FREE = 4096
 """What a free dimension counts as in a number of elements."""
 _READ = 1 << 16
 """Elements of the largest constant that is read whole; of larger ones the magnitudes are known."""
+_DOUBLE = 1000
+"""Doublings that a float holds."""
+_MANY = 1 << 60
 _OF_EXPONENTIALS = 2.0**8
 """Terms of moderate size that an exponential counts for in a sum."""
 _NEAR_RANGE = 0.6
@@ -222,7 +225,8 @@ class Facts:
             self.known[value] = _unbounded(joined(inside))._replace(number=None, constant=False)
 
     def _made(self, op: Op, row: OpRow) -> Fact:
-        fact = _WAYS[row.way](self, op, row, self.read(op, row))
+        read = self.read(op, row)
+        fact = _WAYS[row.way](self, op, row, read) if read or not row.slots else NOTHING
         if fact.constant and not all(self[v].constant for v in op.operands):
             table = op.kind == "Gather" and fact.whole is None  # learned, as an embedding is
             source = frozenset() if table else frozenset((op.operands[-1],))
@@ -403,7 +407,9 @@ class Facts:
             ones=None,
             running=False,
             beyond=fact.beyond or self._scales_away(op, read, low, high),
-            gated=1 + max(f.steps for f in varying if f is not gate) if gate is not None and not divides else 0,
+            gated=1 + max((f.steps for f in varying if f is not gate), default=0)
+            if gate is not None and not divides
+            else 0,
             small_factor=self._is_fed_number(op)
             or (not two and any(abs(1 / n if divides else n) < _SMALL_STEP for n in factors)),
         )
@@ -521,7 +527,7 @@ class Facts:
         if op.kind in ("ReduceMean", "AveragePool", "GlobalAveragePool"):
             return fact._replace(whole=None, peak=False)
         known = combined_elements(self.view, op)
-        count = known or FREE
+        count = min(known or FREE, _MANY)
         whole = fact.whole * count if fact.whole is not None else None
         if op.kind in ("ReduceProd", "CumProd"):
             return fact._replace(low=-INF, high=INF, grows=True, whole=whole and INF, peak=False)
@@ -566,7 +572,9 @@ class Facts:
     def _raised(self, op: Op, kept: Fact, fact: Fact) -> Fact:
         exponent = self[op.inputs[1]].number
         square = exponent == 2
-        whole = fact.whole**exponent if fact.whole is not None and exponent and exponent > 0 else None
+        whole = None
+        if fact.whole is not None and exponent and exponent > 0:
+            whole = fact.whole**exponent if exponent * math.log2(max(fact.whole, 2.0)) < _DOUBLE else INF
         return kept._replace(
             low=0.0 if square else -INF,
             squares=frozenset((self.line(op.operands[0]),)) if square else frozenset(),
@@ -639,7 +647,7 @@ class Facts:
         """Return how many terms each result of a product adds up; a free dimension counts as `FREE`."""
         stored = [tuple(t.dims) if (t := self.view.constant(v)) is not None else None for v in op.inputs]
         known = any(stored) and op.kind != "Einsum"
-        return summed_terms(op, stored if known else [shape_of(self.view, v) for v in op.inputs], FREE)
+        return min(_MANY, summed_terms(op, stored if known else [shape_of(self.view, v) for v in op.inputs], FREE))
 
     def _normalized(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         fact = read[0] if read else NOTHING
@@ -670,7 +678,10 @@ class Facts:
             return Fact(0.0, most, whole=most, sources=own)
         if op.kind == "ConstantOfShape":
             stated = attribute(op.node, "value")
-            number = float(self.view.model.array(stated.t).item()) if stated is not None else 0.0
+            numbers = self.view.model.array(stated.t) if stated is not None else np.zeros(1)
+            if numbers.size != 1 or numbers.dtype.kind not in "fiub":
+                return Fact(constant=True)
+            number = float(numbers.item())
             return Fact(number, number, number=number, constant=True, fill=number <= -self.limits.most or number > _FAR)
         return Fact(row.low, row.high, whole=1.0 if row.whole else None)
 
