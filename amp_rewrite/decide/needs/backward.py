@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.facts import INF, Fact, Values
 from amp_rewrite.decide.needs.forward import Facts, row_of
@@ -314,7 +316,9 @@ class Needs:
                 continue
             last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
             axes = tuple(range(1, weights.ndim)) if op.kind not in PRODUCTS else (-1 if last else -2,)
-            sums, sizes = abs(weights.sum(axis=axes)), abs(weights).sum(axis=axes)
+            with np.errstate(invalid="ignore"):  # signalling NaN
+                numbers = weights.astype(np.float64)
+            sums, sizes = abs(numbers.sum(axis=axes)), abs(numbers).sum(axis=axes)
             few = weights.size <= _NEIGHBOURS * sums.size  # more are waves, as a rule: their sums are zero, too
             if few and sizes.any() and bool((sums <= _BALANCE * sizes).all()):
                 return other

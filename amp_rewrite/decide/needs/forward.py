@@ -234,6 +234,8 @@ class Facts:
             fact = fact._replace(
                 constant=False, number=None, learned=table, sources=source, best=fact.grid, beyond=beyond
             )
+            if table:  # its reach is that of rare rows: data tell more
+                fact = fact._replace(low=-INF, high=INF)
         varying = [v for v in op.operands if self.floats(v) and not self[v].constant]
         linear = row.way in _LINEAR and len(varying) == 1 and op.kind not in _NOT_LINEAR
         linear &= row.way is not Way.PRODUCT or self._averages(op)
@@ -592,7 +594,9 @@ class Facts:
         if op.kind in PRODUCTS and (few or not self.contracts(op)):
             scaled, terms = self._scaled(op, OPS["Mul"], [first, second]), self.terms(op)
             whole = scaled.whole * terms if scaled.whole is not None else None
-            return scaled._replace(products=frozenset().union(*map(self.line, operands)), whole=whole)
+            return scaled._replace(
+                products=frozenset().union(*map(self.line, operands)), squares=frozenset(), whole=whole
+            )
         varying = [f for f in (first, second) if not f.constant]
         fact = joined([f for f in read if not f.constant] or [NOTHING])
         weight = next((f for f in (second, first) if f.constant), None)

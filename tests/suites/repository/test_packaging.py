@@ -72,10 +72,11 @@ def test_the_wheel_holds_the_modules_lists_tables_models_and_the_typing_marker(w
     lists = {f"amp_rewrite/_lists/{name}" for name in names(ROOT / "lists", "*.yaml")}
     tables = {f"amp_rewrite/runtime/_tables/{name}" for name in names(package / "runtime" / "_tables", "*.json")}
     models = {path.relative_to(ROOT).as_posix() for path in package.rglob("*.onnxtxt")}
+    texts = {path.relative_to(ROOT).as_posix() for path in package.rglob("*.md")}
     assert {"amp_rewrite/_lists/float16.yaml", "amp_rewrite/_lists/bfloat16.yaml"} <= lists
     assert tables
-    assert models
-    assert held == modules | lists | tables | models | {"amp_rewrite/py.typed"}
+    assert models and texts
+    assert held == modules | lists | tables | models | texts | {"amp_rewrite/py.typed"}
 
 
 def test_the_wheel_carries_the_licence_and_the_command(wheel: Path) -> None:

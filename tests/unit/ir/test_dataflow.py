@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx.parser
 import pytest
 
 from amp_rewrite.files.model import Model
@@ -15,7 +14,6 @@ from amp_rewrite.ir.dataflow import (
     keeps_type,
     multiples,
     number,
-    number_throughout,
     only_reader,
     origin,
     squared,
@@ -76,37 +74,6 @@ def test_the_number_of_a_constant(name: str, axes: int | None, expected: float |
     assert number(graph.view, graph.value("pair")) is None
     assert number(graph.view, graph.value("a")) is None
     assert number(graph.view, None) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("even", 0.5),
-        ("turned", 0.5),
-        ("filled", -0.5),
-        ("zeros", 0.0),
-        ("mixed", None),
-        ("last", None),
-        ("endless", None),
-        ("scalar", None),
-        ("whole", None),
-        ("empty", None),
-        ("x", None),
-    ],
-)
-def test_the_number_throughout_a_constant_or_a_fill(name: str, expected: float | None) -> None:
-    text = """<ir_version: 8, opset_import: ["": 18]> g (float[2,2] x) => (float[2,2] y) <
-        float[2,2] even = {0.5, 0.5, 0.5, 0.5}, float[2,2] mixed = {0.5, 2, 0.5, 0.5}, float[2,2] last = {1, 1, 1, 2},
-        float[2] endless = {inf, inf}, float scalar = {0.5}, int64[2] whole = {2, 2}, float[0] empty = {}> {
-        turned = Transpose (even)
-        filled = ConstantOfShape <value = float[1] {-0.5}> (whole)
-        zeros = ConstantOfShape (whole)
-        y = Sum (x, mixed, last, endless, scalar, turned, filled, zeros)
-    }"""
-    view = View.of(Model.load(onnx.parser.parse_model(text)))
-    value = next(value.id for value in view.values if value.name == name)
-    assert number_throughout(view, value) == expected
-    assert number_throughout(view, None) is None
 
 
 def test_what_a_value_is_behind_copies() -> None:
