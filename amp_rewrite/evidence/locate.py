@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.evidence.conditions import Conditions, check_as_is
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
-from amp_rewrite.evidence.instrument.shadow import CHUNK, Bench
-from amp_rewrite.evidence.instrument.side_by_side import reads, upstream
+from amp_rewrite.evidence.instrument.pairing import Pairing, reads
+from amp_rewrite.evidence.instrument.side_by_side import CHUNK, accumulated_errors, of_one_shape, shadow_errors
 from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
 from amp_rewrite.evidence.verdict import SCHEMA, FedData, json_of
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.ir.view import OpId, ValueId
+from amp_rewrite.ir.dataflow import reach
+from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.reports.measurements import OpErrors
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.reports.result import Result
@@ -25,9 +26,6 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.keywords import checked
-
-if TYPE_CHECKING:
-    pass
 
 JUMP = 10.0
 """Factor by which an error grows in one op to count as a jump."""
@@ -180,12 +178,11 @@ def located(a: object, b: object, data: object, conditions: Conditions, toleranc
     widened = low_types(reference)
     if widened:
         reference = emulate(reference, rounding=False, io="float32")
-    bench = Bench.of(reference, candidate)
+    pairing = Pairing.of(reference, candidate)
     feed = conditions.feed(data, reference)
-    matchable = bench.measurable
-    bench = bench.of_one_shape(feed)
-    accumulated = bench.accumulated_errors(feed, conditions)
-    spots = _spots(bench, accumulated, bench.local_errors(feed, conditions))
+    pairing = of_one_shape(pairing, feed)
+    accumulated = accumulated_errors(pairing, feed, conditions)
+    spots = _spots(pairing, accumulated, shadow_errors(pairing, feed, conditions))
     notes = list(feed.notes)
     if feed.random:
         notes.insert(0, "the data are random")
@@ -196,37 +193,37 @@ def located(a: object, b: object, data: object, conditions: Conditions, toleranc
         first,
         second,
         FedData(feed.origin, feed.random, len(feed)),
-        bench.low.spelling,
+        pairing.low.spelling,
         tuple(spots.values()),
-        next((spots[op] for op in spots if _jumps(bench, accumulated, op)), None),
-        len(bench.measured),
-        matchable,
+        next((spots[op] for op in spots if _jumps(pairing, accumulated, op)), None),
+        len(pairing.measured),
+        pairing.measurable,
         (*notes, *random),
         tolerance,
     )
 
 
 def _spots(
-    bench: Bench, accumulated: Mapping[ValueId, ErrorStats], local: Mapping[ValueId, ErrorStats]
+    pairing: Pairing, accumulated: Mapping[ValueId, ErrorStats], local: Mapping[ValueId, ErrorStats]
 ) -> dict[OpId, OpErrors]:
     """Return the row of each op of the candidate, in its order."""
-    view, reference = bench.candidate, bench.reference
+    view, reference = pairing.candidate, pairing.reference
     by_op: dict[OpId, list[ValueId]] = {}
     for value in accumulated:
         if (op := view.values[value].producer) is not None:
             by_op.setdefault(op, []).append(value)
     spots = {}
     for op, values in sorted(by_op.items()):
-        named = reference.producer(bench.measured[values[0]]) or view.ops[op]
+        named = reference.producer(pairing.measured[values[0]]) or view.ops[op]
         stats = [accumulated[v] for v in values]
         own = [local[v] for v in values if v in local]
-        unmeasured = 0.0 if bench.is_low(op) and not bench.rounds(view.ops[op]) else None
+        unmeasured = 0.0 if pairing.is_low(op) and not pairing.rounds(view.ops[op]) else None
         spots[op] = OpErrors(
             named.name,
             view.ops[op].kind,
-            bench.low.spelling if bench.is_low(op) else "float32",
-            max((error.error(bench.low.tiny) for error in own), default=unmeasured),
-            max(error.error(bench.low.tiny) for error in stats),
+            pairing.low.spelling if pairing.is_low(op) else "float32",
+            max((error.error(pairing.low.tiny) for error in own), default=unmeasured),
+            max(error.error(pairing.low.tiny) for error in stats),
             max(error.max_abs or (math.inf if error.lost else 0.0) for error in stats),
             max(error.absmax for error in stats),
             any(error.lost for error in own),
@@ -234,14 +231,19 @@ def _spots(
     return spots
 
 
-def _jumps(bench: Bench, accumulated: Mapping[ValueId, ErrorStats], op: OpId) -> bool:
+def _jumps(pairing: Pairing, accumulated: Mapping[ValueId, ErrorStats], op: OpId) -> bool:
     """True if the error of an op's outputs is more than JUMP times that of its inputs."""
-    view = bench.candidate
+    view = pairing.candidate
     results = [accumulated[v] for v in view.ops[op].outputs if v is not None and v in accumulated]
-    above = upstream(view, [op], accumulated)  # up to the nearest measured values
-    operands = [accumulated[v] for other in above for v in reads(view, other) if v in accumulated]
-    before = max((stats.error(bench.low.tiny) for stats in operands), default=0.0)
-    return max(stats.error(bench.low.tiny) for stats in results) > JUMP * max(before, bench.low.eps)
+    above = reach(dict.fromkeys(reads(view, view.ops[op])), partial(_unmeasured, view, accumulated))
+    before = max((accumulated[v].error(pairing.low.tiny) for v in above if v in accumulated), default=0.0)
+    return max(stats.error(pairing.low.tiny) for stats in results) > JUMP * max(before, pairing.low.eps)
+
+
+def _unmeasured(view: View, measured: Container[ValueId], value: ValueId) -> Iterator[ValueId]:
+    """Yield what the producer of a value without an error of its own reads."""
+    op = view.producer(value)
+    return reads(view, op) if op is not None and value not in measured else iter(())
 
 
 _CALM = "no op adds a sudden error"

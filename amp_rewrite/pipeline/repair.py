@@ -15,7 +15,7 @@ from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.guard import Guarded
-from amp_rewrite.evidence.instrument.shadow import local_errors
+from amp_rewrite.evidence.instrument.side_by_side import local_errors
 from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.vertices import Vertex
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance, criterion

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,14 +92,9 @@ class ErrorNodes(NodeBuilder):
         lost = self.op("ReduceSum", self.cast(self.op("Xor", r_finite, finite), DType.FLOAT), keepdims=1)
         self.rows.append(self.op("Concat", largest, absmax, noise, signal, lost, unit, axis=0))
 
-    def pack(self, output: str) -> None:
-        """Add nodes for the end of the graph that concatenate all rows into one output.
-
-        onnxruntime first runs the producers of the input with the highest node number. With one Concat of all rows it
-        would begin with the last row and keep every earlier value alive until its own row; with a chain it begins with
-        the first.
-        """
-        self.name(reduce(lambda upto, row: self.op("Concat", upto, row, axis=0), self.rows), output)
+    def packed(self) -> str:
+        """Add the end of the graph: all rows as one vector, the last one first."""
+        return self.op("Concat", *reversed(self.rows), axis=0)
 
 
 def read(packed: NDArray[np.float32]) -> list[ErrorStats]:
