@@ -200,11 +200,11 @@ class _TapBuilder:
 
     def _measured(self, graph: GraphProto, value: ValueId) -> _Rows:
         """Append the nodes that measure one value to a graph."""
-        nodes, dtype, op = self.nodes(), self._measured_in(value), self.view.producer(value)
+        nodes, dtype = self.nodes(), self._measured_in(value)
         name = self.view.value_name(value)
         if self.view.dtype(value) is not dtype:
             name = nodes.cast(name, dtype)
-        row = self.range_nodes[dtype].row(nodes, name, rectified=op is not None and op.kind == "Relu")
+        row = self.range_nodes[dtype].row(nodes, name)
         graph.node.extend(nodes.nodes)
         return _Rows(row, (value,))
 
