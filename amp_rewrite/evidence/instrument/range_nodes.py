@@ -23,7 +23,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.ranges import Range
 from amp_rewrite.files.fit import thresholds
 from amp_rewrite.ir.builder import NodeBuilder
-from amp_rewrite.ir.versions import FIRST_WHERE
 
 WIDTH = 9
 
@@ -84,12 +83,9 @@ class _Magnitudes(NamedTuple):
 
 
 class RangeNodes:
-    """Builder of measuring nodes for one element type, FLOAT or DOUBLE.
+    """Builder of measuring nodes for one element type, FLOAT or DOUBLE; `head` gets their constants."""
 
-    `constants` must precede all other nodes, in the same graph or one around it. Their names begin with `stem`.
-    """
-
-    def __init__(self, stem: str, dtype: DType, to: DType) -> None:
+    def __init__(self, head: NodeBuilder, dtype: DType, to: DType) -> None:
         self._dtype, one = dtype, dtype.numpy.type
         named = dict(zip(_NAMES, bounds(to, dtype.numpy), strict=True))
         overflows = np.nextafter(named["infinite_in_low"], one(np.inf))
@@ -103,9 +99,7 @@ class RangeNodes:
             "many": np.array([_EXACT_IN_FLOAT]),
             "no_count": np.zeros(1),
         }
-        head = NodeBuilder(set(), opset=FIRST_WHERE, region=stem)
         self._known = {name: head.constant(np.asarray(value)) for name, value in values.items()}
-        self.constants = tuple(head.nodes)
 
     def row(self, nodes: NodeBuilder, name: str) -> str:
         """Append nodes for the row of the tensor `name`, with as few passes as its values allow; return the row.
@@ -187,13 +181,9 @@ def _ramp(bound: float, largest: float) -> tuple[float, float] | None:
     return (slope, -slope * bound) if bound > 0 and slope * largest <= DType.FLOAT.max else None
 
 
-def merging(nodes: NodeBuilder, a: str, b: str, rows: int) -> str:
-    """Append nodes that merge two vectors of rows, as `merged` does; return the result."""
-    return chosen(nodes, nodes.op("Add", a, b), nodes.op("Max", a, b), rows)
-
-
-def chosen(nodes: NodeBuilder, added: str, most: str, rows: int) -> str:
-    """Append nodes that select the added columns from one vector of rows and the others from another."""
+def merging(nodes: NodeBuilder, stacked: str, rows: int) -> str:
+    """Append nodes that merge vectors of rows, stacked along the first axis, as `merged` does; return the result."""
+    added, most = (nodes.reduce(op_type, stacked, [0], keepdims=False) for op_type in ("ReduceSum", "ReduceMax"))
     return nodes.op("Where", nodes.constant(np.tile(np.arange(WIDTH) < _ADDED, rows)), added, most)
 
 
