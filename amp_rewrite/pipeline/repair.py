@@ -16,8 +16,7 @@ from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.guard import Guarded
 from amp_rewrite.evidence.instrument.side_by_side import local_errors
-from amp_rewrite.evidence.instrument.switchable import switchable_model
-from amp_rewrite.evidence.instrument.vertices import Vertex
+from amp_rewrite.evidence.instrument.switchable import Vertex, switchable_model
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import minimal_set
