@@ -24,7 +24,7 @@ class ErrorStats:
     """Error of values against their reference, over all batches.
 
     max_abs: the largest |value - reference|; noise: sum (value - reference)^2, over elements finite in both. absmax:
-    the largest |reference|; signal: sum reference^2 without masks (`ErrorNodes.measure`), over elements finite there.
+    the largest |reference|; signal: sum reference^2 without masks (`ErrorNodes.row`), over elements finite there.
     lost: the number of elements finite only in the reference.
     """
 
@@ -61,7 +61,6 @@ class ErrorNodes(NodeBuilder):
     def __init__(self, prefix: str, low: DType) -> None:
         """`low`: references below its smallest normal number count as that number."""
         super().__init__(set(), opset=FIRST_WHERE, region=prefix)
-        self.rows: list[str] = []
         self._flat = self.ints([-1])
         self._zero, self._infinity, self._least = map(self._number, (0.0, math.inf, low.tiny))
         self._bounds = [(self._number(-bound), self._number(bound)) for bound in (_WIDEST, min(low.max, _WIDEST))]
@@ -69,8 +68,8 @@ class ErrorNodes(NodeBuilder):
     def _number(self, value: float) -> str:
         return self.constant(np.array([value], np.float32))
 
-    def measure(self, value: str, reference: str, *, is_low: bool) -> None:
-        """Add the nodes that write the row of two float32 tensors of one shape.
+    def row(self, value: str, reference: str, *, is_low: bool) -> str:
+        """Add nodes for the row of two float32 tensors of one shape; return the row.
 
         Elements beyond the range of the value's type (`is_low`: the low one), or whose square overflows float32, count
         as masks: they are clamped to the bound, and excluded from the size of the reference.
@@ -90,11 +89,7 @@ class ErrorNodes(NodeBuilder):
         unit = self.op("Max", scale, largest, self._least)
         noise, signal = (self.op("ReduceSumSquare", self.op("Div", x, unit), keepdims=1) for x in (error, unmasked))
         lost = self.op("ReduceSum", self.cast(self.op("Xor", r_finite, finite), DType.FLOAT), keepdims=1)
-        self.rows.append(self.op("Concat", largest, absmax, noise, signal, lost, unit, axis=0))
-
-    def packed(self) -> str:
-        """Add the end of the graph: all rows as one vector, the last one first."""
-        return self.op("Concat", *reversed(self.rows), axis=0)
+        return self.op("Concat", largest, absmax, noise, signal, lost, unit, axis=0)
 
 
 def read(packed: NDArray[np.float32]) -> list[ErrorStats]:

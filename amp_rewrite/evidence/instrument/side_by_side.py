@@ -156,11 +156,12 @@ def measuring(twin: Model, pairing: Pairing, values: Sequence[ValueId]) -> Model
     """Return the twin of `side_by_side` with one output, for `error_nodes.read`, in place of all values."""
     nodes = ErrorNodes(f"{pairing.stem}error", pairing.low)
     names = [output.name for output in twin.proto.graph.output]
-    for value, *pair in reversed(list(zip(values, names[::2], names[1::2], strict=True))):
+    rows: list[str] = []
+    for value, *pair in reversed(list(zip(values, names[::2], names[1::2], strict=True))):  # as in `tapped`
         types = pairing.candidate.dtype(value), pairing.reference.dtype(pairing.measured[value])
         widened = [nodes.cast(n, DType.FLOAT) if t is DType.DOUBLE else n for n, t in zip(pair, types, strict=True)]
-        nodes.measure(*widened, is_low=types[0] is pairing.low)
-    return _ending(twin, nodes.nodes, [nodes.packed()], DType.FLOAT)
+        rows.append(nodes.row(*widened, is_low=types[0] is pairing.low))
+    return _ending(twin, nodes.nodes, [nodes.op("Concat", *reversed(rows), axis=0)], DType.FLOAT)
 
 
 def _ending(twin: Model, nodes: Sequence[NodeProto], outputs: Sequence[str], dtype: DType) -> Model:

@@ -394,8 +394,7 @@ def test_measurements_merge_and_scale() -> None:
 
 def gauged(value: list[float], reference: list[float], *, is_low: bool) -> ErrorStats:
     gauge = ErrorNodes("g", amp_rewrite.DType.FLOAT16)
-    gauge.measure("v", "r", is_low=is_low)
-    gauge.name(gauge.packed(), "out")
+    gauge.name(gauge.row("v", "r", is_low=is_low), "out")
     v, r = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N"]) for name in "vr")
     out = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, ["M"])
     graph = onnx.helper.make_graph(gauge.nodes, "g", [v, r], [out])
