@@ -73,26 +73,22 @@ class Pairing:
     @cached_property
     def measured(self) -> Mapping[ValueId, ValueId]:
         """Return the pairs of floating results, one per value of the reference, in the candidate's order."""
-        pairs: dict[ValueId, ValueId] = {}
-        taken: set[ValueId] = set()
+        first: dict[ValueId, ValueId] = {}
         for mine, theirs in self.values.items():
-            op = self.candidate.producer(mine)
-            casts = op is None or casts_floats(self.candidate, op)
-            if not casts and theirs not in taken and self.candidate.holds_floats(mine):
-                pairs[mine] = theirs
-                taken.add(theirs)
-        return pairs
+            if self._computes(mine):
+                first.setdefault(theirs, mine)
+        return {mine: theirs for theirs, mine in first.items()}
 
     @cached_property
     def measurable(self) -> int:
         """Return the number of the candidate's floating results that can be paired, without Casts and constants."""
-        return sum(
-            1
-            for op in self.candidate.ops
-            if op.scope == MAIN and not casts_floats(self.candidate, op)
-            for value in op.results
-            if self.candidate.constant(value) is None and self.candidate.holds_floats(value)
-        )
+        view = self.candidate
+        return sum(view.constant(v.id) is None and self._computes(v.id) for v in view.values_of[MAIN])
+
+    def _computes(self, value: ValueId) -> bool:
+        """True for a floating result of an op of the candidate that is not a Cast."""
+        op = self.candidate.producer(value)
+        return op is not None and not casts_floats(self.candidate, op) and self.candidate.holds_floats(value)
 
     @cached_property
     def shadowed(self) -> tuple[ValueId, ...]:
@@ -110,17 +106,9 @@ class Pairing:
 
     def is_low(self, op: OpId) -> bool:
         """True if an op reads or writes a low type, or contains one in its bodies."""
-        return op in self._low_ops
-
-    @cached_property
-    def _low_ops(self) -> frozenset[OpId]:
         view = self.candidate
-        low: set[OpId] = set()
-        for op in view.ops:
-            within = (inner in low for body in op.bodies for inner in view.scopes[body].ops)
-            if any(view.dtype(v) in LOW_TYPES for v in op.ports) or any(within):
-                low.add(op.id)
-        return frozenset(low)
+        inner = (other for body in view.ops[op].bodies for other in view.scopes[body].ops)
+        return any(view.dtype(v) in LOW_TYPES for v in view.ops[op].ports) or any(map(self.is_low, inner))
 
     @cached_property
     def _available(self) -> frozenset[OpId]:
