@@ -145,7 +145,9 @@ class _SwitchBuilder:
 
     def _switch(self, switch: Switch) -> str:
         """Return the name of the boolean of a switch."""
-        return self.switches.setdefault(switch, f"low/{len(self.switches)}")
+        if switch not in self.switches:
+            self.switches[switch] = self._fresh(f"low/{len(self.switches)}")
+        return self.switches[switch]
 
     def _graph(self, graph: GraphProto, scope: Scope) -> None:
         nodes = self._nodes()
