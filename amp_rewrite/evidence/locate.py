@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
@@ -18,7 +17,7 @@ from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
 from amp_rewrite.evidence.verdict import SCHEMA, FedData, json_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.dataflow import reach
-from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.ir.view import OpId, ValueId
 from amp_rewrite.reports.measurements import OpErrors
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.reports.result import Result
@@ -165,12 +164,7 @@ def locate(
         raise PolicyError(f"{spelled('tolerance', tolerance)}: use a finite number, 0 or more")
     require("locate")
     conditions = Conditions(allow_nonfinite, names, chunk=chunk, progress=progress)
-    return located(a, b, data, conditions, tolerance)
-
-
-def located(a: object, b: object, data: object, conditions: Conditions, tolerance: float | None = None) -> Located:
-    """Return the result of `locate` for arguments that are folded into objects."""
-    first, second = conditions.names or (name_of(a, "the reference"), name_of(b, "the candidate"))
+    first, second = names or (name_of(a, "the reference"), name_of(b, "the candidate"))
     reference, candidate = (inlined(Model.load(model)) for model in (a, b))
     if low_types(candidate):
         check_as_is(candidate, second, conditions.chosen_provider)
@@ -183,9 +177,7 @@ def located(a: object, b: object, data: object, conditions: Conditions, toleranc
     pairing = of_one_shape(pairing, feed)
     accumulated = accumulated_errors(pairing, feed, conditions)
     spots = _spots(pairing, accumulated, shadow_errors(pairing, feed, conditions))
-    notes = list(feed.notes)
-    if feed.random:
-        notes.insert(0, "the data are random")
+    notes = ["the data are random", *feed.notes] if feed.random else [*feed.notes]
     if widened:
         twin = f"{first} is {' and '.join(widened)}: the reference is its float32 twin, in which nothing is rounded"
         notes.insert(0, twin)
@@ -195,7 +187,7 @@ def located(a: object, b: object, data: object, conditions: Conditions, toleranc
         FedData(feed.origin, feed.random, len(feed)),
         pairing.low.spelling,
         tuple(spots.values()),
-        next((spots[op] for op in spots if _jumps(pairing, accumulated, op)), None),
+        next((spot for op, spot in spots.items() if _jumps(pairing, accumulated, op, spot.accumulated)), None),
         len(pairing.measured),
         pairing.measurable,
         (*notes, *random),
@@ -231,19 +223,17 @@ def _spots(
     return spots
 
 
-def _jumps(pairing: Pairing, accumulated: Mapping[ValueId, ErrorStats], op: OpId) -> bool:
-    """True if the error of an op's outputs is more than JUMP times that of its inputs."""
+def _jumps(pairing: Pairing, accumulated: Mapping[ValueId, ErrorStats], op: OpId, error: float) -> bool:
+    """True if the error of an op's outputs is more than JUMP times that of its inputs, the nearest measured values."""
     view = pairing.candidate
-    results = [accumulated[v] for v in view.ops[op].outputs if v is not None and v in accumulated]
-    above = reach(dict.fromkeys(reads(view, view.ops[op])), partial(_unmeasured, view, accumulated))
-    before = max((accumulated[v].error(pairing.low.tiny) for v in above if v in accumulated), default=0.0)
-    return max(stats.error(pairing.low.tiny) for stats in results) > JUMP * max(before, pairing.low.eps)
 
+    def above(value: ValueId) -> Iterator[ValueId]:
+        producer = view.producer(value)
+        return reads(view, producer) if producer is not None and value not in accumulated else iter(())
 
-def _unmeasured(view: View, measured: Container[ValueId], value: ValueId) -> Iterator[ValueId]:
-    """Yield what the producer of a value without an error of its own reads."""
-    op = view.producer(value)
-    return reads(view, op) if op is not None and value not in measured else iter(())
+    operands = (v for v in reach(dict.fromkeys(reads(view, view.ops[op])), above) if v in accumulated)
+    before = max((accumulated[v].error(pairing.low.tiny) for v in operands), default=0.0)
+    return error > JUMP * max(before, pairing.low.eps)
 
 
 _CALM = "no op adds a sudden error"
