@@ -206,11 +206,6 @@ class _Repair:
                 break
         return self._finished(None, regions, trials, reference)
 
-    @property
-    def _half(self) -> bool:
-        """True if the model holds a low type already."""
-        return bool(self.draft.view.low_types)
-
     def _trial(self, base: Coloring, reference: Side) -> Trial:
         draft = self.draft
         if reference.runner.provider != CPU:
@@ -231,7 +226,7 @@ class _Repair:
         """Return the regions, those with the largest errors first; of equals the first in the model."""
         if not regions_of(self.draft, base, {}):
             return []
-        whole = reference if self._half else self.draft.view.model
+        whole = reference if self.draft.view.low_types else self.draft.view.model
         feed = Feed.of(self.feed, whole, allow_nonfinite=True)  # in the types of the reference
         errors = local_errors(whole, low, feed, progress=_stage(self.progress, "own errors"))
         return sorted(regions_of(self.draft, base, errors), key=suspicion)

@@ -136,11 +136,8 @@ def side_by_side(pairing: Pairing, values: Sequence[ValueId], fed: Fed) -> Model
 
 def _fed_name(pairing: Pairing, value: ValueId, theirs: ValueId, casts: list[NodeProto]) -> str:
     """Return the name of a value of the reference in the candidate's type; append its Cast if the types differ."""
-    name, before, after = (
-        pairing.reference.value_name(theirs),
-        pairing.reference.types[theirs],
-        pairing.candidate.types[value],
-    )
+    name = pairing.reference.value_name(theirs)
+    before, after = pairing.reference.types[theirs], pairing.candidate.types[value]
     if before == after or after is None or after.dtype is None:
         return name
     if after.container != TENSOR:
