@@ -6,7 +6,7 @@ body returns the body's vector, merged over iterations; the vector of the main g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import NamedTuple
@@ -46,8 +46,11 @@ class Taps:
     untapped: Mapping[str, str]
 
     @classmethod
-    def of(cls, view: View) -> Taps:
-        """Return the taps of a model: every floating tensor in every graph that can return its rows."""
+    def of(cls, view: View, known: Container[str] = ()) -> Taps:
+        """Return the taps of a model: every floating tensor in every graph that can return its rows.
+
+        `known`: keys of values to leave out; the source of a copy may be one.
+        """
         closed = _closed(view)
         taps: list[ValueId] = []
         copies: dict[ValueId, ValueId] = {}
@@ -55,7 +58,8 @@ class Taps:
         untapped: dict[str, str] = {}
         for value in view.values:
             type_ = view.types[value.id]
-            if type_ is not None and type_.dtype is not None and not type_.dtype.floating:
+            floating = type_ is None or type_.dtype is None or type_.dtype.floating
+            if not floating or key(view, value.id) in known:
                 continue
             reason = _unfit(type_) or closed.get(value.scope, "")
             if reason:
@@ -67,13 +71,6 @@ class Taps:
             else:
                 taps.append(value.id)
         return cls(tuple(taps), copies, tuple(constants), untapped)
-
-    def only(self, values: Iterable[ValueId]) -> Taps:
-        """Return the taps restricted to these values; the source of a copy may lie outside."""
-        kept = frozenset(values)
-        copies = {copy: of for copy, of in self.copies.items() if copy in kept}
-        taps, constants = (tuple(v for v in part if v in kept) for part in (self.taps, self.constants))
-        return Taps(taps, copies, constants, {})
 
 
 def _unfit(type_: ValueType | None) -> str:
