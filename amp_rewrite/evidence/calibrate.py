@@ -132,7 +132,7 @@ def _parts(source: Model, low: DType) -> Iterator[_Part]:
     inside, inlined = inline_schema_functions(view, load_lists(low), low, Target.ORT_CUDA)
     if inlined:
         known = {key(view, value.id) for value in view.values}
-        yield _Part(inside, Taps.of(inside).only(v.id for v in inside.values if key(inside, v.id) not in known))
+        yield _Part(inside, Taps.of(inside, known))
 
 
 def _measured(

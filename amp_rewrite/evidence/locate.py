@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.evidence.conditions import Conditions, check_as_is
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
-from amp_rewrite.evidence.instrument.shadow import CHUNK, Bench
-from amp_rewrite.evidence.instrument.side_by_side import reads, upstream
+from amp_rewrite.evidence.instrument.pairing import Pairing, reads
+from amp_rewrite.evidence.instrument.side_by_side import CHUNK, accumulated_errors, of_one_shape, shadow_errors
 from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
 from amp_rewrite.evidence.states import unrolled
 from amp_rewrite.evidence.verdict import SCHEMA, FedData, json_of
 from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.ir.dataflow import reach
 from amp_rewrite.ir.view import OpId, ValueId
 from amp_rewrite.reports.measurements import OpErrors
 from amp_rewrite.reports.render import count, share, table
@@ -26,9 +26,6 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.keywords import checked
-
-if TYPE_CHECKING:
-    pass
 
 JUMP = 10.0
 """Factor by which an error grows in one op to count as a jump."""
@@ -168,12 +165,7 @@ def locate(
         raise PolicyError(f"{spelled('tolerance', tolerance)}: use a finite number, 0 or more")
     require("locate")
     conditions = Conditions(allow_nonfinite, names, chunk=chunk, progress=progress)
-    return located(a, b, data, conditions, tolerance)
-
-
-def located(a: object, b: object, data: object, conditions: Conditions, tolerance: float | None = None) -> Located:
-    """Return the result of `locate` for arguments that are folded into objects."""
-    first, second = conditions.names or (name_of(a, "the reference"), name_of(b, "the candidate"))
+    first, second = names or (name_of(a, "the reference"), name_of(b, "the candidate"))
     reference, candidate = (inlined(Model.load(model)) for model in (a, b))
     if low_types(candidate):
         check_as_is(candidate, second, conditions.chosen_provider)
@@ -181,16 +173,13 @@ def located(a: object, b: object, data: object, conditions: Conditions, toleranc
     widened = low_types(reference)
     if widened:
         reference = emulate(reference, rounding=False, io="float32")
-    bench = Bench.of(reference, candidate)
+    pairing = Pairing.of(reference, candidate)
     given = conditions.feed(data, reference)
     feed = unrolled(given, reference)
-    matchable = bench.measurable
-    bench = bench.of_one_shape(feed)
-    accumulated = bench.accumulated_errors(feed, conditions)
-    spots = _spots(bench, accumulated, bench.local_errors(feed, conditions))
-    notes = list(feed.notes)
-    if feed.random:
-        notes.insert(0, "the data are random")
+    pairing = of_one_shape(pairing, feed)
+    accumulated = accumulated_errors(pairing, feed, conditions)
+    spots = _spots(pairing, accumulated, shadow_errors(pairing, feed, conditions))
+    notes = ["the data are random", *feed.notes] if feed.random else [*feed.notes]
     if widened:
         twin = f"{first} is {' and '.join(widened)}: the reference is its float32 twin, in which nothing is rounded"
         notes.insert(0, twin)
@@ -198,37 +187,37 @@ def located(a: object, b: object, data: object, conditions: Conditions, toleranc
         first,
         second,
         FedData(feed.origin, feed.random, given.place(len(feed) - 1)[0] + 1),
-        bench.low.spelling,
+        pairing.low.spelling,
         tuple(spots.values()),
-        next((spots[op] for op in spots if _jumps(bench, accumulated, op)), None),
-        len(bench.measured),
-        matchable,
+        next((spot for op, spot in spots.items() if _jumps(pairing, accumulated, op, spot.accumulated)), None),
+        len(pairing.measured),
+        pairing.measurable,
         (*notes, *random),
         tolerance,
     )
 
 
 def _spots(
-    bench: Bench, accumulated: Mapping[ValueId, ErrorStats], local: Mapping[ValueId, ErrorStats]
+    pairing: Pairing, accumulated: Mapping[ValueId, ErrorStats], local: Mapping[ValueId, ErrorStats]
 ) -> dict[OpId, OpErrors]:
     """Return the row of each op of the candidate, in its order."""
-    view, reference = bench.candidate, bench.reference
+    view, reference = pairing.candidate, pairing.reference
     by_op: dict[OpId, list[ValueId]] = {}
     for value in accumulated:
         if (op := view.values[value].producer) is not None:
             by_op.setdefault(op, []).append(value)
     spots = {}
     for op, values in sorted(by_op.items()):
-        named = reference.producer(bench.measured[values[0]]) or view.ops[op]
+        named = reference.producer(pairing.measured[values[0]]) or view.ops[op]
         stats = [accumulated[v] for v in values]
         own = [local[v] for v in values if v in local]
-        unmeasured = 0.0 if bench.is_low(op) and not bench.rounds(view.ops[op]) else None
+        unmeasured = 0.0 if pairing.is_low(op) and not pairing.rounds(view.ops[op]) else None
         spots[op] = OpErrors(
             named.name,
             view.ops[op].kind,
-            bench.low.spelling if bench.is_low(op) else "float32",
-            max((error.error(bench.low.tiny) for error in own), default=unmeasured),
-            max(error.error(bench.low.tiny) for error in stats),
+            pairing.low.spelling if pairing.is_low(op) else "float32",
+            max((error.error(pairing.low.tiny) for error in own), default=unmeasured),
+            max(error.error(pairing.low.tiny) for error in stats),
             max(error.max_abs or (math.inf if error.lost else 0.0) for error in stats),
             max(error.absmax for error in stats),
             any(error.lost for error in own),
@@ -236,14 +225,17 @@ def _spots(
     return spots
 
 
-def _jumps(bench: Bench, accumulated: Mapping[ValueId, ErrorStats], op: OpId) -> bool:
-    """True if the error of an op's outputs is more than JUMP times that of its inputs."""
-    view = bench.candidate
-    results = [accumulated[v] for v in view.ops[op].outputs if v is not None and v in accumulated]
-    above = upstream(view, [op], accumulated)  # up to the nearest measured values
-    operands = [accumulated[v] for other in above for v in reads(view, other) if v in accumulated]
-    before = max((stats.error(bench.low.tiny) for stats in operands), default=0.0)
-    return max(stats.error(bench.low.tiny) for stats in results) > JUMP * max(before, bench.low.eps)
+def _jumps(pairing: Pairing, accumulated: Mapping[ValueId, ErrorStats], op: OpId, error: float) -> bool:
+    """True if the error of an op's outputs is more than JUMP times that of its inputs, the nearest measured values."""
+    view = pairing.candidate
+
+    def above(value: ValueId) -> Iterator[ValueId]:
+        producer = view.producer(value)
+        return reads(view, producer) if producer is not None and value not in accumulated else iter(())
+
+    operands = (v for v in reach(dict.fromkeys(reads(view, view.ops[op])), above) if v in accumulated)
+    before = max((accumulated[v].error(pairing.low.tiny) for v in operands), default=0.0)
+    return error > JUMP * max(before, pairing.low.eps)
 
 
 _CALM = "no op adds a sudden error"

@@ -15,9 +15,8 @@ from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.guard import Guarded
-from amp_rewrite.evidence.instrument.shadow import local_errors
-from amp_rewrite.evidence.instrument.switchable import switchable_model
-from amp_rewrite.evidence.instrument.vertices import Vertex
+from amp_rewrite.evidence.instrument.side_by_side import local_errors
+from amp_rewrite.evidence.instrument.switchable import Vertex, switchable_model
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import minimal_set
@@ -212,11 +211,6 @@ class _Repair:
                 break
         return self._finished(None, regions, trials, reference)
 
-    @property
-    def _half(self) -> bool:
-        """True if the model holds a low type already."""
-        return bool(self.draft.view.low_types)
-
     def _trial(self, base: Coloring, reference: Side) -> Trial:
         draft = self.draft
         if reference.runner.provider != CPU:
@@ -237,7 +231,7 @@ class _Repair:
         """Return the regions, those with the largest errors first; of equals the first in the model."""
         if not regions_of(self.draft, base, {}):
             return []
-        whole = reference if self._half else self.draft.view.model
+        whole = reference if self.draft.view.low_types else self.draft.view.model
         feed = Feed.of(self.feed, whole, allow_nonfinite=True)  # in the types of the reference
         errors = local_errors(whole, low, unrolled(feed, whole), progress=_stage(self.progress, "own errors"))
         return sorted(regions_of(self.draft, base, errors), key=suspicion)

@@ -97,11 +97,10 @@ class Repaired(Result):
     @property
     def chosen(self) -> TrialRow | None:
         """The conversion that was made, in the form of a trial but as it really runs; None without a tolerance."""
-        return None if self.verdict is None else self._made(self.verdict)
-
-    def _made(self, verdict: Verdict) -> TrialRow:
-        score = worst_score(verdict, verdict.criterion)
-        return TrialRow(len(self.regions), verdict.ok, verdict.because, self.converted.coloring.float32_ops, score)
+        made, floats = self.verdict, self.converted.coloring.float32_ops
+        if made is None:
+            return None
+        return TrialRow(len(self.regions), made.ok, made.because, floats, worst_score(made, made.criterion))
 
     def figures(self) -> Sequence[Figure]:
         """Return the summary, the scores of the outputs, the ranges, and the graph."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ class ErrorStats:
     """Error of values against their reference, over all batches.
 
     max_abs: the largest |value - reference|; noise: sum (value - reference)^2, over elements finite in both. absmax:
-    the largest |reference|; signal: sum reference^2 without masks (`ErrorNodes.measure`), over elements finite there.
+    the largest |reference|; signal: sum reference^2 without masks (`ErrorNodes.row`), over elements finite there.
     lost: the number of elements finite only in the reference.
     """
 
@@ -62,7 +61,6 @@ class ErrorNodes(NodeBuilder):
     def __init__(self, prefix: str, low: DType) -> None:
         """`low`: references below its smallest normal number count as that number."""
         super().__init__(set(), opset=FIRST_WHERE, region=prefix)
-        self.rows: list[str] = []
         self._flat = self.ints([-1])
         self._zero, self._infinity, self._least = map(self._number, (0.0, math.inf, low.tiny))
         self._bounds = [(self._number(-bound), self._number(bound)) for bound in (_WIDEST, min(low.max, _WIDEST))]
@@ -70,8 +68,8 @@ class ErrorNodes(NodeBuilder):
     def _number(self, value: float) -> str:
         return self.constant(np.array([value], np.float32))
 
-    def measure(self, value: str, reference: str, *, is_low: bool) -> None:
-        """Add the nodes that write the row of two float32 tensors of one shape.
+    def row(self, value: str, reference: str, *, is_low: bool) -> str:
+        """Add nodes for the row of two float32 tensors of one shape; return the row.
 
         Elements beyond the range of the value's type (`is_low`: the low one), or whose square overflows float32, count
         as masks: they are clamped to the bound, and excluded from the size of the reference.
@@ -91,16 +89,7 @@ class ErrorNodes(NodeBuilder):
         unit = self.op("Max", scale, largest, self._least)
         noise, signal = (self.op("ReduceSumSquare", self.op("Div", x, unit), keepdims=1) for x in (error, unmasked))
         lost = self.op("ReduceSum", self.cast(self.op("Xor", r_finite, finite), DType.FLOAT), keepdims=1)
-        self.rows.append(self.op("Concat", largest, absmax, noise, signal, lost, unit, axis=0))
-
-    def pack(self, output: str) -> None:
-        """Add nodes for the end of the graph that concatenate all rows into one output.
-
-        onnxruntime first runs the producers of the input with the highest node number. With one Concat of all rows it
-        would begin with the last row and keep every earlier value alive until its own row; with a chain it begins with
-        the first.
-        """
-        self.name(reduce(lambda upto, row: self.op("Concat", upto, row, axis=0), self.rows), output)
+        return self.op("Concat", largest, absmax, noise, signal, lost, unit, axis=0)
 
 
 def read(packed: NDArray[np.float32]) -> list[ErrorStats]:

@@ -23,15 +23,14 @@ def casting_in_graph(model: Model) -> Model:
     cast. O(bytes of weights to round), streamed.
     """
     proto = clone(model.proto)
-    names = {v.name for v in proto.graph.input} | {t.name for t in proto.graph.initializer}
-    names |= {name for node in proto.graph.node for name in node.output}
+    inputs = {v.name for v in proto.graph.input}
+    names = inputs.union((t.name for t in proto.graph.initializer), *(node.output for node in proto.graph.node))
     casts: list[NodeProto] = []
     for tensor in proto.graph.initializer:
-        stored = _stored(model, tensor)
-        if stored is not None and not any(v.name == tensor.name for v in proto.graph.input):
-            result = tensor.name
+        stored = _stored(model, tensor) if tensor.name not in inputs else None
+        if stored is not None:
             stored.name = claimed(stored.name, names)
-            casts.append(new_cast(stored.name, result, DType(tensor.data_type), name=f"{result}/cast"))
+            casts.append(new_cast(stored.name, tensor.name, DType(tensor.data_type), name=f"{tensor.name}/cast"))
             tensor.CopyFrom(stored)
     refill(proto.graph, "node", [*casts, *proto.graph.node])
     return replace(model, proto=proto)

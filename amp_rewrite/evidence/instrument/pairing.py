@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import casts_floats
-from amp_rewrite.ir.op_classes import CASTS
-from amp_rewrite.ir.view import MAIN, OpId, Role, ValueId, View
+from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.names import unused_prefix
+from amp_rewrite.ir.op_classes import CASTS, RANDOM
+from amp_rewrite.ir.versions import FIRST_WHERE
+from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
 from amp_rewrite.reports.match import match
 from amp_rewrite.reports.report_builder import report_of
+from amp_rewrite.rewrite.opset import moved_to
+from amp_rewrite.rewrite.passes.inline import inlined
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,30 @@ class Pairing:
         ops = {j: i for j, i in ops.items() if candidate.ops[j].scope == reference.ops[i].scope == MAIN}
         return cls(reference, candidate, _values(reference, candidate, ops))
 
+    @classmethod
+    def of(cls, reference: Model, candidate: Model) -> Self:
+        """Pair two models that fit into one graph, at the newer opset of theirs.
+
+        ModelError if one cannot be moved there, for models without floats, or if no value matches.
+        """
+        views = [View.of(inlined(model)) for model in (reference, candidate)]
+        newest = max(view.opset for view in views)
+        a, b = (view if view.opset == newest else _moved(view, newest) for view in views)
+        for domain in a.opsets.keys() & b.opsets.keys():
+            if a.opsets[domain] != b.opsets[domain]:
+                raise _two_opsets(domain or "ai.onnx", a.opsets[domain], b.opsets[domain])
+        if a.opsets.get("", FIRST_WHERE) < FIRST_WHERE:
+            raise ModelError(
+                f"the models import ai.onnx opset {newest}, and values are compared from {FIRST_WHERE} on; raise it"
+                " with onnx.version_converter"
+            )
+        pairing = cls.between(a, b)
+        if not pairing.measurable:
+            raise ModelError("the candidate's main graph computes no floating value; there is nothing to compare")
+        if not pairing.measured:
+            raise ModelError("no value of the two models matches: their ops have neither names nor structure in common")
+        return pairing
+
     @cached_property
     def low(self) -> DType:
         """Return the candidate's low type; float32 if it has none."""
@@ -42,26 +73,87 @@ class Pairing:
     @cached_property
     def measured(self) -> Mapping[ValueId, ValueId]:
         """Return the pairs of floating results, one per value of the reference, in the candidate's order."""
-        pairs: dict[ValueId, ValueId] = {}
-        taken: set[ValueId] = set()
+        first: dict[ValueId, ValueId] = {}
         for mine, theirs in self.values.items():
-            op = self.candidate.producer(mine)
-            casts = op is None or casts_floats(self.candidate, op)
-            if not casts and theirs not in taken and self.candidate.holds_floats(mine):
-                pairs[mine] = theirs
-                taken.add(theirs)
-        return pairs
+            if self._computes(mine):
+                first.setdefault(theirs, mine)
+        return {mine: theirs for theirs, mine in first.items()}
 
     @cached_property
     def measurable(self) -> int:
         """Return the number of the candidate's floating results that can be paired, without Casts and constants."""
-        return sum(
-            1
-            for op in self.candidate.ops
-            if op.scope == MAIN and not casts_floats(self.candidate, op)
-            for value in op.results
-            if self.candidate.constant(value) is None and self.candidate.holds_floats(value)
-        )
+        view = self.candidate
+        return sum(view.constant(v.id) is None and self._computes(v.id) for v in view.values_of[MAIN])
+
+    def _computes(self, value: ValueId) -> bool:
+        """True for a floating result of an op of the candidate that is not a Cast."""
+        op = self.candidate.producer(value)
+        return op is not None and not casts_floats(self.candidate, op) and self.candidate.holds_floats(value)
+
+    @cached_property
+    def shadowed(self) -> tuple[ValueId, ...]:
+        """Return the candidate's values that a shadow can compute: results of low ops whose inputs are available."""
+        shadowed = (op for op in self.candidate.ops if op.id in self._available and self.rounds(op))
+        return tuple(value for op in shadowed for value in op.results if value in self.measured)
+
+    def rounds(self, op: Op) -> bool:
+        """True if an op can lose digits: a low op that does more than move or select its inputs."""
+        if not self.is_low(op.id) or op.op_type in RANDOM:
+            return False
+        view = self.candidate
+        weights = (v for v in op.inputs if v is not None and v not in self.values)
+        return bool(op.bodies) or not exact(op) or any((view.dtype(v) or DType.FLOAT).low for v in weights)
+
+    def is_low(self, op: OpId) -> bool:
+        """True if an op reads or writes a low type, or contains one in its bodies."""
+        view = self.candidate
+        inner = (other for body in view.ops[op].bodies for other in view.scopes[body].ops)
+        return any(view.dtype(v) in LOW_TYPES for v in view.ops[op].ports) or any(map(self.is_low, inner))
+
+    @cached_property
+    def _available(self) -> frozenset[OpId]:
+        """Return ops of the main graph that depend only on paired values and the candidate's constants."""
+        view = self.candidate
+        available: set[OpId] = set()
+        for op in view.ops:
+            if op.scope != MAIN:
+                continue
+            unpaired = [view.values[v] for v in reads(view, op) if v not in self.values]
+            if all(v.role is Role.INITIALIZER if v.producer is None else v.producer in available for v in unpaired):
+                available.add(op.id)
+        return frozenset(available)
+
+    @cached_property
+    def stem(self) -> str:
+        """Return a prefix that no name of either model begins with."""
+        return unused_prefix("compared/", self.reference.names | self.candidate.names)
+
+    def renamed(self, name: str) -> str:
+        """Return the name of a value of the candidate beside the reference."""
+        return f"{self.stem}candidate/{name}"
+
+
+def reads(view: View, op: Op) -> Iterator[ValueId]:
+    """Yield the values of the main graph that an op reads, in its bodies too."""
+    yield from (v for v in op.inputs if v is not None and view.values[v].scope == MAIN)
+    for body in op.bodies:
+        for inner in view.scopes[body].ops:
+            yield from reads(view, view.ops[inner])
+        yield from (v for v in view.scopes[body].outputs if view.values[v].scope == MAIN)
+
+
+def _moved(view: View, opset: int) -> View:
+    move = moved_to(view, opset) if "" in view.opsets else ""
+    if isinstance(move, str):
+        raise _two_opsets("ai.onnx", view.opset, opset, f": {move}" if move else "")
+    return View.of(move.model)
+
+
+def _two_opsets(domain: str, one: int, other: int, why: str = "") -> ModelError:
+    return ModelError(
+        f"the models import {domain} opsets {one} and {other}, and values are compared in one graph; bring both"
+        f" to one with onnx.version_converter{why}"
+    )
 
 
 def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[ValueId, ValueId]:

@@ -13,7 +13,7 @@ the larger of the last two, so many batches, or iterations of a loop, give one r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.ranges import Range
 from amp_rewrite.files.fit import thresholds
 from amp_rewrite.ir.builder import NodeBuilder
-from amp_rewrite.ir.versions import FIRST_WHERE
 
 WIDTH = 9
 
@@ -56,7 +55,7 @@ def ranges(rows: Rows) -> Iterator[Range]:
         yield Range(
             count=elements,
             nonfinite=elements - numbers + infinite,
-            absmax=abs(float(row[7])),  # a Relu may give -0
+            absmax=max(0.0, float(row[7])),
             absmin=float(-row[8]) if np.isfinite(row[8]) else 0.0,
             overflow=beyond - infinite,
             flushed=nonzero - survive,
@@ -76,7 +75,7 @@ def bounds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, ...]:
 
 
 class _Magnitudes(NamedTuple):
-    """Names of the magnitudes of a nonempty tensor, as a vector, of their number and of the largest one."""
+    """Names of the magnitudes of a tensor, as a vector, of their number and of the largest one."""
 
     all: str
     number: str
@@ -84,12 +83,9 @@ class _Magnitudes(NamedTuple):
 
 
 class RangeNodes:
-    """Builder of measuring nodes for one element type, FLOAT or DOUBLE.
+    """Builder of measuring nodes for one element type, FLOAT or DOUBLE; `head` gets their constants."""
 
-    `constants` must precede all other nodes, in the same graph or one around it. Their names begin with `stem`.
-    """
-
-    def __init__(self, stem: str, dtype: DType, to: DType) -> None:
+    def __init__(self, head: NodeBuilder, dtype: DType, to: DType) -> None:
         self._dtype, one = dtype, dtype.numpy.type
         named = dict(zip(_NAMES, bounds(to, dtype.numpy), strict=True))
         overflows = np.nextafter(named["infinite_in_low"], one(np.inf))
@@ -100,99 +96,78 @@ class RangeNodes:
             "infinity": one(np.inf),
             "step": one(_STEP),
             "flat": np.array([-1]),
-            "none": np.array([0]),
             "many": np.array([_EXACT_IN_FLOAT]),
-            "no_count": np.zeros(1, dtype.numpy),
+            "no_count": np.zeros(1),
         }
-        head = NodeBuilder(set(), opset=FIRST_WHERE, region=stem)
         self._known = {name: head.constant(np.asarray(value)) for name, value in values.items()}
-        self.constants = tuple(head.nodes)
 
-    def row(self, nodes: NodeBuilder, name: str, *, rectified: bool = False) -> str:
-        """Append nodes for the row of the tensor `name`; return the row. `rectified`: it is the output of a Relu."""
-        a = nodes.op("Reshape", name if rectified else nodes.op("Abs", name), self._known["flat"])
-        n = nodes.op("Shape", a)
-        some = nodes.op("Greater", n, self._known["none"])
-        return nodes.choice(
-            some, lambda branch: self._of_some(branch, a, n, rectified), lambda branch: branch.constant(neutral(1))
-        )
+    def row(self, nodes: NodeBuilder, name: str) -> str:
+        """Append nodes for the row of the tensor `name`, with as few passes as its values allow; return the row.
 
-    def _of_some(self, nodes: NodeBuilder, a: str, n: str, rectified: bool) -> str:
-        """Return the row of a nonempty tensor, with as few passes as its values allow.
-
-        Reductions on the CPU drop NaN together with their intermediate result; only the sum shows it reliably.
+        Reductions on the CPU drop NaN together with their intermediate result; only the sum shows it reliably. Without
+        elements the largest one is -infinity, and the smallest infinity.
         """
-        total = _reduced(nodes, "ReduceSum", a)
+        a = nodes.op("Reshape", nodes.op("Abs", name), self._known["flat"])
+        n = nodes.op("Shape", a)
         x = _Magnitudes(a, nodes.cast(n, DType.DOUBLE), _reduced(nodes, "ReduceMax", a))
-        limits = ((total, "infinity"), (x.largest, "overflows"), (n, "many"))
+        limits = ((_reduced(nodes, "ReduceSum", a), "infinity"), (x.largest, "overflows"), (n, "many"))
         finite, fits, few = (nodes.op("Less", value, self._known[limit]) for value, limit in limits)
         tame = nodes.op("And", nodes.op("And", finite, fits), few)
+        return nodes.choice(tame, lambda branch: self._tame(branch, x), lambda branch: self._wild(branch, x))
 
-        def quick(branch: NodeBuilder) -> str:
-            return self._gapped(branch, x) if rectified else self._if_sure(branch, x, a, self._gapped)
-
-        return nodes.choice(tame, quick, lambda branch: self._wild(branch, x))
-
-    def _if_sure(
-        self, nodes: NodeBuilder, x: _Magnitudes, a: str, otherwise: Callable[[NodeBuilder, _Magnitudes], str]
-    ) -> str:
-        """Return a row of finite numbers: one count if min(a) surely survives rounding, else `otherwise`."""
-        least = _reduced(nodes, "ReduceMin", a)
+    def _tame(self, nodes: NodeBuilder, x: _Magnitudes) -> str:
+        """Return the row of finite numbers that do not overflow: with one count if all but zeros surely survive."""
+        apart = self._apart(nodes, x.all)
+        least = _reduced(nodes, "ReduceMin", apart)
         sure = nodes.op("Greater", least, self._known["sure"])
-        return nodes.choice(sure, lambda branch: self._dense(branch, x, a, least), lambda branch: otherwise(branch, x))
 
-    def _dense(self, nodes: NodeBuilder, x: _Magnitudes, a: str, least: str) -> str:
-        """Return the row of finite numbers that all survive rounding; infinity stands for zero."""
-        if self._bounds["normal"] < self._bounds["sure"]:
-            return self._joined(nodes, [x.number] * 5, [], x.largest, least)
-        return self._joined(nodes, [x.number] * 4, [self._above(nodes, a, "normal", self._dtype)], x.largest, least)
+        def dense(branch: NodeBuilder) -> str:
+            all_normal = self._bounds["normal"] < self._bounds["sure"]
+            normal = x.number if all_normal else self._above(branch, apart, "normal", self._dtype)
+            return self._joined(branch, [x.number] * 4 + [normal], x.largest, least)
 
-    def _gapped(self, nodes: NodeBuilder, x: _Magnitudes) -> str:
-        """Return the row of finite numbers with zeros, or numbers that round to zero, among them.
+        return nodes.choice(sure, dense, lambda branch: self._sparse(branch, x))
 
-        A subtraction and a LeakyRelu are faster than Where: they turn zeros into infinities and keep numbers that
-        surely survive; smaller numbers stay below that bound, so they are detected.
+    def _apart(self, nodes: NodeBuilder, a: str) -> str:
+        """Return the magnitudes with infinity for zero; those that may not survive are only below the bound for it.
+
+        A subtraction and a LeakyRelu are faster than Where: they turn zeros into infinities.
         """
         if self._dtype is not DType.FLOAT:
-            return self._sparse(nodes, x)
-        a = nodes.op("LeakyRelu", nodes.op("Sub", x.all, self._known["step"]), alpha=-np.inf)
-        return self._if_sure(nodes, x, a, self._sparse)
+            return self._nonzero(nodes, a)
+        return nodes.op("LeakyRelu", nodes.op("Sub", a, self._known["step"]), alpha=-np.inf)
 
     def _sparse(self, nodes: NodeBuilder, x: _Magnitudes) -> str:
-        """Return the row of finite numbers of any size."""
+        """Return the row of finite numbers that do not overflow."""
         counts = [self._above(nodes, x.all, name, self._dtype) for name in ("nonzero", "survives", "normal")]
-        least = self._least(nodes, x, self._mask(nodes, x.all, "nonzero"))
-        return self._joined(nodes, [x.number] * 2, counts, x.largest, least)
+        least = _reduced(nodes, "ReduceMin", self._nonzero(nodes, x.all))
+        return self._joined(nodes, [x.number] * 2 + counts, x.largest, least)
 
     def _wild(self, nodes: NodeBuilder, x: _Magnitudes) -> str:
         """Return the row of any numbers and any count: NaN, infinities, and values that overflow."""
         counts = [self._above(nodes, x.all, name, DType.DOUBLE) for name in _NAMES]
         finite = nodes.op("Less", x.all, self._known["infinity"])
-        largest = _reduced(nodes, "ReduceMax", nodes.op("Where", finite, x.all, self._known["zero"]))
-        least = self._least(nodes, x, nodes.op("And", finite, self._mask(nodes, x.all, "nonzero")))
-        return self._joined(nodes, [x.number, *counts], [], largest, least)
+        a = nodes.op("Where", finite, x.all, self._known["zero"])
+        largest, least = _reduced(nodes, "ReduceMax", a), _reduced(nodes, "ReduceMin", self._nonzero(nodes, a))
+        return self._joined(nodes, [x.number, *counts], largest, least)
 
-    def _least(self, nodes: NodeBuilder, x: _Magnitudes, mask: str) -> str:
-        """Return the smallest magnitude under a mask."""
-        return _reduced(nodes, "ReduceMin", nodes.op("Where", mask, x.all, self._known["infinity"]))
-
-    def _mask(self, nodes: NodeBuilder, a: str, name: str) -> str:
-        """Return a mask of the magnitudes above a bound."""
-        return nodes.op("Greater", a, self._known[name])
+    def _nonzero(self, nodes: NodeBuilder, a: str) -> str:
+        """Return the magnitudes with infinity for zero."""
+        return nodes.op("Where", nodes.op("Greater", a, self._known["zero"]), a, self._known["infinity"])
 
     def _above(self, nodes: NodeBuilder, a: str, name: str, counted_in: DType) -> str:
         """Return the number of magnitudes above a bound."""
         if counted_in is DType.FLOAT and (ramp := _ramp(float(self._bounds[name]), float(self._bounds["overflows"]))):
             ones = nodes.op("HardSigmoid", a, alpha=ramp[0], beta=ramp[1])
         else:
-            ones = nodes.cast(self._mask(nodes, a, name), counted_in)
-        return _reduced(nodes, "ReduceSum", ones)
+            ones = nodes.cast(nodes.op("Greater", a, self._known[name]), counted_in)
+        return nodes.cast(_reduced(nodes, "ReduceSum", ones), DType.DOUBLE)
 
-    def _joined(self, nodes: NodeBuilder, first: list[str], counts: list[str], largest: str, least: str) -> str:
-        """Return a row: float64 columns, counts in this element type, zeros, and both extremes."""
-        zeros = [self._known["no_count"]] * (_ADDED - len(first) - len(counts))
-        rest = nodes.op("Concat", *counts, *zeros, largest, nodes.op("Neg", least), axis=0)
-        return nodes.op("Concat", *first, nodes.cast(rest, DType.DOUBLE), axis=0)
+    def _joined(self, nodes: NodeBuilder, counts: list[str], largest: str, least: str) -> str:
+        """Return the row of these counts and extremes; values do not exceed bounds without a count."""
+        none = [self._known["no_count"]] * (_ADDED - len(counts))
+        ends = (nodes.cast(end, DType.DOUBLE) for end in (largest, nodes.op("Neg", least)))
+        return nodes.op("Concat", *counts, *none, *ends, axis=0)
 
 
 def _ramp(bound: float, largest: float) -> tuple[float, float] | None:
@@ -206,13 +181,9 @@ def _ramp(bound: float, largest: float) -> tuple[float, float] | None:
     return (slope, -slope * bound) if bound > 0 and slope * largest <= DType.FLOAT.max else None
 
 
-def merging(nodes: NodeBuilder, a: str, b: str, rows: int) -> str:
-    """Append nodes that merge two vectors of rows, as `merged` does; return the result."""
-    return chosen(nodes, nodes.op("Add", a, b), nodes.op("Max", a, b), rows)
-
-
-def chosen(nodes: NodeBuilder, added: str, most: str, rows: int) -> str:
-    """Append nodes that select the added columns from one vector of rows and the others from another."""
+def merging(nodes: NodeBuilder, stacked: str, rows: int) -> str:
+    """Append nodes that merge vectors of rows, stacked along the first axis, as `merged` does; return the result."""
+    added, most = (nodes.reduce(op_type, stacked, [0], keepdims=False) for op_type in ("ReduceSum", "ReduceMax"))
     return nodes.op("Where", nodes.constant(np.tile(np.arange(WIDTH) < _ADDED, rows)), added, most)
 
 

@@ -1,212 +1,202 @@
-"""Two models in one graph: the float32 reference, and beside it shadows of single ops, or the whole candidate.
+"""Two models in one graph: errors of the candidate's values against the float32 reference, measured in the runtime.
 
-The graph is an ordinary mixed model with the low types and Casts of the candidate, and `emulate` makes it round. Its
-inputs are the reference's. The measuring nodes are added afterwards: they are float32 and need no emulation.
+Beside the reference's nodes stand those of the candidate under new names. They read the candidate's own values, or
+*shadow* the reference: every op reads the reference's values, in the candidate's types. The graph is an ordinary mixed
+model, and `emulate` makes it round; the measuring nodes, which are float32, are added to that twin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
 from onnx import ModelProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.evidence.instrument.error_nodes import ErrorNodes
-from amp_rewrite.evidence.instrument.pairing import Pairing
+from amp_rewrite.evidence.conditions import Conditions
+from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.instrument.error_nodes import ErrorNodes, ErrorStats, read
+from amp_rewrite.evidence.instrument.lazy_weights import casting_in_graph
+from amp_rewrite.evidence.instrument.pairing import Pairing, reads
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.builder import NodeBuilder, declared, new_cast, new_node
-from amp_rewrite.ir.dataflow import reach
-from amp_rewrite.ir.graphs import all_nodes, names_read, needed, rename, rename_node
-from amp_rewrite.ir.names import unused_prefix
+from amp_rewrite.ir.builder import declared, new_cast, new_node
+from amp_rewrite.ir.graphs import all_nodes, names_read, needed, rename_node
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.ir.versions import FIRST_WHERE
-from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
+from amp_rewrite.ir.view import MAIN, ValueId
+from amp_rewrite.reports.render import count
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import Given, Runner, SessionOptions
+
+CHUNK = 256
+"""Values measured in one session. More of them make larger graphs; fewer repeat the reference more often."""
+
+Fed = Mapping[ValueId, ValueId]
+"""Values of the candidate that its ops read from the reference."""
 
 
-@dataclass(frozen=True)
-class MeasuredModel:
-    """A mixed model whose outputs are pairs of values, and nodes that measure them in its emulated twin."""
+def local_errors(
+    reference: Model, low: Model, feed: Feed, *, progress: Callable[[int, int], None] | None = None
+) -> dict[str, float]:
+    """Return the local error of each low op of `low`, by the op's name in `reference`, in topological order.
 
-    model: Model
-    nodes: tuple[NodeProto, ...]
+    `reference`: a float32 model (of a half model its widened twin); `low`: a conversion of it. For a conversion by this
+    package these are `converted.view.model` and `converted.result`, and the names are those of `converted.view.ops`.
+    Every op of the main graph that computes in a low type gets a *shadow*: it reads the reference's float32 values,
+    rounded to the op's types in `low`, with the op's weights there, computes in float32 and rounds its result. The
+    error is sqrt(sum (shadow - reference)^2 / sum reference^2) over all batches, the largest over all outputs; inf if a
+    value is finite only in the reference. An op with bodies is measured as a whole; ops that move or select values
+    (`amp_rewrite/ir/exact_ops.py`) have no local error and are left out.
 
-    def on(self, twin: Model) -> Model:
-        """Return the twin of `model` with one output, for `error_nodes.read`, in place of all values."""
-        proto = clone(twin.proto)
-        proto.graph.node.extend(self.nodes)
-        refill(proto.graph, "output", [declared(self.nodes[-1].output[0], DType.FLOAT, None)])
-        return replace(twin, proto=proto)
-
-
-def with_shadows(pairing: Pairing, values: Sequence[ValueId]) -> MeasuredModel:
-    """Return a graph that measures each of these values, computed by its op from the reference's values.
-
-    Paired inputs of the op come from the reference, rounded to their type in the candidate; unpaired ones (weights,
-    inserted ops, inlined functions) are computed as in the candidate.
+    Only a few numbers per op leave the runtime. `progress(done, total)` counts runs. Raise ModelError if no value of
+    the two models matches.
     """
-    return _Merged(pairing).with_shadows(values).measuring(values)
+    pairing = Pairing.of(reference, low)
+    errors: dict[str, float] = {}
+    for value, stats in shadow_errors(pairing, feed, Conditions(progress=progress)).items():
+        op = pairing.reference.producer(pairing.measured[value])
+        name = op.name if op is not None else ""
+        errors[name] = max(errors.get(name, 0.0), stats.error(pairing.low.tiny))
+    return errors
 
 
-def with_candidate(pairing: Pairing, values: Sequence[ValueId]) -> MeasuredModel:
-    """Return a graph that measures the error of these values of the candidate as it runs."""
-    return _Merged(pairing).with_candidate().measuring(values)
+def shadow_errors(pairing: Pairing, feed: Feed, conditions: Conditions) -> dict[ValueId, ErrorStats]:
+    """Return the local error of each value in `pairing.shadowed`: of its op, fed with the reference's values."""
+    return _errors(pairing, pairing.shadowed, pairing.values, feed, conditions)
 
 
-def with_shapes(pairing: Pairing, values: Sequence[ValueId]) -> Model:
-    """Return a graph of both models that outputs the shapes of each value in the candidate and in the reference."""
-    return _Merged(pairing).with_candidate().shaped(values)
+def accumulated_errors(pairing: Pairing, feed: Feed, conditions: Conditions) -> dict[ValueId, ErrorStats]:
+    """Return the accumulated error of each paired value: the candidate as it runs against the reference."""
+    return _errors(pairing, tuple(pairing.measured), inputs_of(pairing), feed, conditions)
 
 
-class _Merged:
-    """The graph under construction: the reference's nodes as they are, and nodes of the candidate under new names."""
-
-    def __init__(self, pairing: Pairing) -> None:
-        self.pairing = pairing
-        self.reference, self.view = pairing.reference, pairing.candidate
-        self.stem = unused_prefix("compared/", self.reference.names | self.view.names)
-        self.inputs = {self.reference.value_name(v): v for v in self.reference.scopes[MAIN].inputs}
-        self.frame = clone(self.reference.model.proto.graph)
-        self.provided: dict[ValueId, str] = {}
-
-    def with_candidate(self) -> _Merged:
-        """Add the whole candidate, fed with the reference's inputs in its own types."""
-        view = self.view
-        graph = clone(view.model.proto.graph)
-        rename(graph, self._mine)
-        _drop_names(graph.node)
-        fed = {view.value_name(v): v for v in view.scopes[MAIN].inputs}
-        for name, value in fed.items():
-            if name in self.inputs:
-                self.frame.node.append(self._in_type(name, self._mine(name), self.inputs[name], value))
-            elif view.values[value].tensor is None:
-                raise ModelError(f"the candidate has an input {name!r}, and the reference has none of that name")
-        shared = {self._mine(name) for name in fed if name in self.inputs}
-        self.frame.initializer.extend(tensor for tensor in graph.initializer if tensor.name not in shared)
-        self.frame.sparse_initializer.extend(graph.sparse_initializer)
-        self.frame.value_info.extend(graph.value_info)
-        self.frame.node.extend(graph.node)
-        return self
-
-    def _mine(self, name: str) -> str:
-        """Return the name of a value of the candidate in this graph."""
-        return f"{self.stem}candidate/{name}"
-
-    def _in_type(self, source: str, target: str, theirs: ValueId, mine: ValueId) -> NodeProto:
-        before, after = self.reference.types[theirs], self.view.types[mine]
-        if before == after or after is None or after.dtype is None:
-            return new_node("Identity", [source], target, target)
-        if after.container != TENSOR:
-            raise ModelError(
-                f"{source!r} is {before} in the reference and {after} in the candidate; no Cast converts between them"
-            )
-        return new_cast(source, target, after.dtype, name=target)
-
-    def with_shadows(self, values: Sequence[ValueId]) -> _Merged:
-        """Add shadows of the producers of these values, and of unpaired ops upstream."""
-        for op in upstream(self.view, (self.view.values[v].producer for v in values), self.pairing.values):
-            for value in reads(self.view, op):
-                self._provide(value)
-            self.frame.node.append(self._shadow(op))
-        return self
-
-    def _provide(self, value: ValueId) -> None:
-        """Name an input of a shadow: the reference's value in the candidate's type, or a weight."""
-        if value in self.provided:
-            return
-        name, theirs = self.view.value_name(value), self.pairing.values.get(value)
-        if theirs is None:  # a weight; results of ops are named by their shadow
-            self.provided[value] = self._mine(name)
-            tensor = self.frame.initializer.add()
-            tensor.CopyFrom(self.view.values[value].tensor)
-            tensor.name = self._mine(name)
-            return
-        source = self.provided[value] = self.reference.value_name(theirs)
-        if self.reference.types[theirs] != self.view.types[value]:
-            self.provided[value] = f"{self.stem}rounded/{name}"
-            self.frame.node.append(self._in_type(source, self.provided[value], theirs, value))
-
-    def _shadow(self, op: Op) -> NodeProto:
-        """Return a copy of the op that reads the provided inputs; only measuring nodes read its paired results."""
-        read = {self.view.value_name(v): self.provided[v] for v in reads(self.view, op)}
-        node = clone(op.node)
-        rename_node(node, lambda name: read.get(name) or self._mine(name))
-        _drop_names([node])
-        unpaired = (v for v in op.results if v not in self.pairing.values)
-        self.provided.update({v: self._mine(self.view.value_name(v)) for v in unpaired})
-        return node
-
-    def measuring(self, values: Sequence[ValueId]) -> MeasuredModel:
-        """Return the model reduced to the measured values, and its measuring nodes."""
-        gauge = ErrorNodes(f"{self.stem}error", self.pairing.low)
-        outputs: list[ValueInfoProto] = []
-        for value in values:
-            names = []
-            for name, dtype in self._sides(value):
-                outputs.append(ValueInfoProto(name=name))
-                widened = dtype is None or dtype is DType.FLOAT or dtype.low  # in the twin
-                names.append(name if widened else gauge.cast(name, DType.FLOAT))
-            gauge.measure(*names, is_low=self.view.dtype(value) is self.pairing.low)
-        gauge.pack(f"{self.stem}errors")
-        return MeasuredModel(self._assembled(outputs), tuple(gauge.nodes))
-
-    def shaped(self, values: Sequence[ValueId]) -> Model:
-        """Return the model that outputs two shapes per value."""
-        shapes = NodeBuilder(set(), opset=FIRST_WHERE, region=f"{self.stem}shape")
-        names = [shapes.op("Shape", name) for value in values for name, _ in self._sides(value)]
-        self.frame.node.extend(shapes.nodes)
-        return self._assembled([declared(name, DType.INT64, None) for name in names])
-
-    def _sides(self, value: ValueId) -> Iterator[tuple[str, DType | None]]:
-        """Yield name and type of both sides of a pair, in this graph: the candidate's, the reference's."""
-        theirs = self.pairing.measured[value]
-        yield self._mine(self.view.value_name(value)), self.view.dtype(value)
-        yield self.reference.value_name(theirs), self.reference.dtype(theirs)
-
-    def _assembled(self, results: Sequence[ValueInfoProto]) -> Model:
-        """Return the model of the nodes and weights that these outputs need."""
-        nodes = needed(self.frame.node, [v.name for v in results])
-        read = set(names_read(nodes))
-        source = self.reference.model
-        proto = ModelProto(ir_version=max(source.proto.ir_version, self.view.model.proto.ir_version))
-        for domain, version in {**self.reference.opsets, **self.view.opsets}.items():
-            proto.opset_import.add(domain=domain, version=version)
-        graph = proto.graph
-        graph.name = "measured"
-        graph.node.extend(nodes)
-        graph.input.extend(source.proto.graph.input)
-        graph.initializer.extend(t for t in self.frame.initializer if t.name in read or t.name in self.inputs)
-        graph.sparse_initializer.extend(s for s in self.frame.sparse_initializer if s.values.name in read)
-        graph.value_info.extend(v for v in self.frame.value_info if v.name in read)
-        graph.output.extend(results)
-        return Model(proto, source.path)
+def of_one_shape(pairing: Pairing, feed: Feed) -> Pairing:
+    """Return the pairing without pairs whose shapes differ on the first batch. Raise ModelError if none is left."""
+    values = tuple(pairing.measured)
+    twin = _rounding(side_by_side(pairing, values, inputs_of(pairing)))
+    names = [output.name for output in twin.proto.graph.output]
+    shapes = [f"{pairing.stem}shape/{name}" for name in names]
+    nodes = [new_node("Shape", [name], shape) for name, shape in zip(names, shapes, strict=True)]
+    found = _run(_opened(_ending(twin, nodes, shapes, DType.INT64)), next(iter(feed)))
+    equal = [np.array_equal(found[a], found[b]) for a, b in zip(shapes[::2], shapes[1::2], strict=True)]  # type: ignore[arg-type]
+    other = {pairing.measured[value] for value, same in zip(values, equal, strict=True) if not same}
+    left = replace(pairing, values={v: w for v, w in pairing.values.items() if w not in other})
+    if not left.measured:
+        raise ModelError(f"{count(len(values), 'value')} of the two models match by name, and none of them by shape")
+    return left
 
 
-def reads(view: View, op: Op) -> Iterator[ValueId]:
-    """Yield the values of the main graph that an op reads, in its bodies too."""
-    yield from (v for v in op.inputs if v is not None and view.values[v].scope == MAIN)
-    for body in op.bodies:
-        for inner in view.scopes[body].ops:
-            yield from reads(view, view.ops[inner])
-        yield from (v for v in view.scopes[body].outputs if view.values[v].scope == MAIN)
+def inputs_of(pairing: Pairing) -> Fed:
+    """Return the candidate's inputs with the reference's, by name. Raise ModelError if the reference lacks one."""
+    reference, view = pairing.reference, pairing.candidate
+    known = {reference.value_name(v): v for v in reference.scopes[MAIN].inputs}
+    named = {v: known.get(view.value_name(v)) for v in view.scopes[MAIN].inputs}
+    for value, other in named.items():
+        if other is None and view.values[value].tensor is None:
+            name = view.value_name(value)
+            raise ModelError(f"the candidate has an input {name!r}, and the reference has none of that name")
+    return {value: other for value, other in named.items() if other is not None}
 
 
-def upstream(view: View, ops: Iterable[OpId | None], known: Container[ValueId]) -> list[Op]:
-    """Return ops and the ops whose results they read, directly or through others, in topological order.
+def side_by_side(pairing: Pairing, values: Sequence[ValueId], fed: Fed) -> Model:
+    """Return the mixed model whose outputs are these values of the candidate, each followed by the reference's.
 
-    The walk does not pass known values.
+    It has the nodes and weights that these need, and all inputs of the reference.
     """
+    reference, view, mine = pairing.reference, pairing.candidate, pairing.renamed
+    source, graph = reference.model.proto.graph, clone(view.model.proto.graph)
+    for held in (*graph.initializer, *(s.values for s in graph.sparse_initializer), *graph.value_info):
+        held.name = mine(held.name)
+    casts: list[NodeProto] = []
+    names = {value: _fed_name(pairing, value, fed[value], casts) for value in fed}
+    for op_id, node in zip(view.scopes[MAIN].ops, graph.node, strict=True):
+        known = {view.value_name(v): names[v] for v in reads(view, view.ops[op_id]) if v in names}
+        rename_node(node, lambda name, known=known: known.get(name) or mine(name))  # type: ignore[misc]
+    for node in all_nodes(graph.node):
+        node.ClearField("name")  # which a node of the reference may have
+    pairs = [(mine(view.value_name(v)), reference.value_name(pairing.measured[v])) for v in values]
+    outputs = [ValueInfoProto(name=name) for pair in pairs for name in pair]
+    nodes = needed([*source.node, *casts, *graph.node], [output.name for output in outputs])
+    read = {*names_read(nodes), *(formal.name for formal in source.input)}
+    proto = ModelProto(ir_version=max(view.model.proto.ir_version for view in (reference, view)))
+    for domain, version in {**reference.opsets, **view.opsets}.items():
+        proto.opset_import.add(domain=domain, version=version)
+    proto.graph.name = "measured"
+    proto.graph.node.extend(nodes)
+    proto.graph.input.extend(source.input)
+    proto.graph.output.extend(outputs)
+    for part in (source, graph):
+        proto.graph.initializer.extend(t for t in part.initializer if t.name in read)
+        proto.graph.sparse_initializer.extend(s for s in part.sparse_initializer if s.values.name in read)
+        proto.graph.value_info.extend(v for v in part.value_info if v.name in read)
+    return Model(proto, reference.model.path)
 
-    def makers(op: OpId) -> Iterator[OpId]:
-        unknown = (view.values[v] for v in reads(view, view.ops[op]) if v not in known)
-        return (value.producer for value in unknown if value.producer is not None)
 
-    return [view.ops[op] for op in sorted(reach({op: None for op in ops if op is not None}, makers))]
+def _fed_name(pairing: Pairing, value: ValueId, theirs: ValueId, casts: list[NodeProto]) -> str:
+    """Return the name of a value of the reference in the candidate's type; append its Cast if the types differ."""
+    name = pairing.reference.value_name(theirs)
+    before, after = pairing.reference.types[theirs], pairing.candidate.types[value]
+    if before == after or after is None or after.dtype is None:
+        return name
+    if after.container != TENSOR:
+        raise ModelError(
+            f"{name!r} is {before} in the reference and {after} in the candidate; no Cast converts between them"
+        )
+    result = f"{pairing.stem}rounded/{pairing.candidate.value_name(value)}"
+    casts.append(new_cast(name, result, after.dtype, name=result))
+    return result
 
 
-def _drop_names(nodes: Iterable[NodeProto]) -> None:
-    """Drop the names of nodes and of those in their bodies, which the reference's nodes may have."""
-    for node in all_nodes(nodes):
-        node.ClearField("name")
+def measuring(twin: Model, pairing: Pairing, values: Sequence[ValueId]) -> Model:
+    """Return the twin of `side_by_side` with one output, for `error_nodes.read`, in place of all values."""
+    nodes = ErrorNodes(f"{pairing.stem}error", pairing.low)
+    names = [output.name for output in twin.proto.graph.output]
+    rows: list[str] = []
+    for value, *pair in reversed(list(zip(values, names[::2], names[1::2], strict=True))):  # as in `tapped`
+        types = pairing.candidate.dtype(value), pairing.reference.dtype(pairing.measured[value])
+        widened = [nodes.cast(n, DType.FLOAT) if t is DType.DOUBLE else n for n, t in zip(pair, types, strict=True)]
+        rows.append(nodes.row(*widened, is_low=types[0] is pairing.low))
+    return _ending(twin, nodes.nodes, [nodes.op("Concat", *reversed(rows), axis=0)], DType.FLOAT)
+
+
+def _ending(twin: Model, nodes: Sequence[NodeProto], outputs: Sequence[str], dtype: DType) -> Model:
+    """Return the twin with more nodes, whose results are its outputs."""
+    proto = clone(twin.proto)
+    proto.graph.node.extend(nodes)
+    refill(proto.graph, "output", [declared(name, dtype, None) for name in outputs])
+    return replace(twin, proto=proto)
+
+
+def _errors(
+    pairing: Pairing, values: Sequence[ValueId], fed: Fed, feed: Feed, conditions: Conditions
+) -> dict[ValueId, ErrorStats]:
+    size = conditions.chunk or CHUNK
+    starts = range(0, len(values), size)
+    per_session = len(feed) if conditions.progress else 0
+    stats = dict.fromkeys(values, ErrorStats())
+    for number, start in enumerate(starts):
+        part = values[start : start + size]
+        runner = _opened(measuring(_rounding(side_by_side(pairing, part, fed)), pairing, part))
+        for done, batch in enumerate(feed, 1):
+            (packed,) = _run(runner, batch).values()
+            for value, more in zip(part, read(packed), strict=True):  # type: ignore[arg-type]
+                stats[value] = stats[value].merge(more)
+            conditions.tell(number * per_session + done, len(starts) * per_session)
+    return stats
+
+
+def _rounding(model: Model) -> Model:
+    return casting_in_graph(emulate(casting_in_graph(model), io="float32"))
+
+
+def _opened(model: Model) -> Runner:
+    """Open a model without graph optimizations, because fusion depends on the rest of the graph."""
+    return Runner.open(model, SessionOptions(optimized=False, planned=False, spinning=False))
+
+
+def _run(runner: Runner, batch: Batch) -> dict[str, Given]:
+    """Run on the arrays of a batch that the model reads."""
+    inputs = {port.name for port in runner.inputs}
+    return runner.run({name: array for name, array in batch.items() if name in inputs})

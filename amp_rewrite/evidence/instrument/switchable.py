@@ -18,17 +18,23 @@ from onnx import GraphProto, NodeProto, TensorProto
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.data.feed import Batch
-from amp_rewrite.evidence.instrument.vertices import Vertex, maker_of, reader_of
 from amp_rewrite.files.loading import HEAVY
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import nbytes
 from amp_rewrite.ir.builder import NodeBuilder, declared, new_branch, new_if
+from amp_rewrite.ir.dataflow import made_variable, read_variable
+from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CLIP_WITH_INPUTS, FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, Use, Value, ValueId, View
 from amp_rewrite.runtime.runner import Runner
+
+Vertex = tuple[OpId, str]
+"""A type variable of an op."""
+_OUT: Vertex = (OpId(-1), "")
+"""The reader of an output of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,9 @@ class _SwitchBuilder:
 
     def _switch(self, switch: Switch) -> str:
         """Return the name of the boolean of a switch."""
-        return self.switches.setdefault(switch, f"low/{len(self.switches)}")
+        if switch not in self.switches:
+            self.switches[switch] = self._fresh(f"low/{len(self.switches)}")
+        return self.switches[switch]
 
     def _graph(self, graph: GraphProto, scope: Scope) -> None:
         nodes = self._nodes()
@@ -173,30 +181,33 @@ class _SwitchBuilder:
         if self.view.tensor_dtype(value.id) is not DType.FLOAT:
             return
         readers = dict.fromkeys(self._reader(use) for use in self.view.uses[value.id])
-        constant = self.view.constant(value.id) is not None
-        if constant and self._is_heavy(value.id):
-            return  # switched at its readers
-        if value.id in self.view.yielded and not constant:
-            readers[_OUT if value.public else None] = None
-        for reader in readers:
-            if constant:
-                if reader is not None:
-                    switch = self._switch(Switch(None, reader))
-                    self.names[value.id, reader] = nodes.op("Where", switch, self._rounded(value.id), value.name)
-                continue
-            when = self._when(value, reader)
-            if when.maker or when.reader or when.always:
-                self.names[value.id, reader] = self._rounding(nodes, value, self._switch(when))
+        if self.view.constant(value.id) is None:
+            if value.id in self.view.yielded:
+                readers[_OUT if value.public else None] = None
+            for reader in readers:
+                when = self._when(value, reader)
+                if when.maker or when.reader or when.always:
+                    self.names[value.id, reader] = self._rounding(nodes, value, self._switch(when))
+        elif not self._is_heavy(value.id):  # a heavy one is switched at its readers
+            for reader in filter(None, readers):
+                switch = self._switch(Switch(None, reader))
+                self.names[value.id, reader] = nodes.op("Where", switch, self._rounded(value.id), value.name)
 
     def _when(self, value: Value, reader: Vertex | None) -> Switch:
         """Return the switch for a reader of a value, which may be never on."""
         port = reader == _OUT or (value.role is not Role.RESULT and value.public)
         low = port and self.io.get(value.id, DType.FLOAT).low
-        maker, is_exact = maker_of(self.view, value.id, self.may)
-        return Switch(maker, None if reader == _OUT else reader, is_exact, always=low)
+        maker, op = made_variable(self.view, value.id), self.view.producer(value.id)
+        if maker not in self.may or op is None:
+            return Switch(None, None if reader == _OUT else reader, always=low)
+        reads = [read_variable(op, slot) == maker for slot, read in enumerate(op.inputs) if read is not None]
+        return Switch(maker, None if reader == _OUT else reader, exact(op) and any(reads), always=low)
 
     def _reader(self, use: Use) -> Vertex | None:
-        return reader_of(self.view, use, self.may)
+        """Return the vertex that may read an input in the low type, or None."""
+        op = self.view.ops[use.op]
+        vertex = read_variable(op, use.slot) if op.kind != "Cast" else None
+        return vertex if vertex in self.may else None
 
     def _rounding(self, nodes: NodeBuilder, value: Value, switch: str) -> str:
         """Append an If that rounds or copies; return its result."""
@@ -249,7 +260,3 @@ class _SwitchBuilder:
         outer = new_if(condition, "", *branches, name=node.name)
         outer.output[:] = filter(None, node.output)
         return outer
-
-
-_OUT: Vertex = (OpId(-1), "")
-"""The reader of an output of the model."""

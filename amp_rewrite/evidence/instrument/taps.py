@@ -6,7 +6,7 @@ body returns the body's vector, merged over iterations; the vector of the main g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import NamedTuple
@@ -15,12 +15,11 @@ from onnx import GraphProto, NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.evidence.instrument.range_nodes import WIDTH, RangeNodes, chosen, merging, neutral
+from amp_rewrite.evidence.instrument.range_nodes import WIDTH, RangeNodes, merging, neutral
 from amp_rewrite.evidence.ranges import key
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.builder import NodeBuilder, declared, new_constant, new_node
+from amp_rewrite.ir.builder import NodeBuilder, declared, new_node
 from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.op_classes import PERMUTES
@@ -47,8 +46,11 @@ class Taps:
     untapped: Mapping[str, str]
 
     @classmethod
-    def of(cls, view: View) -> Taps:
-        """Return the taps of a model: every floating tensor in every graph that can return its rows."""
+    def of(cls, view: View, known: Container[str] = ()) -> Taps:
+        """Return the taps of a model: every floating tensor in every graph that can return its rows.
+
+        `known`: keys of values to leave out; the source of a copy may be one.
+        """
         closed = _closed(view)
         taps: list[ValueId] = []
         copies: dict[ValueId, ValueId] = {}
@@ -56,7 +58,8 @@ class Taps:
         untapped: dict[str, str] = {}
         for value in view.values:
             type_ = view.types[value.id]
-            if type_ is not None and type_.dtype is not None and not type_.dtype.floating:
+            floating = type_ is None or type_.dtype is None or type_.dtype.floating
+            if not floating or key(view, value.id) in known:
                 continue
             reason = _unfit(type_) or closed.get(value.scope, "")
             if reason:
@@ -68,13 +71,6 @@ class Taps:
             else:
                 taps.append(value.id)
         return cls(tuple(taps), copies, tuple(constants), untapped)
-
-    def only(self, values: Iterable[ValueId]) -> Taps:
-        """Return the taps restricted to these values; the source of a copy may lie outside."""
-        kept = frozenset(values)
-        copies = {copy: of for copy, of in self.copies.items() if copy in kept}
-        taps, constants = (tuple(v for v in part if v in kept) for part in (self.taps, self.constants))
-        return Taps(taps, copies, constants, {})
 
 
 def _unfit(type_: ValueType | None) -> str:
@@ -91,7 +87,7 @@ def _closed(view: View) -> dict[ScopeId, str]:
         owner = view.ops[scope.owner] if scope.owner is not None else None
         if scope.parent in closed:
             closed[scope.id] = closed[scope.parent]
-        elif owner is not None and _carrier(owner) is None:
+        elif owner is not None and not _carries(owner):
             since = f"-{owner.signature.since}" if owner.signature else ""
             closed[scope.id] = f"it is in a body of {owner.name!r}, and nothing is carried out of {owner.kind}{since}"
     return closed
@@ -135,11 +131,10 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
     if not any(o.domain in ("", "ai.onnx") for o in proto.opset_import):
         proto.opset_import.add(domain="", version=FIRST_WHERE)
     builder = _TapBuilder(view, taps, to)
-    rows = builder.graph(proto.graph, view.scopes[MAIN])
-    constants = [node for nodes in builder.range_nodes.values() for node in nodes.constants]
-    refill(proto.graph, "node", [*constants, *builder.starts.nodes, *proto.graph.node])
-    proto.graph.output.append(declared(rows.name, DType.DOUBLE, [WIDTH * len(rows.values)]))
-    return Tapped(replace(view.model, proto=proto), rows.values, rows.name)
+    rows, values = builder.graph(proto.graph, view.scopes[MAIN])
+    refill(proto.graph, "node", [*builder.head.nodes, *proto.graph.node])
+    proto.graph.output.append(declared(rows, DType.DOUBLE, [WIDTH * len(values)]))
+    return Tapped(replace(view.model, proto=proto), values, rows)
 
 
 class _Rows(NamedTuple):
@@ -150,15 +145,18 @@ class _Rows(NamedTuple):
 
 
 class _TapBuilder:
-    """One walk over a copy of the model. All new names begin with a prefix that is unused in the model."""
+    """One walk over a copy of the model. All new names begin with a prefix that is unused in the model.
+
+    `head`: constants of the measuring nodes, ahead of all others.
+    """
 
     def __init__(self, view: View, taps: Sequence[ValueId], to: DType) -> None:
         self.view = view
         self._stem = unused_prefix("tap_", view.names)
         self._numbers = count(1)
+        self.head = self.nodes()
         used = dict.fromkeys(map(self._measured_in, taps))
-        self.range_nodes = {dtype: RangeNodes(f"{self._stem}{dtype.spelling}", dtype, to) for dtype in used}
-        self.starts = self.nodes()
+        self.range_nodes = {dtype: RangeNodes(self.head, dtype, to) for dtype in used}
         self.taps: dict[ScopeId, list[ValueId]] = {}
         for value in taps:
             self.taps.setdefault(view.values[value].scope, []).append(value)
@@ -182,101 +180,59 @@ class _TapBuilder:
             op = self.view.ops[op_id]
             pairs = zip(op.bodies, bodies(node), strict=True)
             inner = [self.graph(body, self.view.scopes[s]) for s, (_, body) in pairs]
-            carry = _carrier(op)
-            if carry is not None and any(rows.values for rows in inner):
-                carried, nodes = carry(self, node, inner)
-                parts.append(carried)
-                after += nodes
+            if values := tuple(value for rows in inner for value in rows.values):
+                nodes = self.nodes()
+                carried = self._out_of_if(node, inner) if op.op_type == "If" else self._stacked(nodes, node, *inner)
+                parts.append(_Rows(carried, values))
+                after += nodes.nodes
         graph.node.extend(after)
-        own = [self._measured(graph, value) for value in reversed(self.taps.get(scope.id, ()))]
+        own = [_Rows(self._measured(graph, value), (value,)) for value in reversed(self.taps.get(scope.id, ()))]
         parts += reversed(own)
-        return _Rows(self.joined(graph, [part.name for part in parts]) if parts else "", _values(parts))
+        values = tuple(value for part in parts for value in part.values)
+        return _Rows(self._joined(graph, [part.name for part in parts]) if parts else "", values)
 
-    def joined(self, graph: GraphProto, rows: Sequence[str]) -> str:
+    def _joined(self, graph: GraphProto, rows: Sequence[str]) -> str:
         """Append a Concat of rows to a graph; return its name."""
         name = self.fresh()
         graph.node.append(new_node("Concat", rows, name, axis=0))
         return name
 
-    def _measured(self, graph: GraphProto, value: ValueId) -> _Rows:
-        """Append the nodes that measure one value to a graph."""
-        nodes, dtype, op = self.nodes(), self._measured_in(value), self.view.producer(value)
-        name = self.view.value_name(value)
-        if self.view.dtype(value) is not dtype:
-            name = nodes.cast(name, dtype)
-        row = self.range_nodes[dtype].row(nodes, name, rectified=op is not None and op.kind == "Relu")
+    def _measured(self, graph: GraphProto, value: ValueId) -> str:
+        """Append the nodes that measure one value to a graph; return the row."""
+        nodes, dtype, name = self.nodes(), self._measured_in(value), self.view.value_name(value)
+        row = self.range_nodes[dtype].row(nodes, nodes.cast(name, dtype, of=self.view.dtype(value)))
         graph.node.extend(nodes.nodes)
-        return _Rows(row, (value,))
+        return row
+
+    def _neutral(self, rows: _Rows) -> str:
+        """Return the rows of nothing for the same values."""
+        return self.head.constant(neutral(len(rows.values)))
+
+    def _out_of_if(self, node: NodeProto, inner: list[_Rows]) -> str:
+        """Add one output: the rows of the branch taken, and neutral rows for the other."""
+        out = self.fresh()
+        node.output.append(out)
+        for taken, (_, graph) in enumerate(bodies(node)):
+            parts = [rows.name if i == taken else self._neutral(rows) for i, rows in enumerate(inner) if rows.values]
+            graph.output.append(declared(self._joined(graph, parts), DType.DOUBLE, None))
+        return out
+
+    def _stacked(self, nodes: NodeBuilder, node: NodeProto, rows: _Rows) -> str:
+        """Add a last output: the rows of each iteration, stacked. Append the nodes that merge them behind the op."""
+        each, ((_, body),) = self.fresh(), bodies(node)
+        states = len(body.output) - (node.op_type == "Loop")  # behind the condition
+        body.output.append(declared(rows.name, DType.DOUBLE, [WIDTH * len(rows.values)]))
+        node.output.extend(["" for _ in range(len(node.output), states)] + [each])
+        for attribute in node.attribute:
+            if attribute.name in ("scan_output_axes", "scan_output_directions"):
+                attribute.ints.append(0)
+        if node.op_type == "SequenceMap":
+            some = nodes.op("SequenceInsert", each, self._neutral(rows))  # it may be empty
+            each = nodes.op("ConcatFromSequence", some, axis=0, new_axis=1)
+        return merging(nodes, each, len(rows.values))
 
 
-def _values(parts: Sequence[_Rows]) -> tuple[ValueId, ...]:
-    return tuple(value for part in parts for value in part.values)
-
-
-_Carrier = Callable[[_TapBuilder, NodeProto, list[_Rows]], tuple[_Rows, list[NodeProto]]]
-
-
-def _carrier(op: Op) -> _Carrier | None:
-    """Return the function that extends an op to return the rows of its bodies; None for other ops.
-
-    The function changes a copy of the node; it returns the rows, and nodes to insert after the op.
-    """
-    if op.domain or op.signature is None:
-        return None
-    if op.op_type == "Scan" and op.signature.since < FIRST_UNBATCHED_SCAN:
-        return None  # its states have a batch axis
-    return _CARRIERS.get(op.op_type)
-
-
-def _out_of_if(builder: _TapBuilder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
-    """Add one output: the rows of the branch taken, and neutral rows for the other."""
-    out = builder.fresh()
-    graphs = [body for _, body in bodies(node)]
-    for taken, graph in enumerate(graphs):
-        parts = []
-        for i, rows in enumerate(inner):
-            if i == taken:
-                parts += [rows.name] if rows.values else []
-            elif rows.values:
-                parts.append(builder.fresh())
-                graph.node.append(new_constant(parts[-1], neutral(len(rows.values))))
-        graph.output.append(declared(builder.joined(graph, parts), DType.DOUBLE, None))
-    node.output.append(out)
-    return _Rows(out, _values(inner)), []
-
-
-def _out_of_iterations(builder: _TapBuilder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
-    """Add a last state, before scanned inputs: the rows so far, passed from iteration to iteration."""
-    (rows,), ((_, body),) = inner, bodies(node)
-    at = len(node.input) - int_attribute(node, "num_scan_inputs", 0)
-    ahead = 1 if node.op_type == "Loop" else 0  # a body's condition comes before its states, and so do two inputs
-    before, out, nodes = builder.fresh(), builder.fresh(), builder.nodes()
-    after = merging(nodes, before, rows.name, len(rows.values))
-    size = [WIDTH * len(rows.values)]
-    body.node.extend(nodes.nodes)
-    body.input.insert(at, declared(before, DType.DOUBLE, size))
-    body.output.insert(at - ahead, declared(after, DType.DOUBLE, size))
-    node.output.extend([""] * (at - 2 * ahead - len(node.output)))
-    node.output.insert(at - 2 * ahead, out)
-    node.input.insert(at, builder.starts.constant(neutral(len(rows.values))))
-    return _Rows(out, rows.values), []
-
-
-def _out_of_sequence_map(builder: _TapBuilder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
-    """Add a sequence of the rows of each element; a neutral element keeps it nonempty."""
-    (rows,), ((_, body),) = inner, bodies(node)
-    each, nodes, number = builder.fresh(), builder.nodes(), len(rows.values)
-    body.output.append(declared(rows.name, DType.DOUBLE, [WIDTH * number]))
-    node.output.append(each)
-    some = nodes.op("SequenceInsert", each, nodes.constant(neutral(number)))
-    stacked = nodes.op("ConcatFromSequence", some, axis=0, new_axis=1)
-    added, most = (nodes.reduce(op_type, stacked, [0], keepdims=False) for op_type in ("ReduceSum", "ReduceMax"))
-    return _Rows(chosen(nodes, added, most, number), rows.values), nodes.nodes
-
-
-_CARRIERS: Mapping[str, _Carrier] = {
-    "If": _out_of_if,
-    "Loop": _out_of_iterations,
-    "Scan": _out_of_iterations,
-    "SequenceMap": _out_of_sequence_map,
-}
+def _carries(op: Op) -> bool:
+    """True if an op can return the rows of its bodies; the states of old Scans have a batch axis."""
+    old = op.op_type == "Scan" and op.signature is not None and op.signature.since < FIRST_UNBATCHED_SCAN
+    return op.signature is not None and not old and op.kind in ("If", "Loop", "Scan", "SequenceMap")

@@ -23,7 +23,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from amp_rewrite import AmpRewriteError, Converted, View, convert, diff, emulate, gradients
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.instrument.pairing import Pairing
-from amp_rewrite.evidence.instrument.side_by_side import with_candidate, with_shadows
+from amp_rewrite.evidence.instrument.side_by_side import inputs_of, side_by_side
 from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.taps import tapped
 from amp_rewrite.files.model import Model
@@ -130,10 +130,10 @@ def switches(path: Path, view: View, converted: Converted) -> bytes:
     return written(found.model)
 
 
-def side_by_side(path: Path, view: View, converted: Converted) -> bytes:
+def beside(path: Path, view: View, converted: Converted) -> bytes:
     pairing = Pairing.between(view, View.of(Model(converted.model)))
     values = list(pairing.measured)[::4]
-    return written(with_shadows(pairing, values).model) + written(with_candidate(pairing, values).model)
+    return b"".join(written(side_by_side(pairing, values, fed)) for fed in (pairing.values, inputs_of(pairing)))
 
 
 def floats(view: View) -> Sequence[Any]:
@@ -154,7 +154,7 @@ PRODUCTS: Mapping[str, Callable[[Path, View, Converted], bytes]] = {
     "step": step_of,
     "taps": taps,
     "switches": switches,
-    "side by side": side_by_side,
+    "side by side": beside,
 }
 
 

@@ -16,8 +16,15 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.instrument.error_nodes import ErrorNodes, ErrorStats, read
-from amp_rewrite.evidence.instrument.shadow import Bench, local_errors
-from amp_rewrite.evidence.instrument.side_by_side import with_candidate, with_shadows
+from amp_rewrite.evidence.instrument.pairing import Pairing
+from amp_rewrite.evidence.instrument.side_by_side import (
+    accumulated_errors,
+    inputs_of,
+    local_errors,
+    measuring,
+    shadow_errors,
+    side_by_side,
+)
 from amp_rewrite.evidence.locate import Located, locate
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import OpErrors
@@ -130,9 +137,9 @@ def test_the_accumulated_error_of_an_output_is_that_of_the_emulated_model(name: 
     parted = 3 if "lstm" in name else 0  # a Transpose of the result stands between two Reshapes
     assert located.matched == located.matchable - parted
     a, b = (Runner.open(m).run(fed) for m in (Model.load(path), emulate(converted, io="float32")))
-    bench = Bench.of(Model.load(path), converted)
-    drift = bench.accumulated_errors(Feed.of(fed, Model.load(path)), Conditions())
-    theirs = {bench.reference.value_name(w): drift[v] for v, w in bench.measured.items()}
+    pairing = Pairing.of(Model.load(path), converted)
+    drift = accumulated_errors(pairing, Feed.of(fed, Model.load(path)), Conditions())
+    theirs = {pairing.reference.value_name(w): drift[v] for v, w in pairing.measured.items()}
     compared = [out for out in a if out in theirs]
     assert compared
     for out in compared:
@@ -144,20 +151,20 @@ def test_chunks_change_nothing() -> None:
     model = Model.load(MODELS / "cnn_ts13.onnx")
     converted = amp_rewrite.convert(MODELS / "cnn_ts13.onnx").result
     feed = Feed.of(fixture("cnn_ts13"), model)
-    bench = Bench.of(model, converted)
+    pairing = Pairing.of(model, converted)
     runs: list[tuple[int, int]] = []
-    for measure in (bench.local_errors, bench.accumulated_errors):
-        assert measure(feed, Conditions(chunk=3)) == measure(feed, Conditions(progress=lambda *done: runs.append(done)))
+    for measure in (shadow_errors, accumulated_errors):
+        parts, whole = Conditions(chunk=3), Conditions(progress=lambda *done: runs.append(done))
+        assert measure(pairing, feed, parts) == measure(pairing, feed, whole)
     assert runs == [(1, 1), (1, 1)]
 
 
 def test_only_six_numbers_per_value_leave_the_runtime() -> None:
     model = Model.load(mlp())
-    bench = Bench.of(model, amp_rewrite.convert(model.proto).result)
-    for build, values in ((with_shadows, bench.shadowed), (with_candidate, tuple(bench.measured))):
-        measuring = build(bench, values)
-        twin = emulate(measuring.model, io="float32")
-        assert [v.size for v in Runner.open(measuring.on(twin)).run(X).values()] == [6 * len(values)]  # type: ignore[union-attr]
+    pairing = Pairing.of(model, amp_rewrite.convert(model.proto).result)
+    for fed, values in ((pairing.values, pairing.shadowed), (inputs_of(pairing), tuple(pairing.measured))):
+        twin = measuring(emulate(side_by_side(pairing, values, fed), io="float32"), pairing, values)
+        assert [v.size for v in Runner.open(twin).run(X).values()] == [6 * len(values)]  # type: ignore[union-attr]
 
 
 # -- findings ----------------------------------------------------------------------------------------------
@@ -387,8 +394,7 @@ def test_measurements_merge_and_scale() -> None:
 
 def gauged(value: list[float], reference: list[float], *, is_low: bool) -> ErrorStats:
     gauge = ErrorNodes("g", amp_rewrite.DType.FLOAT16)
-    gauge.measure("v", "r", is_low=is_low)
-    gauge.pack("out")
+    gauge.name(gauge.row("v", "r", is_low=is_low), "out")
     v, r = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N"]) for name in "vr")
     out = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, ["M"])
     graph = onnx.helper.make_graph(gauge.nodes, "g", [v, r], [out])

@@ -133,6 +133,16 @@ def test_heavy_weights_are_switched_with_the_op_that_reads_them() -> None:
     assert rounded == ["w/float16"]  # once, in the low type
 
 
+def test_new_names_avoid_those_of_the_model() -> None:
+    model = heavy()
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [{"a": "low", "b": "low/0"}.get(name, name) for name in names]
+    x = np.random.default_rng(1).standard_normal((96, 96)).astype(np.float32)
+
+    assert apart(Draft.of(model, Request.of(target="onnx")), {"x": x}) <= FLIPS[DType.FLOAT16]
+
+
 def test_low_inputs_and_outputs_are_rounded_whatever_the_mask() -> None:
     model = build("a=MatMul(x,w);y=Relu(a)", ["y"], constants={"w": np.eye(8, dtype=np.float32)})
     draft = Draft.of(model, Request.of(target="onnx", io="low"))
