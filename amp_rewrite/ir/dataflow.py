@@ -233,17 +233,6 @@ class Flow:
         """Return all values that are computed from a start, and the starts, with the cause of the nearest start."""
         return reach(starts, self.results, enter)
 
-    def only(self, starts: Iterable[ValueId], beside: Callable[[ValueId], bool]) -> set[ValueId]:
-        """Return the starts, and all float32 values that are computed from some of them and else from values that are
-        `beside` them alone."""
-        reached = set(starts)
-        for op in self.view.of_kinds(self.slots):
-            slots = self.through(op)
-            read = [v for slot, v in enumerate(op.inputs) if slot in slots and v is not None]
-            if not reached.isdisjoint(read) and all(v in reached or beside(v) for v in read):
-                reached.update(filter(float32(self.view), op.results))
-        return reached
-
     def path(
         self, ends: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
     ) -> dict[OpId, Cause]:

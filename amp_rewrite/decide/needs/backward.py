@@ -290,7 +290,7 @@ class Needs:
     def _of_sum(self, op: Op, a: Fact, b: Fact) -> Iterator[tuple[ValueId | None, Need, str, str]]:
         note = "a difference of squares and products, which is small beside them"
         for value, fact in ((op.inputs[0], a), (op.inputs[1], b)):
-            if any(_among(fact, fact)):  # the rest of a distance
+            if any(pair < fact.products for pair in fact.squares):  # the rest of a distance
                 yield value, Need.DIGITS, "", note
         apart = (op.kind == "Sub") != (a.negative != b.negative)
         means = a.squares & b.squares if a.averaged or b.averaged else ()

@@ -594,9 +594,7 @@ class Facts:
         if op.kind in PRODUCTS and (few or not self.contracts(op)):
             scaled, terms = self._scaled(op, OPS["Mul"], [first, second]), self.terms(op)
             whole = scaled.whole * terms if scaled.whole is not None else None
-            return scaled._replace(
-                products=frozenset().union(*map(self.line, operands)), squares=frozenset(), whole=whole
-            )
+            return scaled._replace(products=frozenset().union(*map(self.line, operands)), whole=whole)
         varying = [f for f in (first, second) if not f.constant]
         fact = joined([f for f in read if not f.constant] or [NOTHING])
         weight = next((f for f in (second, first) if f.constant), None)
@@ -610,7 +608,7 @@ class Facts:
             low=0.0 if two and all(f.low >= 0 for f in varying) else -INF,
             constant=not varying,
             learned=True,
-            products=frozenset().union(*(self.line(v) for v in operands if not self[v].constant)),
+            products=frozenset().union(*map(self.line, operands)),
             squares=varying[0].squares if len(varying) == 1 else frozenset(),
             negative=fact.negative,
             sources=fact.sources if not behind_layer else frozenset(),
