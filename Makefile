@@ -104,8 +104,8 @@ pictures: $(DEV) ## draw docs/pictures from what commands print
 notebook: $(DEV) ## run the notebook of the examples and store its outputs
 	$(BIN)/python tools/build_notebook.py
 
-pages: $(DEV) ## write the pages of docs/ that are made from code: rules, findings, failures, options, commands, API
-	set -e; for page in rules findings failures options commands api; do $(BIN)/python tools/build_$$page.py; done
+pages: $(DEV) ## write the pages of docs/ that are made from code: rules, findings, decisions, failures, options, commands, API
+	set -e; for page in rules findings decisions failures options commands api; do $(BIN)/python tools/build_$$page.py; done
 
 docs: $(SITE) ## build the documentation into build/site, strictly; run every command that a page shows
 	$(BIN)/python tools/build_site.py
