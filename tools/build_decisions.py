@@ -20,9 +20,10 @@ DECIDING = ("decide", "evidence", "train/step")
 """Folders whose code gives reasons; others read them."""
 HEAD = """# Where decisions are made
 
-A row of a report has a reason. This page says for each reason in which function it is given, with an op of a model that has it: of the
-exported models among the tests, or of the pairs of models that show the [rules](../rules/README.md). To change a decision, begin in that
-function. `tools/build_decisions.py` writes this page by converting the models.
+A row of a report has a reason. This page says for each reason in which function it is given, with an op of a model
+that has it: of the exported models among the tests, or of the pairs of models that show the
+[rules](../rules/README.md). To change a decision, begin in that function. `tools/build_decisions.py` writes this page
+by converting the models.
 
 | reason | given in | model | op |
 |---|---|---|---|"""

@@ -109,3 +109,9 @@ def test_explain_names_the_page_of_a_safety_rule() -> None:
     told = replace(report, rows=rows, casts=())
     assert "    more: amp-rewrite explain position, or docs/rules/position.md\n" in str(explained(told, ["a"]))
     assert "docs/rules" not in str(explained(told, ["b"]))
+
+
+def test_the_page_of_decisions_is_that_which_the_script_makes() -> None:
+    """Red after a reason moved to another function: python tools/build_decisions.py."""
+    made = runpy.run_path(str(ROOT / "tools" / "build_decisions.py"))["page"]()
+    assert (ROOT / "docs" / "reference" / "decisions.md").read_text("utf-8") == made
