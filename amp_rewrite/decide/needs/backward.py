@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.facts import INF, Fact, Values
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Values
 from amp_rewrite.decide.needs.forward import Facts, row_of
 from amp_rewrite.decide.pin import described
 from amp_rewrite.dtypes import DType
@@ -373,56 +373,65 @@ class Needs:
         made_by = self.view.producer(op.inputs[0])
         return made_by is None or made_by.id not in self.view.after(reader.id for reader in self.view.readers(source))
 
+    # -- what facts alone decide -----------------------------------------------------------------------
+
     def unfit(self, op: Op, row: OpRow) -> Held | None:
         """Return why facts alone keep an op in float32; None if they do not."""
-        facts, limits = self.facts, self.facts.limits
-        read = [facts[v] for v in op.operands if row.way is not Way.COPY or facts.floats(v)]
-        varying = [f for f in read if not f.constant or f.decoded]
-        computes = row.way not in _NOT_ARITHMETIC
         if op.bodies:
             return None
+        read = [self.facts[v] for v in op.operands if row.way is not Way.COPY or self.facts.floats(v)]
+        varying = [f for f in read if not f.constant or f.decoded]
+        by_constants = self._by_constants(op, row, read, varying)
+        return by_constants or self._by_range(op, row, varying) or self._by_spelling(op, row, read)
+
+    def _by_constants(self, op: Op, row: OpRow, read: Sequence[Fact], varying: Sequence[Fact]) -> Held | None:
+        """Return why an op stays float32 for its constants: it has no others, or the low type does not hold them."""
+        facts, limits = self.facts, self.facts.limits
+        computes = row.way not in _NOT_ARITHMETIC
         if computes and read and not varying and not row.traits & (Trait.RANDOM | Trait.DEQUANTIZES):
             note = "reads constants alone: computed once, in float32, when a model is loaded"
             return Held(reasons.FOLDED, None, note)
-        if op.kind == "Range":
-            return Held(reasons.WHOLE_NUMBER, None, "how many elements it gives depends on its arithmetic")
-        if op.kind == "ReduceProd" and limits.narrow:
-            return Held(reasons.CONSTANT_RANGE, None, "a product of many numbers leaves the range")
-        if varying and (row.way not in (*_NOT_ARITHMETIC, Way.SELECT) or Trait.COMPARES in row.traits):
-            for f in read:
-                if f.constant and limits.most < f.size < INF:
-                    reason = reasons.MASK_FILL if f.fill else reasons.CONSTANT_RANGE
-                    return Held(reason, None, f"computes with {f.size:g}, beyond {limits.most:g}")
+        if varying and ((computes and row.way is not Way.SELECT) or Trait.COMPARES in row.traits):
+            far = next((f for f in read if f.constant and limits.most < f.size < INF), None)
+            if far is not None:
+                reason = reasons.MASK_FILL if far.fill else reasons.CONSTANT_RANGE
+                return Held(reason, None, f"computes with {far.size:g}, beyond {limits.most:g}")
+        note = self._quantizes_beyond(op) if Trait.QUANTIZES in row.traits else ""
         if row.way in (Way.SCALE, Way.PRODUCT) or Trait.QUANTIZES in row.traits:
             lost = next((v for slot, v in enumerate(op.inputs) if self._loses_digits(op, row, slot, v)), None)
             if lost is not None:
-                note = f"constant {self.view.value_name(lost)!r} goes down to {self.view.fit(lost, facts.to).absmin:g}"
-                return Held(reasons.CONSTANT_RANGE, None, f"{note}, below {limits.tiny:g}")
-        if Trait.QUANTIZES in row.traits and (note := self._quantizes_beyond(op)):
-            return Held(reasons.CONSTANT_RANGE, None, note)
+                least = self.view.fit(lost, facts.to).absmin
+                note = f"constant {self.view.value_name(lost)!r} goes down to {least:g}, below {limits.tiny:g}"
         if op.kind == "BatchNormalization" and len(op.inputs) > 4 and facts[op.inputs[4]].constant:
             least = facts[op.inputs[4]].low + float_attribute(op.node, "epsilon", 1e-5)
             if least < limits.tiny:
-                return Held(reasons.CONSTANT_RANGE, None, f"variance + epsilon is {least:g}, below {limits.tiny:g}")
-        made = facts[op.outputs[0]] if op.outputs else None
-        if (
-            made is not None
-            and made.beyond
-            and (made.decoded or not made.constant)
-            and (computes or row.way is Way.COPY)
-        ):
+                note = f"variance + epsilon is {least:g}, below {limits.tiny:g}"
+        return Held(reasons.CONSTANT_RANGE, None, note) if note else None
+
+    def _by_range(self, op: Op, row: OpRow, varying: Sequence[Fact]) -> Held | None:
+        """Return why an op stays float32 for what it computes, or computes with, beyond the range."""
+        if op.kind == "ReduceProd" and self.facts.limits.narrow:
+            return Held(reasons.CONSTANT_RANGE, None, "a product of many numbers leaves the range")
+        made = self.facts[op.outputs[0]] if op.outputs else NOTHING
+        if made.beyond and (made.decoded or not made.constant) and row.way not in _WITHOUT_NUMBERS:
             return Held(_reason_of(made), None, made.beyond)
         sure = row.way is not Way.PRODUCT  # a layer may well bring a value back into the range
-        far = next((f for f in varying if f.beyond and (sure or limits.most < f.size < INF)), None)
+        far = next((f for f in varying if f.beyond and (sure or self.facts.limits.most < f.size < INF)), None)
         if far is not None and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
             return Held(_reason_of(far), None, far.beyond)
-        if op.kind == "Einsum" and not facts.contracts(op) and facts.terms(op) >= TENSOR_CORE_STEP:
+        return None
+
+    def _by_spelling(self, op: Op, row: OpRow, read: Sequence[Fact]) -> Held | None:
+        """Return why an op stays float32 that another op would say better: a sum, a count, a biased softmax."""
+        if op.kind == "Range":
+            return Held(reasons.WHOLE_NUMBER, None, "how many elements it gives depends on its arithmetic")
+        if op.kind == "Einsum" and not self.facts.contracts(op) and self.facts.terms(op) >= TENSOR_CORE_STEP:
             return Held(reasons.RUNNING_SUM, None, "a sum, spelled as a product")
         if row.way is Way.PRODUCT and any(f.running for f in read) and not self._for_products(op):
             return Held(reasons.RUNNING_SUM, None, "a running sum or a mean, spelled as a product")
-        for slot in ATTENTION_MASKS.get(op.kind, ()):
-            if slot < len(op.inputs) and facts[op.inputs[slot]].best > limits.reach:
-                return Held(reasons.POSITION, None, "its mask is a bias that grows with the position")
+        masks = [op.inputs[slot] for slot in ATTENTION_MASKS.get(op.kind, ()) if slot < len(op.inputs)]
+        if any(self.facts[mask].best > self.facts.limits.reach for mask in masks):
+            return Held(reasons.POSITION, None, "its mask is a bias that grows with the position")
         return None
 
     def _quantizes_beyond(self, op: Op) -> str:
@@ -520,5 +529,6 @@ _BESIDE_ONE = {
 }
 """Needs for which an operand must keep its distance from 1: it multiplies, or is added to 1."""
 _PICKED = (Way.COPY, Way.PICK)
-_NOT_ARITHMETIC = (Way.COPY, Way.PICK, Way.SOURCE, Way.TEST, Way.UNKNOWN)
+_WITHOUT_NUMBERS = (Way.PICK, Way.SOURCE, Way.TEST, Way.UNKNOWN)
+_NOT_ARITHMETIC = (Way.COPY, *_WITHOUT_NUMBERS)
 _THROUGH_PRODUCTS = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.LONG))
