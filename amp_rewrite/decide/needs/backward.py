@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +90,9 @@ class Needs:
     held: dict[OpId, Held] = field(default_factory=dict)
     shared: set[ValueId] = field(default_factory=set)
     _after: dict[ValueId, set[OpId]] = field(default_factory=dict)
+    _waiting: set[OpId] = field(default_factory=set)
+    _left: list[int] = field(default_factory=list)
+    """Ops to visit, the last of them first: a heap of their negative ids."""
 
     @property
     def view(self) -> View:
@@ -99,15 +103,15 @@ class Needs:
     def of(cls, facts: Facts) -> Needs:
         """Return the needs of all readers."""
         needs = cls(facts)
+        ops = facts.view.ops
+        needs._waiting.update(op.id for op in ops)
+        needs._left.extend(range(1 - len(ops), 1))
         needs._ask_of_states()
         needs._ask_of_outputs()
-        before = -1
-        while before < len(needs.held):  # once more if an iteration asks the one before
-            before = len(needs.held)
-            for op in reversed(needs.view.ops):
-                needs._visit(op)
-            if not needs.view.carried:
-                break
+        while needs._left:
+            last = ops[-heappop(needs._left)]
+            needs._waiting.discard(last.id)
+            needs._visit(last)
         return needs
 
     def _visit(self, op: Op) -> None:
@@ -151,8 +155,12 @@ class Needs:
         asked = self.asked.setdefault(value, {})
         if ask not in asked:
             asked[ask] = why
-            if self.view.values[value].producer is None:
+            maker = self.view.values[value].producer
+            if maker is None:
                 self._ask_outside(value, ask, why)
+            elif maker not in self._waiting:  # an iteration asks the one before
+                self._waiting.add(maker)
+                heappush(self._left, -maker)
         return True
 
     def _ask_outside(self, value: ValueId, ask: Ask, why: Held) -> None:

@@ -106,6 +106,31 @@ def test_no_op_walks_along_all_copies(nodes: Callable[[int], list[NodeProto]], m
     assert 0 < steps < 20 * len(view.ops)
 
 
+def test_a_need_passes_many_iterations_in_few_visits(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 200
+    states, nexts = [f"s{i}" for i in range(count)], [f"z{i}" for i in range(count)]
+    shifted = [make_node("Neg", [states[i + 1]], [nexts[i]]) for i in range(count - 1)]
+    last = [make_node("Acos", ["s0"], ["a"]), make_node("MatMul", ["a", "w"], [nexts[-1]])]
+    formals = [make_tensor_value_info("i", TensorProto.INT64, []), make_tensor_value_info("c", TensorProto.BOOL, [])]
+    formals += [make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in states]
+    outs = [make_tensor_value_info("d", TensorProto.BOOL, [])]
+    outs += [make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in nexts]
+    body = make_graph([make_node("Identity", ["c"], ["d"]), *shifted, *last], "body", formals, outs)
+    loop = make_node("Loop", ["n", "", *["x"] * count], ["y", *[f"y{i}" for i in range(1, count)]], body=body)
+    view = view_of([loop], "y", "x", n=np.array(3), w=np.eye(8, dtype=np.float32))
+    visits, visit = 0, Needs._visit
+
+    def counted(self: Needs, op: Op) -> None:
+        nonlocal visits
+        visits += 1
+        visit(self, op)
+
+    monkeypatch.setattr(Needs, "_visit", counted)
+    held = Needs.of(Facts.of(view, F16)).held
+    assert {op.id for op in view.ops if op.kind == "Neg"} <= held.keys()
+    assert len(view.ops) <= visits < 4 * len(view.ops)
+
+
 def test_a_sum_of_many_values_names_few_and_its_own_state_among_them() -> None:
     names = [f"s{i}" for i in range(3 * MOST)]
     sums = [make_node("Add", [f"a{i}", name], [f"a{i + 1}"]) for i, name in enumerate(names)]
