@@ -163,7 +163,7 @@ def keeps_type(view: View, op: Op) -> bool:
 def axes_of(view: View, op: Op) -> Sequence[int]:
     """Return the stated or constant axes of a reduction; an empty list if it is over all, or they are computed."""
     axes = view.array(op.inputs[1]) if len(op.inputs) > 1 else None
-    return ints_attribute(op.node, "axes") if axes is None else axes.reshape(-1).tolist()
+    return ints_attribute(op.node, "axes") if axes is None or axes.dtype.kind != "i" else axes.reshape(-1).tolist()
 
 
 def squared(op: Op | None) -> ValueId | None:

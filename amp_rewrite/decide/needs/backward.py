@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from amp_rewrite.decide.needs.forward import Facts, row_of
 from amp_rewrite.decide.pin import described
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
-from amp_rewrite.ir.dataflow import Flow, first_input_of, origin
+from amp_rewrite.ir.dataflow import Flow
 from amp_rewrite.ir.op_classes import (
     ATTENTION_MASKS,
     COPIES,
@@ -80,13 +81,18 @@ class Ask(NamedTuple):
 class Needs:
     """Needs of values, and the ops that stay float32 for them. O(nodes + uses).
 
-    `shared`: values that both sides of a difference read, so that their own rounding does not show in it.
+    `shared`: values that both sides of a difference read, or numbers picked from them: their own rounding does not
+    show in it.
     """
 
     facts: Facts
     asked: dict[ValueId, dict[Ask, Held]] = field(default_factory=dict)
     held: dict[OpId, Held] = field(default_factory=dict)
     shared: set[ValueId] = field(default_factory=set)
+    _after: dict[ValueId, set[OpId]] = field(default_factory=dict)
+    _waiting: set[OpId] = field(default_factory=set)
+    _left: list[int] = field(default_factory=list)
+    """Ops to visit, the last of them first: a heap of their negative ids."""
 
     @property
     def view(self) -> View:
@@ -97,15 +103,15 @@ class Needs:
     def of(cls, facts: Facts) -> Needs:
         """Return the needs of all readers."""
         needs = cls(facts)
+        ops = facts.view.ops
+        needs._waiting.update(op.id for op in ops)
+        needs._left.extend(range(1 - len(ops), 1))
         needs._ask_of_states()
         needs._ask_of_outputs()
-        before = -1
-        while before < len(needs.held):  # once more if an iteration asks the one before
-            before = len(needs.held)
-            for op in reversed(needs.view.ops):
-                needs._visit(op)
-            if not needs.view.carried:
-                break
+        while needs._left:
+            last = ops[-heappop(needs._left)]
+            needs._waiting.discard(last.id)
+            needs._visit(last)
         return needs
 
     def _visit(self, op: Op) -> None:
@@ -149,8 +155,12 @@ class Needs:
         asked = self.asked.setdefault(value, {})
         if ask not in asked:
             asked[ask] = why
-            if self.view.values[value].producer is None:
+            maker = self.view.values[value].producer
+            if maker is None:
                 self._ask_outside(value, ask, why)
+            elif maker not in self._waiting:  # an iteration asks the one before
+                self._waiting.add(maker)
+                heappush(self._left, -maker)
         return True
 
     def _ask_outside(self, value: ValueId, ask: Ask, why: Held) -> None:
@@ -213,7 +223,7 @@ class Needs:
         for slot, operand in enumerate(op.inputs):
             if slot not in row.slots or operand is None:
                 continue
-            if not (ask.need is Need.DIGITS and self._is_shared(operand)):
+            if not (ask.need is Need.DIGITS and operand in self.shared):
                 self._ask(operand, ask, why)
             near = self.facts[operand].beside_one if op.kind == "Mul" else self.facts[value].beside_one
             if near and ask.need in _BESIDE_ONE.get(op.kind, ()):
@@ -222,19 +232,22 @@ class Needs:
                 note = "part of the spectrum of an input, of which small parts count"
                 self._ask(operand, Ask(Need.DIGITS), Held(reasons.CANCELLATION, why.because, note))
 
-    def _is_shared(self, value: ValueId | None) -> bool:
-        """True if both sides of a difference read a value, or numbers picked from it."""
-        while value is not None and value not in self.shared:
-            made_by = self.view.producer(value)
-            value = made_by.inputs[0] if made_by is not None and row_of(made_by).way in _PICKED else None
-        return value is not None
+    def _share(self, values: Iterable[ValueId]) -> None:
+        """Note values that both sides of a difference read, and numbers picked from them."""
+        left = list(values)
+        while left:
+            value = left.pop()
+            if value not in self.shared:
+                self.shared.add(value)
+                picking = (r for r in self.view.readers(value) if r.inputs[0] == value and row_of(r).way in _PICKED)
+                left += [result for reader in picking for result in reader.results]
 
     def _is_front(self, op: Op, value: ValueId, operand: ValueId) -> bool:
         """True if an op takes the squares of what a first layer makes of an input, and nothing else reads them."""
         fact = self.facts[operand]
         if fact.depth != 1 or not fact.sources or self.facts.line(operand) not in self.facts[value].squares:
             return False
-        made_by = self.view.producer(origin(self.view, operand, first_input_of(COPIES)))
+        made_by = self.view.producer(self.facts.origin(operand))
         first = made_by is not None and row_of(made_by).way is Way.PRODUCT
         return first and all(reader.kind == op.kind for reader in self.view.readers(operand))
 
@@ -297,7 +310,7 @@ class Needs:
         shared = frozenset().union(*means, *_among(a, b), *_among(b, a))
         relative = self.facts.centers(op) or self.facts[op.outputs[0]].peak
         if shared and apart and not (a.constant or b.constant or relative):
-            self.shared |= shared
+            self._share(shared)
             yield from ((v, Need.DIGITS, "", note) for v in op.operands)
         many = min(a.whole or 0.0, b.whole or 0.0) > self.facts.limits.integers
         if op.kind == "Sub" and many and a.raw and b.raw:
@@ -316,9 +329,9 @@ class Needs:
                 continue
             last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
             axes = tuple(range(1, weights.ndim)) if op.kind not in PRODUCTS else (-1 if last else -2,)
-            with np.errstate(invalid="ignore"):  # signalling NaN
+            with np.errstate(invalid="ignore"):  # infinities of both signs, signalling NaN
                 numbers = weights.astype(np.float64)
-            sums, sizes = abs(numbers.sum(axis=axes)), abs(numbers).sum(axis=axes)
+                sums, sizes = abs(numbers.sum(axis=axes)), abs(numbers).sum(axis=axes)
             few = weights.size <= _NEIGHBOURS * sums.size  # more are waves, as a rule: their sums are zero, too
             if few and sizes.any() and bool((sums <= _BALANCE * sizes).all()):
                 return other
@@ -367,11 +380,13 @@ class Needs:
             return False
         if self.facts[value].whole is not None:
             return True
-        source = origin(self.view, value, first_input_of(COPIES))
+        source = self.facts.origin(value)
         if not self.facts.is_single_input(source):
             return False
         made_by = self.view.producer(op.inputs[0])
-        return made_by is None or made_by.id not in self.view.after(reader.id for reader in self.view.readers(source))
+        if source not in self._after:
+            self._after[source] = self.view.after(reader.id for reader in self.view.readers(source))
+        return made_by is None or made_by.id not in self._after[source]
 
     # -- what facts alone decide -----------------------------------------------------------------------
 

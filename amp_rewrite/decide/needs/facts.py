@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from amp_rewrite.ir.view import ValueId
@@ -12,10 +13,15 @@ INF = math.inf
 T = TypeVar("T")
 Values = frozenset[ValueId]
 Pairs = frozenset[Values]
+MOST = 64
+"""The most values that a fact names: sums of more stay linear in time."""
 
 
-def _union(sets: Iterable[frozenset[T]]) -> frozenset[T]:
-    return frozenset().union(*sets)
+def union(sets: Iterable[frozenset[T]]) -> frozenset[T]:
+    """Return the elements of several sets, at most `MOST`: those of small sets first, since they tell more."""
+    several = sorted(sets, key=len)
+    together: frozenset[T] = frozenset().union(*several)
+    return together if len(together) <= MOST else frozenset(islice(dict.fromkeys(chain(*several)), MOST))
 
 
 def _first(texts: Iterable[str]) -> str:
@@ -29,10 +35,10 @@ def _largest_if_all(numbers: Sequence[float | None]) -> float | None:
 
 def _states(several: Iterable[tuple[tuple[ValueId, bool], ...]]) -> tuple[tuple[ValueId, bool], ...]:
     found: dict[ValueId, bool] = {}
-    for pairs in several:
-        for state, moved in pairs:
-            found[state] = found.get(state, False) or moved
-    return tuple(found.items())
+    smallest_first = sorted(several, key=len)
+    for state, moved in chain(*smallest_first):
+        found[state] = found.get(state, False) or moved
+    return tuple(islice(found.items(), MOST))
 
 
 class Fact(NamedTuple):
@@ -76,9 +82,9 @@ class Fact(NamedTuple):
     """Codes stand for it, which runtimes do not decode at load time."""
     learned: Annotated[bool, any] = False
     """A layer made part of it."""
-    sources: Annotated[Values, _union] = frozenset()
+    sources: Annotated[Values, union] = frozenset()
     """Inputs from which it is computed without a layer between, or with one."""
-    levels: Annotated[Values, _union] = frozenset()
+    levels: Annotated[Values, union] = frozenset()
     """Inputs to which something is added, or from which it is subtracted."""
     placed: Annotated[bool, any] = False
     """Such a sum, scaled or not."""
@@ -88,9 +94,9 @@ class Fact(NamedTuple):
     """A difference between what a step made of a layer, and what the layer is without it."""
     line: Values = frozenset()
     """The value of which it is a linear function; nothing for that value itself."""
-    squares: Annotated[Pairs, _union] = frozenset()
+    squares: Annotated[Pairs, union] = frozenset()
     """Pairs of values whose elementwise products are among its summands; a single value for its square."""
-    products: Annotated[Values, _union] = frozenset()
+    products: Annotated[Values, union] = frozenset()
     """Values whose other products, sums of many terms as a rule, are among its summands."""
     negative: bool = False
     """These summands are subtracted."""

@@ -11,12 +11,12 @@ from itertools import permutations
 import numpy as np
 
 from amp_rewrite.decide.flops import summed_terms
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Pairs, joined
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Pairs, joined, union
 from amp_rewrite.decide.needs.limits import Limits
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute, equation, int_attribute
-from amp_rewrite.ir.dataflow import Flow, first_input_of, orders, origin
+from amp_rewrite.ir.dataflow import Flow, orders
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, PRODUCTS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, UNKNOWN, OpRow, Trait, Way
 from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
@@ -75,6 +75,7 @@ class Facts:
     to: DType
     limits: Limits
     known: dict[ValueId, Fact] = field(default_factory=dict)
+    _origins: dict[ValueId, ValueId] = field(default_factory=dict)
 
     @classmethod
     def of(cls, view: View, to: DType) -> Facts:
@@ -96,6 +97,10 @@ class Facts:
     def line(self, value: ValueId) -> frozenset[ValueId]:
         """Return the value of which a value is a linear function."""
         return self[value].line or frozenset((value,))
+
+    def origin(self, value: ValueId) -> ValueId:
+        """Return the value that a value is a copy of; itself if it is none."""
+        return self._origins.get(value, value)
 
     def floats(self, value: ValueId | None) -> bool:
         """True for a tensor of a floating type."""
@@ -204,6 +209,8 @@ class Facts:
         for slot, value in enumerate(op.outputs):
             if value is None:
                 continue
+            if op.kind in COPIES and op.inputs[0] is not None:
+                self._origins[value] = self.origin(op.inputs[0])
             fact = made
             if self.view.constant(value) is not None:
                 fact = self._constant(value)
@@ -340,7 +347,7 @@ class Facts:
     def _outweighs(self, op: Op) -> str:
         """Return a note if an op adds a bias that outweighs the weights of the layer before it."""
         for value, bias in orders(op) if op.kind == "Add" else ():
-            layer = self.view.producer(origin(self.view, value, first_input_of(COPIES)), *LAYERS)
+            layer = self.view.producer(self.origin(value), *LAYERS)
             if self[bias].constant and layer is not None and outweighs(self.view, bias, layer.inputs[1], self.to):
                 return "a bias that outweighs the product it is added to"
         return ""
@@ -444,7 +451,7 @@ class Facts:
     def _levels(self, read: Sequence[Fact], varying: Sequence[Fact], factors: Sequence[float]) -> frozenset[ValueId]:
         """Return the inputs on whose level a product stays: the other factor is 1, −1 or near it."""
         if len(varying) == 2:
-            return frozenset().union(*(a.levels for a, b in permutations(varying) if b.beside_one))
+            return union(a.levels for a, b in permutations(varying) if b.beside_one)
         return joined(read).levels if any(abs(n) == 1 for n in factors) else frozenset()
 
     def _bounds(self, op: Op, read: list[Fact], *, square: bool) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
@@ -57,10 +58,12 @@ def mask_fills_among(
         result = op.outputs[0]
         if result is None or view.dtype(result) is not DType.FLOAT or result not in values:
             continue
-        tensors = [_tensor(a) for name in _STATES[op.kind] if (a := attribute(op.node, name)) is not None]
+        stated = [_tensor(a) for name in _STATES[op.kind] if (a := attribute(op.node, name)) is not None]
+        tensors = [tensor for tensor in stated if tensor.data_type == TensorProto.FLOAT]
         fit = max((view.model.fit(tensor, to) for tensor in tensors), key=lambda fit: fit.absmax, default=Fit())
         if fit.absmax >= least:
-            level = float(view.model.array(tensors[0]).item()) if op.kind == "ConstantOfShape" else None
+            alone = op.kind == "ConstantOfShape" and math.prod(tensors[0].dims) == 1
+            level = float(view.model.array(tensors[0]).item()) if alone else None
             extreme[result] = MaskFill(level, fit.overflow > 0, fit.absmax)
     return extreme
 

@@ -32,7 +32,7 @@ StatedDims = tuple[int | str | None, ...]
 AllDims = Mapping[tuple[ScopeId, str], Dims]
 
 # Errors of inference on models that contradict themselves; they leave shapes unknown.
-_FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError)
+_FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, IndexError)
 _LONGEST_RANGE = 1 << 20
 MOST_AXES: int = getattr(np, "MAXDIMS", 64)
 """Axes of an array: numpy has 64, and had 32 before version 2."""
