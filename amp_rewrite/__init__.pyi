@@ -41,7 +41,6 @@ from amp_rewrite.reports.report_builder import report_of as report_of
 from amp_rewrite.reports.report import Report as Report
 from amp_rewrite.rewrite.emulate import emulate as emulate
 from amp_rewrite.settings.choices import Level as Level
-from amp_rewrite.settings.choices import Placement as Placement
 from amp_rewrite.settings.policy import Policy as Policy
 from amp_rewrite.settings.choices import Safety as Safety
 from amp_rewrite.settings.choices import Target as Target

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from amp_rewrite.settings.option import ADVANCED, DATA, MANY, OUTPUT, PRECISION, Kind, Option
-from amp_rewrite.settings.options import OPTIONS
+from amp_rewrite.settings.request import OPTIONS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 HEAD = """# Options
@@ -30,7 +30,8 @@ def page() -> str:
     """Return the text of the page."""
     order = (PRECISION, DATA, OUTPUT, MANY, ADVANCED)
     parts = [HEAD]
-    for group, rows in groupby(sorted(OPTIONS, key=lambda row: order.index(row.group)), key=lambda row: row.group):
+    options = sorted(OPTIONS.values(), key=lambda row: order.index(row.group))
+    for group, rows in groupby(options, key=lambda row: row.group):
         parts.append(f"\n## {group}\n")
         parts += [_section(row) for row in rows]
     return "".join(parts)

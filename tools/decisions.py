@@ -44,7 +44,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "own_opset": {"opset": "keep"},
     "plain": {"opset": "keep", "fuse": "none"},
-    "tensorflow": {"opset": "keep", "fuse": "none", "safety": "none", "placement": "propagate", "shift": "none"},
+    "tensorflow": {"opset": "keep", "fuse": "none", "safety": "none", "shift": "none"},
 }
 """Options of each mode: the default one, then with less and less of what goes beyond the propagation of colors."""
 TYPES = ("float16", "bfloat16")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from amp_rewrite.fleet.batch import Batch, BatchSettings
     from amp_rewrite.fleet.outcome import Outcome
-    from amp_rewrite.settings.config_file import Settings
+    from amp_rewrite.settings.request import Request
 
 
 def is_batch(model: Path, more: tuple[Path, ...], output: Path | None) -> bool:
@@ -98,7 +98,7 @@ def _executor_for(jobs: int | str) -> Iterator[tuple[Executor | None, int]]:
         yield scheduled
 
 
-def _asked(output: Path, asked: Mapping[str, Any], settings: Settings, measuring: MeasuringOptions) -> BatchSettings:
+def _asked(output: Path, asked: Mapping[str, Any], settings: Request, measuring: MeasuringOptions) -> BatchSettings:
     from amp_rewrite.files.store import SaveOptions
     from amp_rewrite.fleet.batch import BatchSettings
     from amp_rewrite.fleet.naming import SAME

@@ -13,7 +13,7 @@ import click
 
 from amp_rewrite.cli import terminal
 from amp_rewrite.errors import option_of
-from amp_rewrite.settings.criterion import CRITERION
+from amp_rewrite.settings.request import CRITERION
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from amp_rewrite.pipeline.convert import Converted
     from amp_rewrite.pipeline.guidance import Guidance
     from amp_rewrite.pipeline.repaired import Repaired
-    from amp_rewrite.settings.config_file import Settings
+    from amp_rewrite.settings.request import Request
 
 
 _DRAWN = ("int_range", "batches", "seed")
@@ -56,7 +56,7 @@ class DataOptions:
     def __bool__(self) -> bool:
         return self.data is not None or self.random
 
-    def completed(self, settings: Settings) -> DataOptions:
+    def completed(self, settings: Request) -> DataOptions:
         """Return the same, with the data and keys of the settings where the command line states none."""
         names = ("allow_nonfinite", *(_DRAWN if self.random else ()), *(() if self else ("data",)))
         names = names if self.feedback is None else (*names, "feedback", "steps")
@@ -154,7 +154,7 @@ class MeasuringOptions:
         ranges, headroom, budget = (given.pop(word) for word in ("ranges", "headroom", "budget"))
         return cls(None if ranges is None else Path(ranges), headroom, DataOptions.taken(given), criterion, budget)
 
-    def completed(self, settings: Settings) -> MeasuringOptions:
+    def completed(self, settings: Request) -> MeasuringOptions:
         """Return the same, completed by settings where the command line is silent.
 
         A criterion of a file judges where there is data. If a file names ranges and data, the ranges guard, and only a

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from amp_rewrite.reports.render import count, shortened, table
-from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name
-from amp_rewrite.settings.policy import low_type
 
 if TYPE_CHECKING:
-    from amp_rewrite.settings.config_file import Settings
     from amp_rewrite.settings.op_lists import OpLists
+    from amp_rewrite.settings.request import Request
 
 _HEAD = ("op", "color", "when", "source", "because")
 _WHERE = "lists"
 
 
-def lists_in_force(settings: Settings) -> OpLists:
+def lists_in_force(settings: Request) -> OpLists:
     """Return the op lists as the level of settings sees them, with edits of the environment."""
-    from amp_rewrite.settings.op_lists import environment_edits, load_lists
-
-    loaded = load_lists(low_type(settings.to), settings.lists, environment_edits(os.environ))
-    return loaded.at_level(Level.parse(settings.level))
+    return settings.op_lists.at_level(settings.level)
 
 
 def list_rows(entries: Iterable[Entry]) -> list[Mapping[str, str]]:

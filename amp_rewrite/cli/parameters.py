@@ -1,6 +1,6 @@
 """The options that commands share, and the settings that they come to together with file and environment.
 
-The options of a conversion themselves stand in `settings/options.py`, those of a criterion in `settings/criterion.py`.
+The options themselves are fields of `settings/request.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from amp_rewrite.cli import files
 from amp_rewrite.cli.completion import patterns
 from amp_rewrite.cli.examples import write_examples
 from amp_rewrite.errors import ConfigError, ModelError, advice, options_spelled
-from amp_rewrite.settings import criterion
-from amp_rewrite.settings.config_file import Settings, setting_of, settings
+from amp_rewrite.settings import request
+from amp_rewrite.settings.config_file import setting_of, settings
 from amp_rewrite.settings.option import ADVANCED, DATA, MANY, OUTPUT, PRECISION, Kind, Option
-from amp_rewrite.settings.options import KEYWORDS, OPTIONS, SETTINGS
-from amp_rewrite.settings.signatures import PAINTING
+from amp_rewrite.settings.request import KEYWORDS, OPTIONS, PAINTING, SETTINGS, Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -86,7 +85,7 @@ class _Grouped(click.Option):
 
 
 def _spelled_out(metavar: str) -> tuple[str, ...]:
-    """Return the values that a metavar such as "auto|mincut[:GPU]|N" spells out."""
+    """Return the values that a metavar such as "ort-cuda[:RELEASE]|onnx|FILE" spells out."""
     words = (word.partition("[")[0] for word in metavar.split("|"))
     return tuple(word for word in words if word.islower()) if "|" in metavar else ()
 
@@ -164,16 +163,14 @@ def command(*options: Callable[[F], F]) -> Callable[[F], click.Command]:
 def _of(row: Option) -> Callable[[Any], Any]:
     names = f"--{row.key}"
     more: dict[str, Any] = {"type": {Kind.NUMBER: _Fraction(), Kind.WHOLE: click.INT}.get(row.kind)}
-    if row.separator:
-        more = {"callback": lambda _context, _option, text: tuple(filter(None, (text or "").split(row.separator)))}
-    elif row.kind is Kind.LIST:
+    if row.kind is Kind.LIST:
         more = {"multiple": True}
     elif row.kind is Kind.SWITCH:
         more = {"is_flag": True, "default": None}
     return option(names, row.metavar or None, row.help, row.group, **more)
 
 
-ROWS = {row.name: _of(row) for row in OPTIONS if row.help}
+ROWS = {row.name: _of(row) for row in OPTIONS.values() if row.help}
 """The option of each row of the table that has one, by name."""
 
 
@@ -301,8 +298,8 @@ FEEDING_KEYS = ("batches", "seed", "int_range", "allow_nonfinite")
 FEEDBACK = (ROWS["feedback"], ROWS["steps"])
 """Options for states between runs."""
 
-CRITERION = _own(criterion.CRITERION)
-CRITERION_KEYS = tuple(name for name in _keyed(criterion.CRITERION) if name in SETTINGS)
+CRITERION = _own(request.CRITERION)
+CRITERION_KEYS = tuple(name for name in _keyed(request.CRITERION) if name in SETTINGS)
 """Options and keys that say how near outputs must be."""
 
 MEASURING = (*FEEDING, ROWS["ranges"], *CRITERION)
@@ -310,17 +307,17 @@ MEASURING_KEYS = ("headroom", *CRITERION_KEYS, "budget", *FEEDING_KEYS, "feedbac
 """Options and keys of a conversion that data guides."""
 
 
-def keywords(settings: Settings) -> dict[str, Any]:
+def keywords(settings: Request) -> dict[str, Any]:
     """Return the keywords of `convert` that settings state."""
     return {name: getattr(settings, name) for name in KEYWORDS}
 
 
-def in_force(given: dict[str, Any]) -> Settings:
+def in_force(given: dict[str, Any]) -> Request:
     """Return the settings of one run, from the options given, the environment and a file."""
     return settings(given, os.environ, config=given.pop("config", None))
 
 
-def check_target(output: Path, model: Path, settings: Settings, *, asked: bool, lost: str) -> None:
+def check_target(output: Path, model: Path, settings: Request, *, asked: bool, lost: str) -> None:
     """Raise ModelError if a model made of `model` cannot be written to `output`, and say why.
 
     `asked`: --overwrite stands on the command line. A settings file cannot permit replacing the model that is read,

@@ -13,9 +13,8 @@ import numpy as np
 from amp_rewrite.errors import PolicyError, advice, spelled
 from amp_rewrite.files.casting import Array
 from amp_rewrite.reports.measurements import Difference
-from amp_rewrite.settings.criterion import CRITERION, STARTS, CriterionKeywords
-from amp_rewrite.settings.keyword_types import check_keyword
-from amp_rewrite.settings.option import Kind
+from amp_rewrite.settings.option import Kind, check_keyword
+from amp_rewrite.settings.request import CRITERION, STARTS, CriterionKeywords
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,8 @@ from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
 from amp_rewrite.settings.choices import Target, target_of
-from amp_rewrite.settings.criterion import CRITERION, CriterionKeywords
-from amp_rewrite.settings.keywords import checked
-from amp_rewrite.settings.signatures import takes
+from amp_rewrite.settings.keywords import checked, takes
+from amp_rewrite.settings.request import CRITERION, CriterionKeywords
 
 EMULATED = "emulated"
 """Word in the description of a run whose low type was emulated."""

@@ -72,7 +72,6 @@ class Batch:
         for pattern in patterns:
             parse_pattern(pattern)
         strict = tuple(rule.text for rule in parse_io(request.io) if rule.strict)
-        cache = () if request.kv is None else (spelled("kv", request.kv.spelling),)
         for word, text in (("data", asked.guidance.data), ("ranges", asked.guidance.ranges)):
             fields_of(text, word, ("stem", "folder"))
         words = list(sources)
@@ -95,7 +94,7 @@ class Batch:
         order = {name_of(task.source): i for i, task in enumerate(task for job in jobs for task in job.tasks)}
         earlier = {source: outcome for source, outcome in known.items() if source in order}
         names = {real(item.path): target for target, item in targets.items()}
-        return cls(asked, jobs, copies, names, listing.remarks, order, (*patterns, *strict, *cache), earlier)
+        return cls(asked, jobs, copies, names, listing.remarks, order, (*patterns, *strict), earlier)
 
     def run(self, executor: Executor | None, jobs: int) -> Iterator[Outcome]:
         """Copy and convert; yield the outcome of each model as soon as it is known, and of copies that fail.

@@ -26,8 +26,7 @@ from amp_rewrite.files.store import SaveOptions, Saving, save_together
 from amp_rewrite.files.targets import check_target
 from amp_rewrite.fleet.outcome import FAILED, MISSED, OK, Outcome
 from amp_rewrite.pipeline.guidance import Guidance
-from amp_rewrite.settings.options import KEYWORDS
-from amp_rewrite.settings.request import Request
+from amp_rewrite.settings.request import KEYWORDS, Request
 from amp_rewrite.settings.selectors import one_of_many
 from amp_rewrite.version import VERSION
 
@@ -73,7 +72,7 @@ class Job:
 def key_of(request: Request, options: Mapping[str, Any], guidance: Guidance) -> str:
     """Return a hash of all that decides what a model becomes: version, options, op lists and data."""
     own = {name: repr(options.get(name)) for name in KEYWORDS if name != "lists"}
-    stated = {"lists": request.lists.fingerprint, **request.settings, "to": request.to.spelling}
+    stated = {"lists": request.op_lists.fingerprint, **request.settings, "to": request.to.spelling}
     content = [VERSION, own, stated, asdict(guidance)]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 

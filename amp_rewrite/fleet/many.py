@@ -18,9 +18,8 @@ from amp_rewrite.fleet.tree import FileGlobs
 from amp_rewrite.fleet.urls import local
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.pipeline.guidance import Guidance
-from amp_rewrite.settings.keywords import checked
-from amp_rewrite.settings.options import KEYWORDS
-from amp_rewrite.settings.signatures import Options, takes
+from amp_rewrite.settings.keywords import checked, takes
+from amp_rewrite.settings.request import KEYWORDS, Options
 
 Sources = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 

@@ -20,8 +20,7 @@ from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.settings.choices import BY_PROVIDER, HEADROOM, Fuse, Level
 from amp_rewrite.settings.option import Kind, Option
-from amp_rewrite.settings.options import KEYWORDS
-from amp_rewrite.settings.request import Request
+from amp_rewrite.settings.request import KEYWORDS, Request
 
 logger = logging.getLogger("olive.passes.amp_rewrite")  # below Olive's own, whose level a workflow sets
 
@@ -89,8 +88,9 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
 
 
 def _parameter(row: Option) -> PassConfigParam:
-    words, default, searched = row.doc.replace("`", ""), row.default or None, _SEARCHED.get(row.name)
-    kind = Union[int, str] if row.integers else _TYPES[row.kind]  # noqa: UP007
+    words, searched = row.doc.replace("`", ""), _SEARCHED.get(row.name)
+    default = None if row.environment else row.default or None  # a variable counts where nothing is stated
+    kind = Union[int, str] if row.name in ("opset", "shift") else _TYPES[row.kind]  # noqa: UP007
     return PassConfigParam(type_=kind, default_value=default, description=words, search_defaults=searched)
 
 

@@ -15,8 +15,7 @@ from amp_rewrite.files.model import IrModel, Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.report import Report
-from amp_rewrite.settings.request import Request
-from amp_rewrite.settings.signatures import Options
+from amp_rewrite.settings.request import Options, Request
 
 
 class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no types here

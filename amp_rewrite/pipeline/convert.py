@@ -25,7 +25,6 @@ from amp_rewrite.pipeline.few_low import few_low
 from amp_rewrite.pipeline.shift import shift_draft
 from amp_rewrite.pipeline.shift_rows import refusing, unshifted
 from amp_rewrite.pipeline.target_findings import needs_release, oldest_for, target_findings, unserved
-from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.result import Result
@@ -35,11 +34,9 @@ from amp_rewrite.rewrite.shift.plan import SKIP_NORMS
 from amp_rewrite.runtime.faults import ONNXRUNTIME, told, turned
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.choices import AUTO_OPSET, AUTO_SHIFT, HEADROOM, METADATA_KEY, NEEDS
-from amp_rewrite.settings.keywords import checked
+from amp_rewrite.settings.keywords import checked, takes
 from amp_rewrite.settings.list_entry import Color
-from amp_rewrite.settings.options import KEYWORDS
-from amp_rewrite.settings.request import Request
-from amp_rewrite.settings.signatures import Options, takes
+from amp_rewrite.settings.request import KEYWORDS, Options, Request
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
@@ -145,8 +142,8 @@ def convert(
     """Convert a float32 model to mixed precision; the report says why each op has its type.
 
     An op that would read or make a value outside the range of `to` stays float32 if `ranges` or `data` are given. A
-    model with nothing to lower comes back unchanged. The environment may set AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the
-    list edits (AMP_REWRITE_DENYLIST_ADD …) and AMP_REWRITE_LOG_PATH; an argument wins over them.
+    model with nothing to lower comes back unchanged. The environment may set AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS and
+    the list edits (AMP_REWRITE_DENYLIST_ADD …); an argument wins over them.
 
     Args:
         model: a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; it is never changed.
@@ -322,24 +319,21 @@ def _parted(view: View, plan: Plan) -> Iterator[Finding]:
 def _report(
     draft: Draft, coloring: Coloring, plan: Plan, findings: Sequence[Finding], measured: Guarded | None
 ) -> Report:
-    """Return the report; with AMP_REWRITE_LOG_PATH also write dumps of before, after and the four lists."""
     request, view = draft.request, draft.view
     name = draft.source.path.name if draft.source.path else None
     report = report_of(
-        view, coloring, plan, name=name, tool=VERSION, lists=request.lists, findings=findings, **request.settings
+        view, coloring, plan, name=name, tool=VERSION, lists=request.op_lists, findings=findings, **request.settings
     )
     if measured is not None:
         report = replace(report, evidence=measured.evidence)
     if draft.shifts:
         report = replace(report, shifts=draft.shifts)
-    if request.log_path is not None:
-        dump(request.log_path, report_of(view, name=name, tool=VERSION), report, request.lists)
     return report
 
 
 def _signed(result: Model, request: Request, more: Sequence[str]) -> Model:
     """Return the model with a metadata entry about its conversion."""
-    lists = f"lists={request.lists.name}@{request.lists.fingerprint[:12]}"
+    lists = f"lists={request.op_lists.name}@{request.op_lists.fingerprint[:12]}"
     settings = (f"{key}={value}" for key, value in request.settings.items())
     words = (f"version={VERSION}", f"to={request.to.spelling}", lists, *settings, *more)
     entries = result.proto.metadata_props

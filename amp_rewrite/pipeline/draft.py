@@ -23,8 +23,8 @@ from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
-from amp_rewrite.settings.choices import KEEP_OPSET, Placement
-from amp_rewrite.settings.io_rules import io_types, rules_of
+from amp_rewrite.settings.choices import KEEP_OPSET
+from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
 
@@ -63,7 +63,7 @@ class Draft:
         draft = cls._of(source, indexed, request, widen)
         if isinstance(request.opset, int) or not draft.view.opset > indexed.opset < OLDEST_MOVED:
             return draft
-        kept = cls._of(source, indexed, Request({**vars(request), "opset": KEEP_OPSET}), widen)
+        kept = cls._of(source, indexed, replace(request, opset=KEEP_OPSET), widen)
         why = _worse(draft, kept)
         if why is None:
             return draft
@@ -123,28 +123,31 @@ class Draft:
     def _unpinned(self) -> Coloring:
         return self._painted(())
 
-    def _painted(self, pins: Sequence[Pin]) -> Coloring:
+    def paint_options(self, pins: Sequence[Pin] = ()) -> PaintOptions:
+        """Return what limits a coloring: the options of the request, patterns, pins and clusters."""
         request = self.request
-        options = PaintOptions(
+        return PaintOptions(
             level=request.level,
             target=request.target,
-            gray_follows_allow=request.gray_follows_allow,
             keep=self.keep,
             lower=self.lower,
             pins=pins,
             clusters=self.clusters,
             low_inputs=self.io,
-            place=request.placement is Placement.MINCUT,
+            place=request.safe,
             rescale=self.rescale,
         )
-        coloring = paint(self.view, request.lists, request.to, options, self.hazards)
+
+    def _painted(self, pins: Sequence[Pin]) -> Coloring:
+        request = self.request
+        coloring = paint(self.view, request.op_lists, request.to, self.paint_options(pins), self.hazards)
         return replace(coloring, findings=(*coloring.findings, *self.notes)) if self.notes else coloring
 
 
 def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Hazards, Mapping[ValueId, DType]]:
     """Return the hazards of a view, and the types that its inputs and outputs get."""
     hazards = find_hazards(view, request.to, target=request.target, rescale=rescale) if request.safe else Hazards()
-    return hazards, io_types(view, rules_of(request), request.to)
+    return hazards, io_types(view, parse_io(request.io), request.to)
 
 
 def _worse(moved: Draft, kept: Draft) -> str | None:

@@ -34,11 +34,8 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
-from amp_rewrite.settings.criterion import CRITERION
-from amp_rewrite.settings.keywords import checked
-from amp_rewrite.settings.options import KEYWORDS
-from amp_rewrite.settings.request import Request
-from amp_rewrite.settings.signatures import OptionsAndCriterion, takes
+from amp_rewrite.settings.keywords import checked, takes
+from amp_rewrite.settings.request import CRITERION, KEYWORDS, OptionsAndCriterion, Request
 
 _ROUNDS = 9
 """Searches at most, each but the first with a margin. Verdicts of earlier trials stay, so each round costs few more."""

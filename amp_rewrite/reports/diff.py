@@ -15,7 +15,7 @@ from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
 from amp_rewrite.reports.sources import ReportSource, report_and_view
-from amp_rewrite.settings.options import STATED
+from amp_rewrite.settings.request import STATED
 
 _RANK = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 2}
 _FEWEST = 5

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.reports.evidence import NONE
 from amp_rewrite.reports.rows import ReportData
-from amp_rewrite.settings.criterion import USUAL_TOLERANCES
+from amp_rewrite.settings.request import USUAL_TOLERANCES
 
 LOW = ("float16", "bfloat16")
 

@@ -33,7 +33,7 @@ from amp_rewrite.reports.rows import (
 )
 from amp_rewrite.reports.summary import summary
 from amp_rewrite.settings.option import Stated
-from amp_rewrite.settings.options import KEYWORDS, STATED
+from amp_rewrite.settings.request import KEYWORDS, STATED
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure

@@ -34,7 +34,7 @@ from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, LOW, NO_ROW, BakeRow
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import OpLists
-from amp_rewrite.settings.options import STATED
+from amp_rewrite.settings.request import STATED
 
 
 def report_of(

@@ -11,7 +11,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PatternError, advice
 from amp_rewrite.reports.evidence import UNCHECKED, Evidence
-from amp_rewrite.settings.options import STATED
+from amp_rewrite.settings.request import STATED
 
 SCHEMA = 1
 """Version of the form."""

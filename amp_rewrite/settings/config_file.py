@@ -10,35 +10,18 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amp_rewrite.errors import ConfigError, advice, option_of
 from amp_rewrite.files.regular_files import read_regular
 from amp_rewrite.settings.option import Kind, Option
-from amp_rewrite.settings.options import SETTINGS, from_environment
-
-
-class Settings(SimpleNamespace):
-    """Settings of one run, an attribute for each row of the table of options that has a key.
-
-    They say what a conversion does and what a comparison fails on. None: the model or the type decides. Those of data
-    and criterion serve commands that run a model, where the command line does not state them. `config`: the settings
-    that a file changed, and the file, for people.
-    """
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-    def __init__(self, **stated: object) -> None:
-        super().__init__(**{name: option.unset for name, option in SETTINGS.items()} | {"config": ""} | stated)
+from amp_rewrite.settings.request import SETTINGS, Request, from_environment
 
 
 def settings(
     given: Mapping[str, object], environ: Mapping[str, str], *, config: Path | None = None, folder: Path = Path()
-) -> Settings:
-    """Return the settings in force: those of the command line, else the environment's, else the file's, else defaults.
+) -> Request:
+    """Return the options in force: those of the command line, else the environment's, else the file's, else defaults.
 
     `given` holds the values of the command line; None and () stand for options that are absent. The file is `config`,
     or the one that `find` returns for `folder`. ConfigError names the file and line, the variable or the option of an
@@ -46,14 +29,14 @@ def settings(
     """
     file = config or find(folder)
     filed = from_file(file) if file else {}
-    merged: dict[str, object] = dict(filed)
+    merged: dict[str, Any] = dict(filed)
     merged.update((key, value) for key, value in from_environment(environ).items() if key in SETTINGS)
     for key, value in given.items():
         if value not in (None, ()):
             merged[key] = SETTINGS[key].check(value, option_of(key))
-    changed = [name for name, value in filed.items() if merged[name] is value and value != SETTINGS[name].unset]
+    changed = [name for name, value in filed.items() if merged[name] is value and value != SETTINGS[name].default]
     words = ", ".join(f"{SETTINGS[name].key} = {_spelled(merged[name], file)}" for name in changed) if file else ""
-    return Settings(**merged, config=f"{words}, from {_shown(file)}" if file and words else "")
+    return Request(**merged, config=f"{words}, from {_shown(file)}" if file and words else "")
 
 
 def _spelled(value: object, file: Path) -> str:

@@ -11,7 +11,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PatternError, PolicyError, advice, spelled
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.view import MAIN, ValueId, View
-from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import advice_on, matches_nothing
 
 _CACHE = re.compile(
@@ -41,17 +40,11 @@ class IoRule:
 
 
 def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
-    """Return the rules "keep", "low" or "GLOB=TYPE", with or without "in:" or "out:"; PatternError for other text."""
+    """Return the rules "keep", "low", "caches" or "GLOB=TYPE", with or without "in:" or "out:".
+
+    PatternError for other text.
+    """
     return tuple(_io_rule(text.strip()) for text in as_names(rules))
-
-
-def rules_of(request: Request) -> tuple[IoRule, ...]:
-    """Return the rules of a request: that for caches, then those of `io`, which win."""
-    parsed = parse_io(request.io)
-    if request.kv is None:
-        return parsed
-    text = spelled("kv", request.kv.spelling)
-    return IoRule(text, "", _CACHE.pattern, _CACHE, request.kv, strict=True, cache=True), *parsed
 
 
 def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId, DType]:
@@ -65,12 +58,13 @@ def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId,
     chosen: dict[ValueId, DType | None] = {}
     for rule in rules:
         if rule.dtype not in (None, DType.FLOAT, to):
-            named = rule.text if rule.cache else f"io {rule.text!r}"
-            raise PatternError(f"{named}: the model is lowered to {to.spelling}; use {to.spelling} or float32 here")
+            raise PatternError(
+                f"io {rule.text!r}: the model is lowered to {to.spelling}; use {to.spelling} or float32 here"
+            )
         candidates = [v for side, values in sides.items() if rule.side in ("", side) for v in values]
         matched = [v for v in candidates if rule.names.fullmatch(view.value_name(v))]
         if rule.strict and not matched and not (rule.cache and _has_caches(view)):
-            matches_nothing(rule.text, _nothing_matched(rule, [view.value_name(v) for v in candidates]))
+            matches_nothing(rule.text, _nothing_matched(rule, [view.value_name(v) for v in candidates], to))
         kept = rule.dtype is DType.FLOAT and not rule.strict
         chosen.update((v, None if kept else rule.dtype or to) for v in matched)
     return {v: dtype for v, dtype in sorted(chosen.items()) if dtype not in (None, view.dtype(v))}
@@ -82,13 +76,13 @@ def _has_caches(view: View) -> bool:
     return any(_CACHE.fullmatch(view.value_name(value)) for value in (*main.inputs, *main.outputs))
 
 
-def _nothing_matched(rule: IoRule, names: Sequence[str]) -> str:
+def _nothing_matched(rule: IoRule, names: Sequence[str], to: DType) -> str:
     there = f"there are: {', '.join(names[:5]) or 'none'}"
     if rule.cache:
-        own = spelled("io", f"GLOB={(rule.dtype or DType.FLOAT16).spelling}")
+        own = spelled("io", f"GLOB={to.spelling}")
         return (
-            f"{rule.text}: no float32 input or output is named as a key-value cache, such as past_key_values.0.key or"
-            f" present.0.key; name yours with {own} ({there})"
+            f"io {rule.text!r}: no float32 input or output is named as a key-value cache, such as past_key_values.0.key"
+            f" or present.0.key; name yours with {own} ({there})"
         )
     kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
     return f"io {rule.text!r}: no float32 {kind} is named {rule.glob!r}; {advice_on(rule.glob, names, there)}"
@@ -99,9 +93,11 @@ def _io_rule(text: str) -> IoRule:
     side, body = (prefix, rest) if colon and prefix in ("in", "out") else ("", text)
     if body in ("keep", "low"):
         return IoRule(text, side, "*", _ANY, DType.FLOAT if body == "keep" else None, strict=False)
+    if body == "caches":
+        return IoRule(text, side, body, _CACHE, None, strict=True, cache=True)
     glob, equals, spelling = body.rpartition("=")
     if not equals or not glob.strip():
-        hint = advice(body, ("keep", "low"), "write keep, low or GLOB=TYPE, with in: or out: before it")
+        hint = advice(body, ("keep", "low", "caches"), _FORMS)
         raise PatternError(f"io {text!r} is not a rule; {hint}")
     try:
         names = re.compile(fnmatch.translate(glob.strip()))
@@ -111,6 +107,7 @@ def _io_rule(text: str) -> IoRule:
 
 
 _ANY = re.compile(fnmatch.translate("*"))
+_FORMS = "write keep, low, caches or GLOB=TYPE, with in: or out: before it"
 
 
 def _retypable(view: View, values: Sequence[ValueId], to: DType) -> list[ValueId]:

@@ -1,18 +1,18 @@
-"""Keywords of public functions: None stands for the default, and a value of another type than stated is an error.
+"""Keywords of public functions: their types, their docs, and None as their default.
 
 The annotations of a function are the rules, so that a keyword is written down once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import wraps
-from inspect import Parameter, signature, unwrap
+from inspect import Parameter, cleandoc, signature, unwrap
 from typing import Any, TypeVar
 
 from amp_rewrite.errors import advice
-from amp_rewrite.settings.criterion import CRITERION
-from amp_rewrite.settings.keyword_types import alternatives, check_keyword
+from amp_rewrite.settings.option import Option, alternatives, check_keyword
+from amp_rewrite.settings.request import CRITERION, OptionsAndCriterion
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,3 +55,26 @@ def unexpected(function: Callable[..., Any], keyword: str, hint: str) -> TypeErr
     known = signature(function).parameters
     hint = hint or advice(keyword, known, f"it takes {', '.join(known)}")
     return TypeError(f"{function.__name__}() got an unexpected keyword argument {keyword!r}; {hint}")
+
+
+def takes(*tables: Mapping[str, Option]) -> Callable[[F], F]:
+    """Show the keywords of tables behind `**` one by one to help() and completion, with their docs."""
+    rows = {name: row for table in tables for name, row in table.items()}
+    types = {name: reference.__forward_arg__ for name, reference in OptionsAndCriterion.__annotations__.items()}
+    keywords = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=row.default, annotation=types[name])
+        for name, row in rows.items()
+    ]
+
+    def shown(function: F) -> F:
+        own = signature(function)
+        named = [p for p in own.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+        first = [p for p in named if p.kind is not Parameter.KEYWORD_ONLY]
+        parameters = [*first, *keywords, *named[len(first) :]]
+        function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        if function.__doc__:  # absent under python -OO
+            lines = [f"{name}: {row.doc}." for name, row in rows.items()]
+            function.__doc__ = "\n".join([cleandoc(function.__doc__), "\nOptions:\n", *lines])
+        return function
+
+    return shown

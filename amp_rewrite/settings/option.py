@@ -1,26 +1,27 @@
-"""One option of a conversion: its name, form, words and parser."""
+"""One option of a request: its form, words and parser; and the values that it may have."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from numbers import Integral, Real
 from typing import Any
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import AmpRewriteError, ConfigError
-from amp_rewrite.settings.keyword_types import check_keyword
-
-Values = Mapping[str, Any]
+from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, spelled
+from amp_rewrite.ir.names import as_names
 
 PRECISION, DATA, OUTPUT, MANY, ADVANCED = "Precision", "Data and accuracy", "Output", "Several models", "Advanced"
 """Headings of help and documentation, in their order."""
 
 
 class Kind(Enum):
-    """Form of an option's value; `annotation` is its Python type where `Options` does not state one."""
+    """Form of an option's value, by its Python type."""
 
     TEXT = "str | None"
     LIST = "str | Sequence[str]"
@@ -28,6 +29,12 @@ class Kind(Enum):
     NUMBER = "float | None"
     WHOLE = "int | None"
     PATH = "str | Path | None"
+
+    @classmethod
+    def of(cls, annotation: str) -> Kind:
+        """Return the form of a field's values."""
+        kinds = {"bool": cls.SWITCH, "float": cls.NUMBER, "int": cls.WHOLE}
+        return cls.LIST if annotation.startswith("tuple[") else kinds.get(annotation.partition(" ")[0], cls.TEXT)
 
 
 class Stated(Enum):
@@ -39,52 +46,40 @@ class Stated(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option.
+    """One option; name and, unless it is a path, kind are those of its field.
 
     `keyword`: `convert` takes it. `setting`: a settings file has a key for it. `help` is the sentence of the command
-    line; without one, `--set` takes the key there. `doc` is the sentence of the documentation. `default` is the
-    keyword's; `usual` holds where that is None and the environment is silent.
-
-    `parse` reads the value, PolicyError for an illegal one; `combine` then sees the options before it in the table.
-    A list comes from the command line in words between `separator`, or by repeating the option. `integers`: a settings
-    file may hold a number instead of text.
+    line; without one, `--set` takes the key there. `doc` is the sentence of the documentation. `default` holds where
+    neither the caller nor the environment says anything. `parse` reads the value, PolicyError for an illegal one.
     """
 
-    name: str
+    doc: str
+    name: str = ""
     kind: Kind = Kind.TEXT
     group: str = PRECISION
     metavar: str = ""
     help: str = ""
-    doc: str
     default: Any = None
-    usual: Any = None
     keyword: bool = True
     setting: bool = True
-    parse: Callable[[Any], object] | None = None
-    combine: Callable[[Any, Values], object] | None = None
+    parse: Callable[[Any], Any] | None = None
     stated: Stated | None = None
     environment: str = ""
-    separator: str = ""
-    integers: bool = False
 
     @property
     def key(self) -> str:
         """Name on the command line and in settings files."""
         return self.name.replace("_", "-")
 
-    @property
-    def unset(self) -> Any:
-        """Value of a setting that neither command line nor environment nor file states."""
-        if self.kind is Kind.LIST:
-            return ()
-        return self.default if self.usual is None else self.usual
-
-    def read(self, value: Any, values: Values) -> Any:
-        """Return the value that a conversion works with; PolicyError for one of another type."""
-        if self.parse is None:
-            check_keyword(self.name, value, f"{self.kind.value} | None")
-        parsed = value if self.parse is None or value is None else self.parse(value)
-        return parsed if self.combine is None else self.combine(parsed, values)
+    def read(self, value: Any) -> Any:
+        """Return the value of the field for what is given; PolicyError for a value of another type."""
+        value = self.default if value is None else value
+        if value is None:
+            return None
+        if self.parse is not None:
+            return self.parse(value)
+        check_keyword(self.name, value, f"{self.kind.value} | None")
+        return as_names(value) if self.kind is Kind.LIST else value
 
     def of_word(self, text: str, where: str) -> object:
         """Return the value that a word of the command line stands for. ConfigError if it is of another type."""
@@ -109,11 +104,11 @@ class Option:
             return float(value) if abs(value) <= DType.DOUBLE.max else math.inf  # TOML's integers have no bound
         if isinstance(value, int) and number and self.kind is Kind.WHOLE:
             return value
-        if isinstance(value, int) and number and self.integers:
+        if isinstance(value, int) and number and self.kind is Kind.TEXT:
             return str(value)
         if self.kind in (Kind.TEXT, Kind.PATH) and isinstance(value, str):
             return value
-        raise ConfigError(f"{where}: {self.name} is {value!r}; write {_FORMS[self.kind]}")
+        raise ConfigError(f"{where}: {self.name} is {value!r}; write {_FORMS_IN_FILES[self.kind]}")
 
     def check(self, value: object, where: str) -> object:
         """Return the value. ConfigError, beginning with `where`, if it is not a legal one."""
@@ -125,7 +120,7 @@ class Option:
         return value
 
 
-_FORMS = {
+_FORMS_IN_FILES = {
     Kind.TEXT: "text in quotes",
     Kind.PATH: "text in quotes",
     Kind.LIST: 'a list of text, as in ["..."]',
@@ -133,3 +128,75 @@ _FORMS = {
     Kind.NUMBER: "a number, as in 2",
     Kind.WHOLE: "a whole number, as in 2",
 }
+ROW = "option"
+"""Key of the option in the metadata of its field."""
+
+
+def option(default: Any, doc: str, **words: Any) -> Any:
+    """Return a field of a dataclass with its option; the words are those of `Option`."""
+    return field(default=default, metadata={ROW: Option(doc=doc, default=default, **words)})
+
+
+# -- types of values ------------------------------------------------------------------------------------------
+
+
+def check_keyword(name: str, value: object, annotation: str, known: Mapping[str, object] = {}) -> None:
+    """Raise PolicyError, naming the keyword, if the annotation excludes a value.
+
+    `known`: what names in the annotation stand for.
+    """
+    forms = [_form(part, known) for part in alternatives(annotation)]
+    if not any(fits(value) for _, fits in forms):
+        others, _, last = ", ".join(dict(forms)).rpartition(", ")
+        legal = f"{others}{' or ' if others else ''}{last}"
+        raise PolicyError(f"{spelled(name, value)} is {type(value).__name__}; give {legal}")
+
+
+_Form = tuple[str, Callable[[Any], bool]]
+
+
+def _is(kind: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _items(value: object, kind: type) -> bool:
+    if not isinstance(value, Collection) or isinstance(value, (str, bytes, Mapping)):
+        return False
+    return all(map(_is(kind), value))
+
+
+_FORMS: dict[str, _Form] = {
+    "None": ("None", lambda value: value is None),
+    "bool": ("True, False", lambda value: isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")),
+    "int": ("a whole number", _is(Integral)),
+    "float": ("a number", _is(Real)),
+    "str": ("text", _is(str)),
+    "Path": ("a path", _is(os.PathLike)),
+    "Sequence[str]": ("a list of text", lambda value: _items(value, str)),
+    "Sequence[int]": ("a list of whole numbers", lambda value: _items(value, Integral)),
+    "tuple[str, str]": ("two names", lambda value: _items(value, str) and len(value) == 2),
+}
+
+
+def _form(part: str, known: Mapping[str, object]) -> _Form:
+    """Return the words for one alternative of an annotation, and a test."""
+    if part in _FORMS:
+        return _FORMS[part]
+    if part.startswith("Callable"):
+        return "a function", callable
+    if "[" in part or (part in known and not isinstance(known[part], type)):
+        return "", lambda value: True
+    return f"a {part}", lambda value: any(kind.__name__ == part for kind in type(value).__mro__)
+
+
+def alternatives(annotation: str) -> Iterator[str]:
+    """Yield the parts of "str | Callable[[A | B], None] | None"; a bar in brackets does not divide."""
+    depth, part = 0, ""
+    for piece in re.split(r"([\[\]|])", annotation):
+        depth += (piece == "[") - (piece == "]")
+        if piece == "|" and depth == 0:
+            yield part.strip()
+            part = ""
+        else:
+            part += piece
+    yield part.strip()

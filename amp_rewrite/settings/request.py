@@ -1,63 +1,407 @@
-"""The request of a conversion: its options, read and checked."""
+"""The options of a run, in one dataclass.
+
+A field of `Request` is all that an option needs: it makes the keyword of `convert`, the key of a settings file and of
+`--set`, the option of the command line if it has one, the environment variable, the entry in report and metadata, and a
+section of docs/reference/options.md. A keyword of `convert` also has a line in `Options`, with what a caller may write.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.settings.choices import Fuse, Level, Opset, Placement, Quantized, Safety, Shift, Target
-from amp_rewrite.settings.option import Stated, Values
-from amp_rewrite.settings.options import KEYWORDS, STATED, from_environment
+from amp_rewrite.errors import PolicyError, spelled
+from amp_rewrite.settings.choices import (
+    Fuse,
+    FuseName,
+    Level,
+    LevelName,
+    Opset,
+    Quantized,
+    QuantizedName,
+    Safety,
+    SafetyName,
+    Shift,
+    Target,
+    TargetName,
+    TargetRelease,
+    check_headroom,
+    parse_opset,
+    parse_shift,
+)
+from amp_rewrite.settings.option import ADVANCED, DATA, MANY, OUTPUT, ROW, Kind, Option, Stated, option
+from amp_rewrite.settings.policy import LowType, low_type
 
 if TYPE_CHECKING:
+    from amp_rewrite.files.casting import Array
     from amp_rewrite.settings.op_lists import OpLists
-    from amp_rewrite.settings.signatures import Options
+
+ListSource = str | Path | Mapping[str, object]
 
 
-class Request:
-    """A conversion's options, read from keywords and environment and checked; patterns are as `convert` takes them."""
+class Painting(TypedDict, total=False):
+    """Keywords of a conversion that a training step takes, too."""
 
-    to: DType
-    lists: OpLists
-    level: Level
-    target: Target
-    safety: Safety
-    keep: tuple[str, ...]
-    lower: tuple[str, ...]
+    lists: Sequence[ListSource] | ListSource | None
+    level: LevelName | Level | None
+    target: TargetName | TargetRelease | Target | Path | None
+    safety: SafetyName | Safety | None
+    keep: str | Sequence[str] | None
+    lower: str | Sequence[str] | None
+
+
+class Options(Painting, total=False):
+    """Keywords of a conversion, with their types for static checkers; None is the default."""
+
+    to: LowType | None
     io: str | Sequence[str] | None
-    kv: DType | None
-    gray_follows_allow: bool | None
-    quantized: Quantized
-    fuse: Fuse
-    opset: Opset | None
-    shift: Shift
-    placement: Placement
-    log_path: Path | None
+    quantized: QuantizedName | Quantized | None
+    fuse: FuseName | Fuse | None
+    opset: Literal["auto", "keep"] | int | None
+    shift: Literal["auto", "none"] | int | None
 
-    def __init__(self, values: Values) -> None:
-        vars(self).update(values)
+
+class CriterionKeywords(TypedDict, total=False):
+    """Keywords of a criterion, with their types for static checkers."""
+
+    tolerance: float | None
+    rtol: float | None
+    atol: float | None
+    metric: str | Callable[[Array, Array], float] | None
+    at_least: float | None
+    at_most: float | None
+
+
+class OptionsAndCriterion(Options, CriterionKeywords, total=False):
+    """Keywords of a conversion that a criterion judges."""
+
+
+USUAL_TOLERANCES = {"float16": "1e-2", "bfloat16": "8e-2"}
+"""The tolerance to start with, by low type."""
+STARTS = ", ".join(f"{tolerance} for {low}" for low, tolerance in USUAL_TOLERANCES.items())
+
+
+def _overlays(value: Sequence[ListSource] | ListSource) -> tuple[ListSource, ...]:
+    kinds = (str, os.PathLike, Mapping)
+    overlays = [value] if isinstance(value, kinds) else value
+    if not isinstance(overlays, Collection) or not all(isinstance(overlay, kinds) for overlay in overlays):
+        words = "give the path of a YAML file, a mapping or a shipped name, or a list of these"
+        raise PolicyError(f"{spelled('lists', value)} is {type(value).__name__}; {words}")
+    return tuple(overlays)
+
+
+def _shard_size(size: str | int) -> str | int:
+    from amp_rewrite.files.layout import shard_bytes  # late: few models are split
+
+    shard_bytes(size)
+    return size
+
+
+def _kinds(words: str | Sequence[str]) -> tuple[str, ...]:
+    """Return words that commas separate, or a list of such words."""
+    return tuple(filter(None, ",".join([words] if isinstance(words, str) else words).split(",")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Options of one run, read and checked.
+
+    `of` takes keywords of `convert`. Other fields are options of commands that run, compare or write models.
+    `config`: the settings that a file changed, and the file, for people.
+    """
+
+    to: DType = option(
+        "float16",
+        'the type to lower to: "float16" (or "fp16", "half"), "bfloat16" ("bf16") or a policy such as'
+        ' "mixed_float16"; in Python also a type of numpy, ml_dtypes, torch or onnx, such as `np.float16`',
+        metavar="float16|bfloat16|POLICY",
+        help="The low type.  [default: float16]",
+        parse=low_type,
+    )
+    lists: tuple[ListSource, ...] = option(
+        (),
+        "op lists on top of the default ones: YAML files, mappings (in Python) or shipped names",
+        metavar="FILE|NAME",
+        help="Op lists on top of the default ones.",
+        parse=_overlays,
+        environment="AMP_REWRITE_LISTS",
+    )
+    level: Level = option(
+        "default",
+        'how far to go, by TensorFlow\'s names or "lower-all" (`Level`)',
+        metavar="|".join(level.value for level in Level),
+        parse=Level.parse,
+        stated=Stated.ALWAYS,
+        environment="AMP_REWRITE_LEVEL",
+    )
+    target: Target = option(
+        "ort-cuda",
+        'the runtime of the result: "ort-cuda" (or "cuda", "gpu"; "ort-cuda:1.22" for a release of onnxruntime, by'
+        ' default the installed one), "onnx", "tensorrt" (or "trt", "tensorrt:11.2"), "directml", "openvino", "coreml",'
+        ' "qnn", "webgpu", or a file of kernels that `amp-rewrite doctor --dump-kernels` wrote; see'
+        " [targets](targets.md) (`Target`)",
+        group=ADVANCED,
+        metavar="ort-cuda[:RELEASE]|onnx|tensorrt[:RELEASE]|directml|openvino|coreml|qnn|webgpu|FILE",
+        help="Runtime of the result.  [default: ort-cuda]",
+        parse=Target.parse,
+        stated=Stated.ALWAYS,
+    )
+    safety: Safety = option(
+        "default",
+        '"none" turns off every rule that protects numbers besides TensorFlow\'s own, and spreads colors as TensorFlow'
+        " does, without moving the border between the types to where Casts cost least",
+        metavar="default|none",
+        parse=Safety.parse,
+        stated=Stated.ALWAYS,
+    )
+    keep: tuple[str, ...] = option(
+        (),
+        "patterns of ops that stay float32, or are raised to it, such as `op=Softmax`",
+        metavar="PATTERN",
+        help="Ops that stay float32, as in op=Softmax.",
+    )
+    lower: tuple[str, ...] = option(
+        (),
+        "patterns of ops to lower, whatever the lists say",
+        metavar="PATTERN",
+        help="Ops to lower, whatever the lists say.",
+    )
+    io: tuple[str, ...] = option(
+        (),
+        'types of inputs and outputs: "keep", "low", "caches" for key-value caches in the low type (the inputs and'
+        " outputs that optimum, onnxruntime-genai and transformers.js name `past_key_values.0.key`, `present.0.key` and"
+        ' alike), or globs such as "past_*=float16"; the last one that matches wins',
+        metavar="keep|low|caches|GLOB=TYPE",
+        help="Types of inputs and outputs.",
+    )
+    quantized: Quantized = option(
+        "keep",
+        '"keep" leaves ops between DequantizeLinear and QuantizeLinear as they are, which runtimes run on integers;'
+        ' "rescale" gives quantizers scales of the low type from opset 19 on, and the ops between them that type',
+        metavar="keep|rescale",
+        parse=Quantized.parse,
+        stated=Stated.UNUSUAL,
+    )
+    fuse: Fuse = option(
+        "auto",
+        '"basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"'
+        ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone; "auto" is'
+        ' "contrib" for that target, and "basic" for all others',
+        group=ADVANCED,
+        metavar="auto|none|basic|contrib",
+        help="Fuse ops, also into onnxruntime's own.  [default: auto]",
+        parse=Fuse.parse,
+        stated=Stated.UNUSUAL,
+    )
+    opset: Opset | None = option(
+        None,
+        'the opset of the result: "auto" for the one that the target serves best, "keep" for the model\'s own; by'
+        " default its own from 13 on, and of an older model the first from 13 on at which the target has most kernels;"
+        " see [the opset](../concepts/fusion.md#the-opset)",
+        group=ADVANCED,
+        metavar="auto|keep|N",
+        help="Opset of the result.  [default: 13 and up]",
+        parse=parse_opset,
+        stated=Stated.UNUSUAL,
+    )
+    shift: Shift = option(
+        "auto",
+        "regions of values that go beyond float16 by `data` or `ranges` are computed times 2⁻ᵏ, which changes no"
+        ' digit: "auto" takes the smallest k with headroom, a number that k, also without data for residual streams;'
+        ' "none" keeps them float32; see [range shifting](../concepts/shift.md)',
+        metavar="auto|none|K",
+        parse=parse_shift,
+        stated=Stated.UNUSUAL,
+    )
+    external_data: bool | None = option(
+        None,
+        "weights in a file of their own; by default above 1.5 GB; in Python an argument of `save`",
+        group=OUTPUT,
+        keyword=False,
+    )
+    shard_size: str | int | None = option(
+        None,
+        "the largest size of a file of weights, or `source` to split them as in the source; in Python an argument of"
+        " `save`",
+        group=OUTPUT,
+        metavar="5GB|source",
+        keyword=False,
+        parse=_shard_size,
+    )
+    overwrite: bool = option(
+        False,
+        "replace an existing output; in Python an argument of `save`",
+        group=OUTPUT,
+        help="Replace an existing output.",
+        keyword=False,
+    )
+    fail_on: tuple[str, ...] = option(
+        (),
+        "differences for which `amp-rewrite diff` exits with 1; by default all. `float32` stands for ops that are"
+        " raised, or added in float32",
+        group=OUTPUT,
+        metavar="KIND,…",
+        help="Exit with 1 only for these: lowered, raised, retyped, attribute, added, removed, casts;"
+        " float32 stands for raised, and for added in float32.  [default: all]",
+        keyword=False,
+        parse=_kinds,
+    )
+    ranges: str | None = option(
+        None,
+        "ranges that `calibrate` measured, for `convert` and `repair`; an op that reads or makes a value that does not"
+        " fit stays float32",
+        kind=Kind.PATH,
+        group=DATA,
+        metavar="FILE",
+        help="Keep in float32 what does not fit by these ranges.",
+        keyword=False,
+    )
+    headroom: float | None = option(
+        None,
+        "the factor by which measured values must fit the type, for `convert` and `repair`; by default 2",
+        group=DATA,
+        metavar="X",
+        keyword=False,
+        parse=lambda text: check_headroom(float(text)),
+    )
+    data: str | None = option(
+        None,
+        "input data of commands that run a model: a .npz file, a .npy file, or a folder of them",
+        kind=Kind.PATH,
+        group=DATA,
+        metavar="FILE|FOLDER",
+        help="Input data: .npz, .npy, or a folder of them.",
+        keyword=False,
+    )
+    batches: int | None = option(
+        None,
+        "the number of random batches, by default 1; in Python an argument of `Feed.randomly`, as the next three",
+        group=DATA,
+        keyword=False,
+    )
+    seed: int | None = option(None, "the seed of random batches; by default 0", group=DATA, keyword=False)
+    int_range: tuple[str, ...] = option(
+        (),
+        "integers for an input of random batches, as in `ids=0,100` for 0 to 99; by default 0 and 1",
+        group=DATA,
+        metavar="NAME=0,100",
+        keyword=False,
+    )
+    allow_nonfinite: bool | None = option(None, "data may hold NaN and infinity", group=DATA, keyword=False)
+    feedback: tuple[str, ...] = option(
+        (),
+        "outputs that are inputs of the next run, as in `hn=h` or `present.*=past_key_values.*`, for `verify`,"
+        " `calibrate` and conversions with data; `convert` takes the key alone; in Python an argument of `Feed.of`,"
+        " `verify`, `calibrate` and `repair`, as the next one",
+        group=DATA,
+        metavar="OUT=IN",
+        help="An output that is this input of the next run, as in hn=h or present.*=past.*; repeatable.",
+        keyword=False,
+    )
+    steps: int | None = option(
+        None,
+        "with feedback, the number of runs on each batch, which then starts a sequence of its own; by default all"
+        " batches are the steps of one sequence",
+        group=DATA,
+        metavar="N",
+        help="With --feedback: run each batch N times in a row.  [default: batches are the steps of one sequence]",
+        keyword=False,
+    )
+    tolerance: float | None = option(
+        None,
+        "largest error, relative to the largest value of the output",
+        group=DATA,
+        metavar="X",
+        help=f"Largest error, relative to each output's largest value; to start with, {STARTS}.",
+        keyword=False,
+    )
+    rtol: float | None = option(
+        None,
+        "tolerance relative to the reference's value, in place of `tolerance`: |a - b| ≤ atol + rtol |a| in every"
+        " element",
+        group=DATA,
+        metavar="X",
+        keyword=False,
+    )
+    atol: float | None = option(
+        None, "absolute tolerance, added to the relative one", group=DATA, metavar="X", keyword=False
+    )
+    metric: str | None = option(
+        None,
+        "a metric with its bound, as in `cosine=0.999`; in Python also a callable of reference and candidate, with"
+        " `at_least` or `at_most`",
+        group=DATA,
+        metavar="NAME=X",
+        help="Instead: a metric with its bound: cosine=0.999, psnr=40, snr=40, top1=0.99 or scaled=0.01.",
+        keyword=False,
+    )
+    at_least: float | None = option(None, "lower bound of a callable `metric`", keyword=False, setting=False)
+    at_most: float | None = option(None, "upper bound of a callable `metric`", keyword=False, setting=False)
+    budget: int | None = option(
+        None,
+        "the most trials of a repair, by default 100; in Python an argument of `repair`",
+        group=DATA,
+        metavar="N",
+        keyword=False,
+    )
+    name: str | None = option(
+        None,
+        "names of results, as in `{stem}_fp16.onnx`, by default `{stem}.onnx`; in Python an argument of"
+        " `convert_many`, as the next two",
+        group=MANY,
+        metavar="RULE",
+        keyword=False,
+    )
+    include: tuple[str, ...] = option(
+        (), "files to take, by name or, with a /, by path", group=MANY, metavar="GLOB", keyword=False
+    )
+    exclude: tuple[str, ...] = option(
+        (), "files and folders to leave out, likewise", group=MANY, metavar="GLOB", keyword=False
+    )
+    config: str = ""
+
+    def __post_init__(self) -> None:
+        for name, row in OPTIONS.items():
+            object.__setattr__(self, name, row.read(getattr(self, name)))
 
     @classmethod
     def of(cls, **options: Unpack[Options]) -> Request:
-        """Return the request. Raises what `convert` raises, and TypeError for an unknown keyword."""
+        """Return the request of a conversion, for the installed runtime; environment variables fill in what is absent.
+
+        Raises what `convert` raises, and TypeError for an unknown keyword.
+        """
         unknown = next((name for name in options if name not in KEYWORDS), None)
         if unknown is not None:
             raise TypeError(
                 f"unexpected keyword argument {unknown!r}; the options of a conversion are {', '.join(KEYWORDS)}"
             )
-        environment = from_environment(os.environ)
-        log_path = environment.get("log_path")
-        values: dict[str, Any] = {"log_path": None if log_path is None else Path(str(log_path))}
-        for name, option in KEYWORDS.items():
-            value = cast(Values, options).get(name, option.default)
-            if option.environment and (value is None or (isinstance(value, (list, tuple)) and not value)):
-                value = environment.get(name, option.unset)
-            values[name] = option.read(option.default if value is None else value, values)
-        return cls(values)
+        given = {name: value for name, value in cast(dict[str, Any], options).items() if not _absent(name, value)}
+        request = cls(**{**from_environment(os.environ), **given})._served()
+        assert request.op_lists is not None  # read here, so that a mistake in them is an error now
+        return request
+
+    def _served(self) -> Request:
+        """Return the request for the installed runtime, with the fusions that it has. PolicyError for what it lacks."""
+        target = _installed(self.target, self.to)
+        if self.fuse is Fuse.CONTRIB and target.family is not Target.ORT_CUDA:
+            raise PolicyError(
+                "fuse 'contrib' makes operators that only onnxruntime has, and the target is"
+                f" {target.value!r}; use target 'ort-cuda', or fuse 'basic'"
+            )
+        return replace(self, target=target, fuse=self.fuse.on(target))
+
+    @cached_property
+    def op_lists(self) -> OpLists:
+        """Lists in force, with the edits of the environment. ListError if one is invalid."""
+        from amp_rewrite.settings.op_lists import environment_edits, load_lists  # late: help and settings need no lists
+
+        return load_lists(self.to, self.lists, environment_edits(os.environ))
 
     @property
     def safe(self) -> bool:
@@ -67,15 +411,66 @@ class Request:
     @property
     def settings(self) -> dict[str, str]:
         """Spellings of the options that report and metadata state."""
-        values = vars(self)
-        spelled = {name: _spelled(values[name]) for name in STATED}
-        return {
-            name: text
-            for name, text in spelled.items()
-            if KEYWORDS[name].stated is Stated.ALWAYS
-            or text != _spelled(KEYWORDS[name].read(KEYWORDS[name].unset, values))
-        }
+        usual = Request(to=self.to, target=self.target)._served()
+        pairs = {name: (_spelling(getattr(self, name)), _spelling(getattr(usual, name))) for name in STATED}
+        always = [name for name in STATED if OPTIONS[name].stated is Stated.ALWAYS]
+        return {name: text for name, (text, default) in pairs.items() if name in always or text != default}
 
 
-def _spelled(value: object) -> str:
+def _absent(name: str, value: object) -> bool:
+    """True for None, and for an empty list in place of which the environment may have one."""
+    return value is None or (OPTIONS[name].kind is Kind.LIST and isinstance(value, (list, tuple)) and not value)
+
+
+def _spelling(value: object) -> str:
     return str(value.value) if isinstance(value, Enum) else "" if value is None else str(value)
+
+
+def _installed(target: Target, to: DType) -> Target:
+    """Return the target, of the installed onnxruntime if it states no release; PolicyError for a type that it lacks."""
+    if target is Target.WEBGPU and to is DType.BFLOAT16:
+        raise PolicyError("target 'webgpu' has no bfloat16: WebGPU's shaders know float32 and float16; use float16")
+    limits = target.limits
+    if limits is not None and to not in limits.low:
+        known = " and ".join(sorted(dtype.spelling for dtype in limits.low))
+        raise PolicyError(
+            f"{limits.runtime} does not compute in {to.spelling}, only in {known}; use {spelled('to', known)}"
+        )
+    if target is not Target.ORT_CUDA:
+        return target
+    from amp_rewrite.runtime.releases import installed_release, known_release  # late: help needs no package metadata
+
+    installed = installed_release()
+    return target if installed in ("", known_release("")) else Target.parse(f"{target.value}:{installed}")
+
+
+def _rows() -> Iterator[Option]:
+    """Yield the options of the fields, in the order in which people read them."""
+    for part in fields(Request):
+        if row := part.metadata.get(ROW):
+            kind = Kind.PATH if row.kind is Kind.PATH else Kind.of(str(part.type))
+            yield replace(row, name=part.name, kind=kind)
+
+
+OPTIONS = {row.name: row for row in _rows()}
+"""Every option. Report and metadata state them in this order, too."""
+KEYWORDS = {name: row for name, row in OPTIONS.items() if row.keyword}
+"""Options that `convert` takes."""
+SETTINGS = {name: row for name, row in OPTIONS.items() if row.setting}
+"""Options that a settings file may have."""
+STATED = tuple(name for name, row in OPTIONS.items() if row.stated)
+"""Options that the header of a report may state."""
+PAINTING = tuple(name for name in KEYWORDS if name in Painting.__annotations__)
+"""Keywords of a training step."""
+CRITERION = {name: OPTIONS[name] for name in CriterionKeywords.__annotations__}
+"""Keywords of a criterion. `repair` and `verify` take them, `convert` does not; `evidence/metric.py` judges by them."""
+
+
+def from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
+    """Return values from environment variables; lists are separated as PATH is. ConfigError for an illegal value."""
+    stated: dict[str, object] = {}
+    for row in OPTIONS.values():
+        if row.environment and (text := environ.get(row.environment)):
+            words = tuple(filter(None, text.split(os.pathsep)))
+            stated[row.name] = row.check(words if row.kind is Kind.LIST else text, row.environment)
+    return stated

@@ -13,11 +13,12 @@ import argparse
 import gc
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from amp_rewrite import Model
 from amp_rewrite.decide.cast_plan import plan_casts
+from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.settings.request import Request
 from benchmarks.placement import graphs
@@ -49,10 +50,11 @@ def measured(shape: str, ops: int, folder: Path) -> list[Row]:
 def _colored(shape: str, count: int, way: str, path: Path) -> Row:
     seconds = []
     for _ in range(RUNS):
-        draft = Draft.of(Model.load(path), Request.of(fuse="none", opset="keep", placement=way))
+        draft = Draft.of(Model.load(path), Request.of(fuse="none", opset="keep"))
+        options = replace(draft.paint_options(), place=way == "mincut")
         gc.disable()
         started = time.process_time()
-        coloring = draft.paint()
+        coloring = paint(draft.view, draft.request.op_lists, draft.request.to, options, draft.hazards)
         seconds.append(time.process_time() - started)
         gc.enable()
     casts = len(plan_casts(draft.view, coloring, draft.io).casts)

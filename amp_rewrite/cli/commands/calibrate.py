@@ -16,10 +16,10 @@ from amp_rewrite.errors import option_of
 from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION
 
 if TYPE_CHECKING:
+    from amp_rewrite.dtypes import DType
     from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.evidence.ranges import Ranges
     from amp_rewrite.files.model import Model
-    from amp_rewrite.settings.policy import Policy
 
 _SHOWN = 20  # rows, beside a file with all
 _STDOUT = Path("-")
@@ -98,11 +98,10 @@ def _check_unmeasured(given: dict[str, Any]) -> None:
             raise click.UsageError(f"{option_of(word)} describes a measurement; add --data FILE, or --random")
 
 
-def _shards(files: tuple[Path, ...], model: Model, to: Policy | str | None) -> list[Ranges]:
+def _shards(files: tuple[Path, ...], model: Model, to: DType | None) -> list[Ranges]:
     """Return earlier ranges. EvidenceError for another model, the same ranges twice, or another type than `to`."""
     from amp_rewrite.errors import EvidenceError
     from amp_rewrite.evidence.ranges import Ranges
-    from amp_rewrite.settings.policy import low_type
 
     shards: list[Ranges] = []
     for file in files:
@@ -111,7 +110,7 @@ def _shards(files: tuple[Path, ...], model: Model, to: Policy | str | None) -> l
             shard.check(model)
         except EvidenceError as error:
             raise EvidenceError(f"{file}: {error}") from error
-        if to is not None and shard.to != low_type(to).spelling:
+        if to is not None and shard.to != to.spelling:
             raise EvidenceError(f"{file} holds ranges for {shard.to}; add --to {shard.to}, or leave the file out")
         if shard in shards:
             twice = f"{files[shards.index(shard)]} and {file} hold the same ranges, which would count twice"

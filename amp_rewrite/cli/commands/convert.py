@@ -20,14 +20,13 @@ from amp_rewrite.cli.parameters import option
 from amp_rewrite.errors import option_of
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.settings.option import OUTPUT
-from amp_rewrite.settings.policy import low_type
 
 if TYPE_CHECKING:
     from amp_rewrite.pipeline.convert import Converted
     from amp_rewrite.pipeline.repaired import Repaired
     from amp_rewrite.reports.next_step import NextStep
     from amp_rewrite.reports.page.page import Page
-    from amp_rewrite.settings.config_file import Settings
+    from amp_rewrite.settings.request import Request
 
 _OUTCOME = (
     parameters.ROWS["overwrite"],
@@ -95,7 +94,7 @@ def convert(
     asked = bool(given["overwrite"])
     settings = parameters.in_force(given)
     measuring = measuring.completed(settings)
-    output = output or beside(model, f"{low_type(settings.to).spelling}.onnx", needed=not dry_run)
+    output = output or beside(model, f"{settings.to.spelling}.onnx", needed=not dry_run)
     from amp_rewrite.files.targets import data_files, foreign_data
     from amp_rewrite.reports.next_step import next_step
 
@@ -170,7 +169,7 @@ def _talk(given: dict[str, Any]) -> _Printer:
 
 
 def _typed(
-    step: NextStep, measuring: MeasuringOptions, out: tuple[Path, ...], settings: Settings, *, wrote: bool
+    step: NextStep, measuring: MeasuringOptions, out: tuple[Path, ...], settings: Request, *, wrote: bool
 ) -> str:
     """Return the command as it was typed, with what the next step adds.
 

@@ -15,7 +15,6 @@ from amp_rewrite.cli.data import MeasuringOptions
 from amp_rewrite.cli.files import MODEL
 from amp_rewrite.errors import advice
 from amp_rewrite.settings.list_entry import Entry
-from amp_rewrite.settings.policy import low_type
 
 _TOPICS = ("lists", "rules")
 
@@ -77,7 +76,7 @@ def _parts(words: tuple[str, ...], given: dict[str, Any]) -> Iterator[tuple[str,
     settings = parameters.in_force({name: given[name] for name in ("to", "lists", "level", "config")})
     lists = op_lists.lists_in_force(settings)
     if not words:
-        yield op_lists.list_summary(lists, low_type(settings.to).spelling), op_lists.list_rows(lists)
+        yield op_lists.list_summary(lists, settings.to.spelling), op_lists.list_rows(lists)
     ops: list[Entry] = []
     for word in words:
         if word == "lists":

@@ -9,8 +9,8 @@ from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import beside
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.reports.render import plain
-from amp_rewrite.settings.config_file import Settings
-from amp_rewrite.settings.policy import Policy, low_type
+from amp_rewrite.settings.policy import Policy
+from amp_rewrite.settings.request import Request
 
 if TYPE_CHECKING:
     from amp_rewrite.settings.loss_scale import LossScale
@@ -90,20 +90,20 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     terminal.talk(f"wrote {output}", quiet=quiet)
 
 
-def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Settings]:
+def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Request]:
     """Return the arguments of `training_step` that are not usual, and the settings in force."""
-    from amp_rewrite.settings.signatures import PAINTING
+    from amp_rewrite.settings.request import PAINTING
 
     own = {name: given.pop(name) for name in _OWN}
     said = {name: value for name, value in given.items() if value not in (None, ())}
     settings = parameters.in_force(given)
     asked = {name: value for name, value in own.items() if value not in (None, ())}
-    asked.setdefault("policy", f"mixed_{low_type(settings.to).spelling}")
+    asked.setdefault("policy", f"mixed_{settings.to.spelling}")
     if "loss_scale" in asked:
         asked["loss_scale"] = _loss_scale(asked["loss_scale"])
     lowers = Policy(asked["policy"]).lowers is not None
     painting = {name: getattr(settings, name) for name in PAINTING if lowers or name in said}
-    return asked | {name: value for name, value in painting.items() if value != getattr(Settings(), name)}, settings
+    return asked | {name: value for name, value in painting.items() if value != getattr(Request(), name)}, settings
 
 
 _OWN = (

@@ -12,8 +12,8 @@ from amp_rewrite.cli import parameters
 from amp_rewrite.cli.data import DataOptions, stated_criterion
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.page import check_report, present
-from amp_rewrite.settings.criterion import STARTS
 from amp_rewrite.settings.option import DATA, OUTPUT
+from amp_rewrite.settings.request import STARTS
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.verdict import Verdict

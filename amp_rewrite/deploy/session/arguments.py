@@ -12,7 +12,7 @@ from amp_rewrite.deploy.session.cache import Cache
 from amp_rewrite.errors import ConfigError, PolicyError
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, TENSORRT, has_provider
-from amp_rewrite.settings.keyword_types import check_keyword
+from amp_rewrite.settings.option import check_keyword
 
 Provider = str | tuple[str, Mapping[str, object]]
 

@@ -307,7 +307,7 @@ def _key(source: Model, asked: _SessionRequest, options: Mapping[str, Any], cach
         {
             "version": VERSION,
             "to": asked.to.spelling,
-            "lists": [request.lists.name, request.lists.fingerprint],
+            "lists": [request.op_lists.name, request.op_lists.fingerprint],
             "level": request.level.value,
             "kernels": None if kernels is None else f"{kernels.runtime} {kernels.fingerprint}",
             "gpu": str(gpus[asked.device]) if asked.device < len(gpus) else None,

@@ -37,7 +37,7 @@ from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
 from amp_rewrite.runtime.operators import refusal
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, Fuse, Quantized, Target
-from amp_rewrite.settings.io_rules import io_types, rules_of
+from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import overrides
 
@@ -89,11 +89,11 @@ def _through_float32(view: View, request: Request, widen: bool = False) -> tuple
     ops = [op for op in view.ops if op.kind not in CASTS and computes(view, op, others)] if others else []
     if not ops or (DType.BFLOAT16 in others and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST):
         return view, ()
-    if not request.lower and not any(request.lists.entries_of(op.domain, op.op_type) for op in ops):
+    if not request.lower and not any(request.op_lists.entries_of(op.domain, op.op_type) for op in ops):
         return view, ()
     from amp_rewrite.rewrite.emulate import widened  # late: few models are half already
 
-    edges = {view.value_name(value) for value in io_types(view, rules_of(request), request.to)}
+    edges = {view.value_name(value) for value in io_types(view, parse_io(request.io), request.to)}
     names = " and ".join(dtype.spelling for dtype in others)
     note = (
         f"{count(len(ops), 'op computes', 'ops compute')} in {names}: decided as if in float32 · values may be out of"
@@ -111,7 +111,7 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
         from amp_rewrite.rewrite.opset import at_opset  # late: only a model that is moved pays for it
 
         view, moves = at_opset(view, opset, request.to, request.target, fusing=request.fuse is not Fuse.NONE)
-    view, standard = inline_schema_functions(view, request.lists, request.to, request.target)
+    view, standard = inline_schema_functions(view, request.op_lists, request.to, request.target)
     spelled: list[Finding] = []
     for passes in _SPELLING if request.safe else _SPELLING[:1]:
         after, outcomes = run_round(view, passes, Context(request.to))

@@ -17,7 +17,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import CPU, Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.signatures import Painting
+from amp_rewrite.settings.request import Painting
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable, differentiable, listed
 from amp_rewrite.train.step.model_loss import ModelLoss

@@ -29,8 +29,7 @@ from amp_rewrite.rewrite.autodiff.lowering.opset import for_gradients
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import RandomState, with_random_state
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import Request
-from amp_rewrite.settings.signatures import PAINTING, Painting
+from amp_rewrite.settings.request import PAINTING, Painting, Request
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.module_parameters import module_notes
 from amp_rewrite.train.objective.parameters import Selection

@@ -13,7 +13,7 @@ from amp_rewrite.rewrite.autodiff.lowering.random_numbers import RandomState
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.signatures import Painting
+from amp_rewrite.settings.request import Painting
 from amp_rewrite.train.objective.parameters import ParameterGlobs, trained
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step.assembly import Prepared, lowered

@@ -20,7 +20,7 @@ from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.signatures import Painting
+from amp_rewrite.settings.request import Painting
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Multiplied, Variable

@@ -18,7 +18,7 @@ from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.loss_scale import LossScale
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.signatures import Painting
+from amp_rewrite.settings.request import Painting
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.module_parameters import ModuleParameters

@@ -1,4 +1,4 @@
-"""Every case of the catalogue in the other ways to convert: other types, targets, fusions, opsets, places of Casts."""
+"""Every case of the catalogue in the other ways to convert: other types, targets, fusions, opsets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ WAYS: Mapping[str, Mapping[str, str]] = {
     "one type per op": {"target": "tensorrt"},
     "fused for onnxruntime": {"fuse": "contrib"},
     "not fused": {"fuse": "none"},
-    "Casts by TensorFlow's rules": {"placement": "propagate"},
 }
 NORMED = "an instance norm of small changes on a large offset that the caller feeds"  # no CUDA kernel at opset 22
 

@@ -36,9 +36,9 @@ WAYS: tuple[dict[str, str], ...] = (
     {"target": "tensorrt", "to": "bfloat16"},
     {"opset": "auto"},
     {"fuse": "contrib"},
-    {"fuse": "contrib", "opset": "auto", "to": "bfloat16", "placement": "mincut"},
-    {"placement": "mincut", "level": "treat-gray-as-deny"},
-    {"placement": "propagate", "fuse": "none", "opset": "23"},
+    {"fuse": "contrib", "opset": "auto", "to": "bfloat16"},
+    {"level": "treat-gray-as-deny"},
+    {"safety": "none", "fuse": "none", "opset": "23"},
 )
 
 

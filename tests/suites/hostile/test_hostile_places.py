@@ -95,7 +95,6 @@ PIPES = {
     "settings": ("amp.toml", ("m.onnx", "-o", "out.onnx")),
     "settings by name": ("pipe.toml", ("m.onnx", "-o", "out.onnx", "--config", "pipe.toml")),
     "a list": ("pipe.yaml", ("m.onnx", "-o", "out.onnx", "--lists", "pipe.yaml")),
-    "a log file": ("log/m.before.json", ("m.onnx", "-o", "out.onnx")),
     "batches": ("data.npz", ("calibrate", "m.onnx", "--data", "data.npz", "-o", "r.json")),
 }
 
@@ -103,15 +102,8 @@ PIPES = {
 @pytest.mark.parametrize("name", PIPES)
 def test_a_pipe_in_a_files_place_is_not_waited_for(cage: Cage, folder: Path, name: str, monkeypatch) -> None:
     file, words = PIPES[name]
-    (folder / "log").mkdir()
     os.mkfifo(folder / file)
     old(folder / file)
-    if name == "a log file":
-        done = shell(
-            folder, f"AMP_REWRITE_LOG_PATH=log timeout 20 {sys.executable} -m amp_rewrite {' '.join(words)} -q"
-        )
-        assert done.returncode == 0 and json.loads((folder / file).read_text())
-        return
     outcome = cage.run(*words, "-q", folder=folder)
     assert outcome.code in (0, 2) and outcome.code != -9, outcome
 
@@ -134,18 +126,6 @@ def test_only_a_regular_file_is_opened(tmp_path: Path, kind: str) -> None:
 
 
 # -- links and permissions --------------------------------------------------------------------------------------
-
-
-def test_a_log_replaces_links_and_never_their_targets(folder: Path) -> None:
-    log, victim = folder / "log", folder / "victim"
-    log.mkdir()
-    victim.write_text("mine")
-    for name in ("m.before.json", "m.after.json", "m.paintbuckets.txt"):
-        (log / name).symlink_to(victim)
-    done = shell(folder, f"AMP_REWRITE_LOG_PATH={log} amp m.onnx -o out.onnx -q")
-
-    assert done.returncode == 0, done
-    assert victim.read_text() == "mine" and not any(file.is_symlink() for file in log.iterdir())
 
 
 @pytest.mark.parametrize("end", ["> out.bin", "| cat > out.bin"])

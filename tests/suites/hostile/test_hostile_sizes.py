@@ -178,7 +178,7 @@ def test_a_window_of_any_size_before_a_batch_normalization_is_not_tried(cage: Ca
         f" {{ c = {WINDOWS[name]} (x, w) b = BatchNormalization (c, g, g, g, g) y = Relu (b) }}"
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4, 2, 2), np.float32), "w"))
-    attempt(cage, tmp_path, model, "--set", "placement=mincut")
+    attempt(cage, tmp_path, model)
 
 
 @pytest.mark.parametrize("slot", [1, 2, 3, 4])

@@ -81,7 +81,7 @@ def converted(source: Path, out: Path, **options: Any) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("options", [{}, {"kv": "float16"}, {"kv": "float16", "io": "low"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"io": "caches"}, {"io": "low"}], ids=str)
 def test_generation_gives_the_same_tokens(built: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     outcome = converted(built, tmp_path / "fp16", **options)
     expected, tokens = generated(built), generated(tmp_path / "fp16")
@@ -89,12 +89,12 @@ def test_generation_gives_the_same_tokens(built: Path, tmp_path: Path, options: 
     assert len({tuple(row) for row in tokens}) == SENTENCES and all(len(row) == LENGTH for row in tokens)
     graph = onnx.load(outcome.target, load_external_data=False).graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)}
-    assert {types[name] == CAST_TO for name in types if "key" in name or "value" in name} == {"kv" in options}
-    assert (types["logits"] == CAST_TO) is ("io" in options)
+    assert {types[name] == CAST_TO for name in types if "key" in name or "value" in name} == {"io" in options}
+    assert (types["logits"] == CAST_TO) is (options == {"io": "low"})
 
 
 def test_the_configuration_names_what_was_written(built: Path, tmp_path: Path) -> None:
-    converted(built, tmp_path, name="{stem}_fp16.onnx", kv="float16")
+    converted(built, tmp_path, name="{stem}_fp16.onnx", io="caches")
     config = json.loads((tmp_path / "genai_config.json").read_text())
     assert config["model"]["decoder"]["filename"] == "model_fp16.onnx"
     assert not (tmp_path / "model.onnx").exists()
@@ -102,7 +102,7 @@ def test_the_configuration_names_what_was_written(built: Path, tmp_path: Path) -
 
 
 def test_operators_of_the_builder_get_low_inputs(built: Path, tmp_path: Path) -> None:
-    outcome = converted(built, tmp_path, kv="float16")
+    outcome = converted(built, tmp_path, io="caches")
     assert outcome.totals["casts_to_low"] + outcome.totals["casts_to_float32"] <= 1  # that of the logits
     kinds = {node.op_type for node in onnx.load(outcome.target, load_external_data=False).graph.node}
     assert "GroupQueryAttention" in kinds and ("MatMulNBits" in kinds) is (built.name == "int4")

@@ -157,7 +157,7 @@ def test_the_parameters_are_the_options_of_convert_and_wrong_ones_are_refused(tm
     from olive.hardware.accelerator import AcceleratorSpec
 
     from amp_rewrite.integrations.olive import AmpRewrite
-    from amp_rewrite.settings.options import KEYWORDS
+    from amp_rewrite.settings.request import KEYWORDS
 
     here = AcceleratorSpec("cpu", "CPUExecutionProvider")
     assert KEYWORDS.keys() <= AmpRewrite.default_config(here).keys()

@@ -116,7 +116,7 @@ def test_a_classifier_gives_the_same_classes(build: Any, task: str, cls: Any, tm
     assert torch.equal(logits.argmax(-1), expected.argmax(-1))
 
 
-@pytest.mark.parametrize("kv", [None, "float16"])
+@pytest.mark.parametrize("io", [None, "caches"])
 @pytest.mark.parametrize(
     ("build", "task", "cls"),
     [
@@ -127,14 +127,14 @@ def test_a_classifier_gives_the_same_classes(build: Any, task: str, cls: Any, tm
     ],
 )
 def test_generate_gives_the_same_tokens(
-    build: Any, task: str, cls: Any, kv: str | None, tmp_path_factory: pytest.TempPathFactory
+    build: Any, task: str, cls: Any, io: str | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / build.__name__
     source = folder / "onnx" if folder.exists() else exported(build, task, folder)
-    out = folder / f"kv-{kv}"
-    outcomes = done(convert_many(source, out=out, kv=kv))
+    out = folder / f"io-{io}"
+    outcomes = done(convert_many(source, out=out, io=io))
     assert len(outcomes) == len(list(source.glob("*.onnx")))
-    assert caches(out) == {onnx.TensorProto.FLOAT16 if kv else onnx.TensorProto.FLOAT}
+    assert caches(out) == {onnx.TensorProto.FLOAT16 if io else onnx.TensorProto.FLOAT}
     if task.startswith("automatic-speech"):
         inputs = {"input_features": sounds()}
     else:

@@ -27,7 +27,6 @@ WAYS: dict[str, dict[str, str]] = {
     "opset_auto_bfloat16": {"opset": "auto", "to": "bfloat16"},
     "lower_all": {"level": "lower-all"},
     "tensorflow": {"safety": "none"},
-    "propagate": {"placement": "propagate"},
     "onnx_unfused": {"target": "onnx", "fuse": "none"},
     "tensorrt_low": {"target": "tensorrt", "io": "low"},
 }

@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.convert import Converted, finish
+from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.settings.request import Request
 from suites.harm.case import Case, table
 from support import objections
+from support.drafts import painted
 from support.rounded_products import relative_error, rounded_products
 
 RUNS = 300
 """Runs of a model whose outputs are fed back."""
-PLACEMENTS = ("mincut", "propagate")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +46,8 @@ class Need(Case):
 class Errors:
     """Errors over all runs, relative to the largest magnitude of each output.
 
-    `ours`: of a conversion. `plain`: of one without safety rules. Each is the larger one of both placements, because
-    one of them alone may lower or hold an op by chance. `products`: of rounding what products read and give.
+    `ours`: of a conversion. `plain`: of one without safety rules. Each is the larger one with and without placement,
+    because one of them alone may lower or hold an op by chance. `products`: of rounding what products read and give.
     """
 
     ours: float
@@ -54,14 +56,15 @@ class Errors:
 
 
 @cache
-def made(case: Need, safety: str, placement: str) -> Converted:
-    """Convert the model of a case. Shared: never change it."""
-    return convert(case.model(), to=case.to, **{**case.options, "safety": safety, "placement": placement})
+def made(case: Need, safety: str, place: bool = True) -> Converted:
+    """Convert the model of a case, with or without placement. Shared: never change it."""
+    draft = Draft.of(case.model(), Request.of(to=case.to, **{**case.options, "safety": safety}))
+    return finish(draft, painted(draft, place=place))
 
 
 def warned(case: Need) -> bool:
     """True if the safety rules made a finding."""
-    with_rules, without = ({f.kind for f in made(case, s, "mincut").report.findings} for s in ("default", "none"))
+    with_rules, without = ({f.kind for f in made(case, s).report.findings} for s in ("default", "none"))
     return bool(with_rules - without - {"few_low"})
 
 
@@ -74,7 +77,7 @@ def errors(case: Need) -> Errors:
         return relative_error(exact, _outputs(model, case))
 
     def largest(safety: str) -> float:
-        return max(error(emulate(made(case, safety, placement).model).to_proto()) for placement in PLACEMENTS)
+        return max(error(emulate(made(case, safety, place).model).to_proto()) for place in (True, False))
 
     return Errors(largest("default"), largest("none"), error(rounded_products(case.model(), case.to, results=True)))
 

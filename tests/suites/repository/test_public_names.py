@@ -15,7 +15,7 @@ NAMES = {
     "amp_rewrite": """
         AmpRewriteError Cache ConfigError ConversionError Converted DType EvidenceError Feed
         FeedError GradientError Level ListError MachineError Model ModelError Outcome PatternError
-        Placement Policy PolicyError Ranges Repaired Report ReportError Safety Session Target
+        Policy PolicyError Ranges Repaired Report ReportError Safety Session Target
         TrainingError Verdict View __version__ bench calibrate convert convert_many diff
         disable_mixed_precision_graph_rewrite doctor emulate enable_mixed_precision_graph_rewrite
         explain global_policy gradients locate policy_scope progress_bar repair report_of set_policy

@@ -29,7 +29,7 @@ def batches() -> Iterator[dict[str, Any]]:
     yield {"x": x}
 
 converted = amp_rewrite.convert("net.onnx")
-amp_rewrite.convert(Path("net.onnx"), to="bf16", level="lower-all", target="onnx", placement="mincut")
+amp_rewrite.convert(Path("net.onnx"), to="bf16", level="lower-all", target="onnx", safety="none")
 amp_rewrite.convert(proto, to=np.float16, level=Level.DEFAULT, target=Target.ONNX, opset=20, fuse="contrib", io="low")
 amp_rewrite.convert(b"", to=np.dtype("float16"), keep="op=Softmax", lower=["a", "b"], opset="auto", quantized="rescale")
 amp_rewrite.convert(Model.load("net.onnx"), to=DType.BFLOAT16, io=["x=float16"], lists={"deny": ["Exp"]}, data=[x])
@@ -59,7 +59,7 @@ amp_rewrite.convert("net.onnx", to="banana")
 amp_rewrite.convert("net.onnx", to=[])
 amp_rewrite.convert("net.onnx", level="deafult")
 amp_rewrite.convert("net.onnx", target="cuda9")
-amp_rewrite.convert("net.onnx", placement="mincut:A100")
+amp_rewrite.convert("net.onnx", safety="some")
 amp_rewrite.convert("net.onnx", keep=5)
 amp_rewrite.convert("net.onnx", kep="a")
 amp_rewrite.convert("net.onnx", data=7)

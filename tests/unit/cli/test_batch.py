@@ -40,7 +40,7 @@ def test_the_bar_of_a_batch_counts_models(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_folder_is_converted_with_a_line_for_each_model() -> None:
-    done = run("src", "-o", "out", "--set", "name={stem}_fp16.onnx", "--set", "kv=float16")
+    done = run("src", "-o", "out", "--set", "name={stem}_fp16.onnx", "--io", "caches")
     assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == [

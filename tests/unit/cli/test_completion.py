@@ -211,7 +211,7 @@ def test_the_first_word_may_be_a_command_a_model_or_an_option() -> None:
         ("--keep ", ["op=", "name=", "scope=", "feeds=", "fed_by=", "input=", "output="]),
         ("convert 'my model.onnx' --set s", ["safety=", "shift=", "seed=", "steps=", "shard-size="]),
         ("m.onnx --set safety=", ["safety=default", "safety=none"]),
-        ("m.onnx --set=gray-follows-allow=t", ["gray-follows-allow=true"]),
+        ("m.onnx --set=external-data=t", ["external-data=true"]),
         ("verify a.onnx ", ["*.onnx"]),
         ("train-step m.onnx --loss-scale d", ["dynamic"]),
         ("explain mask_f", ["mask_fill"]),

@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--outptu", "--output"),
         ("--dry_run", "--dry-run"),
         ("--saftey", "--set safety=…"),
-        ("--gray_follows_allow", "--set gray-follows-allow=…"),
+        ("--allow_nonfinite", "--set allow-nonfinite=…"),
     ],
 )
 def test_a_misspelled_option_gets_the_name_it_has_here(word: str, option: str) -> None:
@@ -69,10 +69,10 @@ def test_a_setting_that_is_wrong_says_what_to_type(words: str, said: str) -> Non
 
 
 def test_a_setting_is_what_the_file_and_the_keyword_are() -> None:
-    by_word = run(NET, "--dry-run", "--json", "--set", "safety=none", "--set", "gray_follows_allow=TRUE").stdout
-    Path("own.toml").write_text('safety = "none"\ngray-follows-allow = true\n')
+    by_word = run(NET, "--dry-run", "--json", "--set", "safety=none", "--set", "allow_nonfinite=TRUE").stdout
+    Path("own.toml").write_text('safety = "none"\nallow-nonfinite = true\n')
     by_file = run(NET, "--dry-run", "--json", "--config", "own.toml").stdout
-    report = amp_rewrite.convert(NET, safety="none", gray_follows_allow=True).report
+    report = amp_rewrite.convert(NET, safety="none").report
     assert json.loads(by_word)["rows"] == json.loads(by_file)["rows"] == json.loads(report.to_json())["rows"]
     assert json.loads(by_word)["model"]["safety"] == "none"
 

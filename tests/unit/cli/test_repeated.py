@@ -11,7 +11,7 @@ from amp_rewrite.cli.group import COMMANDS
 
 REPEATED = {
     "--shape",
-    *("--lists", "--keep", "--lower", "--io"),
+    *("--lists", "--keep", "--lower", "--io", "--fail-on"),
 }
 """Options that may be given again without saying so: one each for inputs, ops or files."""
 ANY = -1

@@ -161,5 +161,5 @@ BYTES_ALONE = {
 
 def test_whatever_is_on_the_allow_list_is_counted_or_named_here() -> None:
     """And nothing else is: a misspelled name in the table would count nothing, and be missed by nobody."""
-    allowed = {name.partition(" (")[0] for name in Request.of().lists.ops(Color.ALLOW)}
+    allowed = {name.partition(" (")[0] for name in Request.of().op_lists.ops(Color.ALLOW)}
     assert allowed ^ set(_COUNTS) == BYTES_ALONE

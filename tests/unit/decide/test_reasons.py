@@ -17,14 +17,14 @@ CARRIERS = {"Pin", "Paint", "GateRefusal", "RangeFault", "high"}
 """What is built with a rule id."""
 OTHER_MEANINGS = {
     "compat": {"keep"},
-    "cli": {"keep", "lower", "loss", "deny", "unlisted", "gray_follows_allow"},
+    "cli": {"keep", "lower", "loss", "deny", "unlisted"},
     "decide": {"epsilon"},
     "evidence": {"overflow", "nonfinite"},
     "reports": {"raised", "folded"},
     "reports/page": {"product", "overflow", "nonfinite", "repair", "table", "raised", "folded"},
     "rewrite": {"epsilon", "folded", "raised"},
     "runtime": {"keep"},
-    "settings": {"keep", "lower", "deny", "unlisted", "gray_follows_allow", "quantized"},
+    "settings": {"keep", "lower", "deny", "unlisted", "quantized"},
     "train": {"epsilon", "loss", "update"},
 }
 """By wing or part of one the words that are also names of options, list colors, attributes, columns, kinds of change or

@@ -8,7 +8,6 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,12 @@ from amp_rewrite.decide.coloring.where import Labelling
 from amp_rewrite.decide.flops import UNKNOWN_DIMENSION
 from amp_rewrite.decide.sizes import UNKNOWN_SIZE, Sizes
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError
 from amp_rewrite.ir.view import View
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.convert import Converted, convert, finish
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.settings.choices import Placement
 from amp_rewrite.settings.request import Request
-from support import cases, corpus, stub
+from support import cases, stub
+from support.drafts import painted
 from support.paths import TESTS
 from support.random_graphs import Graph, graphs
 
@@ -92,7 +90,7 @@ def problem_of(model: ModelProto, to: DType) -> tuple[Problem, May]:
     request = Request.of(fuse="none", opset="keep", to=to)
     draft = Draft.of(model, request)
     gate = Gate(request.target, to)
-    entries = entries_of(draft.view, request.lists.at_level(request.level))
+    entries = entries_of(draft.view, request.op_lists.at_level(request.level))
     vertices = Vertices.build(draft.view, entries, gate)
     options = PaintOptions(clusters=draft.clusters, low_inputs=draft.io, place=True)
     problem = Problem(draft.view, vertices, to, options, draft.hazards)
@@ -175,7 +173,7 @@ def test_what_is_not_known_counts_as_stated() -> None:
 
 
 def placed(model: ModelProto | Path, **options: Any) -> Converted:
-    return convert(model, **{"placement": "mincut", "fuse": "basic", **options})
+    return convert(model, **{"fuse": "basic", **options})
 
 
 def lowered(result: Converted) -> set[str]:
@@ -238,7 +236,7 @@ def casts(draft: Draft, coloring: Coloring) -> int:
 
 def spread(draft: Draft) -> Coloring:
     """The colouring without placement."""
-    return replace(draft, request=Request({**vars(draft.request), "placement": Placement.PROPAGATE})).paint()
+    return painted(draft, place=False)
 
 
 WAYS: Mapping[str, Mapping[str, str]] = {
@@ -275,7 +273,7 @@ def obeys(draft: Draft, coloring: Coloring) -> list[str]:
 def test_random_graphs_obey_every_rule_cost_no_more_and_stay_when_converted_again(way: str, graph: Graph) -> None:
     note(graph.text())
     model = graph.model()
-    draft = Draft.of(model, Request.of(placement="mincut", **WAYS[way]))
+    draft = Draft.of(model, Request.of(**WAYS[way]))
     cut = draft.paint()
     assert obeys(draft, cut) == []
     assert casts(draft, cut) <= casts(draft, spread(draft))
@@ -322,7 +320,6 @@ def test_an_exported_model_that_was_placed_stays_as_it_is(name: str) -> None:
 
 
 FUSED = re.compile("Norm|Gelu|Bias|Fused|Attention|Skip|Gemm|Conv")
-WAYS_TO_PLACE = ("propagate", "mincut")
 FOLDED: Mapping[str, Counter[str]] = {"cnn_dynamo18": Counter(BatchNormalization=4)}
 """Ops that stand in float32 models alone, because converting folds them into their Conv."""
 
@@ -334,14 +331,14 @@ def on_the_stub() -> Mapping[str, list[dict[str, Any]]]:
         files = []
         for name in FIXTURES:
             files.append(MODELS / f"{name}.onnx")
-            for way in WAYS_TO_PLACE:
-                files.append(Path(folder, f"{name}.{way}.onnx"))
-                convert(MODELS / f"{name}.onnx", placement=way, fuse="basic").save(files[-1])
+            draft = Draft.of(MODELS / f"{name}.onnx", Request.of(fuse="basic"))
+            for place in (False, True):
+                files.append(Path(folder, f"{name}.{place}.onnx"))
+                finish(draft, painted(draft, place=place)).save(files[-1])
             files.append(Path(folder, f"{name}.operators.onnx"))
             convert(MODELS / f"{name}.onnx").save(files[-1])
         told = stub.placements(files)
-    size = 2 + len(WAYS_TO_PLACE)
-    return {name: told[size * i : size * (i + 1)] for i, name in enumerate(FIXTURES)}
+    return {name: told[4 * i : 4 * (i + 1)] for i, name in enumerate(FIXTURES)}
 
 
 ON_THE_HOST: Mapping[str, list[str]] = {"unet_ts15": ["Cast /attention/Pow_output_0_float16_cast"]}
@@ -423,23 +420,3 @@ def test_an_op_without_a_kernel_for_half_runs_on_the_host_behind_copies(cuda_stu
     nothing = {"lost": Counter(), "on the host": [], "of unknown type": [], "copies": 0}
     assert worse(float32, gated) == nothing
     assert worse(float32, forced) == {**nothing, "on the host": ["GridSample sample"], "copies": 2}
-
-
-# -- around it -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("spelling", "advice"),
-    [("best", "use one of mincut, propagate"), ("mincut:H200", "did you mean 'mincut'?"), ("", "use one of mincut")],
-)
-def test_an_unknown_placement_is_an_error_that_names_the_known_ones(spelling: str, advice: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        Placement.parse(spelling)
-    assert f"unknown value {spelling!r} for placement; {advice}" in str(error.value)
-
-
-def test_the_cut_is_the_default_beside_safety_rules_alone() -> None:
-    assert Request.of().placement is Placement.MINCUT
-    assert Request.of(safety="none").placement is Placement.PROPAGATE
-    model = corpus.text_model("value_info")
-    assert convert(model).model == convert(model, placement="mincut").model

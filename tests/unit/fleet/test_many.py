@@ -303,13 +303,13 @@ def test_a_pattern_that_matches_in_no_model_is_an_error_at_the_end(src: Path, ou
 
 
 def test_a_pattern_that_matches_nothing_in_the_only_model_is_told_once(src: Path, out: Path) -> None:
-    with pytest.raises(PatternError, match=r"^\S+model.onnx: kv='float16': no float32 input or output") as caught:
-        done(src / "model.onnx", out=out, kv="float16")
+    with pytest.raises(PatternError, match=r"^\S+model.onnx: io 'caches': no float32 input or output") as caught:
+        done(src / "model.onnx", out=out, io="caches")
     assert str(caught.value).count("model.onnx") == 1
 
 
 def test_caches_get_their_type_where_a_model_has_some(src: Path, out: Path) -> None:
-    assert {outcome.rc for outcome in done(src, out=out, kv="float16")} == {0}
+    assert {outcome.rc for outcome in done(src, out=out, io="caches")} == {0}
     types = {
         name: onnx.load(out / name).graph.input[0].type.tensor_type.elem_type
         for name in ("model.onnx", "decoder/model.onnx")

@@ -17,21 +17,18 @@ import onnx
 import pytest
 
 from amp_rewrite.decide.reasons import REASONS
-from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ConfigError, Finding, PatternError, ReportError
+from amp_rewrite.errors import Finding, PatternError, ReportError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.reports import sources
-from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.evidence import REPAIRED, Evidence
 from amp_rewrite.reports.explain import Explanation, explained
 from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size, table
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, ShiftRow, Totals
-from amp_rewrite.settings.op_lists import load_lists
-from amp_rewrite.settings.options import STATED
+from amp_rewrite.settings.request import STATED
 from support.paths import ROOT, TESTS
 
 GOLDEN = TESTS / "golden"
@@ -530,28 +527,6 @@ def test_every_rule_of_a_conversion_is_put_into_words() -> None:
 def test_a_page_has_every_rule_in_the_words_of_explain() -> None:
     pages = {reason: (ROOT / reason.docs.partition("#")[0]).read_text("utf-8") for reason in REASONS.values()}
     assert [reason.id for reason, page in pages.items() if reason.words not in page] == []
-
-
-# -- records -----------------------------------------------------------------------------------------
-
-
-def test_a_record_is_written_into_a_new_folder_and_over_an_older_one(tmp_path: Path) -> None:
-    converted = scorer()
-    before, after = inventory(model(SCORER, w=(16, 16), v=(16, 4))), converted.report
-    edits = {"base": "empty", "allow": ["MatMul"], "clear": ["Relu"], "deny": ["Exp"]}
-    lists = load_lists(DType.FLOAT16, [edits])
-    unnamed = replace(after, model=replace(after.model, name=""))
-    for report, stem in ((after, "scorer"), (after, "scorer"), (unnamed, "model")):
-        paths = dump(tmp_path / "a" / "b", before, report, lists)
-        assert [path.name for path in paths] == [
-            f"{stem}.{part}" for part in ("before.json", "after.json", "paintbuckets.txt")
-        ]
-        texts = [path.read_text("utf-8") for path in paths]
-        assert texts[:2] == [before.to_json(), report.to_json()]
-        assert texts[2] == "allow:\n  MatMul\n\ngray:\n\nclear:\n  Relu\n\ndeny:\n  Exp\n"
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be written \(.*\); name a folder that can be written in AMP_"):
-        dump(tmp_path / "file", before, after, lists)
 
 
 def test_findings_name_the_ops_that_opset_and_kernels_keep_from_a_low_type() -> None:

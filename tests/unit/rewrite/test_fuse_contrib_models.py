@@ -210,21 +210,21 @@ def words(made: amp_rewrite.Converted) -> dict[str, str]:
 
 def test_the_model_and_its_report_say_what_was_asked_beyond_the_usual() -> None:
     wide = between_products(SUM + NORM)
-    made = amp_rewrite.convert(wide, fuse="basic", opset="auto", placement="propagate", lower=["op=MatMul"])
-    asked = {"fuse": "basic", "opset": "auto", "placement": "propagate"}
+    made = amp_rewrite.convert(wide, fuse="basic", opset="auto", lower=["op=MatMul"])
+    asked = {"fuse": "basic", "opset": "auto"}
     header = made.report.model
     assert {name: words(made)[name] for name in asked} == asked
     assert {name: getattr(header, name) for name in asked} == asked
     assert Report.from_json(made.report.to_json(), "r.json").model == header
     line = next(line for line in made.report.text().splitlines() if line.startswith("  settings"))
-    assert line.endswith("safety default, fuse basic, opset auto, placement propagate")
+    assert line.endswith("safety default, fuse basic, opset auto")
 
 
 def test_what_is_usual_is_not_stated() -> None:
     made = amp_rewrite.convert(between_products(SUM + NORM))
     assert sorted(words(made)) == ["level", "lists", "needs", "safety", "target", "to", "version"]
     header = made.report.model
-    assert (header.fuse, header.opset, header.placement) == (None, None, None)
+    assert (header.fuse, header.opset) == (None, None)
     assert amp_rewrite.convert(between_products(SUM + NORM), fuse="none").report.model.fuse == "none"
 
 

@@ -2,13 +2,16 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError
-from amp_rewrite.settings.config_file import Settings, find, from_file, settings
-from amp_rewrite.settings.options import from_environment
+from amp_rewrite.settings.choices import Fuse, Level, Safety, Target
+from amp_rewrite.settings.config_file import find, from_file, settings
+from amp_rewrite.settings.request import Request, from_environment
 
 
 def written(folder: Path, text: str, name: str = "amp.toml") -> Path:
@@ -18,7 +21,7 @@ def written(folder: Path, text: str, name: str = "amp.toml") -> Path:
 
 
 def test_without_file_variables_and_options_the_defaults_hold(tmp_path: Path) -> None:
-    assert settings({}, {}, folder=tmp_path) == Settings()
+    assert settings({}, {}, folder=tmp_path) == Request()
 
 
 def test_a_file_sets_every_option(tmp_path: Path) -> None:
@@ -33,13 +36,11 @@ def test_a_file_sets_every_option(tmp_path: Path) -> None:
         keep = ["op=Softmax"]
         lower = ["scope=encoder/*", "op=Exp"]
         io = "low"
-        gray-follows-allow = false
         external_data = true
         overwrite = true
         fail-on = ["lowered", "casts"]
         fuse = "none"
         opset = 21
-        placement = "propagate"
         ranges = "ranges.json"
         headroom = 4
         data = "batches"
@@ -49,23 +50,20 @@ def test_a_file_sets_every_option(tmp_path: Path) -> None:
     found = settings({}, {}, config=file)
     assert found.config.startswith("to = bfloat16, lists = tensorflow mine.yaml, level = tensor-cores-only, ")
     assert found.config.endswith(f"ranges = ranges.json, headroom = 4.0, data = batches, from {file.name}")
-    found.config = ""
-    assert found == Settings(
-        to="bfloat16",
+    assert replace(found, config="") == Request(
+        to=DType.BFLOAT16,
         lists=("tensorflow", str(tmp_path / "mine.yaml")),
-        level="tensor-cores-only",
-        target="onnx",
-        safety="none",
+        level=Level.TENSOR_CORES_ONLY,
+        target=Target.ONNX,
+        safety=Safety.NONE,
         keep=("op=Softmax",),
         lower=("scope=encoder/*", "op=Exp"),
         io=("low",),
-        gray_follows_allow=False,
         external_data=True,
         overwrite=True,
         fail_on=("lowered", "casts"),
-        fuse="none",
-        opset="21",
-        placement="propagate",
+        fuse=Fuse.NONE,
+        opset=21,
         ranges=str(tmp_path / "ranges.json"),
         headroom=4.0,
         data=str(tmp_path / "batches"),
@@ -78,22 +76,21 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
 
     found = settings({"to": "float16", "keep": (), "overwrite": None}, environ, folder=tmp_path)
 
-    assert found == Settings(
-        to="float16",
-        level="unsafe-force-all",
-        target="onnx",
+    assert found == Request(
+        level=Level.UNSAFE_FORCE_ALL,
+        target=Target.ONNX,
         overwrite=True,
         lists=("b.yaml", "c.yaml"),
         config="target = onnx, overwrite = true, from amp.toml",
     )
-    assert settings({"level": "default"}, environ, folder=tmp_path).level == "default"
+    assert settings({"level": "default"}, environ, folder=tmp_path).level is Level.DEFAULT
     assert settings({"lists": ("d.yaml",)}, environ, folder=tmp_path).lists == ("d.yaml",)
 
 
 def test_an_option_that_says_no_wins_over_a_file_that_says_yes(tmp_path: Path) -> None:
-    written(tmp_path, "gray_follows_allow = true\n")
+    written(tmp_path, "external_data = true\n")
 
-    assert settings({"gray_follows_allow": False}, {}, folder=tmp_path).gray_follows_allow is False
+    assert settings({"external_data": False}, {}, folder=tmp_path).external_data is False
 
 
 def test_amp_toml_is_found_before_the_table_in_pyproject(tmp_path: Path) -> None:
@@ -102,19 +99,18 @@ def test_amp_toml_is_found_before_the_table_in_pyproject(tmp_path: Path) -> None
     assert find(tmp_path) is None
     written(tmp_path, '[tool.amp-rewrite]\nto = "bfloat16"\n', "pyproject.toml")
     assert find(tmp_path) == shared
-    assert settings({}, {}, folder=tmp_path).to == "bfloat16"
+    assert settings({}, {}, folder=tmp_path).to is DType.BFLOAT16
     own = written(tmp_path, "")
     assert find(tmp_path) == own
 
 
-def test_the_environment_gives_level_lists_and_log_path() -> None:
+def test_the_environment_gives_level_and_lists() -> None:
     assert from_environment(
         {
             "AMP_REWRITE_LEVEL": "TREAT_GRAY_AS_DENY",
             "AMP_REWRITE_LISTS": f"{os.pathsep}a.yaml",
-            "AMP_REWRITE_LOG_PATH": "log",
         }
-    ) == {"level": "TREAT_GRAY_AS_DENY", "lists": ("a.yaml",), "log_path": "log"}
+    ) == {"level": "TREAT_GRAY_AS_DENY", "lists": ("a.yaml",)}
     assert from_environment({"AMP_REWRITE_LEVEL": "", "AMP_REWRITE_LISTS": "", "PATH": "/bin"}) == {}
 
 
@@ -123,15 +119,13 @@ def test_the_environment_gives_level_lists_and_log_path() -> None:
     [
         ('to = "float16"\nkep = ["a"]\n', ":2: unknown key 'kep'; did you mean 'keep'?"),
         ("\n\n'colour' = 1\n", ":3: unknown key 'colour'; use one of to, lists, level, target, safety, keep, lower, "
-         "io, kv, gray-follows-allow, quantized, fuse, opset, shift, placement, external-data, shard-size, "
+         "io, quantized, fuse, opset, shift, external-data, shard-size, "
          "overwrite, fail-on, ranges, headroom, data, batches, seed, int-range, allow-nonfinite, feedback, steps, "
          "tolerance, rtol, atol, metric, budget, name, include, exclude"),
         ("fail_onn = []\n", ":1: unknown key 'fail_onn'; did you mean 'fail-on'?"),
-        ("log_path = 'x'", ":1: unknown key 'log_path'; use one of to, lists, level, target, safety, keep, lower, io, "
-         "kv, gray-follows-allow, quantized, fuse, opset, shift, placement, external-data, shard-size, "
-         "overwrite, fail-on, ranges, headroom, data, batches, seed, int-range, allow-nonfinite, feedback, steps, "
-         "tolerance, rtol, atol, metric, budget, name, include, exclude"),
-        ("to = 16\n", ":1: to is 16; write text in quotes"),
+        ("to = 1.5\n", ":1: to is 1.5; write text in quotes"),
+        ("level = 3\n", ":1: unknown value '3' for level; use one of default, tensor-cores-only, treat-gray-as-deny, "
+         "unsafe-force-all, lower-all"),
         ("keep = [1]\n", ":1: keep is [1]; write a list of text, as in [\"...\"]"),
         ("lists = {a = 1}\n", ":1: lists is {'a': 1}; write a list of text, as in [\"...\"]"),
         ('overwrite = "yes"\n', ":1: overwrite is 'yes'; write true or false"),
@@ -143,7 +137,6 @@ def test_the_environment_gives_level_lists_and_log_path() -> None:
          "treat-gray-as-deny, unsafe-force-all, lower-all"),
         ('level = "deafult"\n', ":1: unknown value 'deafult' for level; did you mean 'default'?"),
         ('target = "tensort"\n', ":1: unknown value 'tensort' for target; did you mean 'tensorrt'?"),
-        ('placement = "mincutt"\n', ":1: unknown value 'mincutt' for placement; did you mean 'mincut'?"),
         ('headroom = "2"\n', ":1: headroom is '2'; write a number, as in 2"),
         ("headroom = true\n", ":1: headroom is True; write a number, as in 2"),
         ("headroom = 1\n", ":1: a headroom of 1 leaves nothing to spare; use a number above 1, as in 2"),
@@ -163,13 +156,13 @@ def test_a_mistake_in_a_file_is_named_with_its_line_and_the_way_out(tmp_path: Pa
 
 def test_a_line_in_pyproject_is_counted_below_our_table(tmp_path: Path) -> None:
     file = written(
-        tmp_path, '[tool.other]\nto = 1\n\n[tool.amp-rewrite]\nlevel = "default"\nto = 1\n', "pyproject.toml"
+        tmp_path, '[tool.other]\nto = 1\n\n[tool.amp-rewrite]\nlevel = "default"\nto = []\n', "pyproject.toml"
     )
 
     with pytest.raises(ConfigError) as caught:
         from_file(file)
 
-    assert str(caught.value) == f"{file}:6: to is 1; write text in quotes"
+    assert str(caught.value) == f"{file}:6: to is []; write text in quotes"
 
 
 @pytest.mark.parametrize(

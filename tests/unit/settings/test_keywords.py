@@ -14,11 +14,10 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner
 
-import amp_rewrite
 from amp_rewrite import DType, Policy, PolicyError, calibrate, convert, repair, verify
 from amp_rewrite.cli import program
 from amp_rewrite.errors import options_spelled, spelled
-from amp_rewrite.settings import choices
+from amp_rewrite.settings import choices, request
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.policy import LowName, low_type
 
@@ -103,7 +102,7 @@ def test_the_command_line_takes_the_same_words(to: str, tmp_path: Path, monkeypa
 
 
 def test_none_stands_for_the_default_of_every_keyword() -> None:
-    options: dict[str, Any] = dict.fromkeys(amp_rewrite.settings.options.KEYWORDS)
+    options: dict[str, Any] = dict.fromkeys(request.KEYWORDS)
     assert convert(NET, headroom=None, **options).report == convert(NET).report  # type: ignore[arg-type]
     near: dict[str, Any] = {"rtol": 0.1, "outputs": None, "equal_nan": None, "allow_nonfinite": None, "emulate": None}
     assert verify(NET, NET, DATA, **near) == verify(NET, NET, DATA, rtol=0.1)
@@ -133,13 +132,11 @@ TEXTS = "text, a list of text or None"
         ("keep", 5, f"keep=5 is int; give {TEXTS}"),
         ("lower", [1, 2], f"lower=[1, 2] is list; give {TEXTS}"),
         ("io", {"x": "float16"}, f"io={{'x': 'float16'}} is dict; give {TEXTS}"),
-        ("gray_follows_allow", "yes", "gray_follows_allow='yes' is str; give True, False or None"),
         ("headroom", "2", "headroom='2' is str; give a number"),
         ("folder", 3, "folder=3 is int; give text, a path or None"),
         ("ranges", 3, "ranges=3 is int; give a Ranges, text, a path or None"),
         ("level", 3, "unknown value 3 for level; use one of default, tensor-cores-only, treat-gray-as-deny, "
          "unsafe-force-all, lower-all"),
-        ("placement", 3, "unknown value 3 for placement; use one of mincut, propagate"),
         ("lists", 3, "lists=3 is int; give the path of a YAML file, a mapping or a shipped name, or a list of these"),
     ],
 )  # fmt: skip
@@ -206,7 +203,7 @@ def test_one_mistake_reads_as_python_here_and_as_a_shell_there(tmp_path: Path) -
 
 
 def test_the_words_for_static_checkers_are_those_that_are_read() -> None:
-    for choice in (choices.Level, choices.Target, choices.Safety, choices.Quantized, choices.Fuse, choices.Placement):
+    for choice in (choices.Level, choices.Target, choices.Safety, choices.Quantized, choices.Fuse):
         words = get_args(getattr(sys.modules[choice.__module__], f"{choice.__name__}Name"))
         assert set(words) == {member.value for member in choice}
     assert all(low_type(word).low for word in get_args(LowName))

@@ -9,16 +9,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from amp_rewrite import convert, repair, verify
-from amp_rewrite.settings.config_file import Settings
-from amp_rewrite.settings.criterion import CRITERION, CriterionKeywords
-from amp_rewrite.settings.options import KEYWORDS
-from amp_rewrite.settings.request import Request
-from amp_rewrite.settings.signatures import Options, Painting
+from amp_rewrite.dtypes import DType
+from amp_rewrite.settings.request import CRITERION, KEYWORDS, CriterionKeywords, Options, Request
 from support.paths import ROOT
 
 DEFAULTS = {name: option.default for name, option in KEYWORDS.items()}
@@ -51,25 +49,23 @@ def test_verify_and_repair_show_the_keywords_of_a_criterion(function: Callable[.
     assert all(f"{name}: {row.doc}." in lines for name, row in CRITERION.items())
 
 
-def test_each_option_may_stand_in_a_file_of_settings() -> None:
-    assert DEFAULTS.keys() <= vars(Settings()).keys()
-
-
 def test_what_is_no_option_is_named() -> None:
     with pytest.raises(TypeError) as error:
         Request.of(kep=["op=Softmax"])  # type: ignore[call-arg]
     assert str(error.value) == (
         "unexpected keyword argument 'kep'; the options of a conversion are to, lists, level, target, safety, keep,"
-        " lower, io, kv, gray_follows_allow, quantized, fuse, opset, shift, placement"
+        " lower, io, quantized, fuse, opset, shift"
     )
 
 
 # -- the table -------------------------------------------------------------------------------------------
 
 
-def test_the_types_for_static_checkers_name_every_row() -> None:
-    assert Painting.__annotations__.keys() < KEYWORDS.keys()
-    assert {*KEYWORDS, "log_path"} == set(Request.__annotations__)
+def test_a_request_reads_what_is_stated_once() -> None:
+    request = Request(to="bf16", keep="op=Softmax", opset="21", fail_on=("raised,casts",))  # type: ignore[arg-type]
+    assert (request.to, request.keep, request.opset) == (DType.BFLOAT16, ("op=Softmax",), 21)
+    assert request.fail_on == ("raised", "casts")
+    assert replace(request, keep=()) == Request(to=DType.BFLOAT16, opset=21, fail_on=("raised", "casts"))
 
 
 def test_the_page_of_options_is_generated() -> None:
@@ -77,18 +73,16 @@ def test_the_page_of_options_is_generated() -> None:
     assert (ROOT / "docs" / "reference" / "options.md").read_text("utf-8") == page
 
 
-ROW = """    Option(
-        name="sparkle",
-        kind=Kind.TEXT,
-        group="Precision",
+FIELD = """    sparkle: str = option(
+        "a",
+        "how it sparkles",
         metavar="a|b",
         help="How it sparkles.",
-        doc="how it sparkles",
-        default="a",
         stated=Stated.UNUSUAL,
         environment="AMP_REWRITE_SPARKLE",
-    ),
+    )
 """
+TYPE = "    sparkle: str | None\n"
 USES = """
 import inspect, os, runpy, sys
 from pathlib import Path
@@ -112,14 +106,15 @@ program.main(["convert", "--help"])
 """
 
 
-def test_a_row_is_enough_for_an_option_to_appear_everywhere(tmp_path: Path) -> None:
+def test_a_field_and_its_type_are_enough_for_an_option_to_appear_everywhere(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "amp_rewrite", tmp_path / "amp_rewrite", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "lists", tmp_path / "lists")
-    table = tmp_path / "amp_rewrite" / "settings" / "options.py"
-    marker = '    Option(\n        name="external_data",'
+    table = tmp_path / "amp_rewrite" / "settings" / "request.py"
     source = table.read_text("utf-8")
-    assert source.count(marker) == 1
-    table.write_text(source.replace(marker, ROW + marker), "utf-8")
+    for marker, added in (("    external_data: bool", FIELD), ("    shift: Literal", TYPE)):
+        assert source.count(marker) == 1
+        source = source.replace(marker, added + marker)
+    table.write_text(source, "utf-8")
     words = (str(ROOT / "examples" / "models" / "digits_cnn.onnx"), str(ROOT / "tools" / "build_options.py"))
     done = subprocess.run(
         [sys.executable, "-c", USES, *words],

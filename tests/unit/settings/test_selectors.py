@@ -224,6 +224,9 @@ def test_io_rules_give_types_to_float32_inputs_and_outputs_and_the_last_one_wins
     assert {block.value_name(v): t.spelling for v, t in found.items()} == expected
 
 
+FORMS = "write keep, low, caches or GLOB=TYPE, with in: or out: before it"
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
@@ -239,9 +242,9 @@ def test_io_rules_give_types_to_float32_inputs_and_outputs_and_the_last_one_wins
         ("x=banana", "io 'x=banana': unknown element type 'banana'; use one of float16 (f16, fp16, half), "
          "bfloat16 (bf16), float32 (f32, float)"),
         ("lo", "io 'lo' is not a rule; did you mean 'low'?"),
-        ("=float16", "io '=float16' is not a rule; write keep, low or GLOB=TYPE, with in: or out: before it"),
-        ("in: =float16", "io 'in: =float16' is not a rule; write keep, low or GLOB=TYPE, with in: or out: before it"),
-        ("past_*", "io 'past_*' is not a rule; write keep, low or GLOB=TYPE, with in: or out: before it"),
+        ("=float16", f"io '=float16' is not a rule; {FORMS}"),
+        ("in: =float16", f"io 'in: =float16' is not a rule; {FORMS}"),
+        ("past_*", f"io 'past_*' is not a rule; {FORMS}"),
     ],
 )  # fmt: skip
 def test_an_io_rule_that_makes_no_sense_is_an_error_with_the_way_out(block: View, rule: str, message: str) -> None:

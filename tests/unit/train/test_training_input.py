@@ -150,7 +150,7 @@ def test_one_gradient_named_twice_is_one_output() -> None:
 
 
 def test_a_converted_model_is_refused_instead_of_trained_in_part() -> None:
-    half = amp_rewrite.convert(mlp(), placement="propagate").model
+    half = amp_rewrite.convert(mlp(), safety="none").model
     assert message(lambda: training_step(half, loss=CROSS_ENTROPY)) == (
         "'w1', 'w2' of the model are in half precision, but trained weights must be float32;"
         " pass the float32 model (training_step lowers it), widen this one with convert(model,"
