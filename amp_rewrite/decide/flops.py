@@ -21,7 +21,11 @@ UNKNOWN_DIMENSION = 128
 """The size that stands for a free dimension: in most exported models a length of text, or a batch."""
 
 
-_AXES = {"Conv": (1, slice(1, None)), "ConvTranspose": (1, slice(1)), "GlobalAveragePool": (0, slice(2, None))}
+_AXES = {
+    **dict.fromkeys(("Conv", "ConvInteger"), (1, slice(1, None))),
+    "ConvTranspose": (1, slice(1)),
+    "GlobalAveragePool": (0, slice(2, None)),
+}
 """The input whose axes an op sums up, and these axes."""
 
 

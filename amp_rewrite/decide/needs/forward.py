@@ -597,6 +597,8 @@ class Facts:
         operands = op.operands[:2]
         if len(operands) < 2:  # an Einsum of one operand
             return self._reduced(op, row, read)
+        if Trait.INTEGER in row.traits and not self.floats(op.outputs[0]):
+            return self._exact_sum(op, first, second)
         few = self.terms(op) < TENSOR_CORE_STEP  # a filter, if a convolution
         if op.kind in PRODUCTS and (few or not self.contracts(op)):
             scaled, terms = self._scaled(op, OPS["Mul"], [first, second]), self.terms(op)
@@ -630,6 +632,13 @@ class Facts:
             small=_small_product(varying, weight),
             terms=self._added_up(op, read if op.kind == "Einsum" else [first, second]),
         )
+
+    def _exact_sum(self, op: Op, *factors: Fact) -> Fact:
+        """Return what is known of a sum of products of integers, which a layer scales down once it is a float."""
+        ranges = (range_of(self.view.dtype(v)) for v in op.operands[:2])
+        sizes = (min(f.size, max(map(abs, ends))) for f, ends in zip(factors, ranges, strict=True))
+        most = min(self.terms(op) * math.prod(sizes), range_of(self.view.dtype(op.results[0]))[1])
+        return Fact(-most, most, whole=most, learned=True, depth=1 + max(f.depth for f in factors))
 
     def _added_up(self, op: Op, factors: Sequence[Fact]) -> float:
         """Return how many terms of one sign a product adds up; weights of a layer have both signs, a mask has one."""
