@@ -25,11 +25,12 @@ Progress = Callable[[int, int], None]
 _STYLES: dict[str, dict[str, Any]] = {
     r"^(error|failed|FINDING)(?=:| {2})": {"fg": "red", "bold": True},
     r"^not written(?=:)": {"fg": "red"},
-    r"^(warning(?=:)|findings$|not checked on data(?=:))": {"fg": "yellow"},
+    r"^(warning(?=:)|to do$|not checked on data(?=:))": {"fg": "yellow"},
     r"^ok(?=:| {2})": {"fg": "green"},
 }
 """Styles of words at the start of a line, where no name of a file or op stands."""
 _CELLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "to do": (r"(?<=^  )[a-z_]+(?=:)", {"fg": "yellow"}),
     "findings": (r"(?<=^  )\S.*?(?= {2}|$)", {"fg": "yellow"}),
     "expected": (r"(?<=^  )failed(?= {2})", {"fg": "red", "bold": True}),
 }

@@ -322,4 +322,6 @@ class _Planner:
                 )
                 yield Finding("saturated", name, note)
             if fit.flushed:
-                yield Finding("flushed", name, f"{fit.flushed} of {count(fit.count, 'nonzero value')} stored as 0")
+                few = f" · {reasons.HARMLESS} beside larger weights" if fit.flushed < fit.count / 100 else ""
+                note = f"{fit.flushed} of {count(fit.count, 'nonzero value')} stored as 0{few}"
+                yield Finding("flushed", name, note)

@@ -73,7 +73,7 @@ ALLOW_THROUGH_CLEAR = _reason("allow_through_clear", "a clear op beside a lowere
 EXISTING_CAST = _reason("existing_cast", "a Cast of the model itself, in the type of its readers", Strength.GROUP)
 SEQUENCE_CLUSTER = _reason("sequence_cluster", "shares a sequence, and a sequence has one element type", Strength.GROUP)
 DENY = _reason("deny", "on the deny list", Strength.LIST)
-DENY_FORWARD = _reason("deny_forward", "between a denied op and one that is denied or gray", Strength.SPREAD)
+DENY_FORWARD = _reason("deny_forward", "between ops that stay float32", Strength.SPREAD)
 KEEP = _reason("keep", "kept in float32 at your request", Strength.USER)
 RAISED = _reason("raised", "low in the model, and raised to float32", Strength.USER)
 UNRAISED = _reason("unraised", "float32 was requested, but is not possible", Strength.USER)
@@ -176,7 +176,7 @@ def is_fact(kind: str, message: str) -> bool:
 
 _REMARKS = {
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers yours"),
-    "flushed": ("harmless beside larger weights", "--data shows what the outputs lose"),
+    "flushed": ("these weights are lost", "--data shows what the outputs lose"),
     "fused": ("fewer kernels, the same numbers up to rounding", "--fuse none keeps the ops"),
     "needs_release": (
         "older releases and other runtimes refuse or miscompute the file",

@@ -35,6 +35,8 @@ def few_low(view: View, coloring: Coloring, request: Request) -> Iterator[Findin
 
     A model of which less than a quarter of the compute ops stays float32 is not measured.
     """
+    if view.low_types:  # what is low already has no paint
+        return
     compute = [op for op in view.ops if coloring.entries[op.id].color is Color.ALLOW]
     paints = {op.id: paint for op in compute if (paint := coloring.of(op.id)) and paint.rule != reasons.QUANTIZED}
     kept = {op: paint.rule for op, paint in paints.items() if not paint.dtype.low}

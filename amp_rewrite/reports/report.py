@@ -232,7 +232,7 @@ _ITEMS: dict[str, Reader] = {
     "rows": record(Row),
 }
 """Readers of the items of a report's lists."""
-_RARE = ("integer_ops",)
+_RARE = ("integer_ops", "flops", "flops_low")
 """Totals that a report states only where they are not zero."""
 _REPORT = record(
     Report,

@@ -17,6 +17,7 @@ from onnx import TypeProto, ValueInfoProto
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.plan import Plan
+from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
@@ -318,7 +319,9 @@ class _ReportBuilder:
         between = {at for at in integer_ops(self.view) if rows[at].dtype not in LOW}
         integer = between | {OpId(at) for at, row in enumerate(rows) if row.op in INTEGER}
         floats = [row for row in rows if _floating(row)]
-        compute = [row for at, row in enumerate(rows) if _floating(row) and _computes(row) and at not in integer]
+        computing = [at for at, row in enumerate(rows) if _floating(row) and _computes(row) and at not in integer]
+        compute, sizes = [rows[at] for at in computing], Sizes(self.view)
+        flops = [min(round(sizes.flops(self.view.ops[at])), _MOST_FLOPS) for at in computing]
         origins = Counter(cast.origin for cast in casts)
         inserted = Counter(cast.to in LOW for cast in casts if cast.origin == "inserted")
         kinds = Counter(finding.kind for finding in findings)
@@ -329,6 +332,8 @@ class _ReportBuilder:
             float_ops=len(floats),
             compute_ops=len(compute),
             integer_ops=len(integer),
+            flops=sum(flops),
+            flops_low=sum(n for n, row in zip(flops, compute, strict=True) if row.dtype in LOW),
             compute_lowered=sum(row.dtype in LOW for row in compute),
             raised=sum(row.rule == reasons.RAISED for row in rows),
             compute_raised=sum(row.rule == reasons.RAISED for row in compute),
@@ -345,6 +350,8 @@ class _ReportBuilder:
         )
 
 
+_MOST_FLOPS = 1 << 48
+"""Operations of an op; more are no measure, but hostile dimensions."""
 _COLORS = {color: color.value for color in Color}
 
 

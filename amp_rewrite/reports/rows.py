@@ -184,7 +184,8 @@ class Totals:
 
     Compute ops are those on the allow list; in an inventory, matrix products, convolutions and recurrent ops. Raised
     ops had a low type in the model and have float32 now. Integer ops compute on integers, or runtimes replace them by
-    such ops: those between quantizers. They are not compute ops.
+    such ops: those between quantizers. They are not compute ops. `flops` are the operations of compute ops, free
+    dimensions as 128, and `flops_low` those in a low type.
     """
 
     ops: int = 0
@@ -204,6 +205,8 @@ class Totals:
     weights_before: int = 0
     weights_after: int = 0
     integer_ops: int = 0
+    flops: int = 0
+    flops_low: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,89 +2,118 @@
 
 from __future__ import annotations
 
-import re
+import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import TypeVar
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.errors import by_kind
+from amp_rewrite.errors import Finding, by_kind
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
 from amp_rewrite.reports.evidence import UNCHECKED
-from amp_rewrite.reports.next_step import LOW, affected, next_step
-from amp_rewrite.reports.render import count, plain, share, shortened, size, table
-from amp_rewrite.reports.rows import ReportData, Row, ShiftRow
+from amp_rewrite.reports.render import WIDTH, count, cut, plain, share, shortened, size, table, taken, wrap
+from amp_rewrite.reports.rows import NO_ROW, CastRow, ReportData, Row, ShiftRow
+from amp_rewrite.settings.criterion import USUAL_TOLERANCES
 
-_SHOWN_CASTS = 6
+LOW = ("float16", "bfloat16")
+_LINES, _COLUMNS = 19, 80
+"""The screen that a summary fits; the line about the file that was written follows it."""
+_NEXT = "next: "
+_LEAST = 1
+"""Lines that a table keeps where the screen is short."""
 _UNASKED = {"Constant", *CASTS, *ELEMENTLESS}
 """Op types whose float32 needs no reason."""
+_ALLOW = "allow"
 _Key = TypeVar("_Key", bound=Hashable)
+_Part = list[str]
 
 
 def summary(report: ReportData, *, verbose: bool = False, more: str = "", command: str | None = None) -> str:
-    """Return the text of a report; `verbose` adds all casts, findings and rows. Ends with a newline.
+    """Return the text of a report; `verbose` adds all Casts, findings and rows. Ends with a newline.
 
     `more`: lines to insert before the last part, which says how far to trust a conversion; `command` is the next step
     to trust it more, None for that of the report, "" for none.
     """
-    body = [_stock(report)] if report.inventory else [_why(report), _raised(report), _refused(report)]
-    parts = [_head(report), *body, _casts(report, verbose), _findings(report, verbose)]
+    extra = more.rstrip("\n").split("\n") if more else []
+    ending = _evidence(report, next_command(report) if command is None else command)
     if verbose:
-        parts.append(_rows(report))
-    parts += [more.rstrip("\n").split("\n") if more else [], _evidence(report, command)]
+        parts = [_head(report), _settings(report), *_tables(report), _every_cast(report), _every_finding(report)]
+        return _joined([*parts, _rows(report), extra, ending])
+    token = WIDTH.set(min(WIDTH.get() or _COLUMNS, _COLUMNS))
+    try:
+        findings = _findings(report)
+        last = sum(1 if line.startswith(_NEXT) else len(_wrapped(line)) for line in ending)  # as a terminal shows it
+        room = _LINES - last - (len(findings) + 1 if findings else 0)
+        fitted = _fitted([_head(report), *_tables(report), _casts(report)], room)
+        return _joined([*fitted, findings, extra, ending])
+    finally:
+        WIDTH.reset(token)
+
+
+def _joined(parts: Iterable[_Part]) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def _head(report: ReportData) -> list[str]:
-    model = report.model
-    opsets = ", ".join(f"{domain} {version}" for domain, version in model.opsets.items())
-    lines = [f"{plain(model.name)}{' → ' + model.to if model.to else ''}"]
-    facts = [("model", f"IR {model.ir_version}, {plain(opsets)}")]
-    if model.to:
-        chosen = {"target": model.target, **model.settings}
-        facts.append(("settings", ", ".join(f"{name} {plain(value)}" for name, value in chosen.items() if value)))
-    if model.config:
-        facts.append(("config file", plain(model.config)))
-    if model.lists:
-        facts.append(("lists", f"{plain(model.lists)} ({(model.fingerprint or '')[:12]})"))
-    return [*lines, *table([*facts, *_totals(report)])]
+def _fitted(parts: Sequence[_Part], room: int) -> list[_Part]:
+    """Return parts that fit so many lines, with a blank one behind each: the longest tables lose their last lines."""
+    first, *rest = [list(part) for part in parts if part]
+    while rest and sum(len(part) + 1 for part in (first, *rest)) > room:
+        longest = max(rest, key=len)
+        if len(longest) <= _LEAST + 1:
+            break
+        del longest[-2:]
+        longest.append(_CUT)
+    return [first, *rest]
 
 
-def _evidence(report: ReportData, command: str | None) -> list[str]:
-    """Return the evidence and the next step; nothing for an inventory, and where nothing was low or changed."""
-    if report.inventory or (report.evidence == UNCHECKED and not affected(report)):
-        return []
-    step = str(next_step(report) or "") if command is None else command
-    return [plain(str(report.evidence)), *([f"next: {plain(step)}"] if step else [])]
+_CUT = "  … (-v shows all)"
 
 
-def _totals(report: ReportData) -> list[tuple[str, str]]:
-    totals = report.totals
-    rows = [row for row in report.rows if row.op != "Constant"]
-    floats = [row for row in rows if row.op not in ELEMENTLESS]  # those read a shape, whatever the type of its value
-    dtypes = Counter(row.dtype for row in floats if row.variables or row.dtype in ("float32", "unknown", *LOW))
-    parts = [f"{number} {dtype}" for dtype, number in sorted(dtypes.items())]
-    rest = len(rows) - dtypes.total()
-    parts += [f"{rest} without floats"] if rest else []
-    parts += [count(totals.ops - len(rows), "constant")] if totals.ops > len(rows) else []
-    lowered = share(totals.compute_lowered, totals.compute_ops)
-    low = " and ".join(dtype for dtype in LOW if dtypes[dtype]) or report.model.to or "a low type"
-    facts = [
-        ("compute ops", f"{totals.compute_lowered} of {totals.compute_ops} in {low} ({lowered})"),
-        ("ops", f"{totals.ops}: {', '.join(parts)}" if parts else "0"),
-        ("casts", _cast_counts(report)),
-        ("weights", _weights(report)),
-    ]
+# -- the head ----------------------------------------------------------------------------------------
+
+
+def _head(report: ReportData) -> _Part:
+    """Return the model and the result: work, weights, Casts, what the file needs."""
+    model, totals = report.model, report.totals
+    facts = [("work", _work(report))]
     if totals.integer_ops:
-        facts.insert(1, ("integer ops", f"{totals.integer_ops}, computed on integers: their types stay"))
-    if totals.raised:
-        compute = f" ({count(totals.compute_raised, 'compute op')})" if totals.compute_raised else ""
-        facts.append(("raised", f"{count(totals.raised, 'op')} to float32{compute}"))
-    if totals.refused:
-        facts.append(("kernel gate", f"{count(totals.refused, 'op')} refused"))
+        facts.append(("integers", f"{count(totals.integer_ops, 'op')} between quantizers: their types stay"))
+    facts += [("weights", _weights(report))] if totals.weights_before else []
+    if report.inventory:
+        facts.append(("Casts", str(totals.casts_existing)))
     if report.shifts:
         facts.append(("shifts", shift_counts(report.shifts)))
-    return facts
+    facts += [("needs", f"{plain(f.subject)} or later") for f in report.findings if f.kind == "needs_release"]
+    facts += [("findings", _finding_counts(report))] if report.findings else []
+    unusual = [f"{name} {plain(value)}" for name, value in model.settings.items() if value != "default"]
+    facts += [("settings", ", ".join(unusual))] if unusual else []
+    facts += [("config", plain(model.config))] if model.config else []
+    return [f"{plain(model.name)}{f' → {model.to}' if model.to else ''}", *table(facts)]
+
+
+def _work(report: ReportData) -> str:
+    """Return the share of operations in a low type; of ops, where the operations of none are known."""
+    totals = report.totals
+    if not totals.compute_ops:
+        return "no matrix product, convolution or the like: a low type gains little"
+    low = " and ".join(low_types(report)) or report.model.to or "a low type"
+    ops = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')}"
+    part, whole = (totals.flops_low, totals.flops) if totals.flops else (totals.compute_lowered, totals.compute_ops)
+    return f"{share(part, whole)} in {low}: {ops}"
+
+
+def low_types(report: ReportData) -> list[str]:
+    """Return the low types of ops in a report."""
+    known = {row.dtype for row in report.rows}
+    return [dtype for dtype in LOW if dtype in known]
+
+
+def _weights(report: ReportData) -> str:
+    totals = report.totals
+    if not totals.baked:
+        return size(totals.weights_before)
+    return f"{size(totals.weights_before)} → {size(totals.weights_after)}"
 
 
 def shift_counts(shifts: Sequence[ShiftRow]) -> str:
@@ -95,34 +124,106 @@ def shift_counts(shifts: Sequence[ShiftRow]) -> str:
     return ", ".join(parts)
 
 
-def _cast_counts(report: ReportData) -> str:
-    totals = report.totals
-    inserted = totals.casts_to_low + totals.casts_to_float32
-    parts = []
-    if not report.inventory:
-        parts.append(f"{inserted} inserted")
-        if inserted:
-            to = Counter(cast.to for cast in report.casts if cast.origin == "inserted")
-            types = [*dict.fromkeys((report.model.to or "", "float32", *sorted(to)))]
-            parts[0] += f" ({', '.join(f'{to[dtype]} to {dtype}' for dtype in types)})"
-    if totals.casts_existing or report.inventory:
-        parts.append(f"{totals.casts_existing} of the model itself")
-    if totals.casts_folded:
-        parts.append(f"{totals.casts_folded} folded")
-    return ", ".join(parts)
+def _settings(report: ReportData) -> _Part:
+    """Return what the model and the conversion were set to."""
+    model = report.model
+    opsets = ", ".join(f"{domain} {version}" for domain, version in model.opsets.items())
+    facts = [("model", f"IR {model.ir_version}, {plain(opsets)}")]
+    if model.to:
+        facts.append(("settings", ", ".join(f"{name} {plain(value)}" for name, value in model.settings.items())))
+    if stored := Counter(row.to for row in report.baked):
+        parts = [f"{number} as {dtype}" for dtype, number in sorted(stored.items())]
+        totals = report.totals
+        parts += [f"{n} {word}" for n, word in ((totals.saturated, "saturated"), (totals.flushed, "flushed")) if n]
+        facts.append(("stored", ", ".join(parts)))
+    if model.lists:
+        facts.append(("lists", f"{plain(model.lists)} ({(model.fingerprint or '')[:12]})"))
+    return table(facts)
 
 
-def _weights(report: ReportData) -> str:
-    totals = report.totals
-    if not totals.baked:
-        return size(totals.weights_before)
-    types = Counter(row.to for row in report.baked)
-    parts = [f"{number} stored as {dtype}" for dtype, number in sorted(types.items())]
-    parts += [f"{n} {word}" for n, word in ((totals.saturated, "saturated"), (totals.flushed, "flushed")) if n]
-    return f"{size(totals.weights_before)} → {size(totals.weights_after)} ({', '.join(parts)})"
+# -- ops ---------------------------------------------------------------------------------------------
 
 
-# -- a conversion ------------------------------------------------------------------------------------
+def _tables(report: ReportData) -> list[_Part]:
+    """Return the ops that stayed float32 and those that became it, by cause; of an inventory, those of each type."""
+    return [_stock(report)] if report.inventory else [_stayed(report), _raised(report)]
+
+
+def _stayed(report: ReportData) -> _Part:
+    """Return the ops that stayed float32, by rule, the most frequent first; without the model's own Casts."""
+    high = [row for row in report.rows if row.rule not in (None, reasons.RAISED) and row.dtype not in LOW]
+    high = [row for row in high if row.op not in _UNASKED]
+    if not high:
+        return []
+    compute = report.totals.compute_ops - report.totals.compute_lowered - report.totals.compute_raised
+    among = f"{compute} of them compute ops" if compute else "no compute op among them"
+    groups = sorted(_grouped(high, lambda row: row.rule or "").items(), key=lambda item: (-len(item[1]), item[0]))
+    groups.sort(key=lambda item: all(row.color != _ALLOW for row in item[1]))  # compute ops first
+    lines = _counted((len(rows), reasons.words(rule), rows) for rule, rows in groups)
+    heading = f"{len(high)} ops stay float32, {among}" if len(high) > 1 else "1 op stays float32"
+    return [heading, *lines]
+
+
+def _raised(report: ReportData) -> _Part:
+    """Return the ops that became float32, by the pattern or rule behind it, in order."""
+
+    def cause(row: Row) -> str:  # without the parts of a note that differ from op to op
+        return row.note if row.note.startswith("kept by") else row.note.partition(": ")[0].partition(", because ")[0]
+
+    groups = _grouped(report.raised, cause)
+    lines = _counted((len(rows), note, rows) for note, rows in groups.items())
+    return [f"{count(report.totals.raised, 'op')} of a low type raised to float32", *lines] if lines else []
+
+
+def _counted(groups: Iterable[tuple[int, str, Sequence[Row]]]) -> list[str]:
+    """Return a table of groups: number, cause, and the op types, the most frequent first; a line each on one screen."""
+    rows = [(str(number), words, _kinds(rows)) for number, words, rows in groups]
+    if WIDTH.get() is None:
+        return table(rows, right=">")
+    wide = max((len(number) for number, _, _ in rows), default=0)
+    return [_within(f"  {number:>{wide}}  {words}", kinds) for number, words, kinds in rows]
+
+
+def _within(words: str, examples: str) -> str:
+    """Return words and as many of the examples behind them as have room on the line."""
+    width = WIDTH.get() or _COLUMNS
+    names = examples.removesuffix(", …").split(", ") if examples else []
+    line = plain(f"{words} ({examples})" if names else words)
+    while taken(line) > width and names:
+        names.pop()
+        line = plain(f"{words} ({', '.join((*names, '…'))})" if names else words)
+    return cut(line, width)
+
+
+def _kinds(rows: Sequence[Row]) -> str:
+    kinds = Counter(_short(row.op) for row in rows)
+    return shortened([f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))], 4)
+
+
+def _short(op: str) -> str:
+    """Return the type of an op without its domain."""
+    return op.rpartition("::")[2]
+
+
+def _stock(report: ReportData) -> _Part:
+    """Return the op types, the most frequent first, each with its element types."""
+    kinds: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in report.rows:
+        kinds[row.op][row.dtype] += 1
+    ordered = sorted(kinds.items(), key=lambda item: (-item[1].total(), item[0]))
+    rows = [(str(n.total()), kind, ", ".join(f"{n[d]} {d}" for d in sorted(n))) for kind, n in ordered]
+    return [f"{count(report.totals.ops, 'op')} by type", *table(rows, right=">")]
+
+
+def _rows(report: ReportData) -> _Part:
+    head: tuple[str, ...] = ("op", "type", "dtype")
+    cells = [(row.path, row.op, row.dtype) for row in report.rows]
+    if report.inventory:
+        return ["ops", *table(cells, head=head)]
+    # A rule that only follows the list has the reason of the list as its note.
+    notes = (row.note or (row.reason if row.rule and not row.because else "") for row in report.rows)
+    whole = [(*c, row.color or "", row.why, note) for c, row, note in zip(cells, report.rows, notes, strict=True)]
+    return ["ops", *table(whole, head=(*head, "color", "rule", "note"))]
 
 
 def _grouped(rows: Iterable[Row], key: Callable[[Row], _Key]) -> dict[_Key, list[Row]]:
@@ -132,88 +233,138 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], _Key]) -> dict[_Key, list
     return groups
 
 
-def _raised(report: ReportData) -> list[str]:
-    """Return the ops that became float32, by the pattern or rule behind it, in order."""
-
-    def cause(row: Row) -> str:  # without the parts of a note that differ from op to op
-        return row.note if row.note.startswith("kept by") else row.note.partition(": ")[0].partition(", because ")[0]
-
-    rows = [(str(len(g)), note, _examples(g)) for note, g in _grouped(report.raised, cause).items()]
-    return [f"raised to float32: {count(report.totals.raised, 'op')}", *table(rows, right=">")] if rows else []
+# -- Casts -------------------------------------------------------------------------------------------
 
 
-def _why(report: ReportData) -> list[str]:
-    """Return the ops that stayed float32, by rule, the most frequent first; without the model's own Casts."""
-    high = [row for row in report.rows if row.rule not in (None, reasons.RAISED) and row.dtype not in LOW]
-    high = [row for row in high if row.op not in _UNASKED]
-    groups = _grouped(high, lambda row: row.rule or "")
-    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-    rows = [(str(len(g)), rule, reasons.words(rule), _examples(g)) for rule, g in ordered]
-    return [f"why {count(len(high), 'op')} stayed float32", *table(rows, right=">")] if rows else []
-
-
-def _examples(rows: Sequence[Row]) -> str:
-    """Return the op types in a group, the most frequent first, each with a count."""
-    kinds = Counter(row.op for row in rows)
-    return shortened([f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))], 4)
-
-
-def _refused(report: ReportData) -> list[str]:
-    """Return one line per op type and reason; there can be hundreds of equal ones."""
-    groups = _grouped(report.refused, lambda row: (row.op, row.note))
-    rows = [(str(len(g)), op, note, shortened([row.path for row in g])) for (op, note), g in sorted(groups.items())]
-    return ["refused by the kernel gate", *table(rows, right=">")] if rows else []
-
-
-def _casts(report: ReportData, verbose: bool) -> list[str]:
-    inserted = [cast for cast in report.casts if verbose or cast.origin == "inserted"]
-    if not inserted:
+def _casts(report: ReportData) -> _Part:
+    """Return the inserted Casts by cause, the most frequent first."""
+    totals = report.totals
+    parts = [f"{count(totals.casts_to_low + totals.casts_to_float32, 'Cast')} added"]
+    parts += [f"{totals.casts_folded} removed"] if totals.casts_folded else []
+    parts += [f"{totals.casts_existing} of the model kept"] if totals.casts_existing else []
+    inserted = [cast for cast in report.casts if cast.origin == "inserted"]
+    if report.inventory or not (inserted or totals.casts_folded):
         return []
-    shown = inserted if verbose else inserted[:_SHOWN_CASTS]
+    readers, groups = _readers(report), dict[tuple[str, str], list[str]]()
+    for cast in inserted:
+        cause, op = _cause(report, cast, readers)
+        groups.setdefault((cast.to, cause), []).append(op)
+    lines = []
+    for (to, cause), ops in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        kinds = Counter(filter(None, ops)).most_common()
+        words = f"  {len(ops)}  to {to}: {cause}"
+        lines.append(_within(words, ", ".join(f"{n} {op}" for op, n in kinds)))
+    return [", ".join(parts), *lines]
+
+
+def _readers(report: ReportData) -> Mapping[tuple[int, str], Row]:
+    """Return the first row that reads a row in a type."""
+    readers: dict[tuple[int, str], Row] = {}
+    for row in report.rows:
+        for read, dtype in zip(row.reads, row.inputs, strict=False):
+            readers.setdefault((read, dtype), row)
+    return readers
+
+
+def _cause(report: ReportData, cast: CastRow, readers: Mapping[tuple[int, str], Row]) -> tuple[str, str]:
+    """Return the cause of a Cast in words, and the type of the op behind it."""
+    if not cast.reason.startswith("read in "):
+        return ("the model's outputs" if cast.reason.startswith("the model") else "outputs of bodies"), ""
+    if cast.after == NO_ROW:
+        of_model = any(port.name == cast.value for port in report.inputs) or not report.inputs
+        return ("the model's inputs" if of_model else "weights that ops read in both types"), ""
+    if cast.to in LOW:
+        return f"after ops in {cast.from_}", _short(report.rows[cast.after].op)
+    reader = readers.get((cast.after, cast.to))
+    return f"before ops in {cast.to}", _short(reader.op) if reader else ""
+
+
+def _every_cast(report: ReportData) -> _Part:
     rows = [
         (cast.scope + cast.value, f"{cast.from_} → {cast.to}", f"×{cast.readers}", f"{cast.origin}: {cast.reason}")
-        for cast in shown
+        for cast in report.casts
     ]
-    rest = len(inserted) - len(shown)
-    return ["casts", *table(rows), *([f"  … and {rest} more (--verbose)"] if rest else [])]
+    return ["Casts", *table(rows)] if rows else []
 
 
-def _findings(report: ReportData, verbose: bool) -> list[str]:
-    """Return one line per kind, with the first of it; all of them when verbose."""
-    rows = []
+# -- findings ----------------------------------------------------------------------------------------
+
+
+def needs_action(finding: Finding) -> bool:
+    """True if a finding asks for something: not a fact, not harmless, and not in the table of ops already."""
+    stated = finding.kind in _STATED or reasons.is_fact(finding.kind, finding.message)
+    return not stated and reasons.meaning(finding.kind)[1] != "nothing"
+
+
+_STATED = (reasons.KERNEL_GATE, reasons.SCHEMA_GATE)
+"""Kinds whose ops stand among those that stay float32; few_low says what to do if they matter."""
+
+
+def _finding_counts(report: ReportData) -> str:
+    asked = sum(map(needs_action, report.findings))
+    need = f"{asked} need{'s' if asked == 1 else ''}" if asked else "none needs"
+    return f"{len(report.findings)}, {need} action (-v shows all)"
+
+
+def _findings(report: ReportData) -> _Part:
+    """Return the findings that need action, the first of each kind."""
+    lines: list[str] = []
     for kind, group in by_kind(report.findings).items():
-        if verbose:
-            rows += [(kind, finding.subject, finding.message) for finding in group]
-        else:
-            rest = f" (and {len(group) - 1} more)" if len(group) > 1 else ""
-            fact = _PREDICTED.sub("", reasons.remarked(kind, group[0].message, rest))
-            rows.append((f"{len(group)} {kind}", group[0].subject, fact))
+        if asked := [finding for finding in group if needs_action(finding)]:
+            rest = f" (and {len(asked) - 1} more)" if len(asked) > 1 else ""
+            subject = "" if asked[0].subject == "model" else f"{asked[0].subject}: "
+            words = reasons.remarked(kind, asked[0].message, rest)
+            if kind == _FEW_LOW:
+                words = words.partition(" · ")[2]  # the head and the table of ops say the rest
+            lines += _wrapped(f"  {kind}: {subject}{words}")
+    return ["to do", *lines] if lines else []
+
+
+_FEW_LOW = "few_low"
+
+
+def _wrapped(line: str) -> list[str]:
+    return wrap(plain(line), WIDTH.get() or _COLUMNS, hanging=2)
+
+
+def _every_finding(report: ReportData) -> _Part:
+    rows = [(f.kind, f.subject, f.message) for group in by_kind(report.findings).values() for f in group]
     return ["findings", *table(rows)] if rows else []
 
 
-_PREDICTED = re.compile(r", [\d.e+-]+ µs less\b")
-"""A predicted time in a finding: one screen has no room for guesses."""
+# -- evidence ----------------------------------------------------------------------------------------
 
 
-# -- an inventory ------------------------------------------------------------------------------------
+def _evidence(report: ReportData, command: str) -> _Part:
+    """Return the evidence and the next step; nothing for an inventory, and where nothing was low or changed."""
+    if report.inventory or (report.evidence == UNCHECKED and not _affected(report)):
+        return []
+    return [plain(str(report.evidence)), *([f"{_NEXT}{plain(command)}"] if command else [])]
 
 
-def _stock(report: ReportData) -> list[str]:
-    """Return the op types, the most frequent first, each with its element types."""
-    kinds: dict[str, Counter[str]] = defaultdict(Counter)
-    for row in report.rows:
-        kinds[row.op][row.dtype] += 1
-    ordered = sorted(kinds.items(), key=lambda item: (-item[1].total(), item[0]))
-    rows = [(str(n.total()), kind, ", ".join(f"{n[d]} {d}" for d in sorted(n))) for kind, n in ordered]
-    return ["ops by type", *table(rows, right=">")]
+def unchecked(report: ReportData) -> bool:
+    """True if a check on real data would tell more of a conversion, and has not been made."""
+    return not (report.inventory or report.evidence.enough) and _affected(report)
 
 
-def _rows(report: ReportData) -> list[str]:
-    head: tuple[str, ...] = ("op", "type", "dtype")
-    cells = [(row.path, row.op, row.dtype) for row in report.rows]
-    if report.inventory:
-        return ["ops", *table(cells, head=head)]
-    # A rule that only follows the list has the reason of the list as its note.
-    notes = (row.note or (row.reason if row.rule and not row.because else "") for row in report.rows)
-    whole = [(*c, row.color or "", row.why, note) for c, row, note in zip(cells, report.rows, notes, strict=True)]
-    return ["ops", *table(whole, head=(*head, "color", "rule", "note"))]
+def usual_tolerance(report: ReportData) -> str:
+    """Return the tolerance to start with, for the low type of a conversion."""
+    return USUAL_TOLERANCES[report.model.to or LOW[0]]
+
+
+def next_command(report: ReportData) -> str:
+    """Return the command that checks a conversion on data; a call of Python for a model without a file, "" for none."""
+    if not unchecked(report):
+        return ""
+    model, tolerance = report.model, usual_tolerance(report)
+    if not PurePath(model.name).suffix:
+        return f"amp_rewrite.repair(model, data, tolerance={tolerance})"
+    to = ["--to", model.to] if model.to not in (None, LOW[0]) else []
+    return shlex.join(["amp-rewrite", model.name, *to, "--data", "batches.npz", "--tolerance", tolerance])
+
+
+def _affected(report: ReportData) -> bool:
+    """True if something is low or changed, so that its numbers may be others."""
+    totals = report.totals
+    changed = totals.casts_to_low + totals.casts_to_float32 + totals.casts_folded + totals.baked + totals.raised
+    return bool(changed) or any(row.dtype in LOW for row in report.rows)

@@ -24,7 +24,6 @@ from amp_rewrite.settings.option import OUTPUT
 if TYPE_CHECKING:
     from amp_rewrite.pipeline.convert import Converted
     from amp_rewrite.pipeline.repaired import Repaired
-    from amp_rewrite.reports.next_step import NextStep
     from amp_rewrite.reports.page.page import Page
     from amp_rewrite.settings.request import Request
 
@@ -96,7 +95,7 @@ def convert(
     measuring = measuring.completed(settings)
     output = output or beside(model, f"{settings.to.spelling}.onnx", needed=not dry_run)
     from amp_rewrite.files.targets import data_files, foreign_data
-    from amp_rewrite.reports.next_step import next_step
+    from amp_rewrite.reports.summary import unchecked, usual_tolerance
 
     kept = (model, output, *data_files(model)) if report_file else ()  # what a report must not replace
     check_report(report_file, overwrite=settings.overwrite, read=kept)
@@ -121,9 +120,10 @@ def convert(
         terminal.talk(f"wrote {report_file}", quiet=talk.quiet)
     try:
         lost_source = written and output.exists() and output.resolve() == model.resolve()
-        step = None if lost_source else next_step(converted.report)
-        wrote = written or bool(report_file and solved)
-        command = _typed(step, measuring, out, settings, wrote=wrote) if step else ""
+        command = ""
+        if not lost_source and unchecked(converted.report):
+            wrote = written or bool(report_file and solved)
+            command = _typed(usual_tolerance(converted.report), measuring, out, settings, wrote=wrote)
         talk.outcome(converted, repaired, asked=talk.as_json or dry_run, command=command)
     except BrokenPipeError:
         raise
@@ -169,7 +169,7 @@ def _talk(given: dict[str, Any]) -> _Printer:
 
 
 def _typed(
-    step: NextStep, measuring: MeasuringOptions, out: tuple[Path, ...], settings: Request, *, wrote: bool
+    tolerance: str, measuring: MeasuringOptions, out: tuple[Path, ...], settings: Request, *, wrote: bool
 ) -> str:
     """Return the command as it was typed, with what the next step adds.
 
@@ -184,7 +184,7 @@ def _typed(
     for path in named:
         words += ["-o", path]
     added = [] if measuring.feeding.data or settings.data else ["--data", "batches.npz"]
-    added += [] if measuring.criterion else ["--tolerance", step.tolerance]
+    added += [] if measuring.criterion else ["--tolerance", tolerance]
     if not added and lasting == typed:
         return ""
     words += added + (["--overwrite"] if wrote and "--overwrite" not in words else [])

@@ -458,20 +458,16 @@ def test_a_failure_inside_is_shown_whole_and_is_no_difference(model: str) -> Non
 
 CONVERTED = """\
 net.onnx → float16
-  model        IR 10, ai.onnx 21
-  settings     target ort-cuda, level default, safety default
-  lists        empty+own.yaml (2bf1085e0e19)
-  compute ops  2 of 2 in float16 (100 %)
-  ops          4: 3 float16, 1 float32
-  casts        2 inserted (1 to float16, 1 to float32)
-  weights      224 B → 112 B (2 stored as float16)
+  work      100 % in float16: 2 of 2 compute ops
+  weights   224 B → 112 B
+  settings  target ort-cuda
 
-why 1 op stayed float32
-  1  deny  on the deny list  1 Exp
+1 op stays float32
+  1  on the deny list (1 Exp)
 
-casts
-  x  float32 → float16  ×1  inserted: read in float16 by 'first'
-  z  float16 → float32  ×1  inserted: read in float32 by 'squash'
+2 Casts added
+  1  to float16: the model's inputs
+  1  to float32: before ops in float32 (1 Exp)
 
 not checked on data: what overflows on your inputs cannot be seen in a graph
 next: """
@@ -479,13 +475,11 @@ AGAIN = "amp-rewrite convert net.onnx --lists own.yaml "
 DATA = "--data batches.npz --tolerance 1e-2"
 STOCK = """\
 net.onnx
-  model        IR 10, ai.onnx 21
-  compute ops  0 of 2 in a low type (0 %)
-  ops          4: 4 float32
-  casts        0 of the model itself
-  weights      224 B
+  work     0 % in a low type: 0 of 2 compute ops
+  weights  224 B
+  Casts    0
 
-ops by type
+4 ops by type
   2  MatMul  2 float32
   1  Exp     1 float32
   1  Relu    1 float32

@@ -258,21 +258,21 @@ def test_data_is_real_or_random(model: str) -> None:
 def test_the_report_names_the_settings_that_a_file_changed(model: str) -> None:
     Path("amp.toml").write_text('to = "bfloat16"\nlevel = "default"\n')
     head = run(model, "--dry-run", "--report", "r.json").stdout
-    assert "  config file  to = bfloat16, from ./amp.toml\n" in head
+    assert "  config    to = bfloat16, from ./amp.toml\n" in head
     assert json.loads(Path("r.json").read_text())["model"]["config"] == "to = bfloat16, from ./amp.toml"
-    assert "  config file  to = bfloat16, from ./amp.toml\n" in run("report", "r.json").stdout
+    assert "  config    to = bfloat16, from ./amp.toml\n" in run("report", "r.json").stdout
 
 
 def test_a_file_that_changes_nothing_is_not_named(model: str) -> None:
     Path("amp.toml").write_text('to = "bfloat16"\n')
-    assert "config file" not in run(model, "--dry-run", "--to", "float16").stdout
+    assert "  config " not in run(model, "--dry-run", "--to", "float16").stdout
     Path("amp.toml").write_text('to = "float16"\n')
-    assert "config file" not in run(model, "--dry-run").stdout
+    assert "  config " not in run(model, "--dry-run").stdout
 
 
 def test_no_folder_of_a_settings_file_is_in_a_report(model: str, folder: Path) -> None:
     (folder / "far").mkdir()
     (folder / "far" / "own.toml").write_text('keep = ["op=Add"]\n')
     shown = run(model, "--dry-run", "--config", str(folder / "far" / "own.toml")).stdout
-    assert "  config file  keep = op=Add, from own.toml\n" in shown
+    assert "keep = op=Add, from own.toml\n" in shown
     assert files() == ["d.npz", "far", "net.onnx"]

@@ -13,14 +13,15 @@ import numpy as np
 import onnx
 import pytest
 
+import amp_rewrite
 from amp_rewrite import calibrate, convert, repair
 from amp_rewrite.errors import options_spelled
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import criterion
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.evidence import Evidence
-from amp_rewrite.reports.next_step import next_step
 from amp_rewrite.reports.sources import report_in
+from amp_rewrite.reports.summary import next_command
 from support.corpus import text_model
 from support.paths import TESTS
 from unit.cli.test_cli import folder, run
@@ -117,24 +118,25 @@ def test_the_next_line_of_an_unusual_model_runs(folder: Path, name: str) -> None
 def test_the_tolerance_is_that_of_the_type_on_the_command_line_and_in_python(folder: Path, to: str, near: str) -> None:
     onnx.save(needy(layers=2, needs=(1,)), "model.onnx")
     assert line(run("model.onnx", "-o", "low.onnx", "--to", to).stdout).endswith(f"--tolerance {near} --overwrite")
-    text = convert("model.onnx", to=to).report.text()
-    asked = f"amp_rewrite.repair(model, data, tolerance={near}) or --data batches.npz --tolerance {near}"
-    assert line(text) == f"give data, as {asked}"
+    report = convert("model.onnx", to=to).report
+    words = "" if report.model.to == "float16" else "--to bfloat16 "
+    assert line(report.text()) == f"amp-rewrite model.onnx {words}--data batches.npz --tolerance {near}"
+    np.savez("batches.npz", x=BATCH["x"])
+    assert typed(line(report.text()))[1] == ""
 
 
-def test_in_python_the_step_names_what_is_missing_alone() -> None:
+def test_in_python_the_step_is_a_call_where_there_is_no_file() -> None:
     source = needy(layers=2, needs=(1,))
-    asked = "as amp_rewrite.repair(model, data, tolerance=1e-2) or --data batches.npz --tolerance 1e-2"
     real = {"x": BATCH["x"]}
     drawn = Feed.randomly(Model.load(source), shapes={"x": BATCH["x"].shape})
-    assert line(repair(source, real).report.text()) == f"compare the outputs, {asked}"
-    assert line(convert(source, ranges=calibrate(source, real)).report.text()) == f"compare the outputs, {asked}"
-    assert line(repair(source, drawn).report.text()) == f"give real data in place of random, {asked}"
-    judged = repair(source, drawn, tolerance=0.5).report
-    assert line(judged.text()) == "give real data in place of random, and keep the criterion"
-    assert line(repair(source, real, tolerance=1e-2).report.text()) == ""
-    assert line(judged.text(command="")) == ""
-    assert next_step(report_in(Model.load(source))) is None
+    unjudged = (repair(source, real), convert(source, ranges=calibrate(source, real)), repair(source, drawn))
+    for result in (*unjudged, repair(source, drawn, tolerance=0.5)):
+        call = line(result.report.text())
+        assert call == "amp_rewrite.repair(model, data, tolerance=1e-2)"
+        found = eval(call, {"amp_rewrite": amp_rewrite, "model": source, "data": real})
+        assert line(found.report.text()) == ""
+    assert line(unjudged[0].report.text(command="")) == ""
+    assert next_command(report_in(Model.load(source))) == ""
 
 
 def test_a_report_that_is_read_has_no_step(folder: Path) -> None:

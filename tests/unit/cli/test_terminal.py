@@ -82,8 +82,9 @@ def test_other_tables_fit_the_terminal_too(folder: Path) -> None:
         assert [line for line in lines if len(line) > 60 and " " in line.strip()] == [], words
 
 
-def test_a_pipe_gets_every_line_whole() -> None:
-    assert max(map(len, piped().splitlines())) > 150
+def test_a_pipe_gets_one_screen_too() -> None:
+    lines = [line for line in piped().splitlines() if not line.startswith("next: ")]
+    assert len(lines) < 20 and max(map(len, lines)) <= 80
 
 
 def columns_of(line: str) -> int:
@@ -123,12 +124,9 @@ def test_errors_are_red_ok_is_green_and_findings_are_yellow(folder: Path) -> Non
     verify = ("verify", "n.onnx", "n.onnx", "--random", "--tolerance", "1")
     assert STYLED.findall(on_a_terminal(80, "none.onnx"))[0][1].endswith("error")
     assert ("32", "ok") in STYLED.findall(on_a_terminal(80, *verify))
-    shown = STYLED.findall(on_a_terminal(80, BERT, "--dry-run"))
+    shown = STYLED.findall(on_a_terminal(80, BERT, "--dry-run", "--keep", "op=MatMul"))
     assert {color for color, _ in shown} == {"33"}
-    assert [word for _, word in shown] == [
-        *("findings", "8 fused", "1 needs_release", "2 not_fused", "1 saturated", "1 selected"),
-        "not checked on data",
-    ]
+    assert [word for _, word in shown] == ["to do", "few_low", "not checked on data"]
 
 
 @needs_a_terminal
@@ -186,8 +184,8 @@ def test_a_finding_says_what_happened_what_it_means_and_what_to_do(capsys: pytes
     assert remarked("kind_of_tomorrow", "what") == "what"
     terminal.warn([Finding("flushed", "w", "1 of 9 nonzero values become 0")] * 2, quiet=False)
     assert capsys.readouterr().err == (
-        "warning: flushed: w: 1 of 9 nonzero values become 0 (and 1 more of this kind) · harmless beside larger"
-        " weights · --data shows what the outputs lose\n"
+        "warning: flushed: w: 1 of 9 nonzero values become 0 (and 1 more of this kind) · these weights are lost"
+        " · --data shows what the outputs lose\n"
     )
 
 
@@ -201,8 +199,7 @@ def test_the_glossary_has_the_words_that_say_least() -> None:
 def test_an_op_that_computes_no_floats_never_stayed_float32() -> None:
     text = shell(str(ROOT / "examples" / "models" / "digits_vit.onnx"), "--dry-run").stdout
     assert "Shape" not in text
-    assert "ops          43: 40 float16, 1 float32, 2 without floats\n" in text
-    assert "why 1 op stayed float32\n" in text
+    assert "1 op stays float32\n" in text
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,8 @@ def test_every_cast_of_a_model_with_bodies_is_counted_with_its_readers() -> None
     counts = {field.name: getattr(report.totals, field.name) for field in fields(Totals)}
     counts = {name: number for name, number in counts.items() if number}
     assert counts == {
+        "flops": 2 * 8**3,
+        "flops_low": 2 * 8**3,
         "ops": 10,
         "float_ops": 10,
         "compute_ops": 1,
@@ -204,10 +206,8 @@ def test_the_kernel_gate_s_refusals_are_counted_and_listed() -> None:
     held = replace(report, rows=(report.rows[0]._replace(rule="kernel_gate", note="no kernel"),))
     assert report.refused == ()
     assert [row.name for row in held.refused] == ["product"]
-    counted = replace(held, totals=replace(held.totals, raised=2, compute_raised=1, refused=1)).text()
-    lines = [" ".join(line.split()) for line in counted.splitlines()]
-    assert {"raised 2 ops to float32 (1 compute op)", "kernel gate 1 op refused"} <= set(lines)
-    assert "1  MatMul  no kernel  product" in held.text()
+    kept = replace(held, rows=(held.rows[0]._replace(dtype="float32"),))
+    assert "  1  the target has no kernel for it in the low type (1 MatMul)\n" in kept.text()
 
 
 def test_a_row_s_key_ignores_names_and_types_but_not_attributes_and_weight_shapes() -> None:
@@ -263,7 +263,7 @@ def test_every_field_survives_json() -> None:
     header = Header("m", 10, {"": 1}, "1", "bfloat16", {"level": "l", "target": "t", "safety": "s"}, "li", "fp")
     report = Report(
         header,
-        Totals(*range(17)),
+        Totals(*range(19)),
         (row, row),
         (CastRow("v", "float32", "bfloat16", "folded", "r", "s/", 2, 3, 0, 1, True),),
         (BakeRow("w", "bfloat16", 4, 2, "s/", True),),
@@ -414,19 +414,33 @@ def test_the_text_of_a_report(file: str, verbose: bool) -> None:
 
 def test_the_text_of_an_inventory_counts_op_types() -> None:
     text = inventory(model(SCORER, w=(16, 16), v=(16, 4))).text()
-    assert "compute ops  0 of 2 in a low type (0 %)" in text
+    assert "  work     0 % in a low type: 0 of 2 compute ops\n" in text
     assert "  2  MatMul     2 float32\n" in text
 
 
-def test_there_is_one_line_per_kind_of_finding_unless_verbose() -> None:
-    many = replace(golden(), findings=tuple(Finding("saturated", f"w{i}", "too large") for i in range(300)))
-    assert many.text().count("saturated") == 1
-    assert "300 saturated  w0  too large (and 299 more) · " in many.text()
-    assert many.text(verbose=True).count("saturated") == 300
+def test_findings_that_need_action_stand_once_by_kind_and_the_others_are_counted() -> None:
+    many = [Finding("saturated", f"w{i}", "too large") for i in range(300)]
+    many += [Finding("fused", "a", "two ops"), Finding("saturated", "m", "beyond · harmless: it only selects")]
+    report = replace(golden(), findings=tuple(many))
+    assert "  findings  302, 300 need action (-v shows all)\n" in report.text()
+    assert report.text().count("saturated") == 1 and "fused" not in report.text()
+    assert "  saturated: w0: too large (and 299 more) · " in report.text()
+    assert report.text(verbose=True).count("saturated") == 301
+
+
+def test_a_summary_fits_one_screen_however_much_there_is_to_say() -> None:
+    rules = [rule for rule in REASONS if rule != "raised"]
+    rows = [Row(f"/a long name/{i}", f"Op{i % 9}", "float32", rule=rule) for i, rule in enumerate(rules)]
+    casts = [CastRow(f"v{i}", "float16", "float32", reason="read in float32 by 'n'", after=i) for i in range(30)]
+    casts += [CastRow(f"w{i}", "float32", "float16", reason="read in float16 by 'n'", after=i) for i in range(30)]
+    report = replace(golden(), rows=tuple(rows), casts=tuple(casts), findings=(Finding("saturated", "w", "x " * 60),))
+    lines = report.text().splitlines()
+    assert len(lines) <= 20 and max(map(len, lines)) <= 80
+    assert any("-v shows all" in line for line in lines)
 
 
 def test_an_empty_report_has_a_text() -> None:
-    assert Report(Header("m", 9, {}), Totals(), ()).text().startswith("m\n  model")
+    assert Report(Header("m", 9, {}), Totals(), ()).text().startswith("m\n  work")
 
 
 def test_no_escape_sequence_of_a_model_reaches_the_terminal() -> None:
