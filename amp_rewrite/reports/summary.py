@@ -14,7 +14,7 @@ from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
 from amp_rewrite.reports.evidence import UNCHECKED
 from amp_rewrite.reports.render import WIDTH, count, cut, plain, share, shortened, size, table, taken, wrap
 from amp_rewrite.reports.rows import NO_ROW, CastRow, ReportData, Row, ShiftRow
-from amp_rewrite.settings.criterion import USUAL_TOLERANCES
+from amp_rewrite.settings.request import USUAL_TOLERANCES
 
 LOW = ("float16", "bfloat16")
 _LINES, _COLUMNS = 19, 80
