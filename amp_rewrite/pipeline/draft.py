@@ -129,12 +129,13 @@ class Draft:
         return PaintOptions(
             level=request.level,
             target=request.target,
+            gray_follows_allow=request.gray_follows_allow,
             keep=self.keep,
             lower=self.lower,
             pins=pins,
             clusters=self.clusters,
             low_inputs=self.io,
-            place=request.safe,
+            place=request.places,
             rescale=self.rescale,
         )
 

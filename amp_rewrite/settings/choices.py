@@ -1,4 +1,4 @@
-"""Choices of a conversion: target, safety rules, fusion, opset, headroom."""
+"""Choices of a conversion: target, safety rules, placement, fusion, opset, headroom."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ TargetRelease = Literal[
 SafetyName = Literal["default", "none"]
 QuantizedName = Literal["keep", "rescale"]
 FuseName = Literal["auto", "none", "basic", "contrib"]
+PlacementName = Literal["mincut", "propagate"]
 
 
 class _Choice(Enum):
@@ -253,10 +254,9 @@ def target_of(model: Model) -> Target | None:
 
 
 class Safety(_Choice):
-    """Rules on top of the lists: this project's (`DEFAULT`), or none.
+    """Rules that protect numbers on top of the lists: this project's (`DEFAULT`), or none at all.
 
-    `DEFAULT` protects numbers, and moves the border between the types to where it takes the fewest and smallest Casts.
-    `NONE` is TensorFlow's algorithm alone.
+    `NONE` is TensorFlow's algorithm alone, also in the placement of Casts unless that is asked for.
     """
 
     DEFAULT = "default"
@@ -272,6 +272,17 @@ class Quantized(_Choice):
 
     KEEP = "keep"
     RESCALE = "rescale"
+
+
+class Placement(_Choice):
+    """Method that finds the border between the types.
+
+    `MINCUT` moves the border that TensorFlow's rules leave to where it takes the fewest and smallest Casts;
+    `PROPAGATE` leaves it.
+    """
+
+    MINCUT = "mincut"
+    PROPAGATE = "propagate"
 
 
 class Fuse(_Choice):

@@ -23,6 +23,8 @@ from amp_rewrite.settings.choices import (
     Level,
     LevelName,
     Opset,
+    Placement,
+    PlacementName,
     Quantized,
     QuantizedName,
     Safety,
@@ -54,6 +56,7 @@ class Painting(TypedDict, total=False):
     safety: SafetyName | Safety | None
     keep: str | Sequence[str] | None
     lower: str | Sequence[str] | None
+    gray_follows_allow: bool | None
 
 
 class Options(Painting, total=False):
@@ -65,6 +68,7 @@ class Options(Painting, total=False):
     fuse: FuseName | Fuse | None
     opset: Literal["auto", "keep"] | int | None
     shift: Literal["auto", "none"] | int | None
+    placement: PlacementName | Placement | None
 
 
 class CriterionKeywords(TypedDict, total=False):
@@ -154,8 +158,7 @@ class Request:
     )
     safety: Safety = option(
         "default",
-        '"none" turns off every rule that protects numbers besides TensorFlow\'s own, and spreads colors as TensorFlow'
-        " does, without moving the border between the types to where Casts cost least",
+        '"none" turns off every rule that protects numbers besides TensorFlow\'s own, and with them `placement`',
         metavar="default|none",
         parse=Safety.parse,
         stated=Stated.ALWAYS,
@@ -218,6 +221,21 @@ class Request:
         metavar="auto|none|K",
         parse=parse_shift,
         stated=Stated.UNUSUAL,
+    )
+    placement: Placement | None = option(
+        None,
+        '"mincut" moves the border between the types that TensorFlow\'s rules leave to where Casts cost least,'
+        ' "propagate" leaves it (`Placement`); by default "mincut", and "propagate" without safety rules',
+        group=ADVANCED,
+        metavar="mincut|propagate",
+        parse=Placement.parse,
+        stated=Stated.UNUSUAL,
+    )
+    gray_follows_allow: bool | None = option(
+        None,
+        "True lowers a gray op right after an allow op, as TensorFlow does for bfloat16; False lowers those between two"
+        " allow ops alone, as it does for float16; by default the rule of the type",
+        group=ADVANCED,
     )
     external_data: bool | None = option(
         None,
@@ -407,6 +425,11 @@ class Request:
     def safe(self) -> bool:
         """True if this project's rules hold on top of TensorFlow's."""
         return self.safety is Safety.DEFAULT
+
+    @property
+    def places(self) -> bool:
+        """True if the border between the types moves to where Casts cost least."""
+        return self.safe if self.placement is None else self.placement is Placement.MINCUT
 
     @property
     def settings(self) -> dict[str, str]:
