@@ -429,7 +429,7 @@ class Request:
     @property
     def places(self) -> bool:
         """True if the border between the types moves to where Casts cost least."""
-        return self.safe if self.placement is None else self.placement is Placement.MINCUT
+        return self.safe if self.placement is None else self.placement is not Placement.PROPAGATE
 
     @property
     def settings(self) -> dict[str, str]:
