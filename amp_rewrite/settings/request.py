@@ -429,7 +429,8 @@ class Request:
     @property
     def places(self) -> bool:
         """True if the border between the types moves to where Casts cost least."""
-        return self.safe if self.placement is None else self.placement is not Placement.PROPAGATE
+        usual = Placement.MINCUT if self.safe else Placement.PROPAGATE
+        return (self.placement or usual) is Placement.MINCUT
 
     @property
     def settings(self) -> dict[str, str]:
