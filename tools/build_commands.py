@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from amp_rewrite.cli import program
-from amp_rewrite.cli.examples import EXAMPLES
-from amp_rewrite.cli.group import COMMANDS
+from amp_rewrite.cli.group import COMMANDS, EXAMPLES
 from amp_rewrite.settings.option import ADVANCED, DATA, MANY, OUTPUT, PRECISION
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "commands.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from amp_rewrite.cli.rules import described
+from amp_rewrite.cli.commands.explain import described
 from amp_rewrite.decide.reasons import KINDS, REASONS, meaning
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "findings.md"

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.cli.rules import described, models_of, records
+from amp_rewrite.cli.commands.explain import described, models_of, records
 from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS, Strength
 
 FOLDER = Path(__file__).resolve().parent.parent / DOCS

@@ -13,8 +13,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import MeasuringOptions
-from amp_rewrite.cli.files import as_folder, is_stdout
-from amp_rewrite.cli.page import SUFFIXES
+from amp_rewrite.cli.files import SUFFIXES, as_folder, is_stdout
 from amp_rewrite.errors import count
 from amp_rewrite.fleet.urls import name_of, url_of
 

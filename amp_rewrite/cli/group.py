@@ -16,7 +16,6 @@ from click.shell_completion import CompletionItem, shell_complete
 
 from amp_rewrite.cli import terminal
 from amp_rewrite.cli.completion import COMPLETE, NAME, register
-from amp_rewrite.cli.examples import write_examples
 from amp_rewrite.errors import AmpRewriteError, advice, nearest
 from amp_rewrite.reports.render import WIDTH, plain
 from amp_rewrite.version import VERSION
@@ -28,22 +27,69 @@ _LONGEST = 1000  # characters of an error; names come out of files and may be of
 PIPE_CLOSED = 141  # as shells report death by SIGPIPE
 
 
-COMMANDS = {
-    "bench": "Time models side by side: latency, throughput, memory, ops.",
-    "calibrate": "Run MODEL on data and write the ranges of its values.",
-    "completion": "Print the script that completes commands, options, values and models in a shell.",
-    "convert": "Convert MODEL and print a report with reasons.",
-    "diff": "Print how B differs from A; exit with 1 if it does.",
-    "doctor": "Find obstacles to fast half precision, here or in MODEL.",
-    "emulate": "Write MODEL as float32 ops that round as half precision does.",
-    "explain": "Print why NODE gets its type, back to the op that decides; or what WORD means.",
-    "gate": "Compare each FILE with the same file in a commit of git; exit with 1 if one differs.",
-    "locate": "Print where values of B depart from A, and the ops that add most.",
-    "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
-    "train-step": "Write one ONNX model that makes a training step of MODEL.",
-    "verify": "Compare the outputs of B with those of A on the same data.",
+GROUPS = {
+    "Convert": {
+        "convert": "Convert MODEL and print a report with reasons.",
+        "calibrate": "Run MODEL on data and write the ranges of its values.",
+        "emulate": "Write MODEL as float32 ops that round as half precision does.",
+        "train-step": "Write one ONNX model that makes a training step of MODEL.",
+    },
+    "Check and compare": {
+        "verify": "Compare the outputs of B with those of A on the same data.",
+        "locate": "Print where values of B depart from A, and the ops that add most.",
+        "diff": "Print how B differs from A; exit with 1 if it does.",
+        "gate": "Compare each FILE with the same file in a commit of git; exit with 1 if one differs.",
+        "bench": "Time models side by side: latency, throughput, memory, ops.",
+    },
+    "Understand": {
+        "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
+        "explain": "Print why NODE gets its type, back to the op that decides; or what WORD means.",
+        "doctor": "Find obstacles to fast half precision, here or in MODEL.",
+    },
+    "Shell": {
+        "completion": "Print the script that completes commands, options, values and models in a shell.",
+    },
 }
-"""Each command and the first sentence of its help. `cli/commands/NAME.py` defines it, as a function of that name."""
+"""Headings of the help, and below each the commands with the first sentence of their help."""
+COMMANDS = {name: words for group in GROUPS.values() for name, words in group.items()}
+_MODULES = {
+    "compare": ("diff", "verify", "locate", "bench"),
+    "inspect": ("report", "doctor"),
+    "make": ("emulate", "train-step", "completion"),
+}
+"""Modules of `cli/commands/` that define several commands; each other command has one of its own name."""
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": ("model.onnx", "model.onnx --data batches.npz --tolerance 1e-2", "explain model.onnx NODE"),
+    "bench": ("bench model.onnx model.float16.onnx --random",),
+    "calibrate": (
+        "calibrate model.onnx --data batches.npz",
+        "calibrate model.onnx --ranges a.json --ranges b.json -o c.json",
+    ),
+    "completion": ("completion zsh > ~/.zfunc/_amp-rewrite",),
+    "convert": (
+        "model.onnx",
+        "model.onnx out.onnx --to bfloat16 --keep op=Softmax",
+        "model.onnx --data batches.npz --tolerance 1e-2",
+    ),
+    "diff": ("diff model.onnx model.float16.onnx",),
+    "doctor": ("doctor model.onnx --gpu H200",),
+    "emulate": ("emulate model.float16.onnx",),
+    "explain": ("explain model.onnx /encoder/layer.0/MatMul", "explain Softmax mask_fill", "explain rules"),
+    "gate": ("gate model.onnx --base origin/main --fail-on raised,casts",),
+    "locate": ("locate model.onnx model.float16.onnx --data batches.npz",),
+    "report": ("report model.onnx --expect 'float16 >= 95%'",),
+    "train-step": ("train-step model.onnx --loss 'cross_entropy(logits,labels)'",),
+    "verify": ("verify model.onnx model.float16.onnx --data d.npz --tolerance 1e-2",),
+}
+"""Command lines by the words of the command; "" is the program itself."""
+
+
+def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the examples of a command below a heading."""
+    if examples := EXAMPLES.get(ctx.command_path.partition(" ")[2]):
+        with formatter.section("Examples" if len(examples) > 1 else "Example"):
+            formatter.write("".join(f"  amp-rewrite {example}\n" for example in examples))
 
 
 class Program(click.Group):
@@ -57,8 +103,9 @@ class Program(click.Group):
     def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(import_module(f"amp_rewrite.cli.commands.{name}"), name)
+        module = next((module for module, names in _MODULES.items() if cmd_name in names), cmd_name)
+        found = import_module(f"amp_rewrite.cli.commands.{module}")
+        command: click.Command = getattr(found, cmd_name.replace("-", "_"))
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -78,8 +125,11 @@ class Program(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         limit = formatter.width - 6 - max(map(len, COMMANDS))
-        with formatter.section("Commands"):
-            formatter.write_dl([(n, click.Command(n, help=h).get_short_help_str(limit)) for n, h in COMMANDS.items()])
+        for heading, commands in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [(n, click.Command(n, help=h).get_short_help_str(limit)) for n, h in commands.items()]
+                )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing and not args:
@@ -112,11 +162,11 @@ class Program(click.Group):
         sys.exit(self._outcome(list(sys.argv[1:] if args is None else args), extra))
 
     def _complete(self, request: str, extra: dict[str, Any]) -> NoReturn:
-        """Answer a shell that asks for completions, and exit; after an error inside there are no completions."""
+        """Answer a shell that asks for completions, and exit; after an error there are none."""
         register()
         try:
             sys.exit(shell_complete(self, extra, NAME, COMPLETE, request))
-        except Exception:  # noqa: BLE001 no traceback into the middle of a command line
+        except (AmpRewriteError, click.ClickException, ImportError, OSError, ValueError):
             sys.exit(USAGE)
 
     def _outcome(self, args: list[str], extra: dict[str, Any]) -> int:
@@ -153,11 +203,12 @@ class Program(click.Group):
                 terminal.silence(sys.stdout)  # a full disk behind stdout would fail again at the last flush
             where = error.filename or "output"
             return _fail(f"{where}: {error.strerror or error}")
-        except Exception as error:  # noqa: BLE001 a bug of ours: shown whole; Python's exit code 1 would be "a difference"
-            if isinstance(error, ImportError) and _of_runtime(error):
+        except ImportError as error:
+            if _of_runtime(error):
                 return _fail(f"onnxruntime cannot be imported: {error}; `amp-rewrite doctor` says what to install")
-            traceback.print_exc()
-            return _fail("amp-rewrite failed inside; please report the lines above")
+            return _fail_inside()
+        except Exception:  # noqa: BLE001 the border of the process, where Python would exit with 1, "a difference"
+            return _fail_inside()
 
 
 def _of_runtime(error: ImportError) -> bool:
@@ -171,6 +222,12 @@ def _fail(message: str) -> int:
     line = plain(" ".join(message[:_LONGEST].split("\n")))
     terminal.talk(f"error: {line}{' …' if len(message) > _LONGEST else ''}", quiet=False)
     return USAGE
+
+
+def _fail_inside() -> int:
+    """Show a fault of this package whole."""
+    traceback.print_exc()
+    return _fail("amp-rewrite failed inside; please report the lines above")
 
 
 def _misused(error: click.UsageError) -> str:

@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from amp_rewrite.cli import files
 from amp_rewrite.cli.completion import patterns
-from amp_rewrite.cli.examples import write_examples
+from amp_rewrite.cli.group import write_examples
 from amp_rewrite.errors import ConfigError, ModelError, advice, options_spelled
 from amp_rewrite.settings import request
 from amp_rewrite.settings.config_file import setting_of, settings

@@ -103,9 +103,9 @@ def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
 
 
 @contextmanager
-def progress(title: str, *, quiet: bool) -> Iterator[Progress | None]:
-    """Yield a callback that draws a bar on stderr while the body runs; None if stderr is not a terminal."""
-    with _drawn(quiet) as tell:
+def progress(title: str, *, quiet: bool, verbose: bool = False) -> Iterator[Progress | None]:
+    """Yield a callback that shows on stderr how far the body is, as `stages` does."""
+    with _shown(quiet, verbose) as tell:
         if tell is not None:
             tell(title, 0, None)  # visible from the start, before the total is known
         yield None if tell is None else partial(tell, title)
@@ -129,18 +129,50 @@ def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
 
 
 @contextmanager
-def stages(title: str, *, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """Like `progress`, for work in several stages with a bar each: the callback gets the stage's name first."""
-    with _drawn(quiet) as tell:
+def stages(title: str, *, quiet: bool, verbose: bool = False) -> Iterator[Callable[[str, int, int], None] | None]:
+    """Yield a callback that shows the stages of the body on stderr, by name; None if nobody looks.
+
+    A terminal gets a bar for each, which moves while a stage is silent and goes at the end. With `verbose` another
+    stderr gets a line when a stage begins, and after each tenth of it.
+    """
+    with _shown(quiet, verbose) as tell:
         yield None if tell is None else lambda stage, done, total: tell(f"{title}: {stage}", done, total)
 
 
+Tell = Callable[[str, int, int | None], None]
+
+
 @contextmanager
-def _drawn(quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
-    """Yield a callback that draws bars by title on stderr; None if `quiet`, or if stderr is not a terminal."""
-    if quiet or not sys.stderr.isatty():
+def _shown(quiet: bool, verbose: bool) -> Iterator[Tell | None]:
+    if quiet or not (sys.stderr.isatty() or verbose):
         yield None
-        return
+    elif sys.stderr.isatty():
+        with _bars() as tell:
+            yield tell
+    else:
+        yield _lines()
+
+
+def _lines() -> Tell:
+    """Return a callback that prints a line when a stage begins, and after each tenth of it."""
+    last: dict[str, int] = {}
+
+    def tell(title: str, done: int, total: int | None) -> None:
+        tenths = 10 * done // total if total else 0
+        if last.get(title) != tenths:
+            last[title] = tenths
+            share = f" {done}/{total}" if total and total <= _COUNTED else f" {10 * tenths} %"
+            talk(f"{title}{share if tenths else ''}", quiet=False)
+
+    return tell
+
+
+_COUNTED = 10_000  # parts of a stage that are worth counting; more are bytes
+
+
+@contextmanager
+def _bars() -> Iterator[Tell]:
+    """Yield a callback that draws bars by title on stderr."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import Progress as Drawing

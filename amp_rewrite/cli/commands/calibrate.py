@@ -10,8 +10,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import DataOptions
-from amp_rewrite.cli.files import beside
-from amp_rewrite.cli.page import check_report, write_report
+from amp_rewrite.cli.files import beside, check_report, write_report
 from amp_rewrite.errors import option_of
 from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION
 

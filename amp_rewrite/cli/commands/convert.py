@@ -13,9 +13,8 @@ import click
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.batch import convert_batch, is_batch
 from amp_rewrite.cli.data import MeasuringOptions, without_drawing
-from amp_rewrite.cli.files import as_folder, beside, is_stdout
+from amp_rewrite.cli.files import as_folder, beside, check_report, is_page, is_stdout, write_file
 from amp_rewrite.cli.group import FINDING
-from amp_rewrite.cli.page import check_report, is_page, write_file
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.errors import option_of
 from amp_rewrite.ir.gc_paused import gc_paused

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from amp_rewrite.cli import op_lists, parameters, rules, terminal
+from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.completion import ops as known_ops
 from amp_rewrite.cli.data import MeasuringOptions
 from amp_rewrite.cli.files import MODEL
-from amp_rewrite.errors import advice
-from amp_rewrite.settings.list_entry import Entry
+from amp_rewrite.decide.reasons import meaning
+from amp_rewrite.errors import PatternError, advice
+from amp_rewrite.reports.render import count, shortened, table
+from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name
+
+if TYPE_CHECKING:
+    from amp_rewrite.settings.op_lists import OpLists
+    from amp_rewrite.settings.request import Request
 
 _TOPICS = ("lists", "rules")
 
@@ -74,26 +82,185 @@ def _parts(words: tuple[str, ...], given: dict[str, Any]) -> Iterator[tuple[str,
     from amp_rewrite.ir.schema import contrib_schemas
 
     settings = parameters.in_force({name: given[name] for name in ("to", "lists", "level", "config")})
-    lists = op_lists.lists_in_force(settings)
+    lists = lists_in_force(settings)
     if not words:
-        yield op_lists.list_summary(lists, settings.to.spelling), op_lists.list_rows(lists)
+        yield list_summary(lists, settings.to.spelling), list_rows(lists)
     ops: list[Entry] = []
     for word in words:
         if word == "lists":
-            yield op_lists.lists_by_color(list(lists)), op_lists.list_rows(lists)
+            yield lists_by_color(list(lists)), list_rows(lists)
         elif word == "rules":
-            yield rules.rules_table(), [rules.described(name) for name in rules.known_names()]
-        elif word in rules.known_words():
-            fact = rules.described(word)
-            yield rules.rule_page(fact), [fact]
+            yield rules_table(), [described(name) for name in known_names()]
+        elif word in known_words():
+            fact = described(word)
+            yield rule_page(fact), [fact]
         elif "::" in word or word in known_ops(word) or word in contrib_schemas():
-            ops += op_lists.entries_of(lists, word)
+            ops += entries_of(lists, word)
         else:
             hint = advice(word, _known(), "`amp-rewrite explain rules` and `explain lists` name all")
             raise click.UsageError(f"no file, rule or type of ops {word!r}; {hint}")
     if ops:
-        yield op_lists.list_table(ops), op_lists.list_rows(ops)
+        yield list_table(ops), list_rows(ops)
 
 
 def _known() -> list[str]:
-    return [*_TOPICS, *sorted(rules.known_words()), *known_ops("")]
+    return [*_TOPICS, *sorted(known_words()), *known_ops("")]
+
+
+# -- rules and reasons ---------------------------------------------------------------------------------------
+
+
+_RULE_HEAD = ("rule", "tier", "says")
+_WIDTH = 110
+_HEADINGS = {"hit": "Smallest model that needs it", "near": "Nearest model that it leaves alone"}
+
+
+def records() -> dict[str, Any]:
+    """Return the records of safety rules and fusions by name, and by the names of their cases."""
+    from amp_rewrite.decide.needs.rule import RULES
+    from amp_rewrite.rewrite.fusions import FUSIONS
+
+    both: tuple[Any, ...] = (*RULES, *FUSIONS)
+    return {name: record for record in both for name in (record.name, *record.pairs)}
+
+
+def known_names() -> list[str]:
+    """Return all names, strongest tier first, kinds of findings last."""
+    from amp_rewrite.decide.reasons import KINDS, REASONS
+
+    tiers = {id: -reason.strength for id, reason in REASONS.items()}
+    tiers.update({record.name: tiers.get(record.reason, 0) for record in records().values()})
+    return sorted({**tiers, **dict.fromkeys(KINDS, 0)}, key=lambda name: tiers.get(name, 0))
+
+
+def known_words() -> set[str]:
+    """Return all that `described` knows: the names, and those of the cases of rules."""
+    return {*records(), *known_names()}
+
+
+def described(name: str) -> dict[str, Any]:
+    """Return all facts about a rule, fusion, reason or kind of finding; PatternError for an unknown name."""
+    from amp_rewrite.decide.reasons import FINDINGS, KINDS, REASONS
+
+    known = records()
+    if name not in (names := known_words()):
+        hint = advice(name, sorted(names), "`amp-rewrite explain rules` lists all")
+        raise PatternError(f"no rule or reason {name!r}; {hint}")
+    record = known.get(name)
+    spoken = record.reason if record is not None else name
+    pairs = record.pairs if record is not None else ()
+    cases = {case: {end: known[name].model(end, case) for end in _HEADINGS} for case in pairs}
+    reason = REASONS.get(spoken)
+    return {
+        "name": record.name if record is not None and name not in KINDS else name,
+        "reason": spoken,
+        "tier": reason.strength.words if reason is not None else "finding",
+        "words": reason.words if reason is not None else KINDS[spoken],
+        "promise": record.promise if record is not None else None,
+        "docs": record.docs if record is not None else reason.docs if reason is not None else f"{FINDINGS}#{name}",
+        "sections": dict(record.sections) if record is not None else {},
+        "models": next(iter(cases.values()), {}),
+        "cases": cases,
+    }
+
+
+def models_of(fact: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each model of a rule with a heading."""
+    for case, models in fact["cases"].items():
+        which = f": {case}" if len(fact["cases"]) > 1 else ""
+        for end, head in _HEADINGS.items():
+            yield f"{head}{which}", models[end]
+
+
+def rules_table() -> str:
+    """Return a line for each rule, reason and kind of finding."""
+    from amp_rewrite.reports.render import table
+
+    facts = {name: described(name) for name in known_names()}
+    rows = [(name, fact["tier"], fact["promise"] or fact["words"]) for name, fact in facts.items()]
+    return "\n".join(table(rows, head=_RULE_HEAD, indent=0))
+
+
+def rule_page(fact: dict[str, Any]) -> str:
+    """Return the text of what `described` returns."""
+    lines = [f"{fact['name']}: {fact['promise'] or fact['words']}"]
+    if fact["promise"]:
+        lines.append(f"  in reports  {fact['reason']}: {fact['words']}")
+    lines.append(f"  tier        {fact['tier']}")
+    means, remedy = meaning(fact["reason"])
+    lines += [f"  meaning     {means}"] if means else []
+    lines += [f"  what to do  {remedy}"] if remedy else []
+    if fact["docs"]:
+        lines.append(f"  docs        {fact['docs']}")
+    for head, text in fact["sections"].items():
+        lines += ["", head, *textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")]
+    for head, text in models_of(fact):
+        lines += ["", head, textwrap.indent(text.rstrip(), "  ")]
+    return "\n".join(lines)
+
+
+# -- op lists ------------------------------------------------------------------------------------------------
+
+
+_LIST_HEAD = ("op", "color", "when", "source", "because")
+_WHERE = "lists"
+
+
+def lists_in_force(settings: Request) -> OpLists:
+    """Return the op lists as the level of settings sees them, with edits of the environment."""
+    return settings.op_lists.at_level(settings.level)
+
+
+def list_rows(entries: Iterable[Entry]) -> list[Mapping[str, str]]:
+    """Return entries as rows of texts."""
+    return [dict(zip(_LIST_HEAD, _cells(entry), strict=True)) for entry in entries]
+
+
+def list_table(entries: Iterable[Entry]) -> str:
+    """Return entries as a table."""
+    return "\n".join(table(map(_cells, entries), head=_LIST_HEAD, indent=0))
+
+
+def list_summary(lists: OpLists, low: str) -> str:
+    """Return a row for each list: how many entries it has, and the first ops. `low`: the type of the lists."""
+    entries = list(lists)
+    named = "" if lists.name == low else f" of {lists.name}"
+    title = f"op lists of {low}: {count(len(entries), 'entry', 'entries')}{named}"
+    names = {color: list(dict.fromkeys(entry.name for entry in entries if entry.color is color)) for color in Color}
+    counts = Counter(entry.color for entry in entries)
+    rows = [(color.value, str(counts[color]), shortened(names[color], _SHOWN)) for color in Color]
+    return "\n".join([title, *table(rows, right=" >"), _MORE])
+
+
+def entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
+    """Return the entries of an op by name, and the entry without a condition; ListError for an unknown op."""
+    domain, op_type = parse_name(word, _WHERE)
+    entries = lists.entries_of(domain, op_type)
+    if not entries:
+        check_known(domain, op_type, _WHERE, lambda: _listed_anywhere(lists))
+    whole = entries and entries[-1].condition is None
+    return entries if whole else (*entries, lists.otherwise(domain, op_type))
+
+
+_MORE = "`amp-rewrite explain OP` shows who lists an op and why, `amp-rewrite explain lists` all ops"
+_SHOWN = 5  # ops of a list in the summary
+
+
+def lists_by_color(entries: Sequence[Entry]) -> str:
+    """Return a table of each list."""
+    parts = []
+    for color in Color:
+        listed = [entry for entry in entries if entry.color is color]
+        rows = [(name, when, source, because) for name, _, when, source, because in map(_cells, listed)]
+        parts.append("\n".join([f"{color.value}: {count(len(listed), 'entry', 'entries')}", *table(rows)]))
+    return "\n\n".join(parts)
+
+
+def _cells(entry: Entry) -> tuple[str, str, str, str, str]:
+    return entry.name, entry.color.value, str(entry.condition or ""), entry.source, entry.because
+
+
+def _listed_anywhere(lists: OpLists) -> set[tuple[str, str]]:
+    from amp_rewrite.ir.schema import contrib_schemas
+
+    return {*lists.entries, *(parse_name(name, _WHERE) for name in contrib_schemas())}

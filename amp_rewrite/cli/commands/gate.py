@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import shutil
+import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.accepted import Acceptance, in_commit, place_of
-from amp_rewrite.cli.committed import commit_of, committed
+from amp_rewrite.cli.files import write_file
 from amp_rewrite.cli.group import FINDING, USAGE
-from amp_rewrite.cli.page import write_file
-from amp_rewrite.errors import AmpRewriteError
+from amp_rewrite.errors import AmpRewriteError, MachineError, ReportError, one_line
+from amp_rewrite.files.targets import data_files
+from amp_rewrite.reports import reading
+from amp_rewrite.reports.report import MAX_CHARACTERS, Report
 from amp_rewrite.settings.option import OUTPUT
 
 if TYPE_CHECKING:
@@ -167,3 +172,130 @@ def _check(file: Path, ref: str | None, expected: Collection[Expectation], fail_
         words.extend(str(outcome) for outcome in failed if outcome.expected in accepted.expect)
         failed = tuple(outcome for outcome in failed if outcome.expected not in accepted.expect)
     return _GatedFile(file, report, delta, differs, failed, tuple(words))
+
+
+# -- what is accepted ----------------------------------------------------------------------------------------
+
+
+_SUFFIX = ".accepted.json"
+
+
+def place_of(file: Path) -> Path:
+    """Return the file that holds what is accepted for a model or report."""
+    return file.with_name(file.name + _SUFFIX)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The accepted report of a file, and the expectations that it need not meet.
+
+    `differences`: the accepted differences in words. `base`: the commit that they were seen against.
+    """
+
+    base: str
+    differences: str
+    expect: tuple[str, ...]
+    report: Report
+
+    @classmethod
+    def read(cls, file: Path) -> Acceptance | None:
+        """Return what is accepted for a file, None without one. ReportError if it cannot be read."""
+        place = place_of(file)
+        if not place.exists():
+            return None
+        remedy = "delete it, and run `amp-rewrite gate --accept` again"
+        try:
+            with place.open("rb") as stream:
+                content = stream.read(MAX_CHARACTERS + 1)
+        except OSError as error:
+            raise ReportError(f"cannot read {place}: {error.strerror or error}; {remedy}") from error
+        held = reading.load(content, str(place), "an acceptance of this tool", remedy, ReportError, json.loads)
+        stated = held.get("accepted") if isinstance(held, dict) else None
+        texts = [stated.get("base"), stated.get("differences")] if isinstance(stated, dict) else [None]
+        expect = stated.get("expect") if isinstance(stated, dict) else None
+        if not isinstance(expect, list) or not all(isinstance(text, str) for text in (*texts, *expect)):
+            raise ReportError(f"{place}: not an acceptance of this tool; {remedy}")
+        report = Report.from_json(json.dumps(held.get("report")), str(place))
+        return cls(str(texts[0]), str(texts[1]), tuple(expect), report)
+
+    def write(self, file: Path) -> Path:
+        """Write what is accepted for a file, whole or not at all, and return the place."""
+        place = place_of(file)
+        stated = {"base": self.base, "differences": self.differences, "expect": list(self.expect)}
+        text = f'{{\n"accepted": {json.dumps(stated)},\n"report": {self.report.to_json().rstrip()}\n}}\n'
+        write_file(place, text, "nothing was accepted")
+        return place
+
+    def covers(self, report: Report, fail_on: Collection[str] = ()) -> bool:
+        """True if a report differs from the accepted one in no kind that fails."""
+        from amp_rewrite.reports.diff import diff  # late: few files have one
+
+        delta: Delta = diff(self.report, report)
+        return not delta.fails(fail_on)
+
+
+def in_commit(file: Path, ref: str | None) -> bool:
+    """True if a commit holds the same acceptance of a file."""
+    place = place_of(file)
+    if ref is None or not place.exists():
+        return False
+    with TemporaryDirectory(prefix="amp-rewrite-") as folder:
+        before = committed(place, ref, Path(folder))
+        return before is not None and before.read_bytes() == place.read_bytes()
+
+
+# -- files of a commit ---------------------------------------------------------------------------------------
+
+
+def commit_of(ref: str, beside: Path) -> str | None:
+    """Return the commit that a ref names in the repository of a file, if there is one. ReportError outside of one."""
+    _git(beside, "rev-parse", "--git-dir")
+    done = _asked_git(beside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    return done.stdout.decode().strip() if done.returncode == 0 else None
+
+
+def committed(file: Path, ref: str, folder: Path) -> Path | None:
+    """Write the committed version of a file, with its external data, to a folder; None if the commit lacks it.
+
+    Filters run, so that a file of git-lfs is the model and not its pointer. External data that is not in the commit is
+    left out.
+    """
+    copy = _copied(file, ref, folder)
+    if copy is None or copy.suffix == ".json":
+        return copy
+    for data in data_files(copy):
+        inside = Path(os.path.normpath(data))  # a model may name any place
+        if inside.is_relative_to(folder) and inside != copy:
+            _copied(file.parent / inside.relative_to(folder), ref, folder, inside)
+    return copy
+
+
+def _copied(file: Path, ref: str, folder: Path, to: Path | None = None) -> Path | None:
+    to = to or folder / file.name
+    top = file.parent if file.parent.is_dir() else Path()
+    inside = _git(top, "rev-parse", "--show-prefix").strip()
+    name = f"{ref}:{inside}{file.name}"
+    if _asked_git(top, "cat-file", "-e", name).returncode != 0:
+        return None
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with to.open("wb") as stream:
+        _git(top, "cat-file", "--filters", name, into=stream)
+    return to
+
+
+def _asked_git(where: Path, *words: str, into: IO[bytes] | None = None) -> subprocess.CompletedProcess[bytes]:
+    program = shutil.which("git")
+    if program is None:
+        raise MachineError("git is not installed, and the base of a comparison is a commit; install git")
+    folder = where if where.is_dir() else where.parent
+    command = [program, "-C", str(folder), *words]
+    return subprocess.run(command, stdout=into or subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+
+
+def _git(where: Path, *words: str, into: IO[bytes] | None = None) -> str:
+    """Return the output of git. ReportError with git's message if it fails."""
+    done = _asked_git(where, *words, into=into)
+    if done.returncode != 0:
+        said = one_line(done.stderr.decode(errors="replace"))
+        raise ReportError(f"{where}: git {words[0]} failed: {said}; run this in a repository that holds the file")
+    return (done.stdout or b"").decode(errors="surrogateescape")

@@ -226,7 +226,7 @@ def full(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_report_that_finds_no_room_leaves_the_old_one(full: Path) -> None:
-    from amp_rewrite.cli.page import write_file
+    from amp_rewrite.cli.files import write_file
 
     with pytest.raises(ReportError, match=r"^cannot write .*r\.json: No space left on device; nothing was changed$"):
         write_file(full / "r.json", "x" * 100_000, "nothing was changed")
@@ -236,7 +236,7 @@ def test_a_report_that_finds_no_room_leaves_the_old_one(full: Path) -> None:
 
 
 def test_a_report_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
-    from amp_rewrite.cli.page import write_file
+    from amp_rewrite.cli.files import write_file
 
     old = tmp_path / "r.json"
     old.write_text("old")

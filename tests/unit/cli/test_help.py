@@ -13,8 +13,7 @@ import click
 import pytest
 
 from amp_rewrite.cli import program
-from amp_rewrite.cli.examples import EXAMPLES
-from amp_rewrite.cli.group import COMMANDS
+from amp_rewrite.cli.group import COMMANDS, EXAMPLES
 from support.paths import TESTS
 from unit.cli.test_cli import run
 

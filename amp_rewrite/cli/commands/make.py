@@ -1,13 +1,15 @@
-"""`amp-rewrite train-step`: one model that makes a training step."""
+"""`amp-rewrite emulate`, `train-step` and `completion`: what is made besides a conversion."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import beside
-from amp_rewrite.cli.parameters import option
+from amp_rewrite.cli.parameters import choice, option
 from amp_rewrite.reports.render import plain
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import Request
@@ -16,21 +18,63 @@ if TYPE_CHECKING:
     from amp_rewrite.settings.loss_scale import LossScale
     from amp_rewrite.train.step.step import TrainingStep
 
-_HEAD = "Training"
+# -- emulate -------------------------------------------------------------------------------------------------
+
+
+_KEPT = "Inputs and outputs that keep their low type: those numpy knows, all, or none."
+_TWIN = (
+    parameters.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
+    choice("--io", ("numpy", "same", "float32"), _KEPT, default="numpy", show_default=True),
+    parameters.flag("--no-rounding", "Round nothing: write the float32 reference of a half model."),
+    parameters.ROWS["overwrite"],
+    parameters.quiet("errors"),
+    parameters.config,
+    parameters.keys("external_data", "shard_size"),
+)
+
+
+@parameters.command(parameters.model, *_TWIN)
+def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet: bool, **given: Any) -> None:
+    """Write MODEL as float32 ops that round as half precision does.
+
+    The result shows on any machine what half precision does to the numbers. onnxruntime's CPU provider hides that: it
+    computes most float16 ops in float32, where hardly anything overflows.
+    """
+    from amp_rewrite.files.model import Model
+    from amp_rewrite.files.targets import check_target
+    from amp_rewrite.rewrite.emulate import emulate
+
+    settings = parameters.in_force(given)
+    saving = {name: getattr(settings, name) for name in ("overwrite", "external_data", "shard_size")}
+    output = output or beside(model, "widened.onnx" if no_rounding else "emulated.onnx")
+    check_target(output, settings.overwrite, read=model)  # before the work, not after it
+    with terminal.progress(model.name, quiet=quiet) as progress:
+        source = Model.load(model)
+        twin = emulate(source, rounding=not no_rounding, io=io)
+        twin.save(output, **saving, progress=progress)
+    if twin.proto.graph == source.proto.graph:
+        terminal.talk(f"nothing to emulate: {model.name} holds no float16 and no bfloat16", quiet=quiet)
+    terminal.talk(f"wrote {output}", quiet=quiet)
+
+
+# -- train-step ----------------------------------------------------------------------------------------------
+
+
+_TRAINING = "Training"
 _STEP = (
     parameters.output("MODEL-stem.step.onnx"),
     option(
         "--loss",
         "VALUE|LOSS(A,B)",
         "A value of the model, or cross_entropy, mean_squared_error … of one, as in cross_entropy(logits,label).",
-        _HEAD,
+        _TRAINING,
         required=True,
     ),
     option(
         "--optimizer",
         "NAME,KEY=NUMBER,…",
         "sgd, rmsprop, adam, adamw or adagrad, as in adam,lr=0.001,clipnorm=1.",
-        _HEAD,
+        _TRAINING,
         default="sgd",
         show_default=True,
     ),
@@ -38,20 +82,20 @@ _STEP = (
         "--loss-scale",
         "dynamic|none|NUMBER",
         "Loss scale of the gradients.  [default: dynamic for mixed_float16, else none]",
-        _HEAD,
+        _TRAINING,
     ),
     option(
         "--policy",
         "mixed_float16|mixed_bfloat16|float32",
         "Type of the arithmetic; parameters stay float32.  [default: mixed_float16]",
-        _HEAD,
+        _TRAINING,
     ),
-    option("--parameters", "GLOB", "Initializers to train; repeatable.", _HEAD, multiple=True),
-    option("--freeze", "GLOB", "Initializers not to train; repeatable.", _HEAD, multiple=True),
+    option("--parameters", "GLOB", "Initializers to train; repeatable.", _TRAINING, multiple=True),
+    option("--freeze", "GLOB", "Initializers not to train; repeatable.", _TRAINING, multiple=True),
     option(
-        "--micro-batches", "N", "Runs whose gradients make one step.", _HEAD, type=int, default=1, show_default=True
+        "--micro-batches", "N", "Runs whose gradients make one step.", _TRAINING, type=int, default=1, show_default=True
     ),
-    parameters.flag("--training-mode", "Normalize by statistics of the batch, and apply dropout.", _HEAD),
+    parameters.flag("--training-mode", "Normalize by statistics of the batch, and apply dropout.", _TRAINING),
     *parameters.STEP,
     parameters.ROWS["overwrite"],
     parameters.config,
@@ -151,3 +195,20 @@ def _scale_in_words(scale: LossScale | None) -> str:
     if isinstance(scale, DynamicLossScale):
         return f"dynamic, {scale.initial_loss_scale:g} at first"
     return "none" if scale is None else f"{float(scale()):g}"
+
+
+# -- completion ----------------------------------------------------------------------------------------------
+
+
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@parameters.command(click.argument("shell", metavar="|".join(_SHELLS), type=parameters.WordChoice(_SHELLS)))
+def completion(shell: str) -> None:
+    """Print the script that completes commands, options, values and models in a shell.
+
+    Its first lines say how to install it.
+    """
+    from amp_rewrite.cli.completion import script
+
+    terminal.show(script(shell))

@@ -1,0 +1,189 @@
+"""`amp-rewrite diff`, `verify`, `locate` and `bench`: models side by side."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli.data import DataOptions, stated_criterion
+from amp_rewrite.cli.files import check_report, present
+from amp_rewrite.cli.group import FINDING
+from amp_rewrite.cli.parameters import option
+from amp_rewrite.settings.option import DATA, OUTPUT
+from amp_rewrite.settings.request import STARTS
+
+if TYPE_CHECKING:
+    from amp_rewrite.deploy.bench.result import Benchmark
+    from amp_rewrite.evidence.verdict import Verdict
+
+# -- diff ----------------------------------------------------------------------------------------------------
+
+
+@parameters.command(
+    *parameters.PAIR,
+    parameters.ROWS["fail_on"],
+    parameters.form("text", "json", "markdown", "github", says="github: annotations of a workflow."),
+    parameters.verbose,
+    parameters.config,
+    *parameters.REPORT,
+)
+def diff(a: Path, b: Path, form: str, verbose: bool, report_file: Path | None, **given: Any) -> int:
+    """Print how B differs from A; exit with 1 if it does. Both are models or JSON reports.
+
+    On a terminal this is a summary by type; -v names each op.
+    """
+    from amp_rewrite.reports.diff import diff
+
+    check_report(report_file, overwrite=given.pop("overwrite"), read=(a, b))
+    settings = parameters.in_force(given)
+    delta = diff(a, b)
+    failed = delta.fails(settings.fail_on)
+    brief = sys.stdout.isatty() and not verbose
+    text = delta.to(form, settings.fail_on, verbose=False if brief else verbose or None)
+    present(delta, text, report_file, as_json=form == "json", commands=form == "github")
+    return FINDING if failed else 0
+
+
+# -- verify --------------------------------------------------------------------------------------------------
+
+
+_EMULATION = "Round as half precision does, in float32.  [default: where no CUDA provider opens]"
+_RUNNING = (
+    parameters.option("--only", "OUTPUT", "Compare only this output; repeatable.", DATA, multiple=True),
+    parameters.flag("--equal-nan", "Treat NaN on both sides as equal.", DATA),
+    parameters.option("--emulate/--no-emulate", None, _EMULATION, default=None),
+    parameters.option(
+        "--provider", "NAME", "Provider that must run both models.  [default: CUDA, CPU, or that of the model's target]"
+    ),
+)
+
+
+@parameters.command(
+    *parameters.PAIR,
+    *parameters.FEEDING,
+    *parameters.FEEDBACK,
+    *parameters.CRITERION,
+    *_RUNNING,
+    parameters.config,
+    parameters.keys(*parameters.CRITERION_KEYS, *parameters.FEEDING_KEYS),
+    parameters.as_json,
+    parameters.quiet(),
+    parameters.flag("-v --verbose", "Print every batch.", OUTPUT),
+    *parameters.REPORT,
+)
+def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_file: Path | None, **given: Any) -> int:
+    """Compare the outputs of B with those of A on the same data.
+
+    Exit with 1 if they differ by more than you allow. State a criterion, for which no default exists: --tolerance, or a
+    --metric with its bound.
+    """
+    settings = parameters.in_force({"config": given.pop("config")})
+    feeding = DataOptions.taken(given).completed(settings).needed()
+    criterion = stated_criterion(given) or stated_criterion(dict(vars(settings)))
+    if not criterion:
+        ways = "--tolerance X, or --metric NAME=X"
+        raise click.UsageError(f"no criterion for the outputs; add {ways}; to start with, a tolerance of {STARTS}")
+    check_report(report_file, overwrite=given.pop("overwrite"), read=(a, b))
+    from amp_rewrite.evidence.verify import verify
+
+    given |= {"outputs": given.pop("only"), **criterion}
+    verdict = feeding.compared(verify, a, b, quiet=quiet, **given)
+    text = verdict.to_json() if as_json else verdict.text(verbose=verbose, command=_command(verdict, report_file))
+    present(verdict, text, report_file, as_json=as_json, quiet=quiet)
+    return 0 if verdict.ok else FINDING
+
+
+def _command(verdict: Verdict, report_file: Path | None) -> str:
+    """Return the command as it was typed, with feedback of the states that the model seems to have, or ""."""
+    typed = click.get_current_context().find_root().obj
+    more = ["--overwrite"] if report_file and "--overwrite" not in typed else []
+    repeats = bool(verdict.states) and "-" not in typed
+    return shlex.join(["amp-rewrite", *typed, *verdict.advised, *more]) if repeats else ""
+
+
+# -- locate --------------------------------------------------------------------------------------------------
+
+
+@parameters.command(
+    *parameters.PAIR,
+    *parameters.FEEDING,
+    *parameters.FEEDBACK,
+    parameters.config,
+    parameters.keys(*parameters.FEEDING_KEYS),
+    parameters.option("--top", "N", "The number of ops to show.  [default: 10]", type=click.IntRange(min=1)),
+    parameters.option("--tolerance", "X", "Also name the first op whose error is larger.", type=float),
+    parameters.as_json,
+    parameters.quiet(),
+    *parameters.REPORT,
+)
+def locate(
+    a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, report_file: Path | None, **given: Any
+) -> None:
+    """Print where values of B depart from A, and the ops that add most.
+
+    First comes the op where the error jumps, then the ops with the largest local errors.
+    """
+    feeding = DataOptions.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
+    check_report(report_file, overwrite=given.pop("overwrite"), read=(a, b))
+    from amp_rewrite.evidence.locate import locate
+
+    located = feeding.compared(locate, a, b, quiet=quiet, **given)
+    shown = {} if top is None else {"top": top}
+    text = located.to_json(**shown) if as_json else located.text(**shown)
+    present(located, text, report_file, as_json=as_json, quiet=quiet)
+
+
+# -- bench ---------------------------------------------------------------------------------------------------
+
+
+_COUNT = click.IntRange(min=1)
+_TIME = "Timing"
+_TIMING = (
+    option("--provider", "NAME", "Provider that must run all models.  [default: CUDA or CPU]", _TIME),
+    option("--rounds", "N", "Rounds; all models take turns in each.  [default: 20]", _TIME, type=_COUNT),
+    option("--runs", "N", "Runs of each model in a round.  [default: as many as 50 ms hold]", _TIME, type=_COUNT),
+    option("--warm-up warm", "N", "Runs before the first one that counts.  [default: 10]", _TIME, type=_COUNT),
+    option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", _TIME, type=_COUNT),
+    option("--batch-sizes", "1,8,64", "Measure throughput at these sizes of a free batch dimension.", _TIME),
+    option("--memory/--no-memory", None, "Measure peak memory, each model in its own process.", _TIME, default=True),
+    option("--profile/--no-profile", None, "Measure the time of each op.", _TIME, default=True),
+)
+
+
+@parameters.command(
+    click.argument("models", metavar="A [B]...", type=parameters.MODEL, nargs=-1, required=True),
+    *parameters.FEEDING,
+    *_TIMING,
+    parameters.config,
+    parameters.keys(*parameters.FEEDING_KEYS),
+    parameters.as_json,
+    parameters.quiet(),
+)
+def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) -> None:
+    """Time models side by side: latency, throughput, memory, ops.
+
+    All models run on the same batch; the first is the baseline. The output names the ops that got slower. Measure on a
+    GPU: on a CPU half precision is slower.
+    """
+    feeding = DataOptions.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
+    benchmark = _benchmark(models, feeding, given, quiet=quiet)
+    if as_json or not quiet:
+        terminal.show(benchmark.to_json() if as_json else benchmark.text())
+
+
+def _benchmark(models: tuple[Path, ...], feeding: DataOptions, given: dict[str, Any], *, quiet: bool) -> Benchmark:
+    from amp_rewrite.deploy.bench.bench import bench, parse_sizes
+    from amp_rewrite.files.model import Model
+
+    sizes = given.pop("batch_sizes")
+    asked = {word: value for word, value in given.items() if value is not None}
+    if sizes is not None:
+        asked["sizes"] = parse_sizes(sizes)
+    feed = feeding.feed(Model.load(models[0]), quiet=quiet)
+    with terminal.stages("bench", quiet=quiet) as tell:
+        return bench(models, feed, allow_nonfinite=bool(feeding.allow_nonfinite), progress=tell, **asked)
