@@ -21,7 +21,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.delta import KINDS
-from amp_rewrite.settings.choices import Fuse, Level, Quantized, Safety, Target
+from amp_rewrite.settings.choices import Fuse, Level, Placement, Quantized, Safety, Target
 from amp_rewrite.settings.request import KEYWORDS, SETTINGS
 
 MODEL = """
@@ -316,6 +316,8 @@ DEFAULTS = {
     "fuse": Fuse.AUTO,
     "opset": None,
     "shift": "auto",
+    "placement": None,
+    "gray_follows_allow": None,
 }
 
 
@@ -333,6 +335,8 @@ DEFAULTS = {
         (["--lower", "op=A"], {"lower": ("op=A",)}),
         (["--io", "low", "--io", "out:y=float32"], {"io": ("low", "out:y=float32")}),
         (["--fuse", "none"], {"fuse": Fuse.NONE}),
+        (["--set", "placement=propagate"], {"placement": Placement.PROPAGATE}),
+        (["--set", "gray-follows-allow=false"], {"gray_follows_allow": False}),
         (["--opset", "auto"], {"opset": "auto"}),
         (["--opset", "20"], {"opset": 20}),
         (["--set", "shift=6"], {"shift": 6}),
