@@ -11,11 +11,12 @@ from typing import Any, Protocol, TypeAlias
 from onnx import ModelProto, TensorProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files import casting, store, tensors, wire
 from amp_rewrite.files.casting import Array, cast
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.loading import HEAVY, of_memory, of_path
+from amp_rewrite.files.mends import mended
 from amp_rewrite.files.program_tensors import ProgramTensor, any_held
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.skeleton import skeleton
@@ -71,6 +72,7 @@ class Model:
     Attributes:
         proto: the ModelProto.
         path: the file that it was read from; None for one from memory.
+        mends: defects of the file that runtimes overlook, and what became of them.
         held: the tensors of a program.
 
     Example:
@@ -82,6 +84,7 @@ class Model:
 
     proto: ModelProto
     path: Path | None = None
+    mends: tuple[Finding, ...] = field(default=(), repr=False)
     held: frozenset[ProgramTensor] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -106,9 +109,11 @@ class Model:
             return held
         place = None if folder is None else Path(folder)
         if isinstance(source, (str, os.PathLike)):
-            return cls(of_path(Path(source), place), Path(source))
+            proto, mends = mended(of_path(Path(source), place), ours=True)
+            return cls(proto, Path(source), mends)
         own: dict[str, Source] = {}  # holds the tensors of a program until the model does
-        return cls(of_memory(source, place, own))
+        proto, mends = mended(of_memory(source, place, own), ours=False)
+        return cls(proto, None, mends)
 
     def __repr__(self) -> str:
         return f"<Model {str(self.path or self.proto.graph.name)!r}: {len(self.proto.graph.node)} nodes>"

@@ -10,10 +10,12 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files import wire
+from amp_rewrite.files.mends import bare
 from amp_rewrite.files.protos import refill
 from amp_rewrite.files.tensors import is_stub, nbytes, without_values
 
 _SPARSE_CONSTANT = 11  # the first opset whose Constant has sparse_value
+_RESHAPE_WITH_SHAPE = 5  # the first opset whose Reshape takes the shape as an input
 # What Constant produced before its newer versions (opset 13: bfloat16, 19: float8, 21: int4 …).
 _ALWAYS = frozenset(DType) - {d for d in DType if d.code >= DType.BFLOAT16.code}
 
@@ -40,6 +42,7 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
     if body is None:
         out.CopyFrom(proto)
         _stand_in(out)
+        _without_bare_ends(out)
         return out
     out.ParseFromString(b"".join(p for p in body if isinstance(p, bytes)))
     _main_inputs(out.graph)
@@ -52,6 +55,7 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
         for attribute in function.attribute_proto:
             _fill_attribute(attribute, _opset(function))
     _stand_in(out)
+    _without_bare_ends(out)
     return out
 
 
@@ -72,6 +76,23 @@ def _stand_in(model: ModelProto) -> None:
                     del node.attribute[:]
                     node.domain, node.op_type = "", "Cast" if codes else "Identity"
                     node.attribute.extend(onnx.helper.make_attribute("to", to) for to in codes)
+
+
+def _without_bare_ends(model: ModelProto) -> None:
+    """Drop outputs without a type or a shape, which the checker demands; make such inputs results of a Reshape."""
+    graph = model.graph
+    if any(map(bare, graph.output)):
+        refill(graph, "output", [formal for formal in graph.output if not bare(formal)])
+    inputs = [formal for formal in graph.input if bare(formal) and formal.type.tensor_type.elem_type]
+    if inputs and _opset(model) >= _RESHAPE_WITH_SHAPE:
+        nodes, ends = [], []
+        for formal in inputs:
+            flat, shape = f"{formal.name}?flat", f"{formal.name}?shape"
+            ends.append(onnx.helper.make_tensor_value_info(flat, formal.type.tensor_type.elem_type, [None]))
+            ends.append(onnx.helper.make_tensor_value_info(shape, TensorProto.INT64, [None]))
+            nodes.append(onnx.helper.make_node("Reshape", [flat, shape], [formal.name]))
+        refill(graph, "input", [*(formal for formal in graph.input if formal not in inputs), *ends])
+        refill(graph, "node", [*nodes, *graph.node])
 
 
 def _of_ones(node: NodeProto) -> list[int] | None:

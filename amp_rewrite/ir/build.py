@@ -14,6 +14,7 @@ from onnx.numpy_helper import to_array
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.loading import FIRST_IR_WITH_OPSET_IMPORTS
+from amp_rewrite.files.mends import OPSETS
 from amp_rewrite.files.tensors import elements, is_stub
 from amp_rewrite.ir.graphs import all_nodes, graphs_in
 from amp_rewrite.ir.graphs import bodies as bodies
@@ -23,7 +24,6 @@ from amp_rewrite.ir.schema import PLAIN_CONSTANTS, TENSOR, Signature, ValueType,
 from amp_rewrite.ir.type_inference import body_input_types, result_type, settle, state_pairs
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_RESIZE_WITH_REGION
 
-_OPSETS = 1 << 31  # onnx stores a version in an int
 _SCALES: Mapping[str, Callable[[int], int]] = {
     "Resize": lambda since: 1 if since < FIRST_RESIZE_WITH_REGION else 2,
     "Upsample": lambda _: 1,
@@ -82,7 +82,7 @@ def check_imports(proto: ModelProto) -> None:
         for imported in holder.opset_import:
             _refuse_bytes((imported.domain,), "the domain of an opset import")
             domain = normal_domain(imported.domain) or "ai.onnx"
-            if not 0 < imported.version < _OPSETS:
+            if not 0 < imported.version < OPSETS:
                 raise ModelError(f"{what} imports {domain} opset {imported.version}, which does not exist; correct it")
             if versions.setdefault(domain, imported.version) != imported.version:
                 raise ModelError(f"{what} imports {domain} opsets {versions[domain]} and {imported.version}; keep one")
@@ -288,7 +288,7 @@ class _Build:
             _refuse_bytes(key, f"node {position}: a part of it")
             domain, op_type = normal_domain(key[0]), key[1]
             kind = f"{domain}::{op_type}" if domain else op_type
-            self.kinds[key] = domain, op_type, kind, self._signature(node, domain, op_type)
+            self.kinds[key] = domain, op_type, kind, self._signature(domain, op_type)
         return self.kinds[key]
 
     def _read(self, frame: _Frame, node: str, op_type: str, name: str) -> ValueId | None:
@@ -336,19 +336,13 @@ class _Build:
         public = name in frame.outputs
         self._define(frame, Value(self._next, frame.scope, name, Role.RESULT, op.id, public, False, tensor), vtype)
 
-    def _signature(self, node: NodeProto, domain: str, op_type: str) -> Signature | None:
+    def _signature(self, domain: str, op_type: str) -> Signature | None:
         if (domain, op_type) in self.functions:
             return None
         opset = self.opsets.get(domain)
         if opset is None and domain == "" and self.proto.ir_version >= FIRST_IR_WITH_OPSET_IMPORTS:
             raise ModelError("the model uses ai.onnx operators but imports no ai.onnx opset; add the import")
-        schema = signature(domain, op_type, opset or 1)
-        if schema is None and domain == "":
-            raise ModelError(
-                f"node {node.name or node.op_type!r}: ai.onnx opset {opset} has no operator {node.op_type!r} "
-                f"that onnx {onnx.__version__} knows; upgrade onnx or correct the opset import"
-            )
-        return schema
+        return signature(domain, op_type, opset or 1)
 
 
 def _constant_tensor(stated: Iterable[AttributeProto]) -> TensorProto | None:

@@ -194,6 +194,17 @@ def _contrib_signature(domain: str, op_type: str) -> Signature | None:
     return Signature(domain, op_type, row["since"], inputs, outputs, types, False)
 
 
+def refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
+    """True for an operator of ai.onnx that onnx's checker refuses and runtimes may open.
+
+    It is unknown to onnx at this opset, or deprecated there with a function that runtimes still compute.
+    """
+    if normal_domain(domain):
+        return False
+    schema = onnx_schema("", op_type, opset)
+    return schema is None or bool(schema.deprecated and schema.has_context_dependent_function)  # type: ignore[attr-defined]
+
+
 def of_runtime_alone(domain: str, op_type: str, opset: int) -> bool:
     """True for an operator that onnxruntime registers in ai.onnx, and that onnx does not know at this opset.
 

@@ -15,9 +15,10 @@ from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import networkx as nx
-from onnx import TensorProto
+from onnx import ModelProto, TensorProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
@@ -71,13 +72,13 @@ class View(Index):
         try:
             index = build(model.proto)
         except ShadowingError:
-            model = replace(model, proto=unshadowed(model.proto, partial(_same, model)))
+            model = _mended(model, unshadowed(model.proto, partial(_same, model)), _SHADOWED)
             index = build(model.proto)
         except UnsortedError:
             ordered = in_order(model.proto)
             if ordered is None:
                 raise
-            model = replace(model, proto=ordered)
+            model = _mended(model, ordered, _UNSORTED)
             index = build(ordered)
         return cls(**{part.name: getattr(index, part.name) for part in fields(index)}, model=model)
 
@@ -298,6 +299,14 @@ def _ports(schema: Signature, no_input: _Present, no_output: _Present) -> _Ports
             if not absent and (name := named(slot)) is not None:
                 variables.setdefault(name, ([], []))[side].append(slot)
     return tuple((name, tuple(ins), tuple(outs)) for name, (ins, outs) in variables.items())
+
+
+_SHADOWED = "bodies repeat initializers of the graph around them; the result has each once"
+_UNSORTED = "its nodes were not in the order in which they run; the result has them in order"
+
+
+def _mended(model: Model, proto: ModelProto, note: str) -> Model:
+    return replace(model, proto=proto, mends=(*model.mends, Finding("mended", "model", note)))
 
 
 def _same(model: Model, a: TensorProto, b: TensorProto) -> bool:

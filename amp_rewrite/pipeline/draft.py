@@ -17,10 +17,10 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.pipeline.target_findings import refuse_unknown
 from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
 from amp_rewrite.settings.choices import KEEP_OPSET
@@ -73,12 +73,10 @@ class Draft:
 
     @classmethod
     def _of(cls, source: Model, indexed: View, request: Request, widen: bool) -> Draft:
+        refuse_unknown(indexed, request.target)
         standard = canonicalize(indexed, request, widen=widen)
         view = standard.view
         hazards, io = _resolved(view, request, rescale=standard.rescale)
-        note = "its nodes were not in the order in which they run; the result has them in order"
-        moved = indexed.model is not source and _order(indexed.model) != _order(source)
-        order = (Finding("sorted", "model", note),) if moved else ()
         return cls(
             request,
             source,
@@ -90,7 +88,7 @@ class Draft:
             io,
             standard.findings,
             standard.rescale,
-            (*order, *standard.notes),
+            (*indexed.model.mends, *standard.notes),
             widen,
         )
 
@@ -194,7 +192,3 @@ class _Costs:
             unserved=sum(not gate.runs(view, op, tuple(lowered.get(op.id, ()))) for op in known),
             compute=sum(coloring.entries[op].color is Color.ALLOW for op in lowered),
         )
-
-
-def _order(model: Model) -> list[tuple[str, ...]]:
-    return [tuple(node.output) for graph in all_graphs(model.proto.graph) for node in graph.node]

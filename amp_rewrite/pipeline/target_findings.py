@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import onnx
+
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding
+from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.schema import of_runtime_alone
+from amp_rewrite.ir.schema import normal_domain, of_runtime_alone
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.runtime.kernels import Kernels, release_number
 from amp_rewrite.runtime.operators import misfit, oldest_release, own_operators
@@ -31,7 +33,34 @@ def target_findings(view: View, target: Target, *, tried: bool = False) -> tuple
 
     `tried`: there is no opset that serves the model better.
     """
-    return (*_unknown_elsewhere(view, target), *_unopened(view, target, tried))
+    return (*_unknown_elsewhere(view, target), *_plugins(view), *_unopened(view, target, tried))
+
+
+def refuse_unknown(view: View, target: Target) -> None:
+    """Raise ModelError for an operator of ai.onnx that onnx does not know; TensorRT may have a plugin of its name."""
+    unknown = [] if target.family is Target.TENSORRT else list(_unknown(view))
+    if unknown:
+        op = unknown[0]
+        raise ModelError(
+            f"node {op.name!r}: ai.onnx opset {view.opset} has no operator {op.op_type!r} that onnx {onnx.__version__}"
+            " knows; upgrade onnx or correct the opset import, or name the target tensorrt for a plugin of it"
+        )
+
+
+def _plugins(view: View) -> Iterator[Finding]:
+    opset = view.opset
+    for op in _unknown(view):
+        yield Finding("plugin", op.op_type, f"not in ai.onnx opset {opset}: taken for a plugin of TensorRT")
+
+
+def _unknown(view: View) -> Iterator[Op]:
+    """Yield the first op of each operator of ai.onnx that has no schema."""
+    firsts = (ops[0] for ops in view.by_kind.values())
+    return (op for op in firsts if not op.domain and op.signature is None and not _local(view, op))
+
+
+def _local(view: View, op: Op) -> bool:
+    return any((normal_domain(f.domain), f.name) == (op.domain, op.op_type) for f in view.model.proto.functions)
 
 
 def oldest_for(view: View, target: Target, to: DType) -> str | None:

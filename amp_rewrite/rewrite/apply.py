@@ -39,7 +39,7 @@ def apply(view: View, plan: Plan) -> Model:
     if not plan.empty:
         _CastEmitter(view, plan).graph(proto.graph, view.scopes[MAIN])
         import_standard(proto)
-    return replace(view.model, proto=proto)
+    return replace(view.model, proto=proto, mends=())
 
 
 def import_standard(proto: ModelProto) -> None:

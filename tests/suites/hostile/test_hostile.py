@@ -199,7 +199,9 @@ INVALID: dict[str, ModelProto] = {
         "q = Neg (y)"
     ),
     "two inputs of one name": changed(lambda m: m.graph.input.append(m.graph.input[0])),
-    "two weights of one name": changed(lambda m: m.graph.initializer.append(m.graph.initializer[0])),
+    "two weights of one name": changed(
+        lambda m: m.graph.initializer.append(TensorProto(name="w", data_type=1, dims=[1], float_data=[1]))
+    ),
     "an op of no type": node("", "h"),
     "an op that does not exist": node("Relux", "h"),
     "an op of a later opset": graph_of("y = Gelu (x)", opset=19),

@@ -49,8 +49,8 @@ def test_a_shuffled_model_is_converted_as_the_sorted_one(name: str) -> None:
     assert decided(mixed) == decided(model)
     result = amp_rewrite.convert(mixed)
     onnx.checker.check_model(result.model)
-    assert [f.kind for f in result.report.findings if f.kind == "sorted"] == ["sorted"]
-    assert "sorted" not in {finding.kind for finding in amp_rewrite.convert(model).report.findings}
+    assert [f.subject for f in result.report.findings if f.kind == "mended"] == ["model"]
+    assert "mended" not in {finding.kind for finding in amp_rewrite.convert(model).report.findings}
 
 
 def test_nodes_that_are_in_order_keep_it() -> None:

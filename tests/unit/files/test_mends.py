@@ -1,0 +1,314 @@
+"""Files that onnxruntime opens and onnx's checker refuses: what becomes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx.numpy_helper
+import onnx.parser
+import onnxruntime
+import pytest
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+
+import amp_rewrite
+from amp_rewrite import Model, ModelError
+from amp_rewrite.files.mends import mended
+
+WEIGHT = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32) / 4
+X = np.random.default_rng(1).standard_normal((4, 16)).astype(np.float32)
+PLAIN = "h = MatMul (x, w) r = Relu (h) y = MatMul (r, w)"
+BRANCHES = (
+    "h = MatMul (x, w) m = ReduceMax <keepdims = 0> (h) o = Constant <value_float = 0.0> () c = Greater (m, o)"
+    " y = If (c) <then_branch = t () => (float[4,16] a) { a = MatMul (h, w) },"
+    " else_branch = e () => (float[4,16] b) { b = Relu (h) }>"
+)
+CALL = "h = l.f (x, w) y = MatMul (h, w)"
+FUNCTION = '<domain: "l", opset_import: ["": 17]> f (a, b) => (c) { c = MatMul (a, b) }'
+Edit = Callable[[ModelProto], object]
+
+
+def model(edit: Edit, words: str = PLAIN, *, opset: int = 17, ir: int = 8, function: str = "") -> ModelProto:
+    local = ', "l": 1' if function else ""
+    made = onnx.parser.parse_model(
+        f'<ir_version: {ir}, opset_import: ["": {opset}{local}]>'
+        f" g (float[4,16] x) => (float[4,16] y) {{ {words} }} {function}"
+    )
+    made.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHT, "w"))
+    edit(made)
+    return made
+
+
+def spelled(nodes: object) -> None:
+    for node in nodes:  # type: ignore[attr-defined]
+        node.domain = "ai.onnx"
+
+
+def formal(value: ValueInfoProto, *, shape: bool = True) -> None:
+    value.type.tensor_type.ClearField("shape") if shape else value.ClearField("type")
+
+
+def tensor(name: str, values: object) -> TensorProto:
+    return onnx.numpy_helper.from_array(np.asarray(values, np.float32), name)
+
+
+def old(made: ModelProto, *, listed: bool = False) -> None:
+    made.ir_version = 3
+    if listed:
+        made.graph.initializer.append(tensor("v", WEIGHT))
+        made.graph.input.append(helper.make_tensor_value_info("v", 1, [16, 16]))
+        made.graph.node[-1].input[1] = "v"
+
+
+def branch(made: ModelProto) -> object:
+    return made.graph.node[-1].attribute[0].g
+
+
+def by_bytes(made: ModelProto, before: bytes, after: bytes) -> None:
+    serialized = made.SerializeToString()
+    assert serialized.count(before) == 1
+    made.ParseFromString(serialized.replace(before, after))
+
+
+def uncalled(made: ModelProto) -> None:
+    made.graph.node[0].CopyFrom(helper.make_node("MatMul", ["x", "w"], ["h"]))
+    made.functions[0].node[0].op_type = "Nonsense"
+
+
+MENDED: Mapping[str, tuple[ModelProto, str]] = {
+    "a graph without a name": (model(lambda m: m.graph.ClearField("name")), "'graph' is its name now"),
+    "a graph name that is not UTF-8": (
+        model(lambda m: by_bytes(m, b"\x12\x01g", b"\x12\x01\xff")),
+        r"its name is not UTF-8; it is '\\xff' now",
+    ),
+    "an output without a shape": (model(lambda m: formal(m.graph.output[0])), "the output states no shape"),
+    "an output without a type": (model(lambda m: formal(m.graph.output[0], shape=False)), "the output states no type"),
+    "an input without a shape": (model(lambda m: formal(m.graph.input[0])), "the input states no shape"),
+    "initializers of IR 3 that are no inputs": (model(old, opset=9), "needs IR version 4, not 3"),
+    "some of them inputs": (model(lambda m: old(m, listed=True), opset=9), "needs IR version 4, not 3"),
+    "the IR version 0": (model(lambda m: setattr(m, "ir_version", 0)), "needs IR version 4, not 0"),
+    "nodes of ai.onnx": (model(lambda m: spelled(m.graph.node)), "it is '' now"),
+    "nodes and an import of ai.onnx": (
+        model(lambda m: (spelled(m.graph.node), setattr(m.opset_import[0], "domain", "ai.onnx"))),
+        "it is '' now",
+    ),
+    "com.microsoft not imported": (
+        model(lambda m: m.graph.node[1].MergeFrom(onnx.NodeProto(op_type="Gelu", domain="com.microsoft"))),
+        "com.microsoft, which is not imported; opset 1 of it is now",
+    ),
+    "com.microsoft not imported, in a branch": (
+        model(
+            lambda m: (
+                branch(m)
+                .node[0]
+                .CopyFrom(  # type: ignore[attr-defined]
+                    helper.make_node("Gelu", ["h"], ["a"], domain="com.microsoft")
+                )
+            ),
+            BRANCHES,
+        ),
+        "com.microsoft, which is not imported; opset 1 of it is now",
+    ),
+    "ai.onnx.ml not imported": (
+        model(
+            lambda m: m.graph.node[1].CopyFrom(
+                helper.make_node("Scaler", ["h"], ["r"], domain="ai.onnx.ml", offset=[0.0], scale=[2.0])
+            )
+        ),
+        "ai.onnx.ml, which is not imported; opset 1 of it is now",
+    ),
+    "an initializer twice": (
+        model(lambda m: m.graph.initializer.append(tensor("w", WEIGHT))),
+        "there twice, with the same values",
+    ),
+    "an initializer twice, in two fields": (
+        model(
+            lambda m: m.graph.initializer.append(
+                TensorProto(name="w", data_type=1, dims=[16, 16], float_data=WEIGHT.ravel().tolist())
+            )
+        ),
+        "there twice, with the same values",
+    ),
+    "a metadata key twice": (
+        model(lambda m: [m.metadata_props.add(key="k", value=v) for v in "ab"]),
+        "the last entry is left",
+    ),
+    "an import of opset 0 that no node uses": (
+        model(lambda m: m.opset_import.add(domain="foo", version=0)),
+        "foo opset 0, which no node uses",
+    ),
+    "an import of opset -3 that no node uses": (
+        model(lambda m: m.opset_import.add(domain="foo", version=-3)),
+        "foo opset -3, which no node uses",
+    ),
+    "an import of opset 2^40 that no node uses": (
+        model(lambda m: m.opset_import.add(domain="foo", version=1 << 40)),
+        "which no node uses",
+    ),
+    "an initializer without a name": (
+        model(lambda m: m.graph.initializer.append(tensor("", [1]))),
+        "an initializer has no name",
+    ),
+    "another declaration of an input": (
+        model(lambda m: m.graph.value_info.append(helper.make_tensor_value_info("x", 1, [5, 16]))),
+        "value_info declares the input otherwise",
+    ),
+    "nodes in another order": (
+        model(lambda m: m.graph.node.sort(key=lambda node: node.output[0], reverse=True)),
+        "not in the order in which they run",
+    ),
+    "an initializer again in a branch": (
+        model(lambda m: branch(m).initializer.append(tensor("w", WEIGHT)), BRANCHES),  # type: ignore[attr-defined]
+        "bodies repeat initializers",
+    ),
+}
+UNCHECKED: Mapping[str, ModelProto] = {
+    "value_info of another shape": model(
+        lambda m: m.graph.value_info.append(helper.make_tensor_value_info("h", 1, [4, 17]))
+    ),
+    "value_info of another rank": model(
+        lambda m: m.graph.value_info.append(helper.make_tensor_value_info("h", 1, [4]))
+    ),
+    "an output of another shape": model(
+        lambda m: m.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, [4, 17]))
+    ),
+    "an output of another rank": model(
+        lambda m: m.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, [4]))
+    ),
+    "a dim of -1": model(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", -1)),
+    "GroupNormalization of opset 18": model(
+        lambda m: m.graph.initializer.append(tensor("s", [2, 3])),
+        "h = MatMul (x, w) o = Constant <value_ints = [4, 4, 4]> () u = Reshape (h, o)"
+        " n = GroupNormalization <num_groups = 2> (u, s, s)"
+        " p = Constant <value_ints = [4, 16]> () q = Reshape (n, p) y = MatMul (q, w)",
+        opset=18,
+    ),
+}
+OVERLOOKED: Mapping[str, ModelProto] = {
+    "an import of ai.onnx": model(lambda m: setattr(m.opset_import[0], "domain", "ai.onnx")),
+    "an opset imported twice": model(lambda m: m.opset_import.add(domain="", version=17)),
+    "value_info twice": model(
+        lambda m: m.graph.value_info.extend([helper.make_tensor_value_info("h", 1, [4, 16])] * 2)
+    ),
+    "value_info of nothing": model(lambda m: m.graph.value_info.append(helper.make_tensor_value_info("z", 1, [4]))),
+    "value_info without a type": model(lambda m: m.graph.value_info.add(name="h")),
+    "value_info without a name": model(lambda m: m.graph.value_info.add()),
+    "an output twice": model(lambda m: m.graph.output.append(m.graph.output[0])),
+    "two fields of values": model(lambda m: m.graph.initializer[0].float_data.append(1.0)),
+    "a metadata key without letters": model(lambda m: m.metadata_props.add(key="", value="1")),
+    "docs that are not UTF-8": model(
+        lambda m: (setattr(m.graph, "doc_string", "QQ"), by_bytes(m, b"\x02QQ", b"\x02\xffQ"))
+    ),
+    "a branch output without a type": model(
+        lambda m: branch(m).output[0].ClearField("type"),  # type: ignore[attr-defined]
+        BRANCHES,
+    ),
+    "a function of another opset": model(
+        lambda m: setattr(m.functions[0].opset_import[0], "version", 13), CALL, function=FUNCTION
+    ),
+    "an uncalled function of an unknown op": model(uncalled, CALL, function=FUNCTION),
+    "an omitted output": model(lambda m: m.graph.node[1].output.append(""), PLAIN.replace("Relu", "Dropout")),
+}
+REFUSED: Mapping[str, tuple[ModelProto, str]] = {
+    "two opsets": (model(lambda m: m.opset_import.add(domain="", version=13)), "imports ai.onnx opsets 17 and 13"),
+    "ai.onnx not imported": (
+        model(lambda m: m.opset_import[0].MergeFrom(onnx.OperatorSetIdProto(domain="com.microsoft"))),
+        "imports no ai.onnx opset",
+    ),
+    "an initializer twice, with other values": (
+        model(lambda m: m.graph.initializer.append(tensor("w", np.eye(16)))),
+        "'w' is there twice, with different values",
+    ),
+    "an initializer in a branch with other values": (
+        model(lambda m: branch(m).initializer.append(tensor("w", np.eye(16))), BRANCHES),  # type: ignore[attr-defined]
+        "runtimes disagree",
+    ),
+    "an initializer of a Constant's name": (
+        model(lambda m: m.graph.initializer.append(tensor("h", 0.0)), PLAIN.replace("MatMul (x, w)", "Neg (x)", 1)),
+        "'h' is defined twice",
+    ),
+    "an initializer without values": (
+        model(lambda m: m.graph.initializer.add(name="u", data_type=1, dims=[3])),
+        "tensor name: u",
+    ),
+    "a segment of a tensor": (model(lambda m: setattr(m.graph.initializer[0].segment, "end", 0)), "segments"),
+    "a value name that is not UTF-8": (
+        model(lambda m: by_bytes(m, b"\x02QQ", b"\x02\xffQ"), PLAIN.replace("r = Relu", "QQ = Neg (h) r = Relu")),
+        "not UTF-8",
+    ),
+}
+
+
+def run(made: ModelProto) -> np.ndarray:
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(["y"], {"x": X})[0]
+
+
+def outcome(source: ModelProto) -> tuple[float, list[tuple[str, str]]]:
+    """The error of the conversion, relative to the largest value, and its findings."""
+    converted = amp_rewrite.convert(source)
+    before, after = (run(m) for m in (source, converted.model))
+    return float(abs(before - after).max() / abs(before).max()), [
+        (f.kind, f.message) for f in converted.report.findings
+    ]
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_a_defect_with_one_meaning_is_mended_with_a_finding(name: str) -> None:
+    source, words = MENDED[name]
+    before = source.SerializeToString()
+    error, findings = outcome(source)
+    assert error < 1e-2 and source.SerializeToString() == before
+    assert [message for kind, message in findings if kind == "mended" and words in message]
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_what_onnx_cannot_check_is_converted_and_reported(name: str) -> None:
+    error, findings = outcome(UNCHECKED[name])
+    assert error < 1e-2 and "unchecked" in dict(findings)
+
+
+@pytest.mark.parametrize("name", OVERLOOKED)
+def test_a_harmless_defect_changes_nothing(name: str) -> None:
+    error, findings = outcome(OVERLOOKED[name])
+    assert error < 1e-2 and not {"mended", "unchecked"} & dict(findings).keys()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_defect_with_two_meanings_is_refused(name: str) -> None:
+    source, words = REFUSED[name]
+    with pytest.raises(ModelError, match=words):
+        amp_rewrite.convert(source)
+
+
+def test_heavy_initializers_of_one_name_are_compared_in_their_file(tmp_path) -> None:
+    heavy = np.ones((128, 128), np.float32)
+    source = model(lambda m: m.graph.initializer.extend([tensor("k", heavy), tensor("k", heavy)]))
+    (tmp_path / "m.onnx").write_bytes(source.SerializeToString())
+    assert [t.name for t in Model.load(tmp_path / "m.onnx").proto.graph.initializer] == ["w", "k"]
+    source.graph.initializer[-1].CopyFrom(tensor("k", 2 * heavy))
+    (tmp_path / "m.onnx").write_bytes(source.SerializeToString())
+    with pytest.raises(ModelError, match="'k' is there twice, with different values"):
+        Model.load(tmp_path / "m.onnx")
+
+
+def test_a_sound_model_is_neither_copied_nor_changed() -> None:
+    sound = model(lambda m: None)
+    assert mended(sound, ours=False) == (sound, ()) and Model.load(sound).proto is sound
+
+
+def test_a_plugin_in_the_default_domain_stays_float32_for_tensorrt_alone() -> None:
+    source = model(lambda m: setattr(m.graph.node[1], "op_type", "YoloLayer_TRT"))
+    with pytest.raises(ModelError, match=r"has no operator 'YoloLayer_TRT'.*name the target tensorrt"):
+        amp_rewrite.convert(source)
+    converted = amp_rewrite.convert(source, target="tensorrt")
+    assert [(r.op, r.dtype) for r in converted.report.rows] == [
+        ("MatMul", "float16"),
+        ("YoloLayer_TRT", "float32"),
+        ("MatMul", "float16"),
+    ]
+    assert {("plugin", "YoloLayer_TRT"), ("unchecked", "YoloLayer_TRT")} <= {
+        (f.kind, f.subject) for f in converted.report.findings
+    }
+    plugin = next(node for node in converted.model.graph.node if node.op_type == "YoloLayer_TRT")
+    assert plugin.input[0] != "h" and plugin.output[0] == "r" and not plugin.domain
