@@ -22,6 +22,7 @@ from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.needs.find import find_hazards
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.target_findings import refuse_unknown
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.op_lists import load_lists
 from support.one_op import Case, cases
@@ -108,6 +109,7 @@ def decided(model: ModelProto) -> str:
     """By result of an op: the rule that gives it its type, if that is unusual."""
     try:
         view = View.of(Model.load(model))
+        refuse_unknown(view, Target.ONNX)
     except AmpRewriteError as error:
         return type(error).__name__
     hazards = find_hazards(view, DType.FLOAT16, target=Target.ONNX)
