@@ -125,7 +125,8 @@ def _domains(proto: ModelProto) -> Iterator[Mend]:
     for number, holder in enumerate((proto, *proto.functions)):
         used: dict[str, set[str]] = {}
         for node in all_nodes(holder.graph.node if isinstance(holder, ModelProto) else holder.node):
-            used.setdefault(node.domain, set()).add(node.op_type)
+            if isinstance(node.domain, str) and isinstance(node.op_type, str):  # bytes are not UTF-8
+                used.setdefault(node.domain, set()).add(node.op_type)
         subject = "model" if isinstance(holder, ModelProto) else f"function {holder.name}"
         if used.pop(_SPELLED_OUT, None):
             note = "nodes state the domain 'ai.onnx', which is written as ''; it is '' now"

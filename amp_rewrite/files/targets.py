@@ -41,7 +41,7 @@ def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> No
 
 def replaces(path: Path, file: Path) -> bool:
     """True if writing to `path` replaces `file`. Writing to a link replaces only the link."""
-    return not path.is_symlink() and path.exists() and path.resolve() == file.resolve()
+    return not path.is_symlink() and path.exists() and os.path.realpath(path) == os.path.realpath(file)
 
 
 def outdated(path: Path, kept: Collection[str], replaced: Collection[Path]) -> list[Path]:

@@ -9,13 +9,12 @@ from itertools import count
 
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
-from onnx.numpy_helper import to_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.loading import FIRST_IR_WITH_OPSET_IMPORTS
 from amp_rewrite.files.mends import OPSETS
-from amp_rewrite.files.tensors import elements, is_stub
+from amp_rewrite.files.tensors import elements, in_memory, is_stub
 from amp_rewrite.ir.graphs import all_nodes, graphs_in
 from amp_rewrite.ir.graphs import bodies as bodies
 from amp_rewrite.ir.node_check import missing_value, violation
@@ -277,7 +276,7 @@ class _Build:
     def _scale_fault(self, read: Sequence[ValueId | None]) -> str | None:
         """Return the fault of a constant scale from which onnx infers a size below 0, and may crash."""
         tensors = [self.values[value].tensor for value in read if value is not None]
-        held = [float(scale) for t in tensors if t is not None and not is_stub(t) for scale in to_array(t).ravel()]
+        held = [float(scale) for t in tensors if t is not None and not is_stub(t) for scale in in_memory(t).ravel()]
         wrong = next((scale for scale in held if not 0 < scale <= _LARGEST_SCALE), None)
         return f"has the scale {wrong:g}; state a positive number" if wrong is not None else None
 

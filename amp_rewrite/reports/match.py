@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from itertools import count
 
-from amp_rewrite.ir.op_classes import COMMUTATIVE
+from amp_rewrite.ir.op_classes import COMMUTATIVE, QUANTIZERS
 from amp_rewrite.reports.alignment import common, increasing
 from amp_rewrite.reports.op_changes import Matches
 from amp_rewrite.reports.report import Report
@@ -70,7 +70,8 @@ def crossed(a: RowGraph, b: RowGraph, matches: Matches) -> Iterator[tuple[int, i
         return
     interned = _Interned(count(1).__next__)
     sides = [_ReportSide(graph, *_numbered(matches.inputs, matches.outputs, k)) for k, graph in enumerate((a, b))]
-    (kinds, others), (exact, other_exact) = ([side.up(word, interned) for side in sides] for word in (_op, _types))
+    kinds, others = (side.up(_unquantized, interned) for side in sides)
+    exact, other_exact = (side.up(_types, interned) for side in sides)
     for i, j, place, r, s in moved:
         if kinds[r] == others[s] and exact[r] != other_exact[s]:
             above: tuple[int, int] | None = (r, s)
@@ -137,7 +138,8 @@ class _ReportSide:
     def up(self, word: Word, interned: _Interned) -> Sequence[int]:
         """Return the shape of the graph above each row, where a word stands for each op.
 
-        Equal numbers stand for equal shapes, across both sides: subgraphs are interned, not hashed.
+        Equal numbers stand for equal shapes, across both sides: subgraphs are interned, not hashed. An op of no word
+        has the shape of what it reads.
         """
         if ("up", word) not in self._shapes:
             rows, reads = self.rows, self.graph.reads
@@ -146,7 +148,8 @@ class _ReportSide:
                 above = [up[read] if read >= 0 else self._entry(read) for read in reads[i]]
                 if rows[i].op in COMMUTATIVE:
                     above.sort()
-                up[i] = interned["up", word(rows[i]), *above]
+                name = word(rows[i])
+                up[i] = interned["up", name, *above] if name or not above else above[0]
         return self._shapes["up", word]
 
     def down(self, word: Word, interned: _Interned) -> Sequence[int]:
@@ -179,6 +182,11 @@ class _ReportSide:
 def _kind(row: Row) -> str:
     """Return the key of a row; the op where the key only says in which slots constants are."""
     return row.op if row.constants and row.op in COMMUTATIVE else row.key or row.op
+
+
+def _unquantized(row: Row) -> str:
+    """Return the op of a row; no word for one that quantizes a value, or reads a quantized one."""
+    return "" if row.op in QUANTIZERS else row.op
 
 
 def _op(row: Row) -> str:

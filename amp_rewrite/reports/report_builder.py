@@ -52,7 +52,7 @@ def report_of(
     """Return the report of a conversion, or the inventory of a model as it is. O(nodes + uses).
 
     Args:
-        view: the model's index.
+        view: the model's index; an inventory has local functions in place of their calls.
         coloring: the types; None: the inventory.
         plan: the changes; None: the inventory.
         name: the model's file, of which the last part is kept; by default the graph's name.
@@ -73,6 +73,8 @@ def report_of(
         raise TypeError(f"report_of takes a View, not {type(view).__name__}; give View.of(Model.load(path))")
     for unknown in settings.keys() - set(STATED):
         raise TypeError(f"report_of() got an unexpected keyword argument {unknown!r}")
+    if coloring is None and view.model.proto.functions:
+        view = inventory_view(view.model)
     stock = _ReportBuilder(view, coloring, plan)
     rows = tuple(stock.row(op) for op in view.ops)
     casts = tuple(stock.casts())

@@ -143,11 +143,15 @@ def _set_apart(proto: ModelProto) -> None:
 _APART = "com.microsoft.default"
 
 
-_Types = Mapping[ScopeId, Mapping[str, DType]]
-"""Types of values by scope, then name. A result has the scopes of its source, in the same order."""
+_Planned = Mapping[ScopeId, Mapping[str, DType]]
+_Types = Mapping[ScopeId, Mapping[str, DType | None]]
+"""Types of values by scope, then name. A result has the scopes of its source, in the same order.
+
+None: readers alone tell a type, and Casts stand before them now.
+"""
 
 
-def _planned(view: View, plan: Plan) -> _Types:
+def _planned(view: View, plan: Plan) -> _Planned:
     """Return the type that every value of the result has by the plan."""
     gone = {result for op in plan.drop for result in view.ops[op].outputs}
     planned: dict[ScopeId, dict[str, DType]] = {scope.id: {} for scope in view.scopes}
@@ -191,16 +195,16 @@ def _inferred(schema: Signature | None) -> bool:
 
 
 def _view_types(result: View) -> _Types:
-    known = [{v.name: dtype for v in own if (dtype := result.dtype(v.id)) is not None} for own in result.values_of]
+    known = [{v.name: result.dtype(v.id) for v in own} for own in result.values_of]
     return {scope.id: types for scope, types in zip(result.scopes, known, strict=True)}
 
 
-def _compare(planned: _Types, types: _Types) -> None:
+def _compare(planned: _Planned, types: _Types) -> None:
     """Raise ConversionError for a value of another type than planned."""
     for scope, own in planned.items():
         for name, expected in own.items():
             actual = types.get(scope, {}).get(name)
-            if actual is not expected:
+            if actual is not expected and (actual is not None or name not in types.get(scope, {})):
                 raise ConversionError(
                     f"value {name!r} is {actual.spelling if actual else 'unknown'} after the conversion, not "
                     f"{expected.spelling} as planned; nothing was written; please report this"

@@ -193,7 +193,7 @@ def _converted(cases: Sequence[_Case], opset: int) -> list[Form] | str:
             getattr(model.graph, field).extend(getattr(own, field))
     try:
         made = onnx.version_converter.convert_version(model, opset).graph
-    except (RuntimeError, ValueError) as cause:
+    except (RuntimeError, ValueError, onnx.version_converter.ConvertError) as cause:
         return f"onnx's converter: {one_line(cause).rpartition('failed: ')[2][:120]}"
     given = {t.name for t in model.graph.initializer}
     added = {t.name: t for t in made.initializer if t.name not in given}

@@ -93,7 +93,7 @@ def from_file(file: Path) -> Mapping[str, object]:
 _SHARED = "pyproject.toml"
 
 
-_LARGEST = 1 << 20  # bytes
+_LARGEST, _SEARCHED = 1 << 20, 1 << 26  # bytes of settings, and of a shared file in which they may stand
 _KEY = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
 _LONG_KEY = re.compile(rf"""(?<![\w"'-])(?:{_KEY}){{32}}""")
 """A key of many parts, for which Python's parser takes a time quadratic in their number."""
@@ -101,8 +101,9 @@ _LONG_KEY = re.compile(rf"""(?<![\w"'-])(?:{_KEY}){{32}}""")
 
 def _read(file: Path) -> str:
     try:
-        content = read_regular(file, _LARGEST)
-        return content.decode("utf-8-sig", "ignore" if len(content) > _LARGEST else "strict")
+        most = _SEARCHED if file.name == _SHARED else _LARGEST
+        content = read_regular(file, most)
+        return content.decode("utf-8-sig", "ignore" if len(content) > most else "strict")
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror}); name a TOML file") from error
     except UnicodeDecodeError as error:

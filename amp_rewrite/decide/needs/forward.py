@@ -704,7 +704,8 @@ class Facts:
         return Fact(row.low, row.high, whole=1.0 if row.whole else None)
 
     def _unknown(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-        facts, far = [self[v] for v in op.operands], mask_fills(self.view, self.to).get(op.results[0])
+        facts, fills = [self[v] for v in op.operands], mask_fills(self.view, self.to)
+        far = fills.get(op.results[0]) if op.results else None
         if far is not None:  # numbers that an attribute states
             return Fact(-far.absmax, far.absmax, beyond=self._leaves(-far.absmax, far.absmax))
         return Fact(learned=any(f.learned for f in facts), depth=1 + max((f.depth for f in facts), default=0))

@@ -312,3 +312,11 @@ def test_a_plugin_in_the_default_domain_stays_float32_for_tensorrt_alone() -> No
     }
     plugin = next(node for node in converted.model.graph.node if node.op_type == "YoloLayer_TRT")
     assert plugin.input[0] != "h" and plugin.output[0] == "r" and not plugin.domain
+
+
+def test_a_type_that_readers_alone_tell_is_no_fault_of_the_conversion() -> None:
+    source = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "e": 1]> g (float[8,8] x) => (float[8,8] y)'
+        " { a = MatMul (x, x) k = e.Thing (a) b = MatMul (k, k) y = MatMul (b, x) }"
+    )
+    assert not [f for f in amp_rewrite.convert(source).report.findings if f.kind == "mended"]

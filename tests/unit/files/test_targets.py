@@ -111,3 +111,10 @@ def test_models_as_text_are_read_and_not_written(suffix: str, kind: str | None, 
         named, found = (find(given, FileGlobs(), out) for given in ([path, tmp_path / "other.onnx"], [tmp_path]))
         assert [item.path.name for item in found.models] == ["other.onnx"]
         assert (path in [item.path for item in named.models]) is (suffix != ".json")
+
+
+def test_a_data_file_that_is_a_link_to_itself_is_not_the_target(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(model("w.bin").SerializeToString())
+    (tmp_path / "w.bin").symlink_to("w.bin")
+    (tmp_path / "out.onnx").touch()
+    check_target(tmp_path / "out.onnx", True, read=tmp_path / "m.onnx")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import pytest
 
 from amp_rewrite.errors import PolicyError
@@ -520,3 +520,27 @@ def test_ops_of_inputs_in_another_order_match_by_the_inputs_names() -> None:
     ]
     reports = [inventory(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')) for text in texts]
     assert set(match(*reports)) == {(0, 0), (1, 1), (2, 2), (3, 3)}
+
+
+@pytest.mark.parametrize(("before", "after"), [(("d", "h"), ("h", "d")), (("d", "d"), ("h", "d"))])
+def test_a_quantized_value_read_elsewhere_is_a_change(before: tuple[str, str], after: tuple[str, str]) -> None:
+    def branches(first: str, second: str) -> onnx.ModelProto:
+        return onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 17]> g (float[4,4] x, float[4,4] w, float s, int8 o)'
+            " => (float[4,4] y, float[4,4] z) { h = MatMul (x, w) q = QuantizeLinear (h, s, o)"
+            f" d = DequantizeLinear (q, s, o) y = MatMul ({first}, w) z = Relu ({second}) }}"
+        )
+
+    assert diff(branches(*before), branches(*after)).counts["retyped"]
+    assert not diff(branches(*before), branches(*before)).changes
+
+
+def test_an_inventory_sees_into_local_functions() -> None:
+    def called(op_type: str) -> Report:
+        model = onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 17, "l": 1]> g (float[4] x) => (float[4] y) { y = l.f (x) }'
+            f' <domain: "l", opset_import: ["": 17]> f (a) => (c) {{ c = {op_type} (a) }}'
+        )
+        return report_of(View.of(Model.load(model)))
+
+    assert [row.op for row in called("Exp").rows] == ["Exp"]

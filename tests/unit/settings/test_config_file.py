@@ -199,6 +199,16 @@ def test_a_file_that_is_too_large_or_has_a_long_key_is_not_parsed(tmp_path: Path
         settings({}, {}, config=file)
 
 
+@pytest.mark.parametrize(("table", "found"), [("", False), ('[tool.amp-rewrite]\nto = "bfloat16"\n', True)])
+def test_a_table_far_down_in_a_shared_file_is_seen(tmp_path: Path, table: str, found: bool) -> None:
+    (tmp_path / "pyproject.toml").write_text("# " + "x" * (1 << 20) + "\n" + table)
+    if found:
+        with pytest.raises(ConfigError, match=r"pyproject\.toml: larger than 1 MiB"):
+            settings({}, {}, folder=tmp_path)
+    else:
+        assert not settings({}, {}, folder=tmp_path).config
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs pipes")
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
