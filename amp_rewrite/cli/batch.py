@@ -14,7 +14,8 @@ import click
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import MeasuringOptions
 from amp_rewrite.cli.files import SUFFIXES, as_folder, is_stdout
-from amp_rewrite.errors import count
+from amp_rewrite.errors import ModelError, count
+from amp_rewrite.files.foreign import foreign
 from amp_rewrite.fleet.urls import name_of, url_of
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def convert_batch(words: tuple[Path, ...], output: Path | None, asked: dict[str,
     measuring = MeasuringOptions.taken(given)
     jobs = _jobs(asked["jobs"] or "1")
     if output is None or is_stdout(output):
+        if hint := next(filter(None, (foreign(word) for word in words if word.is_dir())), None):
+            raise ModelError(hint)
         raise click.UsageError("several models go to a folder; add -o FOLDER")
     if output.suffix.lower() == ".onnx" and any(url_of(word) for word in (*words, output)):
         raise click.UsageError(f"{name_of(output)} is the name of a file; what comes or goes by URL needs a folder")

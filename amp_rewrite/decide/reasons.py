@@ -126,6 +126,7 @@ KINDS = {
     "bias": "a bias far larger than what it is added to: added in float32, moved or dropped",
     "calibrated": "the measured ranges behind the pins",
     "few_low": "less than a quarter of the operations of products and convolutions is low",
+    "float64": "products and convolutions in float64, which stays",
     "flushed": "small weights become 0 in the low type",
     "fused": "ops replaced by one operator, or computed in advance",
     "inlined": "a function replaced by its body",
@@ -177,6 +178,7 @@ def is_fact(kind: str, message: str) -> bool:
 
 _REMARKS = {
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers yours"),
+    "float64": ("these ops stay", "cast the weights to float32, and export it again"),
     "flushed": ("these weights are lost", "--data shows what the outputs lose"),
     "fused": ("fewer kernels, the same numbers up to rounding", "--fuse none keeps the ops"),
     "needs_release": (

@@ -67,6 +67,12 @@ FORMATS = (
         f"load the module in Python, and call {_TORCH}",
     ),
     Foreign(
+        (".gz", ".tgz"),
+        lambda head: head.startswith(b"\x1f\x8b"),
+        "is compressed (gzip)",
+        "unpack it, as by `gunzip --keep {file}`",
+    ),
+    Foreign(
         (".tflite",),
         lambda head: head[4:8] == b"TFL3",
         "is a TensorFlow Lite model",

@@ -21,7 +21,7 @@ from amp_rewrite.files.store import Writable
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.few_low import few_low
+from amp_rewrite.pipeline.few_low import few_low, in_float64
 from amp_rewrite.pipeline.shift import shift_draft
 from amp_rewrite.pipeline.shift_rows import refusing, unshifted
 from amp_rewrite.pipeline.target_findings import needs_release, oldest_for, target_findings, unserved
@@ -295,7 +295,8 @@ def finish(
         known = {(finding.kind, finding.subject) for finding in draft.hazards.findings}  # they say what harm it does
         plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in known))
         findings = (*draft.expansions, *needs, *draft.hazards.findings, *unchecked, *findings)
-    report = _report(draft, coloring, plan, (*findings, *few_low(view, coloring, draft.request)), measured)
+    findings = (*findings, *in_float64(view, coloring), *few_low(view, coloring, draft.request))
+    report = _report(draft, coloring, plan, findings, measured)
     return Converted(result, report, view, coloring, plan)
 
 

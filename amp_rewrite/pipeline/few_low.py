@@ -1,4 +1,4 @@
-"""The finding that little of a model becomes low: the share of its operations, the rules behind that, the remedy."""
+"""Findings that little of a model becomes low: the share of its operations, the rules behind that, the remedy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
+from amp_rewrite.ir.dataflow import computes
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.reports.render import share
 from amp_rewrite.settings.choices import KEEP_OPSET, Fuse, Target
@@ -28,6 +29,15 @@ _REMEDIES = {
     reasons.REPAIR: "a wider tolerance or bound pins fewer",
     reasons.UNSEEN: "use data that reaches them",
 }
+
+
+def in_float64(view: View, coloring: Coloring) -> Iterator[Finding]:
+    """Yield a finding if products and convolutions compute in float64, which no list lowers. O(nodes)."""
+    compute = [op for op in view.ops if coloring.entries[op.id].color is Color.ALLOW]
+    wide = [op for op in compute if computes(view, op, (DType.DOUBLE,))]
+    if wide:
+        note = f"{len(wide)} of {count(len(compute), 'compute op')} in float64, and only float32 becomes low"
+        yield Finding("float64", "model", note)
 
 
 def few_low(view: View, coloring: Coloring, request: Request) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ def refusal(path: Path) -> str:
         (b"\x1c\0\0\0ORTM" + bytes(20), "is a model in onnxruntime's own format", "that it was made from"),
         (b"\x89HDF\r\n\x1a\n" + bytes(20), "is a Keras model", '.export("model.onnx", format="onnx")'),
         (b"ftrt" + bytes(20), "is a TensorRT engine", "that it was made from"),
+        (b"\x1f\x8b\x08" + bytes(20), "is compressed (gzip)", "gunzip --keep"),
         (b"\x08\x01\x12\x03\n\x01\x0a", "is a TensorFlow SavedModel", "--saved-model"),
         (b"\n" + bytes([len(NODE)]) + NODE, "is a frozen TensorFlow graph", "--graphdef"),
         (b"\n\x0a\n\x01w\x12\x05Const", "is a frozen TensorFlow graph", "--graphdef"),

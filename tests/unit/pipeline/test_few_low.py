@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 
 import amp_rewrite
@@ -89,3 +90,11 @@ def test_a_repair_that_pins_everything_is_told() -> None:
     assert repaired.report.totals.compute_lowered == 0
     (told,) = (f.message for f in repaired.report.findings if f.kind == "few_low")
     assert told.startswith("float16 has no compute op: ") and "a wider tolerance" in told
+
+
+def test_a_model_of_float64_is_told_so() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (double[4,4] x) => (double[4,4] y) { y = MatMul (x, x) }'
+    )
+    (told,) = (f.message for f in amp_rewrite.convert(model).report.findings if f.kind == "float64")
+    assert told.startswith("1 of 1 compute op in float64, and only float32 becomes low")
