@@ -9,6 +9,7 @@ through the same states bit by bit.
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,10 @@ from amp_rewrite.settings.serialized import class_of, serialize
 INITIAL = 2.0**15
 PERIOD = 2000
 MULTIPLIER = 2.0
-FLOOR = np.float32(1.0)
+MINIMUM = 1.0
+"""Default of the least scale, that of TensorFlow."""
+LEAST = float(np.finfo(np.float32).tiny)
+"""Least of all scales: the smallest normal number of float32."""
 
 
 class IndexedSlices(NamedTuple):
@@ -81,7 +85,7 @@ def scale_after(
         wide = by.double(scale)
         grown, less = (by.single(wide * np.float64(factor)) for factor in (rule.multiplier, rule.backoff_factor))
     up = by.where(due & (grown <= np.float32(DType.FLOAT.max)), grown, scale)
-    down = by.maximum(less, FLOOR)
+    down = by.maximum(less, np.float32(rule.minimum))
     going_on = finite & ~due
     return by.where(finite, up, down), by.where(going_on, counted, np.int64(0))
 
@@ -183,10 +187,12 @@ class DynamicLossScale(LossScale):
         initial_loss_scale: the first scale.
         increment_period: finite steps in a row after which it is multiplied, unless the product overflows float32.
         multiplier: factor, and by default divisor after a nonfinite step.
-        backoff_factor: factor after a nonfinite step, below 1; None divides by the multiplier. The scale stays ≥ 1.
+        backoff_factor: factor after a nonfinite step, below 1; None divides by the multiplier.
+        minimum: the least scale, that of TensorFlow; a nonfinite step there gives one warning. Gradients that overflow
+            without a scale need a smaller one.
 
     Raises:
-        TrainingError: the scale is not finite or below 1, the period below 1, or a factor out of range.
+        TrainingError: the scale is not finite or below its minimum, the period below 1, or a factor out of range.
 
     Example:
         >>> from amp_rewrite.train import DynamicLossScale
@@ -201,6 +207,7 @@ class DynamicLossScale(LossScale):
         increment_period: int = PERIOD,
         multiplier: float = MULTIPLIER,
         backoff_factor: float | None = None,
+        minimum: float = MINIMUM,
     ) -> None:
         self.initial_loss_scale = _number("initial loss scale", initial_loss_scale)
         period = _number("increment period", increment_period)
@@ -209,15 +216,20 @@ class DynamicLossScale(LossScale):
         self.backoff_factor = None if backoff_factor is None else _number("backoff factor", backoff_factor)
         with np.errstate(over="ignore"):
             initial = np.float32(self.initial_loss_scale)
-        if not (np.isfinite(initial) and initial >= FLOOR):
-            raise TrainingError(f"invalid initial loss scale {initial_loss_scale!r}; use a finite number ≥ 1")
+        self.minimum = _number("minimum", minimum)
+        if not LEAST <= self.minimum <= MINIMUM:
+            raise TrainingError(f"invalid minimum {minimum!r} of a loss scale; use a number from {LEAST:.3g} to 1")
+        if not (np.isfinite(initial) and initial >= np.float32(self.minimum)):
+            raise TrainingError(
+                f"invalid initial loss scale {initial_loss_scale!r}; use a finite number ≥ {self.minimum:g}"
+            )
         if self.increment_period != period or period < 1:
             raise TrainingError(f"invalid increment period {increment_period!r}; use a whole number of steps ≥ 1")
         if not (math.isfinite(self.multiplier) and self.multiplier > 1):
             raise TrainingError(f"invalid multiplier {multiplier!r}; use a finite number > 1")
         if self.backoff_factor is not None and not 0 < self.backoff_factor < 1:
             raise TrainingError(f"invalid backoff factor {backoff_factor!r}; use a number above 0 and below 1")
-        self.state = self.initial
+        self.state, self._warned = self.initial, False
 
     @classmethod
     def of_grad_scaler(
@@ -229,8 +241,8 @@ class DynamicLossScale(LossScale):
     ) -> DynamicLossScale:
         """Return the scale with the settings of torch.amp.GradScaler, under its names and with its defaults.
 
-        It goes through the same scales as a GradScaler, but stays 1 or more. At scales above about 2**120 gradients may
-        overflow in one of them alone.
+        It goes through the same scales as a GradScaler, also below 1, but ends at 2**-126, the smallest normal number of
+        float32. At scales above about 2**120 gradients may overflow in one of them alone.
 
         Args:
             init_scale: the first scale.
@@ -244,7 +256,7 @@ class DynamicLossScale(LossScale):
             >>> scale.update([float("inf")]), float(scale())
             ((None, False), 16384.0)
         """
-        return cls(init_scale, growth_interval, growth_factor, backoff_factor)
+        return cls(init_scale, growth_interval, growth_factor, backoff_factor, LEAST)
 
     @property
     def initial(self) -> ScaleState:
@@ -262,8 +274,24 @@ class DynamicLossScale(LossScale):
         workers decide alike.
         """
         finite = all_finite(grads)
+        if not finite and self.at_minimum and not self._warned:
+            self._warned = True
+            warnings.warn(self.advice, UserWarning, stacklevel=3)
         self.state = self.after(self.state, finite)
         return None, finite
+
+    @property
+    def at_minimum(self) -> bool:
+        """True if the scale cannot fall."""
+        return bool(self.state.scale <= np.float32(self.minimum))
+
+    @property
+    def advice(self) -> str:
+        """Sentence about a nonfinite step at the minimum, with the way out."""
+        lower = "scale the loss down, or look for NaN in data and loss"
+        if self.minimum == MINIMUM:
+            lower = f"let it fall further with DynamicLossScale(minimum=2**-14) or of_grad_scaler(), or {lower}"
+        return f"gradients are not finite at the least loss scale, {self.minimum:g}, so the step is skipped; {lower}"
 
     def after(self, state: ScaleState, finite: bool) -> ScaleState:
         """Return the state that follows a step."""
@@ -273,8 +301,9 @@ class DynamicLossScale(LossScale):
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`; the state is not included, checkpoints hold it."""
-        config = {name: value for name, value in vars(self).items() if name != "state"}
-        return {name: value for name, value in config.items() if value is not None}  # TensorFlow has no backoff factor
+        config = {name: value for name, value in vars(self).items() if name not in ("state", "_warned")}
+        not_in_tensorflow = {"backoff_factor": None, "minimum": MINIMUM}
+        return {n: value for n, value in config.items() if n not in not_in_tensorflow or value != not_in_tensorflow[n]}
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value}" for name, value in self.get_config().items())

@@ -54,7 +54,8 @@ def from_torch(
         module: the module, in float32.
         example: an input, a tuple of inputs, or a mapping from names of arguments to inputs; tensors or arrays.
         outputs: names of the outputs; by default the keys of a mapping that the module returns, else "output".
-        dynamic: names of dimensions that may change, by input and axis; by default the first axis of each input.
+        dynamic: names of dimensions that may change, by input and axis; by default the first axis of each input, but
+            of one row beside more rows.
         dropout: keep dropout, also that of attention, as ops that `training_step(…, training_mode=True)` switches on.
         opset: the ai.onnx opset.
 
@@ -79,7 +80,9 @@ def from_torch(
         raise TrainingError(
             "the module is compiled by torch.jit, which PyTorch cannot export; pass the module before it"
         )
-    inputs = _inputs(torch, module, example)
+    given = _inputs(torch, module, example)
+    axes = _axes(given, dynamic)
+    inputs = _doubled(torch, given, axes)
     state = _ModuleState.of(torch, module)
     with _quiet():
         found = ForwardFindings.of(
@@ -87,7 +90,7 @@ def from_torch(
         )
         with training(module, ()):
             names = _output_names(torch, module, inputs, outputs)
-        settings = _Settings(names, _axes(inputs, dynamic), opset)
+        settings = _Settings(names, axes, opset)
         with training(module, found.kept), rows_dropped(torch, module), written_out(torch):
             program = _exported(torch, module, inputs, state, settings)
     model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.by_input()})
@@ -188,7 +191,7 @@ class _ModuleState:
 
 
 def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
-    """Return the example's tensors by argument of `forward`, with at least two rows: a batch of 1 is not dynamic."""
+    """Return the example's tensors by argument of `forward`."""
     arguments = [
         p.name
         for p in inspect.signature(module.forward).parameters.values()
@@ -203,7 +206,20 @@ def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
     tensors = {name: torch.as_tensor(_single(value)) for name, value in given.items()}
     if not tensors:
         raise TrainingError("the example is empty; pass one input of the module, or several")
-    return {n: torch.cat((t, t)) if t.ndim and t.shape[0] == 1 else t for n, t in tensors.items()}
+    return tensors
+
+
+def _doubled(torch: Any, inputs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]) -> dict[str, Any]:
+    """Repeat each dimension that may change and is 1, which the exporter would fix, in all inputs that have it."""
+    sizes: dict[str, set[int]] = {}
+    for name, own in axes.items():
+        for axis, dim in own.items():
+            sizes.setdefault(dim, set()).add(inputs[name].shape[axis])
+    doubled = dict(inputs)
+    for name, own in axes.items():
+        for axis in (axis for axis, dim in own.items() if sizes[dim] == {1}):
+            doubled[name] = torch.cat((doubled[name], doubled[name]), axis)
+    return doubled
 
 
 def _single(value: object) -> object:
@@ -213,10 +229,16 @@ def _single(value: object) -> object:
 
 def _axes(inputs: Mapping[str, Any], dynamic: Mapping[str, Mapping[int, str]] | None) -> dict[str, dict[int, str]]:
     if dynamic is None:
-        return {name: {0: "batch"} if tensor.ndim else {} for name, tensor in inputs.items()}
+        rows = {tensor.shape[0] for tensor in inputs.values() if tensor.ndim}
+        shared = {1} if len(rows) > 1 else set()  # one row for all of a larger batch
+        return {n: {0: "batch"} if t.ndim and t.shape[0] not in shared else {} for n, t in inputs.items()}
     unknown = next((name for name in dynamic if name not in inputs), None)
     if unknown is not None:
         raise TrainingError(f"dynamic names the input {unknown!r}, but the example has {', '.join(inputs)}")
+    for name, own in dynamic.items():
+        strange = next((axis for axis in own if not 0 <= axis < inputs[name].ndim), None)
+        if strange is not None:
+            raise TrainingError(f"dynamic names axis {strange} of {name!r}, which has {inputs[name].ndim} axes")
     return {name: dict(dynamic.get(name, {})) for name in inputs}
 
 

@@ -251,7 +251,7 @@ def _scale_state(saved: Mapping[str, Array], scale: DynamicLossScale) -> scales.
     if value is None or good is None:
         return scale.initial
     floats, counts = np.asarray(value), np.asarray(good)
-    if floats.shape or counts.shape or counts.dtype.kind not in "iu" or not (np.isfinite(floats) and floats >= 1):
+    if floats.shape or counts.shape or counts.dtype.kind not in "iu" or not (np.isfinite(floats) and floats > 0):
         raise TrainingError(
             f"the checkpoint is damaged: loss scale {value!r} after {good!r} good steps; load an older checkpoint"
         )

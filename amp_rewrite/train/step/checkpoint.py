@@ -25,7 +25,7 @@ _VERSION, _MODEL = "amp_rewrite/version", "amp_rewrite/model"
 # State that a checkpoint may lack or have in addition: a loss scale then starts from its initial value.
 _OPTIONAL = ("loss_scale", "good_steps", "micro_batch", "accumulated/", "count/", "random", "replica")
 _NUMBERS = ("step", "loss_scale", "good_steps", "micro_batch", "count/", "replica")
-"""State that is one number ≥ 0; a loss scale is ≥ 1."""
+"""State that is one number ≥ 0; a loss scale is above 0."""
 
 
 def save(path: str | Path, state: Mapping[str, Array], fingerprint: str) -> None:
@@ -114,10 +114,11 @@ def _check_possible(path: Path, name: str, array: Array) -> None:
     """Raise TrainingError for a count or loss scale that training cannot produce."""
     if not name.startswith(_NUMBERS):
         return
-    kinds, least = ("f", 1) if name == "loss_scale" else ("iu", 0)
-    if array.shape != () or array.dtype.kind not in kinds or not np.isfinite(array) or array < least:
+    kinds, legal = ("f", "above 0") if name == "loss_scale" else ("iu", "≥ 0")
+    number = array.shape == () and array.dtype.kind in kinds and bool(np.isfinite(array))
+    if not number or array < 0 or (name == "loss_scale" and not array):
         raise TrainingError(
-            f"{path} is damaged: {name!r} is {' '.join(str(array).split())[:80]}, but must be a number ≥ {least};"
+            f"{path} is damaged: {name!r} is {' '.join(str(array).split())[:80]}, but must be a number {legal};"
             " load an older checkpoint"
         )
 

@@ -245,9 +245,9 @@ def test_after_a_whole_step_the_micro_batches_may_be_others(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "value", "fact"),
     [
-        ("loss_scale", np.array(np.nan, np.float32), "'loss_scale' is nan, but must be a number ≥ 1"),
-        ("loss_scale", np.array(0.25, np.float32), "'loss_scale' is 0.25, but must be a number ≥ 1"),
-        ("loss_scale", np.array("much"), "'loss_scale' is much, but must be a number ≥ 1"),
+        ("loss_scale", np.array(np.nan, np.float32), "'loss_scale' is nan, but must be a number above 0"),
+        ("loss_scale", np.array(-0.25, np.float32), "'loss_scale' is -0.25, but must be a number above 0"),
+        ("loss_scale", np.array("much"), "'loss_scale' is much, but must be a number above 0"),
         ("good_steps", np.array(-5), "'good_steps' is -5, but must be a number ≥ 0"),
         ("step", np.array(-5), "'step' is -5, but must be a number ≥ 0"),
         ("count/skipped", np.zeros(2, int), "'count/skipped' is [0 0], but must be a number ≥ 0"),

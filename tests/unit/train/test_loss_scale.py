@@ -13,6 +13,7 @@ from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, In
 from amp_rewrite.settings.serialized import serialize
 
 MAX = float(np.finfo(np.float32).max)
+pytestmark = pytest.mark.filterwarnings("ignore:gradients are not finite at the least loss scale")
 
 # Flags of finite steps, (initial, period, multiplier), the scale after each step. From TensorFlow's own tests
 # (mixed_precision/experimental/loss_scale_test.py of 2.3), confirmed by running TensorFlow.
@@ -181,3 +182,15 @@ def test_a_backoff_factor_is_kept_and_checked_and_left_out_where_it_is_the_defau
     assert "backoff_factor" not in DynamicLossScale().get_config()
     with pytest.raises(TrainingError, match=r"^invalid backoff factor 1; use a number above 0 and below 1$"):
         DynamicLossScale(backoff_factor=1)
+
+
+def test_a_scale_falls_below_1_where_its_minimum_allows_it_and_warns_once_at_it() -> None:
+    scale = DynamicLossScale(2.0, 2000, minimum=0.25)
+    with pytest.warns(UserWarning, match=r"^gradients are not finite at the least loss scale, 0.25") as seen:
+        values = [scale.update([np.full(1, np.inf)]) and float(scale()) for _ in range(6)]
+    assert values == [1, 0.5, 0.25, 0.25, 0.25, 0.25] and len(seen) == 1
+    assert scales.get(serialize(scale)).get_config() == scale.get_config()  # type: ignore[union-attr]
+    assert DynamicLossScale.of_grad_scaler().minimum < 1e-37 < 1 == DynamicLossScale().minimum
+    assert "minimum" not in DynamicLossScale().get_config()
+    with pytest.raises(TrainingError, match="use a number from 1.18e-38 to 1"):
+        DynamicLossScale(minimum=0)

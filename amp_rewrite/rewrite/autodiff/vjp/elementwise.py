@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import multiples, origin
+from amp_rewrite.ir.nodes import ValueId
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, GradientRule, Stop, row
 
 
@@ -54,8 +56,34 @@ def _exponent(v: Call, slot: int) -> str:
     return v.b.cast(gradient, v.dtype(1), of=v.dtype(0))
 
 
+def _root(v: Call, slot: int) -> str:
+    """g/(2y); 0 at the root of a sum of squares that is 0, as torch.std and torch.linalg.vector_norm have it."""
+    gradient = v.do("Div", v.do("Mul", v.g, 0.5), v.y())
+    view, x = v.b.facts.view, v.b.known(v.x(0))
+    summed = None if x is None else view.producer(origin(view, x.id, multiples(view)))
+    if summed is None or summed.kind not in ("ReduceSumSquare", "ReduceSum", "ReduceMean"):
+        return gradient
+    if summed.kind != "ReduceSumSquare" and not _is_square(v, summed.inputs[0]):
+        return gradient
+    return v.do("Where", v.do("Cast", v.y(), to=DType.BOOL.code), gradient, 0.0)
+
+
+def _is_square(v: Call, value: ValueId | None) -> bool:
+    op = None if value is None else v.b.facts.view.producer(value)
+    if op is None or op.kind not in ("Mul", "Pow"):
+        return False
+    power = None if op.kind == "Mul" else v.b.constant_of(op.node.input[1])
+    return op.inputs[0] == op.inputs[1] if power is None else power.size == 1 and power.item() == 2
+
+
 def _extreme(v: Call, slot: int) -> str:
-    """Max, Min: split the gradient equally among inputs with the extreme value (as torch.maximum, torch.amax)."""
+    """Max, Min: split the gradient equally among inputs with the extreme value (as torch.maximum, torch.amax).
+
+    Of a clamp, the bounds have a gradient only where they are beyond x.
+    """
+    if v.torch_op.startswith("clamp"):
+        own = v.do("Equal", v.x(0), v.y())
+        return v.sum_to(v.do("Where", own, v.g if slot == 0 else 0.0, 0.0 if slot == 0 else v.g), slot)
     ties = v.do("Sum", *[v.typed(v.do("Equal", v.x(i), v.y())) for i in range(len(v.op.inputs))])
     share = v.do("Div", v.g, ties)
     return v.sum_to(v.do("Where", v.do("Equal", v.x(slot), v.y()), share, 0.0), slot)
@@ -68,8 +96,11 @@ def _chosen(v: Call, slot: int) -> str:
 
 
 def _clipped(v: Call, slot: int) -> str:
-    """Gradient of x: passes within the bounds, both inclusive (as torch.clamp)."""
-    inside = [v.do(op, v.x(0), v.x(bound)) for op, bound in (("GreaterOrEqual", 1), ("LessOrEqual", 2)) if v.has(bound)]
+    """Gradient of x: passes within the bounds, which belong to it (as torch.clamp) but in a relu6 or hardtanh."""
+    equal = "" if v.torch_op.startswith(("relu6", "hardtanh")) else "OrEqual"
+    inside = [
+        v.do(f"{op}{equal}", v.x(0), v.x(bound)) for op, bound in (("Greater", 1), ("Less", 2)) if v.has(bound)
+    ]
     if not inside:
         return v.g
     held = inside[0] if len(inside) == 1 else v.do("And", *inside)
@@ -202,7 +233,7 @@ ROWS: Family = {
     "Abs": _slope(lambda v: v.do("Sign", v.x(0))),
     "Exp": _slope(lambda v: v.y()),
     "Log": _dividing(lambda v: v.x(0)),
-    "Sqrt": row(lambda v, slot: v.do("Div", v.do("Mul", v.g, 0.5), v.y())),
+    "Sqrt": row(_root),
     "Reciprocal": row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, _square(v, v.y())))),
     "Sin": _slope(lambda v: v.do("Cos", v.x(0))),
     "Cos": row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, v.do("Sin", v.x(0))))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.rewrite.autodiff.facts import known_dims
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Stop, positive, row
 
@@ -57,7 +58,17 @@ def _count(v: Call) -> int | str:
 
 
 def _extreme(v: Call, slot: int) -> str:
-    """Split the gradient equally among the elements with the extreme value (as torch.amax)."""
+    """Split the gradient equally among the elements with the extreme value (as torch.amax).
+
+    That of torch.max along an axis goes to the first of them.
+    """
+    axes = _axes(v)
+    if v.torch_op in ("max.dim", "min.dim") and isinstance(axes, tuple) and len(axes) == 1:
+        (axis,) = axes
+        first = v.do("ArgMax" if v.torch_op == "max.dim" else "ArgMin", v.x(0), axis=axis, keepdims=1)
+        count = v.b.op("Gather", v.b.shape_of(v.x(0)), v.b.scalar(axis, DType.INT64))
+        places = v.b.unsqueeze(v.counted(count), range(1, v.rank(0) - axis))
+        return v.do("Where", v.b.op("Equal", places, first), _kept(v, v.g), 0.0)
     held = v.do("Equal", v.x(0), _kept(v, v.y()))
     ties = _again(v, "ReduceSum", v.typed(held))
     return v.do("Where", held, v.do("Div", _kept(v, v.g), ties), 0.0)

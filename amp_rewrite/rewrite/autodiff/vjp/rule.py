@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,11 @@ from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.nodes import Op
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape, known_dims
+
+
+_OF_TORCH = "pkg.torch.onnx.fx_node"
+"""Metadata in which PyTorch's exporter records what a node computes."""
+_ATEN = re.compile(r"target=torch\.ops\.aten\.([\w.]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,13 @@ class Forward:
             return default
         value = onnx.helper.get_attribute_value(proto)
         return value.decode() if isinstance(value, bytes) else value
+
+    @property
+    def torch_op(self) -> str:
+        """Operator of PyTorch that the op was exported from, such as "max.dim"; "" if it is not recorded."""
+        text = next((entry.value for entry in self.op.node.metadata_props if entry.key == _OF_TORCH), "")
+        found = _ATEN.search(text)
+        return found[1] if found else ""
 
     def shape(self, slot: int) -> Shape | None:
         """Shape of an input; None if its rank is unknown."""

@@ -52,13 +52,17 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
-    """Tieleman and Hinton's RMSprop; epsilon is added to the root, as in Keras without momentum and in PyTorch.
+    """Tieleman and Hinton's RMSprop, by the formula of PyTorch and of TensorFlow 2 without momentum.
+
+    It divides by sqrt(mean square) + epsilon. Keras 3 divides by sqrt(mean square + epsilon), which makes first steps
+    smaller where gradients are small.
 
     Args:
         rho: decay of the mean square.
         momentum: factor of the velocity; 0 for none.
         epsilon: added to the root.
         rate_in_momentum: as in `SGD`.
+        epsilon_in_root: True for the formula of Keras 3.
     """
 
     learning_rate: float | Schedule = 0.001
@@ -66,13 +70,15 @@ class RMSprop(Optimizer):
     momentum: float = 0.0
     epsilon: float = 1e-7
     rate_in_momentum: bool = True
+    epsilon_in_root: bool = False
 
     def slots(self) -> Mapping[str, float]:
         return {"rms": 0.0, "momentum": 0.0} if self.momentum else {"rms": 0.0}
 
     def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         rms = number(self.rho) * slots["rms"] + number(1 - self.rho) * (gradient * gradient)
-        change = gradient / (by.sqrt(rms) + number(self.epsilon))
+        epsilon = number(self.epsilon)
+        change = gradient / (by.sqrt(rms + epsilon) if self.epsilon_in_root else by.sqrt(rms) + epsilon)
         if not self.momentum:
             return variable - rate * change, {"rms": rms}
         before = number(self.momentum) * slots["momentum"]

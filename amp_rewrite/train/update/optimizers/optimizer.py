@@ -17,7 +17,7 @@ from amp_rewrite.train.update.schedules import Schedule, rate_after, rate_of_con
 
 _RATE = "learning_rate"
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
-_FLAGS = ("nesterov", "rate_in_momentum", "decay_biases_and_norms")
+_FLAGS = ("nesterov", "rate_in_momentum", "epsilon_in_root", "decay_biases_and_norms")
 _GROUPS = "groups"
 _OFF_IN_KERAS: Mapping[str, tuple[object, ...]] = {"decay": (0,), "amsgrad": (False,), "centered": (False,)}
 """Hyperparameters of Keras that are not here, with the values that change nothing."""
