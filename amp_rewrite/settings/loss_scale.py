@@ -241,8 +241,8 @@ class DynamicLossScale(LossScale):
     ) -> DynamicLossScale:
         """Return the scale with the settings of torch.amp.GradScaler, under its names and with its defaults.
 
-        It goes through the same scales as a GradScaler, also below 1, but ends at 2**-126, the smallest normal number of
-        float32. At scales above about 2**120 gradients may overflow in one of them alone.
+        It goes through the same scales as a GradScaler, also below 1, down to 2**-126, the smallest normal number. At
+        scales above about 2**120 gradients may overflow in one of them alone.
 
         Args:
             init_scale: the first scale.

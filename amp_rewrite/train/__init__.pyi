@@ -8,7 +8,8 @@ from amp_rewrite.train.keras.variables import Variable as Variable
 from amp_rewrite.settings.loss_scale import DynamicLossScale as DynamicLossScale
 from amp_rewrite.settings.loss_scale import FixedLossScale as FixedLossScale
 from amp_rewrite.settings.loss_scale import LossScale as LossScale
-from amp_rewrite.train.keras.accuracy import Accuracy as Accuracy
+from amp_rewrite.train.keras.metrics import Accuracy as Accuracy
+from amp_rewrite.train.keras.metrics import Metrics as Metrics
 from amp_rewrite.train.step.model_loss import ModelLoss as ModelLoss
 from amp_rewrite.train.update.optimizers.descent import Adagrad as Adagrad
 from amp_rewrite.train.update.optimizers.adam import Adam as Adam

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
 
 import numpy as np
@@ -27,23 +26,8 @@ from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.loss_scale import DynamicLossScale, Gradient, IndexedSlices, LossScale
 from amp_rewrite.settings.serialized import serialize
 from amp_rewrite.train.keras.optimizer import SCALE_KEYS, StatefulOptimizer, saved_state
-from amp_rewrite.train.keras.variables import GradsAndVars, Variable, Variables, differentiable, pairs_of
+from amp_rewrite.train.keras.variables import Differentiable, GradsAndVars, Variable, Variables, pairs_of, times
 from amp_rewrite.train.update import optimizers
-
-
-@dataclass(frozen=True, eq=False)
-class Scaled:
-    """A loss times a loss scale; `Differentiable` if the loss is."""
-
-    loss: Callable[[], Any]
-    scale: LossScale
-
-    def __call__(self) -> Array:
-        return _times(self.loss(), self.scale)
-
-    def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
-        """Return the gradients of the scaled loss."""
-        return differentiable(self.loss).gradients(variables, np.array(seed * self.scale(), np.float32))
 
 
 class LossScaleOptimizer(StatefulOptimizer):
@@ -95,7 +79,9 @@ class LossScaleOptimizer(StatefulOptimizer):
 
     def get_scaled_loss(self, loss: Any) -> Any:
         """Return the loss times the scale, in the loss's own type; for a callable, a callable."""
-        return Scaled(loss, self.loss_scale) if callable(loss) else _times(loss, self.loss_scale)
+        if isinstance(loss, Differentiable):
+            return times(loss, self.loss_scale())
+        return (lambda: _times(loss(), self.loss_scale)) if callable(loss) else _times(loss, self.loss_scale)
 
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
         """Return the gradients divided by the scale, each in its own type; None stays None, sparse stays sparse.
@@ -110,14 +96,18 @@ class LossScaleOptimizer(StatefulOptimizer):
         return self.get_unscaled_gradients(self.inner.get_gradients(self.get_scaled_loss(loss), params))
 
     def apply_gradients(
-        self, grads_and_vars: GradsAndVars, name: str | None = None, experimental_aggregate_gradients: bool = True
+        self,
+        grads_and_vars: GradsAndVars,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+        global_step: Variable | None = None,
     ) -> None:
         """Adapt the loss scale to unscaled gradients, then apply them if it says so; else nothing else changes."""
         pairs = pairs_of(grads_and_vars)
         group_of = self.inner.rule.group_of
         _, should_apply = self.loss_scale.update([g for g, variable in pairs if not group_of(variable.name).frozen])
         if should_apply:
-            self.inner.apply_gradients(pairs, name, experimental_aggregate_gradients)
+            self.inner.apply_gradients(pairs, name, experimental_aggregate_gradients, global_step)
 
     def checkpoint(self) -> dict[str, Array]:
         """Return the inner optimizer's checkpoint, with a dynamic scale's state under "loss_scale/"."""

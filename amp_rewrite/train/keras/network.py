@@ -1,32 +1,53 @@
-"""A model as custom loops of TensorFlow call it: predictions of inputs, losses of predictions, gradients on a tape."""
+"""A model as TensorFlow's documentation uses one: compile, fit, predictions, losses of them, gradients on a tape."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack, overload
+from typing import NamedTuple, Self, Unpack, overload
 
 import numpy as np
 
+from amp_rewrite.deploy.session import process
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.files.casting import Array
+from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
-from amp_rewrite.runtime.runner import CPU, Runner, SessionOptions
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.runtime.installation import require
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import Painting
+from amp_rewrite.train.keras.metrics import MetricsGiven
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable, differentiable, listed
-from amp_rewrite.train.step.model_loss import ModelLoss
+from amp_rewrite.train.objective.module_parameters import ModuleParameters
+from amp_rewrite.train.objective.parameters import ParameterGlobs, trained
+from amp_rewrite.train.objective.repeated_rows import row_of
+from amp_rewrite.train.objective.training_mode import statistics_of
+from amp_rewrite.train.step.assembly import policy_of, with_values
+from amp_rewrite.train.step.batch_check import whole_classes
+from amp_rewrite.train.step.execution import HoldsSession
+from amp_rewrite.train.step.fitting import FitOptions, History, Scores
+from amp_rewrite.train.step.loss_graph import loss_graph
+from amp_rewrite.train.step.model_loss import ModelLoss, Weights
+from amp_rewrite.train.step.prediction import Predictions, predicted, predicted_rows, predictor
+from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.step.trainer import Trainer
+from amp_rewrite.train.update.optimizers.optimizer import Optimizer
+from amp_rewrite.train.update.optimizers.registry import named
 
 
-class Network:
-    """A model for a custom loop: call it for predictions, and a loss object with them for a loss.
+class Network(HoldsSession):
+    """A model as TensorFlow's documentation uses one: `compile`, `fit`, `evaluate`, `predict`, and calls in a loop.
 
-    The loss, its gradients and the metrics come from one forward pass. All losses of a network share its variables.
+    Calls give predictions, and a loss object with them a loss. Both have the values of the weights at the call. The
+    loss, its gradients and the metrics come from one forward pass. All losses of a network share its variables.
 
     Arguments are those of `training_step`, but for `policy`, which is by default that of `ModelLoss.of`.
 
@@ -56,45 +77,89 @@ class Network:
         folder: str | Path | None = None,
         **painting: Unpack[Painting],
     ) -> None:
-        self._given, self._model = model, Model.load(model, folder=folder)
-        self._options: dict[str, Any] = dict(
-            parameters=parameters, freeze=freeze, policy=policy, training_mode=training_mode, seed=seed, **painting
-        )
+        self._model = Model.load(model, folder=folder)
+        self._given = model if hasattr(model, "exported_program") else self._model
+        self._policy = policy_of(process.policy_of_sessions() if policy is None else policy)
+        self._globs = ParameterGlobs(parameters, freeze, ModuleParameters.of(model, self._model))
+        self._training_mode, self._seed, self._painting = training_mode, seed, painting
         self._losses: dict[str, ModelLoss] = {}
+        self._compiled: _Compiled | None = None
+        self._weights = Weights()
         graph = self._model.proto.graph
         held = {tensor.name for tensor in graph.initializer}
         self.inputs = tuple(v.name for v in graph.input if v.name not in held)
         self.outputs = tuple(v.name for v in graph.output)
 
-    def loss(self, text: str) -> ModelLoss:
-        """Return a loss of the network, by a text as `training_step` takes it, with its variables."""
-        if text not in self._losses:
-            source = self._given if hasattr(self._given, "exported_program") else self._model
-            made = ModelLoss.of(source, text, **self._options)
-            first = next(iter(self._losses.values()), made)
-            if [v.name for v in made.variables] != [v.name for v in first.variables]:
-                raise TrainingError(
-                    f"the loss {text!r} depends on other parameters than the first loss of this network; name those to"
-                    " train in `parameters`"
-                )
-            self._losses[text] = replace(made, variables=first.variables, _state=first._state)
-        return self._losses[text]
+    # -- weights -----------------------------------------------------------------------------------------
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:
-        """The variables; a network has them from its first loss on."""
-        return self._first().variables
+        """The variables: what the outputs depend on, and what a loss trains besides."""
+        return tuple(self._ready.variables.values())
 
-    def _first(self) -> ModelLoss:
-        if not self._losses:
-            raise TrainingError(
-                "the network has no loss yet, which decides what is trained; call a loss object with its predictions"
-                " first"
-            )
-        return next(iter(self._losses.values()))
+    @cached_property
+    def _ready(self) -> Weights:
+        """The weights, with a variable for each parameter that an output depends on."""
+        view = View.of(inlined(self._model))
+        tensors = {tensor.name: tensor for tensor in self._model.proto.graph.initializer}
+        for output in self.outputs:
+            selection = trained(view, output, self._globs, least=0)
+            for name in selection.names:
+                array = self._model.array(tensors[name])
+                value = row_of(array) if name in selection.one_row else array
+                self._weights.variables.setdefault(name, Variable(value, name))
+        if self._training_mode:
+            for name in statistics_of(self._model):
+                self._weights.running.setdefault(f"buffer/{name}", self._model.array(tensors[name]).copy())
+        return self._weights
+
+    def _names(self) -> list[str]:
+        """Names of the weights in order: those of the module or Keras model, else what is trained, and statistics."""
+        module, own = self._globs.module, self._ready.held()
+        statistics = statistics_of(self._model)
+        order = [tensor.name for tensor in self._model.proto.graph.initializer]
+        return list(module.declared) if module.complete else [n for n in order if n in own or n in statistics]
+
+    def get_weights(self) -> list[Array]:
+        """Return copies of all weights, in the order of the PyTorch module or Keras model, for its `set_weights`."""
+        own = self._ready.held()
+        tensors = {tensor.name: tensor for tensor in self._model.proto.graph.initializer}
+        return [np.array(own[n] if n in own else self._model.array(tensors[n])) for n in self._names()]
+
+    def set_weights(self, weights: Sequence[Array]) -> None:
+        """Set all weights.
+
+        Args:
+            weights: arrays, as `get_weights` gives them.
+
+        Raises:
+            TrainingError: the number of arrays or a shape is another, or a weight that is not trained would change.
+        """
+        names, before = self._names(), self.get_weights()
+        if isinstance(weights, Mapping) or len(weights) != len(names):
+            raise TrainingError(f"pass a list of {len(names)} arrays, as get_weights() gives it: {', '.join(names)}")
+        for name, old, new in zip(names, before, weights, strict=True):
+            if np.shape(new) != old.shape:
+                raise TrainingError(f"weight {name!r} has shape {old.shape}, not {np.shape(new)}; assign that shape")
+            if name in self._ready.variables:
+                self._ready.variables[name].assign(new)
+            elif f"buffer/{name}" in self._ready.running:
+                self._ready.running[f"buffer/{name}"] = np.array(new, np.float32)
+            elif not np.array_equal(old, np.asarray(new)):
+                raise TrainingError(f"weight {name!r} is a constant here, since it is not trained; make a new network")
+
+    # -- predictions and losses ----------------------------------------------------------------------------
+
+    def loss(self, text: str) -> ModelLoss:
+        """Return a loss of the network, by a text as `training_step` takes it, with its variables."""
+        if text not in self._losses:
+            require("Network")
+            graph = loss_graph(self._model, text, self._globs, self._policy, self._training_mode, self._painting)
+            self._losses[text] = ModelLoss.of_graph(graph, self._ready, self._seed)
+        return self._losses[text]
 
     def __call__(self, inputs: object, training: bool | None = None) -> Predictions:
-        """Return the predictions for inputs; they are computed when a loss or numpy asks for them.
+        """Return the predictions for inputs with the weights as they are now; numpy computes them when it reads them.
 
         Args:
             inputs: an array for a model of one input, or a mapping from names to arrays.
@@ -107,61 +172,131 @@ class Network:
                     f"the model has the inputs {', '.join(self.inputs)}; pass a mapping with all of them"
                 )
             inputs = {self.inputs[0]: np.asarray(inputs)}
-        return Predictions(self, dict(inputs))
+        batch, held = dict(inputs), self._ready.held()
+        computed = cache(lambda: predicted(self._predictor, self._model, batch, held))
+        return Predictions(computed, self.outputs, self.outputs[0], _Source(self, batch, held))
 
-    def predict(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs of the model by name."""
-        loss = next(iter(self._losses.values()), None)
-        if loss is None:
-            (batch,) = Feed.of([inputs], self._model, allow_nonfinite=True)
-            results = Runner.open(self._model, SessionOptions(providers=(CPU,))).run(batch, self.outputs)
-            return {name: np.asarray(results[name]) for name in self.outputs}
-        return loss.predict(inputs)
+    @cached_property
+    def _predictor(self) -> Runner:
+        return predictor(self._model, self._ready.held(), (CUDA, CPU) if cuda_opens() else (CPU,))
+
+    # -- fit -----------------------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        optimizer: StatefulOptimizer | Optimizer | str = "rmsprop",
+        loss: LossObject | str = "",
+        metrics: MetricsGiven = (),
+    ) -> None:
+        """Choose optimizer, loss and metrics for `fit` and `evaluate`, as in Keras.
+
+        Args:
+            optimizer: an optimizer or its name; a `LossScaleOptimizer` brings its loss scale, others take the policy's.
+            loss: a loss object, its name in Keras, such as "sparse_categorical_crossentropy", or as `training_step`
+                takes it.
+            metrics: "accuracy", or `Accuracy` objects.
+
+        Raises:
+            TrainingError: the loss or the optimizer is unknown.
+        """
+        if isinstance(optimizer, str):
+            optimizer = named(optimizer)
+        if isinstance(optimizer, Optimizer):
+            optimizer = StatefulOptimizer(optimizer)
+        kind = KERAS_LOSSES.get(loss.lower()) if isinstance(loss, str) else loss
+        text = kind.text(self.outputs[0], _free("y_true", self.inputs)) if isinstance(kind, LossObject) else loss
+        step = training_step(
+            self._given,
+            loss=text,  # type: ignore[arg-type]
+            optimizer=optimizer,
+            policy=self._policy,
+            parameters=self._globs.parameters,
+            freeze=self._globs.freeze,
+            training_mode=self._training_mode,
+            seed=self._seed,
+            **self._painting,
+        )
+        self._compiled = _Compiled(Trainer(step), metrics)
+
+    def fit(
+        self,
+        x: object = None,
+        y: object = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        **options: Unpack[FitOptions],
+    ) -> History:
+        """Train by what `compile` chose; see `Trainer.fit`. The variables have the trained values afterwards."""
+        made = self._synchronized()
+        try:
+            if "validation_data" in options or options.get("validation_split"):
+                options.setdefault("metrics", made.metrics)
+            return made.trainer.fit(x, y, batch_size, epochs, **options)
+        finally:
+            trained_now = made.trainer.get_weights()
+            for name, array in trained_now.items():
+                if name in self._ready.variables:
+                    self._ready.variables[name].assign(array)
+                else:
+                    self._ready.running[f"buffer/{name}"] = array
+
+    def evaluate(
+        self, x: object = None, y: object = None, batch_size: int | None = None, verbose: object = None
+    ) -> Scores:
+        """Return loss and metrics over data; see `Trainer.evaluate`."""
+        made = self._synchronized()
+        return made.trainer.evaluate(x, y, batch_size, metrics=made.metrics)
+
+    def predict(self, x: object, batch_size: int | None = None, verbose: object = None) -> Predictions:
+        """Return the predictions for all rows, computed by batches; [NAME] gives another output.
+
+        Args:
+            x: inputs, as `fit` takes them.
+            batch_size: rows of a batch.
+            verbose: accepted as in Keras.
+        """
+        return predicted_rows(self._predictor, self._model, x, batch_size, self._ready.held())
+
+    def _synchronized(self) -> _Compiled:
+        """Give the trainer the weights."""
+        if self._compiled is None:
+            raise TrainingError("the network has no loss and no optimizer for fit and evaluate; call compile first")
+        own = self._ready.held()
+        self._compiled.trainer.set_weights({n: own[n] for n in self._compiled.trainer.get_weights() if n in own})
+        return self._compiled
+
+    # -- files ---------------------------------------------------------------------------------------------
 
     def export(self) -> Model:
-        """Return the model with the current parameters, float32, ready for `convert`."""
-        return self._first().export()
+        """Return the model with the current weights, float32, ready for `convert`."""
+        return with_values(self._model, self._ready.held())
 
     def save(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
         """Write a checkpoint; see `ModelLoss.save`."""
-        self._first().save(path, optimizer)
+        self._ready.save(path, optimizer, fingerprint(self._model).graph)
 
     def load(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
         """Continue from a checkpoint; see `ModelLoss.load`."""
-        self._first().load(path, optimizer)
+        self._ready.load(path, optimizer, fingerprint(self._model).graph)
 
 
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """Outputs of a network for inputs. numpy functions compute them: `np.argmax(predictions, 1)`.
+class _Compiled(NamedTuple):
+    trainer: Trainer
+    metrics: MetricsGiven
 
-    Attributes:
-        network: the network.
-        inputs: arrays by name.
-        output: the output that is meant; by default the first.
-    """
+
+class _Source(NamedTuple):
+    """What predictions were computed from: a network, inputs by name, and weights by name."""
 
     network: Network
     inputs: Mapping[str, Array]
-    output: str = ""
+    held: Mapping[str, Array]
 
-    @property
-    def name(self) -> str:
-        """Name of the output."""
-        return self.output or self.network.outputs[0]
 
-    def __getitem__(self, output: str) -> Predictions:
-        """Return the predictions of another output."""
-        if output not in self.network.outputs:
-            raise TrainingError(f"the model has no output {output!r}; it has {', '.join(self.network.outputs)}")
-        return replace(self, output=output)
-
-    def numpy(self) -> Array:
-        """Return the numbers."""
-        return self.network.predict(self.inputs)[self.name]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.asarray(self.numpy(), dtype)
+def _free(name: str, taken: Sequence[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
 
 
 @dataclass(frozen=True)
@@ -171,27 +306,31 @@ class LossObject:
     formula: str
     options: Mapping[str, object] = field(default_factory=dict)
 
-    def __call__(self, y_true: object, y_pred: Predictions, sample_weight: object = None) -> ModelLoss:
-        """Return the loss of a batch: `float` gives its value, a `GradientTape` its gradients.
+    def text(self, prediction: str, target: str, weight: str | None = None) -> str:
+        """Return the loss as `training_step` takes it."""
+        options = {**self.options, "sample_weight": None} if weight is None else self.options
+        said = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
+        return f"{self.formula}({prediction}, {target}{said}{f', sample_weight={weight}' if weight else ''})"
+
+    def __call__(self, y_true: object, y_pred: object, sample_weight: object = None) -> ModelLoss:
+        """Return the loss of a batch with the weights of its predictions; a `GradientTape` gives its gradients.
 
         Args:
             y_true: targets.
             y_pred: predictions of a network.
             sample_weight: a weight for each row, or None.
         """
-        if not isinstance(y_pred, Predictions):
+        source = getattr(y_pred, "source", None)
+        if not isinstance(source, _Source) or not isinstance(y_pred, Predictions):
             raise TrainingError(f"{type(y_pred).__name__} is not a result of a Network; pass network(inputs)")
-        options = "".join(f", {name}={value!r}" for name, value in self.options.items() if value is not None)
+        target, weight = _free("y_true", source.network.inputs), _free("sample_weight", source.network.inputs)
         targets = np.asarray(y_true)
         classes = self.formula == "cross_entropy"
-        target, weight = "y_true", "sample_weight"
-        while {target, weight} & {*y_pred.network.inputs}:
-            target, weight = f"{target}_", f"{weight}_"
-        batch = {**y_pred.inputs, target: targets.astype(np.int64 if classes else np.float32)}
+        batch = {**source.inputs, target: whole_classes(target, targets) if classes else targets.astype(np.float32)}
         if sample_weight is not None:
-            options += f", sample_weight={weight}"
             batch[weight] = np.asarray(sample_weight, np.float32).reshape(len(targets))
-        return y_pred.network.loss(f"{self.formula}({y_pred.name}, {target}{options})").on(batch)
+        loss = source.network.loss(self.text(y_pred.output, target, None if sample_weight is None else weight))
+        return loss.on(batch, source.held)
 
 
 _LOGITS, _SMOOTHING = "from_logits", "label_smoothing"
@@ -248,6 +387,18 @@ class Losses:
     MeanSquaredError = staticmethod(_loss("mean_squared_error", "Mean squared error."))
     MeanAbsoluteError = staticmethod(_loss("mean_absolute_error", "Mean absolute error."))
     Huber = staticmethod(_loss("huber", "Huber's loss.", "delta"))
+
+
+KERAS_LOSSES: Mapping[str, LossObject] = {
+    "sparse_categorical_crossentropy": Losses.SparseCategoricalCrossentropy(),
+    "categorical_crossentropy": Losses.CategoricalCrossentropy(),
+    "binary_crossentropy": Losses.BinaryCrossentropy(),
+    "kl_divergence": Losses.KLDivergence(),
+    **dict.fromkeys(("mean_squared_error", "mse"), Losses.MeanSquaredError()),
+    **dict.fromkeys(("mean_absolute_error", "mae"), Losses.MeanAbsoluteError()),
+    "huber": Losses.Huber(),
+}
+"""Loss objects by their names in Keras."""
 
 
 class GradientTape:

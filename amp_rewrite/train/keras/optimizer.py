@@ -151,37 +151,48 @@ class StatefulOptimizer:
         return differentiable(loss).gradients(listed(params), np.array(1, np.float32))
 
     def compute_gradients(
-        self, loss: Callable[[], Any], var_list: Variables, grad_loss: object = None
+        self, loss: Callable[[], Any], var_list: Variables | None = None, grad_loss: object = None
     ) -> list[tuple[Gradient, Variable]]:
         """Return pairs of a gradient and its variable, for `apply_gradients`; the first half of `minimize`.
 
         Args:
             loss: a `Differentiable` loss.
-            var_list: variables, one or several.
+            var_list: variables, one or several; None: those of the loss.
             grad_loss: gradient with respect to the loss, by which the gradients are multiplied; None is 1.
         """
-        variables = listed(var_list)
+        variables = listed(var_list, loss)
         return list(zip(self.get_gradients(times(loss, grad_loss), variables), variables, strict=True))
 
     def minimize(
-        self, loss: Callable[[], Any], var_list: Variables, grad_loss: object = None, name: str | None = None
+        self,
+        loss: Callable[[], Any],
+        var_list: Variables | None = None,
+        grad_loss: object = None,
+        name: str | None = None,
+        global_step: Variable | None = None,
     ) -> None:
         """Make one step down a `Differentiable` loss.
 
         Args:
             loss: the loss.
-            var_list: variables to change, one or several.
+            var_list: variables to change, one or several; None: those of the loss.
             grad_loss: gradient with respect to the loss; None is 1.
             name: accepted as in Keras, and not used: there are no graph ops to name.
+            global_step: a variable that counts steps; a skipped step does not count.
         """
-        self.apply_gradients(self.compute_gradients(loss, var_list, grad_loss), name)
+        pairs = self.compute_gradients(loss, var_list, grad_loss)
+        self.apply_gradients(pairs, name, global_step=global_step)
 
     def get_updates(self, loss: Callable[[], Any], params: Variables) -> list[Callable[[], None]]:
         """Return a list with the update of one step down a `Differentiable` loss, as a function without arguments."""
         return [lambda: self.minimize(loss, params)]
 
     def apply_gradients(
-        self, grads_and_vars: GradsAndVars, name: str | None = None, experimental_aggregate_gradients: bool = True
+        self,
+        grads_and_vars: GradsAndVars,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+        global_step: Variable | None = None,
     ) -> None:
         """Make one step with these gradients; a variable with gradient None keeps its value.
 
@@ -189,6 +200,7 @@ class StatefulOptimizer:
             grads_and_vars: pairs of a gradient and its variable.
             name: accepted as in Keras, and not used: there are no graph ops to name.
             experimental_aggregate_gradients: accepted as in Keras, and not used: `averaged` adds up replicas.
+            global_step: a variable that counts steps.
 
         Raises:
             TrainingError: no variable has a gradient, or two share a name.
@@ -204,6 +216,8 @@ class StatefulOptimizer:
         for name, after_step in slots.items():
             own[name] = {**own.get(name, {}), **after_step}
         self._count(self.iterations + 1)
+        if global_step is not None:
+            checked(global_step).assign_add(1)
 
     def _create_slots(self, variables: Sequence[Variable]) -> None:
         for variable in variables:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,7 +16,49 @@ from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.policy import TypeName
 
 
-class Variable(NDArrayOperatorsMixin):
+class ArrayLike(NDArrayOperatorsMixin):
+    """Base of objects that numpy reads as arrays; arithmetic with them gives arrays."""
+
+    def numpy(self) -> Array:
+        """Return the numbers."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return self.numpy().shape
+
+    @property
+    def dtype(self) -> TypeName:
+        """Name of the element type, such as "float32"."""
+        return TypeName(DType.parse(self.numpy().dtype).spelling)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        return getattr(ufunc, method)(*(i.numpy() if isinstance(i, ArrayLike) else i for i in inputs), **options)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.numpy()[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.numpy())
+
+    def __len__(self) -> int:
+        return len(self.numpy())
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
+    def __format__(self, form: str) -> str:
+        return format(self.numpy()[()] if not self.shape else self.numpy(), form)
+
+
+class Variable(ArrayLike):
     """A named, mutable float32 array, the counterpart of tf.Variable; arithmetic with it gives arrays.
 
     Args:
@@ -28,31 +70,14 @@ class Variable(NDArrayOperatorsMixin):
         self.name = name
         self._value = np.array(value, np.float32)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
-        return self._value.shape
-
-    @property
-    def dtype(self) -> TypeName:
-        """Name of the element type, "float32"."""
-        return TypeName(DType.FLOAT.spelling)
-
     def numpy(self) -> Array:
         """Return a copy of the value."""
         return self._value.copy()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.array(self._value, dtype)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        return getattr(ufunc, method)(*(i.numpy() if isinstance(i, Variable) else i for i in inputs), **options)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.numpy()[key]
-
-    def __float__(self) -> float:
-        return float(self._value)
+    @property
+    def held(self) -> Array:
+        """The value itself, which no assignment changes; do not modify it."""
+        return self._value
 
     __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__  # a variable is equal to itself alone
 
@@ -94,8 +119,12 @@ Variables = Variable | Sequence[Variable] | Callable[[], Sequence[Variable]]
 """One variable, several, or a function that returns them, as Keras takes `var_list`."""
 
 
-def listed(variables: Variables) -> list[Variable]:
-    """Return variables as a list."""
+def listed(variables: Variables | None, loss: object = None) -> list[Variable]:
+    """Return variables as a list; None stands for those of the loss."""
+    if variables is None:
+        variables = getattr(loss, "variables", None)
+        if variables is None:
+            raise TrainingError(f"{loss!r} does not tell its variables; pass them as var_list")
     if isinstance(variables, Variable):
         return [variables]
     if isinstance(variables, Differentiable) or not isinstance(variables, (Iterable, Callable)):  # type: ignore[arg-type]
@@ -110,41 +139,81 @@ def checked(variable: object) -> Variable:
     raise TrainingError(f"{type(variable).__name__} is not a Variable; pass Variable objects, gradients before them")
 
 
-class Multiplied:
-    """A loss that can be multiplied and divided by a number, as for the mean of gradients that a loop adds up."""
+class Summable(ArrayLike):
+    """A `Differentiable` loss: times a number, plus a number, or plus another loss it is one again."""
 
-    __array_ufunc__ = None  # a number of numpy on the left leaves the product to the loss
+    variables: tuple[Variable, ...]
 
-    def __mul__(self, factor: float) -> Product:
-        return Product(self, np.float32(factor))  # type: ignore[arg-type]
+    def numpy(self) -> Array:
+        """Return the value, a float32 scalar."""
+        return np.array(float(self), np.float32)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        other: Any = next((i for i in inputs if i is not self), None)
+        if ufunc is np.multiply and method == "__call__" and np.size(other) == 1:
+            return self * other
+        return super().__array_ufunc__(ufunc, method, *inputs, **options)
+
+    def __mul__(self, factor: Any) -> Combination:
+        return Combination(tuple((np.float32(own * np.float32(factor)), loss) for own, loss in _terms(self)))
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: float) -> Product:
-        return self * (1 / divisor)
+    def __truediv__(self, divisor: Any) -> Combination:
+        return self.__mul__(1 / divisor)
 
-    def __add__(self, other: object) -> Product:
-        raise TrainingError("losses have no sum; compute it in the model, and name its output as the loss")
+    def __neg__(self) -> Combination:
+        return self * -1
 
-    __radd__ = __add__
+    def __add__(self, other: Any) -> Combination:
+        constant = getattr(self, "constant", 0.0)
+        if isinstance(other, Summable):
+            return Combination((*_terms(self), *_terms(other)), constant + getattr(other, "constant", 0.0))
+        return Combination(_terms(self), constant + float(other))
+
+    def __radd__(self, other: Any) -> Any:
+        return self if type(other) is int and other == 0 else other + self.numpy()  # sum() begins with 0
+
+    def __sub__(self, other: Any) -> Combination:
+        return self.__add__(-1 * other)
+
+    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
+
+
+def _terms(loss: Summable) -> tuple[tuple[np.float32, Callable[[], Any]], ...]:
+    return loss.terms if isinstance(loss, Combination) else ((np.float32(1), loss),)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, eq=False)
-class Product(Multiplied):
-    """A loss times a number; `Differentiable` if the loss is."""
+class Combination(Summable):
+    """A sum of losses, each times a number; `Differentiable` if they are."""
 
-    loss: Callable[[], Any]
-    factor: np.float32
+    terms: tuple[tuple[np.float32, Callable[[], Any]], ...]
+    constant: float = 0.0
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:  # type: ignore[override]
+        """Those of all losses."""
+        return tuple({v: None for _, loss in self.terms for v in getattr(loss, "variables", ())})
 
     def __call__(self) -> Array:
-        return np.asarray(self.loss() * self.factor)
+        return np.asarray(sum(loss() * factor for factor, loss in self.terms) + np.float32(self.constant), np.float32)
 
     def __float__(self) -> float:
-        return float(self.loss) * float(self.factor)  # type: ignore[arg-type]
+        values: list[float] = [float(loss) * float(factor) for factor, loss in self.terms]  # type: ignore[arg-type]
+        return sum(values) + self.constant
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
-        """Return the gradients of the product."""
-        return differentiable(self.loss).gradients(variables, np.asarray(seed * self.factor, np.float32))
+        """Return the gradients of the sum."""
+        found = [differentiable(loss).gradients(variables, np.asarray(seed * f, np.float32)) for f, loss in self.terms]
+        return [_added(column) for column in zip(*found, strict=True)]
+
+
+def _added(gradients: Sequence[Gradient]) -> Gradient:
+    present = [gradient for gradient in gradients if gradient is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    return np.asarray(np.sum([np.asarray(gradient) for gradient in present], axis=0, dtype=np.float32))
 
 
 def times(loss: Callable[[], Any], weight: object) -> Callable[[], Any]:
@@ -154,7 +223,7 @@ def times(loss: Callable[[], Any], weight: object) -> Callable[[], Any]:
     array = np.asarray(weight, np.float32)
     if array.size != 1:
         raise TrainingError(f"grad_loss has shape {array.shape}, but the loss is one number; pass one number")
-    return Product(loss, np.float32(array.reshape(())))
+    return Combination(((np.float32(array.reshape(())), loss),))
 
 
 GradsAndVars = Iterable[tuple[Gradient, Variable]]

@@ -52,7 +52,7 @@ class ParameterGlobs:
         return any(_matches([name], glob) for glob in as_names(self.freeze))
 
 
-def trained(view: View, loss: str, choice: ParameterGlobs) -> Selection:
+def trained(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> Selection:
     """Return the trained float32 initializers, and why each is or is not.
 
     By default it is every initializer that the loss depends on through gradients, except running statistics, initial
@@ -62,8 +62,8 @@ def trained(view: View, loss: str, choice: ParameterGlobs) -> Selection:
 
     Initializers whose rows are copies of one row (an expanded token) are trained as that row.
 
-    TrainingError for a glob without a match, for an initializer in `parameters` that is not float32, for an empty
-    result, for weights that an exporter merged, and by default for half-precision weights, which could not be trained.
+    TrainingError for a glob without a match, for an initializer in `parameters` that is not float32, for fewer than
+    `least`, for weights that an exporter merged, and by default for half-precision weights, which could not be trained.
     O(nodes + uses); reads the values of every candidate.
     """
     initializers = [v for v in view.values if v.scope == MAIN and v.role is Role.INITIALIZER]
@@ -85,7 +85,8 @@ def trained(view: View, loss: str, choice: ParameterGlobs) -> Selection:
     if choice.parameters is not None:
         asked = _insisted(names, choice.parameters, reasons)
     left = [n for n in names if n in asked and n not in excluded and (asked[n] or reasons.get(n) is None)]
-    _check_some(loss, left, [n for n in asked if asked[n] or reasons.get(n) is None])
+    if len(left) < least:
+        _check_some(loss, left, [n for n in asked if asked[n] or reasons.get(n) is None])
     _check_unmerged(view, [names[n] for n in left if not asked[n]], choice.module)
     one_row = tuple(n for n in left if fixed_values.one_row(view, names[n]))
     twins = split(view, [names[n] for n in left])

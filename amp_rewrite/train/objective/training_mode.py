@@ -81,3 +81,10 @@ def statistics(nodes: Iterable[NodeProto], initializers: Iterable[str]) -> dict[
             if name in known and slot < len(node.output) and node.output[slot]:
                 updated[name] = node.output[slot]
     return updated
+
+
+def statistics_of(model: Model) -> list[str]:
+    """Return the initializers that hold running statistics."""
+    known = {tensor.name for tensor in model.proto.graph.initializer}
+    norms = [node for node in model.proto.graph.node if node.op_type == "BatchNormalization"]
+    return [name for node in norms for slot in _STATISTICS.values() if (name := node.input[slot]) in known]

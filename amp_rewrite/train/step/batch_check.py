@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 from onnx import ModelProto
 
 from amp_rewrite.errors import FeedError, TrainingError
@@ -46,6 +47,19 @@ def batches(data: object, declared: Model, target: TargetInput | None) -> Feed:
     if target is not None and target.kind == CLASSES and target.axis is not None:
         axes = {target.name: target.axis}
     return Feed.of(data, declared, allow_nonfinite=True, allow_change=True, extra_axes=axes)
+
+
+def whole_classes(name: str, values: Array) -> Array:
+    """Return class indices as int64. TrainingError for numbers that are not whole, which would be truncated."""
+    if values.dtype.kind == "f":
+        strange = values[values % 1 != 0]
+        if strange.size:
+            raise TrainingError(
+                f"the targets {name!r} have {strange.flat[0]:g}, but the loss takes class indices, which are whole;"
+                " round them yourself, or use a loss of numbers such as mean_squared_error"
+            )
+        return values.astype(np.int64)
+    return values.astype(np.int64) if values.dtype == bool else values
 
 
 def check_batch(declared: Model, target: TargetInput | None, batch: Batch, number: int) -> None:

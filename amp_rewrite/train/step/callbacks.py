@@ -12,7 +12,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 
 Log = Mapping[str, float]
-"""Numbers of an epoch: loss, metrics, the same with "val_" before them, learning_rate, seconds, seconds_per_row."""
+"""Numbers of an epoch: loss, metrics, the same with "val_" before them, learning_rate, skipped, loss_scale, seconds."""
 
 
 class Trained(Protocol):

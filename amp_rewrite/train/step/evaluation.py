@@ -12,7 +12,7 @@ from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.train.keras.accuracy import Accuracy
+from amp_rewrite.train.keras.metrics import Accuracy
 from amp_rewrite.train.step.batch_check import read_by
 from amp_rewrite.train.step.batch_means import BatchMeans
 from amp_rewrite.train.step.fitting import Scores

@@ -10,10 +10,11 @@ from itertools import count, islice
 from typing import Any, TypedDict
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.keras.accuracy import Metrics
+from amp_rewrite.train.keras.metrics import MetricsGiven
 from amp_rewrite.train.step.batch_means import BatchMeans
 from amp_rewrite.train.step.callbacks import Callback, Monitor, callbacks_of, stops
-from amp_rewrite.train.step.rows import Rows
+from amp_rewrite.train.step.health import Health
+from amp_rewrite.train.step.rows import Rows, with_targets
 from amp_rewrite.train.update.plain_numbers import whole_number
 from amp_rewrite.train.update.schedules import rate_of_config
 
@@ -26,27 +27,27 @@ class FitOptions(TypedDict, total=False):
     """Options of `fit`.
 
     Attributes:
-        batch_size: rows of a batch cut from arrays; 32 by default. The last batch may have fewer.
         shuffle: take the rows of arrays in a new order in each epoch; by default yes.
-        seed: of that order, together with the number of the epoch.
-        validation_data: data to evaluate after each epoch, as `fit` takes them.
+        seed: of that order, together with the number of the epoch; by default each call draws one.
+        validation_data: data to evaluate after each epoch, such as (x, y).
         validation_split: evaluate the last rows of arrays, this share of them, and do not train on them.
         metrics: metrics of the validation data, as `evaluate` takes them.
         callbacks: `EarlyStopping`, `BestCheckpoint`, and functions of the number of an epoch, from 0, and its numbers;
             one that returns True stops.
         first_epoch: number of the first epoch, for a run that is resumed.
         steps_per_epoch: runs of an epoch; the next one goes on where it ends, and data that end begin again.
+        verbose: accepted as in Keras; `progress` draws.
     """
 
-    batch_size: int | None
     shuffle: bool | None
-    seed: int
+    seed: int | None
     validation_data: object
     validation_split: float
-    metrics: Metrics
+    metrics: MetricsGiven
     callbacks: Sequence[Callback] | Callback
     first_epoch: int
     steps_per_epoch: int | None
+    verbose: object
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class History:
     """Record of a call of `fit`.
 
     An epoch has the means of loss and metrics, weighted as in `Scores`, the same with "val_" before them if there are
-    validation data, learning_rate, seconds and seconds_per_row.
+    validation data, learning_rate, skipped (steps), loss_scale if there is one, seconds and seconds_per_row.
 
     Attributes:
         losses: the loss of each run.
@@ -70,14 +71,20 @@ class History:
     nonfinite: int
     epochs: tuple[Mapping[str, float], ...] = field(default=(), compare=False)
 
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """The numbers of all epochs by name, as in Keras."""
+        names = dict.fromkeys(name for epoch in self.epochs for name in epoch)
+        return {name: [epoch[name] for epoch in self.epochs if name in epoch] for name in names}
+
 
 @dataclass(frozen=True)
 class Scores:
     """Means over data, those of all rows together.
 
     A batch weighs its targets that are not ignored, times the weights of their classes in the loss, as in torch's mean.
-    A batch that is ignored as a whole has the weight 0. For a loss of the model's own it weighs what that divides by,
-    where its graph shows it. Batches of other losses weigh their rows.
+    A batch that is ignored as a whole has the weight 0. Batches of other losses weigh their rows. As a sequence it is
+    [loss, *metrics], as in Keras.
 
     Attributes:
         loss: the loss.
@@ -89,6 +96,16 @@ class Scores:
     metrics: Mapping[str, float]
     rows: int
 
+    def __iter__(self) -> Iterator[float]:
+        return iter((self.loss, *self.metrics.values()))
+
+    def __len__(self) -> int:
+        return 1 + len(self.metrics)
+
+    def __getitem__(self, place: int) -> float:
+        numbers: list[float] = [*self]
+        return numbers[place]
+
 
 def range_of(epochs: int, options: FitOptions) -> range:
     """Return the numbers of epochs. TrainingError for a first epoch that is not a number."""
@@ -98,8 +115,6 @@ def range_of(epochs: int, options: FitOptions) -> range:
 
 _WHERE = "give class_weights=[…] to the loss, as in 'cross_entropy(logits, label, class_weights=[1, 2])'"
 _OF_KERAS = {
-    "x": "pass the data first, as in fit((x, y))",
-    "y": "pass targets with the inputs, as in fit((x, y))",
     "class_weight": _WHERE,
     "sample_weight": "give sample_weight=NAME to the loss, as in 'cross_entropy(logits, label, sample_weight=weight)',"
     " and the weights with the data",
@@ -111,7 +126,6 @@ _OF_KERAS = {
         ("workers", "use_multiprocessing", "max_queue_size"), "pass batches that load so, such as a DataLoader"
     ),
     "initial_epoch": "it is first_epoch here, and epochs are counted from there",
-    "verbose": "progress=amp_rewrite.progress_bar(…) draws, and a function in callbacks= gets each epoch",
 }
 """Arguments of Keras's fit, with what stands for them."""
 
@@ -125,24 +139,26 @@ class Fitting:
     feed: Any
     validation: object
     callbacks: Sequence[Callback]
-    validation_metrics: Metrics = ()
+    validation_metrics: MetricsGiven = ()
     steps: int | None = None
     losses: list[float] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
     epochs: list[Mapping[str, float]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, trainer: Any, data: object, options: FitOptions) -> Fitting:
+    def of(cls, trainer: Any, data: object, batch_size: int | None, options: FitOptions) -> Fitting:
         """Prepare data and options. TrainingError for options that do not fit the data."""
         unknown = next((name for name in options if name not in FitOptions.__annotations__), None)
         if unknown is not None:
             hint = _OF_KERAS.get(unknown)
             raise TypeError(f"fit() got an unexpected keyword argument {unknown!r}{f'; {hint}' if hint else ''}")
         if data is None:
-            raise TrainingError("fit lacks data; pass them first, as in fit((x, y)) or fit({'image': x, 'label': y})")
+            raise TrainingError("fit lacks data; pass them first, as in fit(x, y) or fit({'image': x, 'label': y})")
         names, shuffle = trainer.step.batch, options.get("shuffle")
-        rows = Rows.of(data, names, options.get("batch_size"), shuffle, options.get("seed", 0))
-        validation, share = options.get("validation_data"), options.get("validation_split", 0.0)
+        rows = Rows.of(data, names, batch_size, shuffle, options.get("seed"), trainer.step.target)
+        validation, share = options.get("validation_data"), options.get("validation_split") or 0.0
+        if isinstance(validation, (tuple, list)) and len(validation) == 2 and len(names) != 2:
+            validation = with_targets(validation[0], validation[1], names)
         if share and (validation is not None or rows is None):
             what = "validation_data are given, too" if rows is not None else "these data are batches already"
             raise TrainingError(f"validation_split takes rows of arrays, but {what}; use one of the two")
@@ -165,7 +181,7 @@ class Fitting:
         """Run the epochs."""
         trainer = self.trainer
         rate: Rate | None = rate_of_config(learning_rate)
-        before = (trainer.skipped, trainer.nonfinite)
+        before, health = (trainer.skipped, trainer.nonfinite), Health(trainer)
         per_epoch = self.steps or (self.rows.count if self.rows is not None else len(self.feed) if progress else 0)
         total, stream = len(epochs) * per_epoch, self._stream(epochs.start)
         with ExitStack() as stack:
@@ -174,12 +190,13 @@ class Fitting:
                 stack.callback(callback.end, trainer)
             for epoch in epochs:
                 batches = self._batches(epoch) if self.steps is None else islice(stream, self.steps)
-                log = self._epoch(batches, rate, lambda done: progress and progress(done, total))
+                log = self._epoch(batches, rate, health, lambda done: progress and progress(done, total))
                 self.epochs.append(log)
                 if stops(self.callbacks, trainer, epoch, log):
                     break
         metrics = {name: tuple(values) for name, values in self.metrics.items()}
         skipped, nonfinite = trainer.skipped - before[0], trainer.nonfinite - before[1]
+        health.warn(skipped)
         return History(tuple(self.losses), metrics, skipped, nonfinite, tuple(self.epochs))
 
     def _batches(self, epoch: int) -> Any:
@@ -194,13 +211,14 @@ class Fitting:
             yield from islice(self._batches(number), skipped if number == passed else 0, None)
 
     def _epoch(
-        self, batches: Iterable[Any], learning_rate: Rate | None, done: Callable[[int], object]
+        self, batches: Iterable[Any], learning_rate: Rate | None, health: Health, done: Callable[[int], object]
     ) -> dict[str, float]:
         """Run one epoch; return its numbers."""
-        trainer, step = self.trainer, self.trainer.step
+        trainer, step, skipped = self.trainer, self.trainer.step, self.trainer.skipped
         sums, start = BatchMeans(step.loss, step.metrics, step.target, step.weight), time.perf_counter()
         for number, batch in enumerate(batches):
             results = trainer.take(batch, number, learning_rate)
+            health.see(batch)
             sums.add(batch, results)
             self.losses.append(results[step.loss].item())
             for name, values in self.metrics.items():
@@ -212,4 +230,6 @@ class Fitting:
             scores = trainer.evaluate(self.validation, metrics=self.validation_metrics)
             log |= {"val_loss": scores.loss, **{f"val_{name}": value for name, value in scores.metrics.items()}}
         times = {"seconds": seconds, "seconds_per_row": seconds / max(sums.rows, 1)}
-        return {**log, "learning_rate": trainer.last_rate, **times}
+        scale = {} if trainer.loss_scale is None else {"loss_scale": trainer.loss_scale}
+        counts = {"learning_rate": trainer.last_rate, "skipped": float(trainer.skipped - skipped)}
+        return {**log, **counts, **scale, **times}

@@ -12,44 +12,90 @@ import numpy as np
 
 from amp_rewrite.deploy.session import process
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, initial_random_state
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import Painting
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
-from amp_rewrite.train.keras.variables import Multiplied, Variable
+from amp_rewrite.train.keras.variables import Summable, Variable
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
 from amp_rewrite.train.objective.parameters import ParameterGlobs
 from amp_rewrite.train.step import checkpoint
-from amp_rewrite.train.step.assembly import policy_of, with_state, with_values
-from amp_rewrite.train.step.batch_check import batch_model, batches, check_batch
+from amp_rewrite.train.step.assembly import policy_of, with_values
+from amp_rewrite.train.step.batch_check import batches, check_batch
 from amp_rewrite.train.step.execution import HoldsSession
 from amp_rewrite.train.step.loss_graph import LossGraph, loss_graph
 from amp_rewrite.train.step.optimizer_state import by_path
+from amp_rewrite.train.step.prediction import predicted, predictor
 from amp_rewrite.train.step.training_report import TrainingReport
 from amp_rewrite.train.update.graph import StateVariable
 from amp_rewrite.train.update.optimizers import initial_slots
 
-
-@dataclass(slots=True, eq=False)
-class _RunningState:
-    """Running statistics and random state by input; they move on with each computation of gradients."""
-
-    values: dict[str, Array]
+_BUFFER = "buffer/"
+"""Prefix of paths of running statistics in checkpoints."""
 
 
 @dataclass(frozen=True, eq=False)
-class ModelLoss(HoldsSession, Multiplied):
+class Weights:
+    """Weights of a model that its losses share: variables by name, and running state by path in checkpoints.
+
+    `running`: "buffer/NAME" for running statistics, "random" and "replica" for the random state.
+    """
+
+    variables: dict[str, Variable] = field(default_factory=dict)
+    running: dict[str, Array] = field(default_factory=dict)
+
+    def held(self) -> dict[str, Array]:
+        """Return variables and running statistics by name as they are now."""
+        buffers = {p.removeprefix(_BUFFER): a for p, a in self.running.items() if p.startswith(_BUFFER)}
+        return {name: variable.held for name, variable in self.variables.items()} | buffers
+
+    def with_graph(self, graph: LossGraph, seed: int) -> None:
+        """Add what a graph has in addition."""
+        for name, start in graph.initial.items():
+            self.variables.setdefault(name, Variable(start, name))
+        for name, (_, start) in graph.buffers.items():
+            self.running.setdefault(f"{_BUFFER}{name}", start.copy())
+        if graph.random is not None:
+            self.running.setdefault("random", initial_random_state(seed))
+            self.running.setdefault("replica", np.array(0, np.int64))
+
+    def save(self, path: str | Path, optimizer: StatefulOptimizer | None, fingerprint: str) -> None:
+        """Write a checkpoint of the model with this fingerprint."""
+        checkpoint.save(path, self._checkpoint(optimizer), fingerprint)
+
+    def load(self, path: str | Path, optimizer: StatefulOptimizer | None, fingerprint: str) -> None:
+        """Continue from a checkpoint."""
+        wanted = [StateVariable(name, name, "", array) for name, array in self._checkpoint(optimizer).items()]
+        left_out = () if optimizer is not None else ("slot/", "step")
+        saved = checkpoint.load(path, wanted, fingerprint, left_out=left_out)
+        for name, variable in self.variables.items():
+            variable.assign(saved[f"parameter/{name}"])
+        self.running.update({path: saved[path] for path in self.running})
+        if optimizer is not None:
+            optimizer.restore(saved)
+
+    def _checkpoint(self, optimizer: StatefulOptimizer | None) -> dict[str, Array]:
+        state = {f"parameter/{name}": variable.numpy() for name, variable in self.variables.items()}
+        if optimizer is not None:
+            fresh = initial_slots(optimizer.rule, {name: v.numpy() for name, v in self.variables.items()})
+            slots = {name: {**own, **optimizer.slots().get(name, {})} for name, own in fresh.items()}
+            scale = optimizer.loss_scale if isinstance(optimizer, LossScaleOptimizer) else None
+            state |= by_path(optimizer.iterations, slots, scale)
+        return state | self.running
+
+
+@dataclass(frozen=True, eq=False)
+class ModelLoss(HoldsSession, Summable):
     """A `Differentiable` loss of a model: call it for its value, or compute its gradients from a seed.
 
     In training mode gradients also move running statistics and draw the next random numbers; calls for the value see
-    the same numbers as the gradients after them. A loss times or by a number is one again, as in `loss.on(batch) / 4`.
+    the same numbers as the gradients after them. Sums and multiples are losses again, as in `loss.on(batch) / 4`.
 
     Attributes:
         variables: the model's parameters; an assigned value is used from the next call on.
@@ -58,8 +104,9 @@ class ModelLoss(HoldsSession, Multiplied):
 
     variables: tuple[Variable, ...]
     _graph: LossGraph = field(repr=False)
-    _state: _RunningState = field(repr=False)
+    _weights: Weights = field(repr=False)
     _batch: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    _held: Mapping[str, Array] | None = field(default=None, repr=False)
     results: dict[str, float] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -85,20 +132,27 @@ class ModelLoss(HoldsSession, Multiplied):
         chosen = policy_of(process.policy_of_sessions() if policy is None else policy)
         source = Model.load(model, folder=folder)
         choice = ParameterGlobs(parameters, freeze, ModuleParameters.of(model, source))
-        graph = loss_graph(source, loss, choice, chosen, training_mode, painting)
-        state = {name: start.copy() for name, (_, start) in graph.buffers.items()}
-        if graph.random is not None:
-            state |= {graph.random.state: initial_random_state(seed), graph.random.replica: np.array(0, np.int64)}
-        return cls(tuple(Variable(a, name) for name, a in graph.initial.items()), graph, _RunningState(state))
+        return cls.of_graph(loss_graph(source, loss, choice, chosen, training_mode, painting), Weights(), seed)
+
+    @classmethod
+    def of_graph(cls, graph: LossGraph, weights: Weights, seed: int) -> ModelLoss:
+        """Return the loss of a graph, with weights that others share. `seed`: of the random state, if it is new."""
+        weights.with_graph(graph, seed)
+        return cls(tuple(weights.variables[name] for name in graph.initial), graph, weights)
 
     @property
     def report(self) -> TrainingReport:
         """The parameters with their roles, the values that the loss reads, and the type of each op."""
         return self._graph.report
 
-    def on(self, batch: Mapping[str, Array]) -> ModelLoss:
-        """Return the loss of this batch, with the same variables."""
-        return replace(self, _batch=dict(batch), results={})
+    def on(self, batch: Mapping[str, Array], held: Mapping[str, Array] | None = None) -> ModelLoss:
+        """Return the loss of this batch.
+
+        Args:
+            batch: arrays by input name.
+            held: weights by name for which it is computed; None: those of the variables at the time of a computation.
+        """
+        return replace(self, _batch=dict(batch), _held=held, results={})
 
     def __call__(self) -> Array:
         """Return the loss: a float32 scalar, shape ()."""
@@ -114,15 +168,15 @@ class ModelLoss(HoldsSession, Multiplied):
 
         One forward pass gives the gradients and the `results`.
         """
-        graph, own = self._graph, [v for v in variables if any(v is mine for mine in self.variables)]
+        graph, running = self._graph, self._weights.running
+        own = [v for v in variables if any(v is mine for mine in self.variables)]
         if not own:
             return [None for _ in variables]
         moved = {name: new for name, (new, _) in graph.buffers.items()}
         found = self._run((*(graph.gradients[v.name] for v in own), *moved.values()), np.asarray(seed, np.float32))
-        self._state.values.update({name: np.array(found[new]) for name, new in moved.items()})
+        running.update({f"{_BUFFER}{name}": np.array(found[new]) for name, new in moved.items()})
         if graph.random is not None:
-            before = self._state.values[graph.random.state]
-            self._state.values[graph.random.state] = before * np.array(MULTIPLIERS, np.int64) % PRIME
+            running["random"] = running["random"] * np.array(MULTIPLIERS, np.int64) % PRIME
         return [found[graph.gradients[v.name]] if any(v is mine for mine in own) else None for v in variables]
 
     def predict(self, batch: Mapping[str, Array] | None = None) -> dict[str, Array]:
@@ -131,32 +185,20 @@ class ModelLoss(HoldsSession, Multiplied):
         Args:
             batch: arrays by input name; targets are not needed. By default the batch of this loss.
         """
-        runner = self._predictor
-        given, values = self._batch if batch is None else batch, self._values()
-        inputs = [port.name for port in runner.inputs if port.name not in values]
-        missing = sorted(set(inputs) - given.keys())
-        if missing:
-            raise TrainingError(f"the batch lacks the inputs {missing}; pass arrays for all inputs of the model")
-        (read,) = Feed.of([given], batch_model(self._graph.source, inputs), allow_nonfinite=True)
-        outputs = [v.name for v in self._graph.source.proto.graph.output]
-        results = runner.run({**values, **read}, outputs)
-        return {name: np.asarray(results[name]) for name in outputs}
+        given = self._batch if batch is None else batch
+        return predicted(self._predictor, self._graph.source, given, self._held or self._weights.held())
 
     @cached_property
     def _predictor(self) -> Runner:
-        """The model itself, with its weights as inputs."""
-        model = with_state(self._graph.source, {name: array.shape for name, array in self._values().items()})
-        return Runner.open(model, SessionOptions(providers=self._graph.providers))
+        return predictor(self._graph.source, self._weights.held(), self._graph.providers)
 
     def export(self) -> Model:
         """Return the model with the current parameters and running statistics, float32, ready for `convert`."""
-        return with_values(self._graph.source, self._values())
-
-    # -- checkpoints -----------------------------------------------------------------------------------
+        return with_values(self._graph.source, self._weights.held())
 
     def save(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
         """Write a checkpoint of the model and its optimizer, in the format of `Trainer.save`, which reads it too."""
-        checkpoint.save(path, self._checkpoint(optimizer), self._graph.fingerprint)
+        self._weights.save(path, optimizer, self._graph.fingerprint)
 
     def load(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
         """Continue from a checkpoint of `save` or of `Trainer.save`.
@@ -168,44 +210,19 @@ class ModelLoss(HoldsSession, Multiplied):
         Raises:
             TrainingError: the checkpoint is of another model, optimizer or set of parameters.
         """
-        wanted = [StateVariable(name, name, "", array) for name, array in self._checkpoint(optimizer).items()]
-        left_out = () if optimizer is not None else ("slot/", "step")
-        saved = checkpoint.load(path, wanted, self._graph.fingerprint, left_out=left_out)
-        for variable in self.variables:
-            variable.assign(saved[f"parameter/{variable.name}"])
-        self._state.values.update({name: saved[key] for key, name in self._paths().items()})
-        if optimizer is not None:
-            optimizer.restore(saved)
-
-    def _paths(self) -> dict[str, str]:
-        """Paths in checkpoints of running statistics and random state, with the inputs."""
-        paths = {f"buffer/{name}": name for name in self._graph.buffers}
-        random = self._graph.random
-        return paths if random is None else {**paths, "random": random.state, "replica": random.replica}
-
-    def _checkpoint(self, optimizer: StatefulOptimizer | None) -> dict[str, Array]:
-        state = {f"parameter/{v.name}": v.numpy() for v in self.variables}
-        if optimizer is not None:
-            fresh = initial_slots(optimizer.rule, {v.name: v.numpy() for v in self.variables})
-            slots = {name: {**own, **optimizer.slots().get(name, {})} for name, own in fresh.items()}
-            scale = optimizer.loss_scale if isinstance(optimizer, LossScaleOptimizer) else None
-            state |= by_path(optimizer.iterations, slots, scale)
-        return state | {key: self._state.values[name] for key, name in self._paths().items()}
-
-    # -- running ---------------------------------------------------------------------------------------
-
-    def _values(self) -> dict[str, Array]:
-        """Parameters and running statistics by name."""
-        return {v.name: v.numpy() for v in self.variables} | {n: self._state.values[n] for n in self._graph.buffers}
+        self._weights.load(path, optimizer, self._graph.fingerprint)
 
     def _run(self, outputs: Sequence[str], seed: Array) -> dict[str, Any]:
-        graph = self._graph
+        graph, running = self._graph, self._weights.running
         missing = sorted({v.name for v in graph.declared.proto.graph.input} - self._batch.keys())
         if missing:
             raise TrainingError(f"the batch lacks the inputs {missing}; pass a batch with loss.on(batch)")
         (batch,) = batches([self._batch], graph.declared, graph.target)
         check_batch(graph.declared, graph.target, batch, 0)
-        feeds = {**self._values(), **self._state.values, **batch, graph.seed: seed}
+        feeds = {**(self._held or self._weights.held()), **batch, graph.seed: seed}
+        feeds |= {name: running[f"{_BUFFER}{name}"] for name in graph.buffers}
+        if graph.random is not None:
+            feeds |= {graph.random.state: running["random"], graph.random.replica: running["replica"]}
         inputs = {port.name for port in graph.runner.inputs}
         read = {name: array for name, array in feeds.items() if name in inputs}
         found = graph.runner.run(read, (graph.loss, *graph.metrics, *outputs))

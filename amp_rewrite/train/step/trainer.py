@@ -20,15 +20,17 @@ from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.loss_scale import DynamicLossScale
-from amp_rewrite.train.keras.accuracy import Metrics, metrics_of
+from amp_rewrite.train.keras.metrics import MetricsGiven, metrics_of
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.batch_check import batch_model, check_batch
 from amp_rewrite.train.step.batch_check import batches as batches_of
 from amp_rewrite.train.step.evaluation import Evaluation
 from amp_rewrite.train.step.execution import Execution, HoldsSession, Steps
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, Scores, range_of
+from amp_rewrite.train.step.health import first_bad_gradient
 from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, scale_state, shown, slots_of
-from amp_rewrite.train.step.rows import Rows
+from amp_rewrite.train.step.prediction import Predictions, predicted_rows
+from amp_rewrite.train.step.rows import Rows, with_targets
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.update.plain_numbers import whole_number
 
@@ -143,6 +145,18 @@ class Trainer(HoldsSession):
         name = next((v.input for v in self.step.state if v.name == "loss_scale"), None)
         return float(self.step.loss_scale() if name is None else self._views()[name])
 
+    def diagnosis(self, batch: Batch, *, before: bool) -> str:
+        """Return the first gradient of a batch that is not finite, in words; "" if all are.
+
+        Args:
+            batch: arrays by name.
+            before: with the state before the last step.
+        """
+        side = self._now.side if not before else 1 - self._now.side
+        views = {v.input: np.array(self._stepper.buffer.view(side, v.input)) for v in self.step.state}  # type: ignore[arg-type]
+        feeds = {**views, **batch, self.step.learning_rate: np.zeros((), np.float32)}
+        return first_bad_gradient(self.step, self._model, self._options, feeds)
+
     def _views(self) -> dict[str, Array]:
         """State by input name, without a copy on the host; valid until the next step."""
         buffer, side = self._stepper.buffer, self._now.side
@@ -150,7 +164,9 @@ class Trainer(HoldsSession):
 
     def fit(
         self,
-        batches: object = None,
+        x: object = None,
+        y: object = None,
+        batch_size: int | None = None,
         epochs: int = 1,
         *,
         learning_rate: Rate | str | None = None,
@@ -159,27 +175,27 @@ class Trainer(HoldsSession):
     ) -> History:
         """Train on all batches, `epochs` times, and return losses, metrics and counts.
 
-        A mapping from names to arrays is cut into batches of `batch_size` rows, in a new order in each epoch, and so is
-        a tuple of arrays in the order of the step's `batch`, such as (x, y). Other data are batches, which may change
-        from epoch to epoch. Steps with NaN are skipped or reported. `FitOptions` describes the options.
+        Arrays are cut into batches of `batch_size` rows, in a new order in each epoch. Other data are batches, which
+        may change from epoch to epoch. If no step was applied, or weights are NaN in the end, a warning names the first
+        bad gradient. `FitOptions` describes the options.
 
         Args:
-            batches: all rows, as a mapping or a tuple; or batches as `Feed.of` takes them.
+            x: all rows: the inputs, as an array, a tuple, or a mapping from names to arrays, with the targets or
+                without; or batches as `Feed.of` takes them.
+            y: the targets of all rows; None: they are in `x`.
+            batch_size: rows of a batch cut from arrays; 32 by default. The last batch may have fewer.
             epochs: passes over the batches.
             learning_rate: a number ≥ 0, a `Schedule` or its text, or a function of the step; None: the optimizer's.
             progress: called as `progress(done, total)` with runs; `amp_rewrite.progress_bar` draws it.
-            **options: those of `FitOptions`, such as batch_size, seed and callbacks.
+            **options: those of `FitOptions`, such as validation_data, seed and callbacks.
 
         Raises:
             TrainingError: a target is out of range, an option is invalid, or a learning rate is not a number ≥ 0.
             FeedError: the data do not fit.
         """
-        if np.ndim(epochs):
-            raise TrainingError(
-                "epochs is an array; targets go with the inputs, as in fit((x, y)) or fit({'image': x, 'label': y})"
-            )
+        data = with_targets(x, y, self.step.batch)
         epochs = whole_number("epochs", epochs, 0)
-        return Fitting.of(self, batches, options).run(range_of(epochs, options), learning_rate, progress)
+        return Fitting.of(self, data, batch_size, options).run(range_of(epochs, options), learning_rate, progress)
 
     def take(self, batch: Batch, number: int, learning_rate: Rate | None) -> dict[str, Array]:
         """Run one step, or one micro-batch of a step; a nonfinite step is counted in its last run. Return its results.
@@ -258,12 +274,22 @@ class Trainer(HoldsSession):
         """Return data as batches of the step."""
         return batches_of(batches, self._declared, self.step.target)
 
-    def evaluate(self, batches: object, *, batch_size: int | None = None, metrics: Metrics = ()) -> Scores:
+    def evaluate(
+        self,
+        x: object = None,
+        y: object = None,
+        batch_size: int | None = None,
+        verbose: object = None,
+        *,
+        metrics: MetricsGiven = (),
+    ) -> Scores:
         """Return loss and metrics over data with the current state; see `TrainingStep.evaluation` for training mode.
 
         Args:
-            batches: as `fit` takes them.
+            x: as `fit` takes it.
+            y: as `fit` takes it.
             batch_size: as `fit` takes it.
+            verbose: accepted as in Keras.
             metrics: "accuracy", that of the loss, or `Accuracy` objects, of the predictions in float32.
 
         Raises:
@@ -271,8 +297,9 @@ class Trainer(HoldsSession):
             TrainingError: a target is out of range.
         """
         asked = metrics_of(metrics, self.step.target, self.step.metrics)
-        rows_of = Rows.of(batches, self.step.batch, batch_size, False)
-        data = batches if rows_of is None else lambda: rows_of.batches(0)
+        given = with_targets(x, y, self.step.batch)
+        rows_of = Rows.of(given, self.step.batch, batch_size, False, target=self.step.target)
+        data = given if rows_of is None else lambda: rows_of.batches(0)
         return self._evaluation.scores(self._now.side, self._checked(data), asked)
 
     def _checked(self, batches: object) -> Iterator[Batch]:
@@ -334,21 +361,19 @@ class Trainer(HoldsSession):
                 raise TrainingError(f"weight {name!r} of the step {has}; pass what get_weights gives")
         self.set_state({**self.state, **{name: np.asarray(a, np.float32) for name, a in weights.items()}})
 
-    def predict(self, batches: object, *, batch_size: int | None = None) -> dict[str, Array]:
-        """Return the outputs of the model for all rows by name, joined along the first axis, in float32.
+    def predict(self, x: object, batch_size: int | None = None, verbose: object = None) -> Predictions:
+        """Return the outputs of the model for all rows, in float32: an array of the first, and [NAME] gives another.
+
+        Args:
+            x: inputs, as `fit` takes them; labels are left out.
+            batch_size: rows of a batch cut from arrays.
+            verbose: accepted as in Keras.
 
         Raises:
             FeedError: the data do not fit.
         """
         model = self.export()
-        runner = Runner.open(model, self._options)
-        inputs = [port.name for port in runner.inputs]
-        given = batches[: len(inputs)] if isinstance(batches, tuple) else batches  # without labels
-        rows = Rows.of(given, inputs, batch_size, False)
-        data = given if rows is None else lambda: rows.batches(0)
-        names = [v.name for v in model.proto.graph.output]
-        found = [runner.run(batch, names) for batch in Feed.of(data, model, allow_nonfinite=True, allow_change=True)]
-        return {name: np.concatenate([np.atleast_1d(np.asarray(one[name])) for one in found]) for name in names}
+        return predicted_rows(Runner.open(model, self._options), model, x, batch_size, {})
 
     def export(self) -> Model:
         """Return the model with its trained parameters as float32 initializers, ready for `convert`."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.keras.accuracy import Accuracy, metrics_of
+from amp_rewrite.train.keras.metrics import Accuracy, metrics_of
 from amp_rewrite.train.step.callbacks import EarlyStopping
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
@@ -28,10 +28,10 @@ def test_it_is_the_share_of_rows_whose_class_is_predicted(classes: int) -> None:
     targets, scores = rng.integers(0, classes, ROWS), rng.random((ROWS, classes)).astype(F32)
     metric = Accuracy("p")
     for start in range(0, ROWS, 50):
-        metric.update(targets[start : start + 50], scores[start : start + 50])
+        metric.update_state(targets[start : start + 50], scores[start : start + 50])
 
     assert metric.result() == np.mean(scores.argmax(1) == targets)
-    metric.reset()
+    metric.reset_state()
     assert np.isnan(metric.result())
 
 
@@ -77,7 +77,7 @@ def test_numbers_have_no_accuracy() -> None:
     with pytest.raises(
         TrainingError, match=r"one for each target, so targets must be 0 or 1; numbers have no accuracy"
     ):
-        Accuracy("p").update(np.array([0.5, 2.0]), np.array([0.5, 2.0]))
+        Accuracy("p").update_state(np.array([0.5, 2.0]), np.array([0.5, 2.0]))
 
 
 def test_a_target_or_an_output_that_is_missing_and_no_validation_say_so() -> None:
@@ -127,11 +127,11 @@ def test_yes_begins_at_a_half_for_the_probability_beside_logits_that_the_loss_re
 def test_targets_with_two_readings_are_refused_unless_told() -> None:
     targets, predictions = np.eye(3)[[0, 1, 2, 1]], np.eye(3)[[0, 1, 1, 1]]
     with pytest.raises(TrainingError, match="give one_hot=True if each row has one class, one_hot=False"):
-        Accuracy("p").update(targets, predictions)
+        Accuracy("p").update_state(targets, predictions)
     found = []
     for one_hot in (True, False):
         metric = Accuracy("p", one_hot=one_hot)
-        metric.update(targets, predictions)
+        metric.update_state(targets, predictions)
         found.append(metric.result())
 
     assert found == [3 / 4, 10 / 12]
@@ -142,7 +142,7 @@ def test_indices_that_keep_the_axis_of_the_classes_are_rows() -> None:
     found = []
     for given in (targets, targets[:, None]):
         metric = Accuracy("p")
-        metric.update(given, predictions)
+        metric.update_state(given, predictions)
         found.append(metric.result())
     assert found == [3 / 4, 3 / 4]
 
@@ -155,12 +155,12 @@ def test_indices_that_keep_the_axis_of_the_classes_are_rows() -> None:
             [0.5, 1],
             "the metric 'accuracy' has the target 0.5, but predictions have classes 0 to 3; correct the targets",
         ),
-        ([0, 1, 2], "has predictions of shape (2, 4) and targets of shape (3,); without axis 1 they must agree"),
+        ([0, 1, 2], "has predictions of shape (2, 4) and targets of shape (3,); without axis -1 they must agree"),
     ],
 )
 def test_targets_that_are_no_classes_are_refused(targets: list[float], message: str) -> None:
     with pytest.raises(TrainingError) as error:
-        Accuracy("p").update(np.array(targets), np.ones((2, 4), F32))
+        Accuracy("p").update_state(np.array(targets), np.ones((2, 4), F32))
     assert message in str(error.value)
 
 

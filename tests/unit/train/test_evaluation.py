@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.errors import FeedError
-from amp_rewrite.train.keras.accuracy import Accuracy
+from amp_rewrite.train.keras.metrics import Accuracy
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.step_file import load_step, save_step

@@ -12,6 +12,7 @@ import pytest
 
 from amp_rewrite.errors import FeedError, TrainingError
 from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.step.callbacks import BestCheckpoint, EarlyStopping
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizers import Adam
@@ -36,7 +37,7 @@ def test_a_mapping_of_arrays_is_cut_into_batches_of_32_rows() -> None:
 def test_a_tuple_of_arrays_is_a_mapping_in_the_order_of_the_step() -> None:
     data = _arrays()
     named, placed = _trainer(), _trainer()
-    assert named.fit(data, batch_size=10).losses == placed.fit((data["x"], data["t"]), batch_size=10).losses
+    assert named.fit(data, batch_size=10, seed=0).losses == placed.fit((data["x"], data["t"]), None, 10, seed=0).losses
     assert named.evaluate(data) == placed.evaluate((data["x"], data["t"]))
     for given in (data["x"], (data["x"],), (data["x"], data["t"])):
         assert (placed.predict(given, batch_size=7)["y"] == named.predict({"x": data["x"]}, batch_size=7)["y"]).all()
@@ -81,11 +82,12 @@ def test_a_loader_that_shuffles_trains_and_evaluates() -> None:
 def test_counts_of_numpy_count() -> None:
     one, other = _trainer(), _trainer(micro_batches=np.int64(1), seed=np.int64(3), optimizer=Adam(np.float64(0.01)))
     assert (
-        one.fit(_arrays(), 2, batch_size=10).losses == other.fit(_arrays(), np.int64(2), batch_size=np.int8(10)).losses
+        one.fit(_arrays(), epochs=2, batch_size=10, seed=0).losses
+        == other.fit(_arrays(), epochs=np.int64(2), batch_size=np.int8(10), seed=np.int64(0)).losses
     )
     json.dumps(other.step.optimizer.get_config())
     with pytest.raises(TrainingError, match="epochs is True; use a whole number ≥ 0"):
-        one.fit(_arrays(), True)
+        one.fit(_arrays(), epochs=True)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,6 @@ def test_counts_of_numpy_count() -> None:
     [
         ("class_weight", "class_weights="),
         ("sample_weight", "sample_weight=NAME"),
-        ("verbose", "progress="),
         ("initial_epoch", "first_epoch"),
         ("validation_steps", "any size and number"),
         ("validation_freq", "after each epoch"),
@@ -108,15 +109,15 @@ def test_arguments_of_keras_lead_to_those_here(word: str, hint: str) -> None:
 def test_an_epoch_of_some_steps_goes_on_where_the_one_before_ended() -> None:
     data = _arrays(103)
     whole, parts, resumed = _trainer(), _trainer(), _trainer()
-    expected = whole.fit(data, epochs=4, batch_size=32)
+    expected = whole.fit(data, epochs=4, batch_size=32, seed=0)
     seen: list[tuple[int, int]] = []
     history = parts.fit(
-        data, epochs=5, batch_size=32, steps_per_epoch=3, progress=lambda done, total: seen.append((done, total))
+        data, None, 32, 5, seed=0, steps_per_epoch=3, progress=lambda done, total: seen.append((done, total))
     )
     assert history.losses == expected.losses[:15] and len(history.epochs) == 5
     assert seen[-1] == (15, 15)
-    resumed.fit(data, epochs=2, batch_size=32, steps_per_epoch=3)
-    resumed.fit(data, epochs=3, batch_size=32, steps_per_epoch=3, first_epoch=2)
+    resumed.fit(data, epochs=2, batch_size=32, steps_per_epoch=3, seed=0)
+    resumed.fit(data, epochs=3, batch_size=32, steps_per_epoch=3, first_epoch=2, seed=0)
     assert same(resumed.state, parts.state)
 
 
@@ -137,9 +138,9 @@ def test_rows_come_in_a_new_order_in_each_epoch_that_the_seed_gives() -> None:
         made.fit(data, epochs=2, seed=seed, callbacks=lambda epoch, log, made=made: seen.append(made.state["w1"]))
     assert (seen[0] == seen[2]).all() and (seen[1] == seen[3]).all() and (seen[0] != seen[4]).any()
     straight, halves = _trainer(), _trainer()
-    straight.fit(data, epochs=2)
-    halves.fit(data)
-    halves.fit(data, first_epoch=1)
+    straight.fit(data, epochs=2, seed=0)
+    halves.fit(data, seed=0)
+    halves.fit(data, first_epoch=1, seed=0)
     assert same(straight.state, halves.state)
 
 
@@ -155,7 +156,7 @@ def test_an_epoch_records_means_validation_rate_and_time() -> None:
     first, second = history.epochs
 
     assert list(first) == [
-        *("loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "seconds", "seconds_per_row"),
+        *("loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "skipped", "seconds", "seconds_per_row"),
     ]
     held = {name: a[75:] for name, a in data.items()}
     assert first["val_loss"] == pytest.approx(made.evaluate(held, batch_size=7).loss, rel=1e-5)
@@ -229,9 +230,46 @@ def test_all_callbacks_look_at_an_epoch_also_if_the_first_one_stops() -> None:
     assert len(history.epochs) == 1 and seen == [0]
 
 
-def test_targets_in_the_place_of_epochs_are_told_of() -> None:
-    with pytest.raises(TrainingError, match=r"^epochs is an array; targets go with the inputs, as in fit\(\(x, y\)\)"):
-        _trainer().fit({"x": np.zeros((4, 8))}, np.zeros(4))  # type: ignore[arg-type]
+def test_epochs_in_the_place_of_targets_are_told_of() -> None:
+    with pytest.raises(TrainingError, match=r"^the targets are 2, not an array; pass fit\(x, y, epochs=…\)"):
+        _trainer().fit(_arrays(), 2)
+
+
+def test_inputs_and_targets_are_given_as_in_keras() -> None:
+    data = _arrays()
+    expected = _trainer().fit(data, epochs=2, batch_size=25, seed=1)
+    for x, y in ((data["x"], data["t"]), ({"x": data["x"]}, data["t"]), ((data["x"],), {"t": data["t"]})):
+        made = _trainer()
+        history = made.fit(x, y, batch_size=25, epochs=2, verbose=2, seed=1, validation_data=(data["x"], data["t"]))
+        assert history.losses == expected.losses
+        loss, accuracy = made.evaluate(x, y, verbose=0)
+        assert history.history["val_loss"][-1] == pytest.approx(loss) and accuracy == made.evaluate(data)[1]
+    assert list(history.history) == list(history.epochs[0])
+    labels = data["t"].astype(F32)
+    assert _trainer().fit(data["x"], labels, batch_size=25, epochs=2, seed=1).losses == expected.losses
+    with pytest.raises(TrainingError, match=r"the targets 't' have 0.5, but the loss takes class indices"):
+        _trainer().fit(data["x"], labels * 0 + 0.5)
+
+
+def test_each_call_draws_an_order_of_its_own_unless_it_has_a_seed() -> None:
+    orders = [_trainer().fit(_arrays(), seed=seed).losses for seed in (None, None, 3, 3)]
+    assert orders[0] != orders[1] and orders[2] == orders[3]
+
+
+def _warned(made: Trainer, data: Any) -> str:
+    with pytest.warns(UserWarning, match="first that of") as seen:
+        history = made.fit(data, epochs=3)
+    assert len(seen) == 1 and history.nonfinite == 3
+    return str(seen[0].message)
+
+
+def test_a_run_that_skips_all_steps_ends_with_one_warning() -> None:
+    large = [{"x": np.full((2, 8), np.inf, F32), "t": np.array([0, 1])}]
+    told = _warned(_trainer(loss_scale=DynamicLossScale(4.0)), large)
+    assert told.startswith("all steps were skipped, because gradients are not finite: first that of 'b2' (shape [4])")
+    assert "the loss scale is 1. Let it fall below 1 with loss_scale=DynamicLossScale(minimum=2**-14)" in told
+    told = _warned(_trainer(loss_scale=None), large)
+    assert told.startswith("weights are NaN, since steps with nonfinite gradients were applied: first that of 'b2'")
 
 
 def test_the_best_checkpoint_is_written(tmp_path: Path) -> None:
@@ -257,7 +295,7 @@ def test_the_best_checkpoint_is_written(tmp_path: Path) -> None:
         ({"steps_per_epoch": 0}, "steps_per_epoch is 0; use a whole number ≥ 1"),
         (
             {"callbacks": [EarlyStopping()]},
-            "EarlyStopping monitors 'val_loss', but an epoch has loss, accuracy, learning_rate, seconds,"
+            "EarlyStopping monitors 'val_loss', but an epoch has loss, accuracy, learning_rate, skipped, seconds,"
             " seconds_per_row; give validation_data or validation_split",
         ),
     ],
@@ -278,8 +316,6 @@ def test_batches_take_no_batch_size_and_arrays_need_one_length() -> None:
 
 
 def test_data_given_by_the_names_of_keras_are_told_of() -> None:
-    with pytest.raises(TypeError, match="argument 'x'; pass the data first"):
-        _trainer().fit(x=_arrays()["x"], y=_arrays()["t"])  # type: ignore[call-arg]
     with pytest.raises(TrainingError, match="fit lacks data; pass them first"):
         _trainer().fit()
 

@@ -11,6 +11,7 @@ import pytest
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.interchange.torch_module import from_torch
 from amp_rewrite.train.objective.module_parameters import module_notes
+from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import F32, PLACE
@@ -272,3 +273,63 @@ def test_attention_that_pytorch_cannot_export_becomes_eager() -> None:
     loss = torch.nn.functional.cross_entropy(logits.movedim(-1, 1), torch.from_numpy(label)).item()
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "decoder_input_ids": ids, "label": label}
     assert Trainer(step, **PLACE).evaluate([batch]).loss == pytest.approx(loss, abs=1e-6)
+
+
+_TIES: dict[str, tuple[Callable[[Any, Any], Any], list[list[float]]]] = {
+    "a standard deviation of 0": (lambda t, x: (x - 1) / (x.std(-1, keepdim=True) + 1e-3), [[0, 0, 0], [1, 2, 4]]),
+    "that of all rows": (lambda t, x: x.std(-1, unbiased=False), [[0, 0, 0], [1, 2, 4]]),
+    "bounds of relu6": (lambda t, x: t.nn.functional.relu6(x), [[0, 6, 3], [7, -1, 6]]),
+    "bounds of hardtanh": (lambda t, x: t.nn.functional.hardtanh(x), [[1, -1, 0.5], [7, -2, 1]]),
+    "a clamp": (lambda t, x: x.clamp(0, 6), [[0, 6, 3], [7, -1, 6]]),
+    "a clamp below": (lambda t, x: x.clamp(min=0), [[0, 6, 3], [7, -1, 6]]),
+    "a clamp by tensors": (lambda t, x: x.clamp(t.zeros(3), t.full((3,), 6.0)), [[0, 6, 3], [7, -1, 6]]),
+    "a maximum along an axis": (lambda t, x: x.max(-1).values + x.min(-1).values, [[1, 1, 0], [2, 2, 2]]),
+    "a maximum along the first axis": (lambda t, x: x.max(0).values, [[1, 1, 0], [1, 2, 0]]),
+    "the maximum of all": (lambda t, x: x.amax(-1) + x.max(), [[1, 1, 0], [2, 2, 2]]),
+}
+
+
+@pytest.mark.parametrize("case", _TIES)
+def test_gradients_at_ties_are_those_of_pytorch(case: str) -> None:
+    torch = pytest.importorskip("torch")
+    function, values = _TIES[case]
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.tensor(values, dtype=torch.float32))
+
+        def forward(self, x: Any) -> Any:
+            made = function(torch, self.w * x)
+            return (made * torch.arange(1.0, made.numel() + 1).reshape(made.shape)).sum().reshape(1)
+
+    net, x = Net(), torch.ones(2, 3)
+    net(x).backward()
+    loss = ModelLoss.of(from_torch(net, x, dynamic={}), "output", policy="float32")
+    (gradient,) = loss.on({"x": x.numpy()}).gradients(loss.variables, np.array(1, np.float32))
+    np.testing.assert_allclose(np.asarray(gradient), net.w.grad.numpy(), rtol=1e-5, atol=1e-4)
+
+
+def test_an_input_of_one_row_beside_others_is_not_a_batch() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = torch.nn.Embedding(9, 4), torch.nn.Embedding(9, 4)
+
+        def forward(self, ids: Any, positions: Any) -> Any:
+            return self.words(ids) + self.places(positions)
+
+    ids, positions = torch.ones(4, 6, dtype=torch.long), torch.arange(6)[None]
+
+    def sizes(example: Any, **options: Any) -> list[list[int]]:
+        inputs = from_torch(Net(), example, **options).proto.graph.input
+        return [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in inputs]
+
+    assert sizes((ids, positions)) == [[0, 6], [1, 6]]
+    assert sizes((ids[:1], positions)) == [[0, 6], [0, 6]]
+    assert sizes((ids[:1], positions), dynamic={}) == [[1, 6], [1, 6]]
+    assert sizes((ids[:1], positions), dynamic={"ids": {0: "n"}}) == [[0, 6], [1, 6]]
+    with pytest.raises(TrainingError, match="dynamic names axis 2 of 'ids', which has 2 axes"):
+        from_torch(Net(), (ids, positions), dynamic={"ids": {2: "n"}})

@@ -192,5 +192,5 @@ def test_a_scale_falls_below_1_where_its_minimum_allows_it_and_warns_once_at_it(
     assert scales.get(serialize(scale)).get_config() == scale.get_config()  # type: ignore[union-attr]
     assert DynamicLossScale.of_grad_scaler().minimum < 1e-37 < 1 == DynamicLossScale().minimum
     assert "minimum" not in DynamicLossScale().get_config()
-    with pytest.raises(TrainingError, match="use a number from 1.18e-38 to 1"):
+    with pytest.raises(TrainingError, match=r"use a number from 1.18e-38 to 1"):
         DynamicLossScale(minimum=0)

@@ -32,6 +32,7 @@ from amp_rewrite.train.keras.loss_scale_optimizer import (
     disable_mixed_precision_graph_rewrite,
     enable_mixed_precision_graph_rewrite,
 )
+from amp_rewrite.train.keras.metrics import Metrics
 from amp_rewrite.train.keras.network import GradientTape, Losses, Network
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
@@ -459,6 +460,7 @@ def test_single_layers_stay_float32_on_request(make: Any) -> None:
     }
 
 
+@pytest.mark.filterwarnings("ignore:gradients are not finite at the least")
 def test_a_dynamic_scale_stays_between_1_and_what_float32_holds() -> None:
     largest = DynamicLossScale(2.0**127, 1)
     assert [largest.update([np.ones(1)]) and float(largest()) for _ in range(2)] == [2.0**127] * 2
@@ -498,6 +500,100 @@ def test_the_train_step_and_test_step_of_the_guide_run_as_they_are_written() -> 
     assert (predictions.argmax(1) == data[0]["t"]).mean() > 0.2
     exported = {t.name: t.raw_data for t in model.export().proto.graph.initializer}
     assert exported == {t.name: t.raw_data for t in trainer.export().proto.graph.initializer}
+
+
+def test_values_are_those_of_the_weights_at_the_call() -> None:
+    model, (batch,) = Network(mlp(), policy="float32"), batches(1)
+    start = [v.numpy() for v in model.trainable_variables]
+    first = model(batch["x"])
+    loss = Losses.SparseCategoricalCrossentropy(from_logits=True)(batch["t"], first)
+    optimizer, again = StatefulOptimizer(SGD(1.0)), Network(mlp(), policy="float32")
+    before = GradientTape().gradient(loss, model.trainable_variables)
+    optimizer.minimize(loss)
+    assert (first.numpy() == again(batch["x"]).numpy()).all() and (model(batch["x"]).numpy() != first).any()
+    assert float(loss) == float(Losses.SparseCategoricalCrossentropy(from_logits=True)(batch["t"], again(batch["x"])))
+    after = GradientTape().gradient(loss, model.trainable_variables)
+    assert all((np.asarray(a) == b).all() for a, b in zip(before, after, strict=True))
+    assert any((v.numpy() != s).any() for v, s in zip(model.trainable_variables, start, strict=True))
+
+
+def test_predictions_are_arrays() -> None:
+    predictions = Network(mlp(), policy="float32")(np.ones((3, 8), F32))
+    numbers = predictions.numpy()
+    assert predictions.shape == (3, 4) == np.asarray(predictions).shape and predictions.dtype == "float32"
+    assert (predictions[0] == numbers[0]).all() and ((2 * predictions - numbers) == numbers).all()
+    assert (predictions.argmax(1) == np.argmax(predictions, 1)).all() and len(predictions) == 3
+    assert (predictions["y"] == numbers).all() and [*predictions][2].shape == (4,)
+
+
+def test_minimize_needs_no_list_of_variables_and_counts_a_global_step() -> None:
+    loss, steps = _square(), Variable(0, "global_step")
+    optimizer = LossScaleOptimizer(SGD(0.25), "dynamic")
+    optimizer.minimize(loss, global_step=steps)
+    optimizer.apply_gradients([(np.array(np.nan), loss.variables[0])], global_step=steps)
+    assert (loss.variables[0].numpy(), float(steps), optimizer.iterations) == (0.5, 1.0, 1)
+    optimizer.apply_gradients(optimizer.compute_gradients(loss), global_step=steps)
+    assert (loss.variables[0].numpy(), float(steps)) == (0.25, 2.0)
+
+
+def test_losses_add_up_with_their_gradients() -> None:
+    first = _square(3.0)
+    second = first.on({})
+    total = first + 2 * second - 1
+    (gradient,) = total.gradients(first.variables, np.array(1, F32))
+    assert (float(total), float(total()), gradient, sum([first, second]).variables) == (26, 26, 18, first.variables)
+    epoch = 0.0
+    epoch += first
+    assert epoch == 9 and isinstance(epoch, np.floating | np.ndarray)
+
+
+def test_the_loop_of_the_guide_reads_its_metrics() -> None:
+    mean, accuracy = Metrics.Mean(), Metrics.SparseCategoricalAccuracy(name="test_accuracy")
+    model, (batch,) = Network(mlp(), policy="float32"), batches(1)
+    loss = Losses.SparseCategoricalCrossentropy(from_logits=True)(batch["t"], model(batch["x"]))
+    assert mean(loss) == pytest.approx(float(loss)) and f"{loss:.3f}" == f"{float(loss):.3f}"
+    mean.update_state([1.0, 3.0], sample_weight=[1.0, 0.0])
+    assert mean.result() == pytest.approx((float(loss) + 1) / 2)
+    accuracy.update_state(batch["t"], model(batch["x"]))
+    assert accuracy.result() == (model(batch["x"]).argmax(1) == batch["t"]).mean()
+    for metric in (mean, accuracy):
+        metric.reset_states()
+        assert np.isnan(metric.result())
+    rows = np.eye(4, dtype=F32)[batch["t"]]
+    assert Metrics.CategoricalAccuracy()(rows, rows) == 1.0
+    assert Metrics.BinaryAccuracy()(np.array([[0.0], [1.0]]), np.array([[0.2], [0.4]])) == 0.5
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", Adam(0.02), LossScaleOptimizer(Adam(0.02), 8)])
+def test_compile_and_fit_train_the_network_that_calls_read(optimizer: Any) -> None:
+    data = dict(next(batches(1, rows=256)))
+    model = Network(mlp(), policy="float32")
+    model.compile(
+        loss=Losses.SparseCategoricalCrossentropy(from_logits=True), optimizer=optimizer, metrics=["accuracy"]
+    )
+    start = model.get_weights()
+    history = model.fit(data["x"], data["t"], batch_size=64, epochs=4, validation_split=0.25, seed=0)
+    loss, accuracy = model.evaluate(data["x"], data["t"], verbose=2)
+    assert len(history.history["val_accuracy"]) == 4 and history.history["loss"][-1] < history.history["loss"][0]
+    assert (model.predict(data["x"]).argmax(1) == data["t"]).mean() == pytest.approx(accuracy)
+    assert model(data["x"]).numpy() == pytest.approx(model.predict(data["x"], batch_size=50).numpy(), rel=1e-5)
+    now = Losses.SparseCategoricalCrossentropy(from_logits=True)(data["t"], model(data["x"]))
+    assert float(now) == pytest.approx(loss, rel=1e-5)
+    model.set_weights(start)
+    assert model.evaluate(data["x"], data["t"])[0] != loss
+    assert all((a == b).all() for a, b in zip(model.get_weights(), start, strict=True))
+    with pytest.raises(TrainingError, match="pass a list of 4 arrays, as get_weights"):
+        model.set_weights(start[:2])
+    with pytest.raises(TrainingError, match=r"weight 'w1' has shape \(8, 16\), not \(2,\)"):
+        model.set_weights([np.ones(2), *start[1:]])
+
+
+def test_labels_that_are_not_whole_are_refused() -> None:
+    model, (batch,) = Network(mlp(), policy="float32"), batches(1)
+    loss = Losses.SparseCategoricalCrossentropy(from_logits=True)
+    assert float(loss(batch["t"].astype(F32), model(batch["x"]))) == float(loss(batch["t"], model(batch["x"])))
+    with pytest.raises(TrainingError, match=r"the targets 'y_true' have 0.5, but the loss takes class indices"):
+        loss(batch["t"] * 0 + 0.5, model(batch["x"]))
 
 
 def test_a_tape_gives_gradients_in_the_form_of_its_sources() -> None:
@@ -543,8 +639,8 @@ def test_classes_of_keras_are_on_the_last_axis() -> None:
 
 def test_a_network_says_what_is_missing() -> None:
     model = Network(mlp())
-    with pytest.raises(TrainingError, match="the network has no loss yet, which decides what is trained"):
-        model.trainable_variables  # noqa: B018
+    with pytest.raises(TrainingError, match="the network has no loss and no optimizer for fit and evaluate; call comp"):
+        model.fit(np.ones((2, 8), F32), np.zeros(2))
     with pytest.raises(TrainingError, match="the model has no output 'z'; it has y"):
         model(np.ones((2, 8), F32))["z"]
     with pytest.raises(TrainingError, match="ndarray is not a result of a Network; pass network"):
@@ -654,7 +750,7 @@ def test_what_holds_a_session_is_not_copied_and_says_what_to_do() -> None:
         (lambda o, v: setattr(o, "iterations", -1), "iterations is -1; use a whole number ≥ 0"),
         (lambda o, v: DynamicLossScale("big"), "invalid initial loss scale 'big'; use a number"),  # type: ignore[arg-type]
         (lambda o, v: DynamicLossScale(4, 1.5), "invalid increment period 1.5; use a whole number"),  # type: ignore[arg-type]
-        (lambda o, v: _square() + 1, "losses have no sum; compute it in the model"),
+        (lambda o, v: o.minimize(lambda: v**2), "does not tell its variables; pass them as var_list"),
         (lambda o, v: Losses.Huber(1.0, 2.0), "huber takes delta by place; name other options"),
         (lambda o, v: Losses.Huber(reduction="none"), "reduction='none' is not here: losses are means"),
     ],

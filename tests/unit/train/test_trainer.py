@@ -95,7 +95,8 @@ def test_nan_in_the_data_skips_that_step_and_is_counted() -> None:
 def test_with_a_fixed_scale_or_none_what_is_not_finite_is_applied_and_reported(scale: float | None) -> None:
     spoiled = [{"x": np.full((2, 8), np.inf, np.float32), "t": np.zeros(2, np.int64)}]
     made = trainer(loss_scale=scale)
-    history = made.fit(spoiled)
+    with pytest.warns(UserWarning, match="^weights are NaN, since steps with nonfinite gradients were applied"):
+        history = made.fit(spoiled)
 
     assert (history.skipped, history.nonfinite, made.steps, made.loss_scale) == (0, 1, 1, scale)
 

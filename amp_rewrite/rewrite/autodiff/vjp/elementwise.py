@@ -98,9 +98,7 @@ def _chosen(v: Call, slot: int) -> str:
 def _clipped(v: Call, slot: int) -> str:
     """Gradient of x: passes within the bounds, which belong to it (as torch.clamp) but in a relu6 or hardtanh."""
     equal = "" if v.torch_op.startswith(("relu6", "hardtanh")) else "OrEqual"
-    inside = [
-        v.do(f"{op}{equal}", v.x(0), v.x(bound)) for op, bound in (("Greater", 1), ("Less", 2)) if v.has(bound)
-    ]
+    inside = [v.do(f"{op}{equal}", v.x(0), v.x(bound)) for op, bound in (("Greater", 1), ("Less", 2)) if v.has(bound)]
     if not inside:
         return v.g
     held = inside[0] if len(inside) == 1 else v.do("And", *inside)

@@ -18,7 +18,6 @@ from amp_rewrite.ir.nodes import Op
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape, known_dims
 
-
 _OF_TORCH = "pkg.torch.onnx.fx_node"
 """Metadata in which PyTorch's exporter records what a node computes."""
 _ATEN = re.compile(r"target=torch\.ops\.aten\.([\w.]+)")

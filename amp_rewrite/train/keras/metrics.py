@@ -1,9 +1,10 @@
-"""Accuracy of predictions over whole data, for `evaluate` and the validation of `fit`."""
+"""Metrics over whole data: means, and the accuracy of predictions, for loops, `evaluate` and `fit`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -14,56 +15,110 @@ from amp_rewrite.train.objective.prediction import CLASSES, LOGARITHMS, SHARES, 
 _NAME = "accuracy"
 
 
+class Metric:
+    """Base of metrics: `update_state` for each batch, `result`, and `reset_state`, as in Keras."""
+
+    def update_state(self, *values: Any, sample_weight: object = None) -> None:
+        """Add a batch."""
+        raise NotImplementedError
+
+    def result(self) -> float:
+        """Return the metric of all batches since `reset_state`; NaN without any."""
+        raise NotImplementedError
+
+    def reset_state(self) -> None:
+        """Forget all batches."""
+        raise NotImplementedError
+
+    def reset_states(self) -> None:
+        """Forget all batches."""
+        self.reset_state()
+
+    def __call__(self, *values: Any, sample_weight: object = None) -> float:
+        """Add a batch; return the result."""
+        self.update_state(*values, sample_weight=sample_weight)
+        return self.result()
+
+
+class Mean(Metric):
+    """The mean of numbers, each times its weight, such as of the losses of an epoch.
+
+    Args:
+        name: the name.
+    """
+
+    def __init__(self, name: str = "mean") -> None:
+        self.name = name
+        self.reset_state()
+
+    def reset_state(self) -> None:
+        self._total, self._weight = 0.0, 0.0
+
+    def update_state(self, *values: Any, sample_weight: object = None) -> None:
+        for value in values:
+            array = np.asarray(value, np.float64)
+            weights = np.broadcast_to(1.0 if sample_weight is None else np.asarray(sample_weight), array.shape)
+            self._total += float((array * weights).sum())
+            self._weight += float(weights.sum())
+
+    def result(self) -> float:
+        return self._total / self._weight if self._weight else float("nan")
+
+
 @dataclass(eq=False)
-class Accuracy:
-    """Share of rows whose class is predicted; `evaluate` calls `reset`, `update` for each batch, and `result`.
+class Accuracy(Metric):
+    """Share of rows whose class is predicted, in a loop by `update_state(targets, predictions)`.
 
     Targets are class indices, where predictions have an axis of classes; or a yes or no for each prediction; or, with
     `one_hot`, a number for each class of a row.
 
     Args:
-        prediction: an output of the model.
-        target: an array of the batch.
+        prediction: an output of the model, for `evaluate` and `fit`; "" is that of the loss.
+        target: an array of the batch, for `evaluate` and `fit`.
         name: under which the result is found.
-        axis: of the classes.
+        axis: of the classes; None: that of the loss, else the last.
         one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
         ignore_index: a class that does not count; None: that of the loss.
         threshold: from which on a prediction of two classes is 1; None: 0 for what the loss takes for logits, else 0.5.
     """
 
-    prediction: str
+    prediction: str = ""
     target: str = "targets"
     name: str = _NAME
-    axis: int = 1
+    axis: int | None = None
     one_hot: bool | None = None
     ignore_index: int | None = None
     threshold: float | None = None
 
     def __post_init__(self) -> None:
         self._goal: TargetInput | None = None
-        self.reset()
+        self.reset_state()
 
     def follow(self, goal: TargetInput | None) -> None:
         """Read targets as the loss reads them; None: the loss has another target."""
         self._goal = goal
 
-    def reset(self) -> None:
-        """Forget all rows."""
-        self._right, self._count = 0, 0
+    def reset_state(self) -> None:
+        self._right, self._count = 0.0, 0.0
 
-    def update(self, targets: Array, predictions: Array) -> None:
-        """Add the rows of a batch.
+    def update_state(self, *values: Any, sample_weight: object = None) -> None:
+        """Add the targets and the predictions of a batch.
 
         Raises:
             TrainingError: the shapes do not fit, targets could be read in two ways, or one is no class, yes or no.
         """
-        own, rows = self._rows(targets, predictions)
+        if len(values) != 2:
+            raise TrainingError(f"the metric {self.name!r} takes targets and predictions, not {len(values)} arrays")
+        targets, predictions = map(np.asarray, values)
+        own, rows, kept = self._rows(targets, predictions)
+        weights = np.ones(len(kept)) if sample_weight is None else np.asarray(sample_weight, np.float64).reshape(-1)
+        if len(weights) != len(kept):
+            raise TrainingError(f"the metric {self.name!r} has {len(weights)} weights for {len(kept)} rows")
         chosen = rows.argmax(axis=1) if rows.shape[1] > 1 else rows[:, 0] >= self._least
-        self._right += int((chosen == own).sum())
-        self._count += len(own)
+        self._right += float(weights[kept][chosen == own].sum())
+        self._count += float(weights[kept].sum())
 
     def result(self) -> float:
-        """Return the share of all rows since `reset`; NaN without any."""
         return self._right / self._count if self._count else float("nan")
 
     def take(self, values: Mapping[str, Array]) -> None:
@@ -76,7 +131,14 @@ class Accuracy:
             if name not in values:
                 known = ", ".join(values)
                 raise TrainingError(f"the metric {self.name!r} reads {name!r}, but batch and model have {known}")
-        self.update(np.asarray(values[self.target]), np.asarray(values[self.prediction]))
+        self.update_state(values[self.target], values[self.prediction])
+
+    @property
+    def _axis(self) -> int:
+        if self.axis is not None:
+            return self.axis
+        of_loss = self._goal is not None and self._goal.prediction == self.prediction
+        return self._goal.axis if of_loss and self._goal.axis is not None else -1  # type: ignore[union-attr]
 
     @property
     def _least(self) -> float:
@@ -85,22 +147,21 @@ class Accuracy:
             return self.threshold
         return 0.0 if self._goal is not None and self._goal.logits and self._goal.prediction == self.prediction else 0.5
 
-    def _rows(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
-        """Return the classes that count, and for each a row with the predictions of all classes, or of yes alone."""
+    def _rows(self, targets: Array, predictions: Array) -> tuple[Array, Array, Array]:
+        """Return the classes that count, for each a row with the predictions of all classes or of yes, and a mask."""
         shape, own = predictions.shape, targets
-        classes = shape[self.axis] if -len(shape) <= self.axis < len(shape) else 1
-        rows = (
-            np.moveaxis(predictions, self.axis, -1).reshape(-1, classes) if classes > 1 else predictions.reshape(-1, 1)
-        )
+        axis = self._axis
+        classes = shape[axis] if -len(shape) <= axis < len(shape) else 1
+        rows = np.moveaxis(predictions, axis, -1).reshape(-1, classes) if classes > 1 else predictions.reshape(-1, 1)
         if targets.size == predictions.size and np.squeeze(targets).shape == np.squeeze(predictions).shape:
             if classes > 1 and self._is_one_hot(targets, shape):
-                own = np.moveaxis(targets.reshape(shape), self.axis, -1).reshape(-1, classes).argmax(1)
+                own = np.moveaxis(targets.reshape(shape), axis, -1).reshape(-1, classes).argmax(1)
             else:
                 rows = predictions.reshape(-1, 1)
         if own.size != len(rows):
             raise TrainingError(
                 f"the metric {self.name!r} has predictions of shape {shape} and targets of shape {targets.shape};"
-                f" without axis {self.axis} they must agree"
+                f" without axis {axis} they must agree"
             )
         ignored = self._goal.ignored if self.ignore_index is None and self._goal is not None else self.ignore_index
         own = own.reshape(-1)
@@ -113,7 +174,7 @@ class Accuracy:
                 f"the metric {self.name!r} has the target {strange[0]:g}, but predictions have classes 0 to"
                 f" {classes - 1}; correct the targets, or leave a class out by ignore_index"
             )
-        return own, rows
+        return own, rows, kept
 
     def _is_one_hot(self, targets: Array, shape: tuple[int, ...]) -> bool:
         """True if targets of the shape of the predictions are numbers of classes that exclude each other."""
@@ -136,11 +197,41 @@ class Accuracy:
             )
 
 
-Metrics = Sequence[Accuracy | str] | Accuracy | str
+class Metrics:
+    """Keras's metrics under its names: `Mean`, and the accuracy for classes, one-hot rows, and answers of yes or no.
+
+    Example:
+        >>> from amp_rewrite.train import Metrics
+        >>> mean = Metrics.Mean()
+        >>> mean.update_state([1.0, 2.0])
+        >>> mean(6.0)
+        3.0
+    """
+
+    Mean = Mean
+    Accuracy = Accuracy
+
+    @staticmethod
+    def SparseCategoricalAccuracy(name: str = "sparse_categorical_accuracy") -> Metric:
+        """Return the accuracy for class indices."""
+        return Accuracy(name=name)
+
+    @staticmethod
+    def CategoricalAccuracy(name: str = "categorical_accuracy") -> Metric:
+        """Return the accuracy for a number for each class."""
+        return Accuracy(name=name, one_hot=True)
+
+    @staticmethod
+    def BinaryAccuracy(name: str = "binary_accuracy", threshold: float = 0.5) -> Metric:
+        """Return the share of answers of yes or no, where yes begins at the threshold."""
+        return Accuracy(name=name, one_hot=False, threshold=threshold)
+
+
+MetricsGiven = Sequence[Accuracy | str] | Accuracy | str
 """Metrics as a user gives them."""
 
 
-def metrics_of(given: Metrics, target: TargetInput | None, computed: Sequence[str]) -> tuple[Accuracy, ...]:
+def metrics_of(given: MetricsGiven, target: TargetInput | None, computed: Sequence[str]) -> tuple[Accuracy, ...]:
     """Return the metrics, reset, without those of the step itself.
 
     `target`: that of the loss; `computed`: names of the metrics of the step. TrainingError for anything that is not a
@@ -151,6 +242,9 @@ def metrics_of(given: Metrics, target: TargetInput | None, computed: Sequence[st
         if one == _NAME and _NAME in computed:
             continue
         metric = _of_loss(target) if one == _NAME else one
+        if isinstance(metric, Accuracy) and not metric.prediction:
+            own = _of_loss(target)
+            metric = replace(metric, prediction=own.prediction, target=own.target, axis=own.axis)
         if not isinstance(metric, Accuracy):
             raise TrainingError(
                 f"not a metric: {metric!r}; use 'accuracy' or Accuracy(OUTPUT, TARGET), and compute others from the"
@@ -158,7 +252,7 @@ def metrics_of(given: Metrics, target: TargetInput | None, computed: Sequence[st
             )
         if metric.name in [other.name for other in made]:
             raise TrainingError(f"two metrics are named {metric.name!r}; give one of them another name=")
-        metric.reset()
+        metric.reset_state()
         metric.follow(target if target is not None and target.name == metric.target else None)
         made.append(metric)
     return tuple(made)
