@@ -1,5 +1,6 @@
 from amp_rewrite.train.interchange.binding import bind as bind
 from amp_rewrite.train.interchange.external_gradients import scale_gradients as scale_gradients
+from amp_rewrite.train.interchange.keras_model import from_keras as from_keras
 from amp_rewrite.train.interchange.torch_module import from_torch as from_torch
 from amp_rewrite.train.interchange.transformers_model import from_transformers as from_transformers
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer

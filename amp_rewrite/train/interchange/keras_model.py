@@ -1,0 +1,202 @@
+"""Export of Keras 3 models for training: every weight stays an initializer of its own, under its path.
+
+A model of Keras's torch backend is called as a function of its weights (`stateless_call`), which `from_torch` exports.
+One of another backend is saved, and loaded under the torch backend in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.model import Model
+from amp_rewrite.train.interchange.torch_module import from_torch
+from amp_rewrite.train.objective.module_parameters import KEY
+
+if TYPE_CHECKING:
+    import keras
+
+_ROWS, _SIZE = 2, 8
+"""Sizes of the first axis of an example, and of others that the model leaves open."""
+_OTHER_BACKENDS = ("tensorflow", "jax")
+_PROGRAM = (
+    "import sys; from amp_rewrite.train.interchange.keras_model import convert_saved; convert_saved(*sys.argv[1:])"
+)
+
+
+def from_keras(model: keras.Model) -> Model:
+    """Export a Keras 3 model with every weight bound as an initializer, ready for `Network` and `training_step`.
+
+    All trainable weights train. Dropout and BatchNormalization are ops that `training_mode=True` switches on; a
+    BatchNormalization with `trainable=False` keeps its statistics. `model.set_weights(network.get_weights())` brings
+    the trained values back. Under a backend other than torch, the model is saved and loaded again under the torch backend,
+    so PyTorch has to be installed, and layers of your own have to be registered in a module that can be imported.
+
+    Args:
+        model: a built model of floats, under the policy float32.
+
+    Returns:
+        The model; inputs and outputs have the names that they have in Keras.
+
+    Raises:
+        TrainingError: Keras 3 or PyTorch is missing, or the model cannot be exported.
+    """
+    try:
+        import keras
+    except ImportError as cause:
+        raise TrainingError("from_keras needs Keras 3; pip install keras torch onnxscript") from cause
+    if not isinstance(model, keras.Model):
+        raise TrainingError(f"not a model of Keras 3: {type(model).__name__}; use from_torch for a PyTorch module")
+    if not model.built or not getattr(model, "inputs", None):
+        raise TrainingError(
+            "the Keras model does not tell its inputs; build it from keras.Input, as a Sequential or Functional model"
+        )
+    low = next((layer for layer in model._flatten_layers() if layer.compute_dtype != "float32"), None)
+    if low is not None:
+        raise TrainingError(
+            f"layer {low.name!r} computes in {low.compute_dtype} by Keras's own policy; build the model under float32,"
+            " and choose mixed_float16 here, in training_step, Network or set_policy"
+        )
+    backend = keras.backend.backend()
+    if backend == "torch":
+        return _exported(model)
+    if backend not in _OTHER_BACKENDS:
+        raise TrainingError(f"Keras's backend {backend!r} has no export; set KERAS_BACKEND to torch or tensorflow")
+    return _by_torch_backend(model)
+
+
+def _by_torch_backend(model: Any) -> Model:
+    with tempfile.TemporaryDirectory() as folder:
+        saved, written = Path(folder) / "model.keras", Path(folder) / "model.onnx"
+        model.save(saved)
+        environment = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", _PROGRAM, str(saved), str(written)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            raise TrainingError(
+                f"the model cannot be exported under Keras's torch backend: {lines[-1][:300]}; set KERAS_BACKEND=torch,"
+                " build the model there, and look at the whole error"
+            )
+        return Model.load(onnx.load(written))
+
+
+def convert_saved(saved: str, written: str) -> None:
+    """Export a saved model to an ONNX file."""
+    import keras
+
+    _exported(keras.saving.load_model(saved, compile=False)).save(written)
+
+
+def _exported(model: Any) -> Model:
+    """Export a model of the torch backend."""
+    import torch
+
+    weights = {weight.path: weight for weight in model.weights}
+    if len(weights) != len(model.weights):
+        raise TrainingError("two weights of the Keras model have one path; give their layers different names")
+    trainable = {weight.path for weight in model.trainable_weights}
+    names = _input_names(model)
+
+    class Stateless(torch.nn.Module):  # type: ignore[misc]
+        """The model as a function of its weights and inputs."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            for path, weight in weights.items():
+                value = torch.from_numpy(np.array(weight.numpy()))
+                if path in trainable:
+                    self.register_parameter(path, torch.nn.Parameter(value))
+                else:
+                    self.register_buffer(path, value)
+
+        def forward(self, **given: Any) -> Any:
+            held = {**self._parameters, **self._buffers}
+            first, others = (
+                [held.get(v.path, v.value) for v in own]
+                for own in (model.trainable_variables, model.non_trainable_variables)
+            )
+            inputs = [given[name] for name in names]
+            return model.stateless_call(first, others, inputs[0] if len(inputs) == 1 else inputs, training=False)[0]
+
+    example, dynamic = {}, {}
+    for name, tensor in zip(names, model.inputs, strict=True):
+        shape = [size or (_SIZE if axis else _ROWS) for axis, size in enumerate(tensor.shape)]
+        kind = np.dtype(tensor.dtype)
+        drawn = np.random.default_rng(0).normal(size=shape).astype(kind) if kind.kind == "f" else np.ones(shape, kind)
+        example[name] = drawn
+        dynamic[name] = {
+            axis: f"{name}_{axis}" if axis else "batch" for axis, size in enumerate(tensor.shape) if size is None
+        }
+    with _layers_as_ops(torch):
+        made = from_torch(Stateless(), example, outputs=_output_names(model), dynamic=dynamic, dropout=True)
+    entry = next(p for p in made.proto.metadata_props if p.key == KEY)
+    declared = json.loads(entry.value)
+    entry.value = json.dumps({path: declared[path] for path in weights if path in declared})
+    made.proto.graph.name = model.name
+    return made
+
+
+def _input_names(model: Any) -> list[str]:
+    """Names of the inputs; of one without a name of its own, "x"."""
+    names = [tensor.name for tensor in model.inputs]
+    return ["x"] if len(names) == 1 and names[0].startswith(("keras_tensor", "input_layer")) else names
+
+
+def _output_names(model: Any) -> list[str]:
+    names = list(dict.fromkeys(getattr(model, "output_names", None) or [model.layers[-1].name]))
+    return names if len(names) == len(model.outputs) else [f"output_{i}" for i in range(len(model.outputs))]
+
+
+@contextmanager
+def _layers_as_ops(torch: Any) -> Iterator[None]:
+    """Let layers that differ in training compute by the functions of PyTorch that are exported as one op."""
+    from keras import layers
+
+    functional = torch.nn.functional
+
+    def normalized(layer: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        if not layer.trainable or mask is not None or getattr(layer, "renorm", False):
+            return before[layers.BatchNormalization](layer, inputs, training=False, mask=mask)
+        axis = layer.axis % inputs.ndim
+        statistics = (layer.moving_mean.value, layer.moving_variance.value)
+        affine = (layer.gamma.value if layer.scale else None, layer.beta.value if layer.center else None)
+        made = functional.batch_norm(
+            torch.movedim(inputs, axis, 1), *statistics, *affine, False, 1 - layer.momentum, layer.epsilon
+        )
+        return torch.movedim(made, 1, axis)
+
+    def dropped(layer: Any, inputs: Any, training: Any = False) -> Any:
+        spatial = getattr(layer, "_get_noise_shape", None)
+        noise = layer.noise_shape if spatial is None else spatial(inputs)
+        if not layer.rate:
+            return inputs
+        if noise is None:
+            return functional.dropout(inputs, layer.rate, True)
+        sizes = [full if size is None else size for full, size in zip(inputs.shape, noise, strict=True)]
+        return inputs * functional.dropout(torch.ones(sizes), layer.rate, True)
+
+    changed: Mapping[Any, Any] = {
+        layers.BatchNormalization: normalized,
+        layers.Dropout: dropped,
+        layers.SpatialDropout1D.__mro__[1]: dropped,
+    }
+    before = {kind: kind.call for kind in changed}
+    try:
+        for kind, call in changed.items():
+            kind.call = call
+        yield
+    finally:
+        for kind, call in before.items():
+            kind.call = call
