@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
+from onnx import ModelProto
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 _ROWS, _SIZE = 2, 8
 """Sizes of the first axis of an example, and of others that the model leaves open."""
 _OTHER_BACKENDS = ("tensorflow", "jax")
-_PROGRAM = (
-    "import sys; from amp_rewrite.train.interchange.keras_model import convert_saved; convert_saved(*sys.argv[1:])"
-)
+_PROGRAM = """
+import sys, keras
+from amp_rewrite.train import from_keras
+from_keras(keras.saving.load_model(sys.argv[1], compile=False)).save(sys.argv[2], external_data=False)
+"""
 
 
 def from_keras(model: keras.Model) -> Model:
@@ -40,8 +42,8 @@ def from_keras(model: keras.Model) -> Model:
 
     All trainable weights train. Dropout and BatchNormalization are ops that `training_mode=True` switches on; a
     BatchNormalization with `trainable=False` keeps its statistics. `model.set_weights(network.get_weights())` brings
-    the trained values back. Under a backend other than torch, the model is saved and loaded again under the torch backend,
-    so PyTorch has to be installed, and layers of your own have to be registered in a module that can be imported.
+    the trained values back. Under a backend other than torch, the model is saved and loaded again under the torch
+    backend, so PyTorch has to be installed, and layers of your own have to be registered in a module on the path.
 
     Args:
         model: a built model of floats, under the policy float32.
@@ -89,14 +91,7 @@ def _by_torch_backend(model: Any) -> Model:
                 f"the model cannot be exported under Keras's torch backend: {lines[-1][:300]}; set KERAS_BACKEND=torch,"
                 " build the model there, and look at the whole error"
             )
-        return Model.load(onnx.load(written))
-
-
-def convert_saved(saved: str, written: str) -> None:
-    """Export a saved model to an ONNX file."""
-    import keras
-
-    _exported(keras.saving.load_model(saved, compile=False)).save(written)
+        return Model.load(ModelProto.FromString(written.read_bytes()))
 
 
 def _exported(model: Any) -> Model:

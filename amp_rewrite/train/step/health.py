@@ -41,7 +41,7 @@ class Health:
         self._batch, self._before = batch, (trainer.steps, trainer.skipped, trainer.nonfinite)
 
     def warn(self, skipped: int) -> None:
-        """Warn once if nothing was learned."""
+        """Warn once if nothing was learned; a single skipped step only looks for a scale."""
         trainer = self.trainer
         if self._batch is None:
             return
@@ -50,8 +50,8 @@ class Health:
                 f"weights are NaN, since steps with nonfinite gradients were applied: first that of {self.applied}; use"
                 " a dynamic loss scale, which skips such steps, or a smaller learning rate, and look for NaN in data"
             )
-        elif skipped and (trainer.steps == self._start[0] or (self._last_skipped and self._at_least)):
-            bad = trainer.diagnosis(self._batch, before=False) or "a batch before the last"
+        elif skipped > 1 and (trainer.steps == self._start[0] or (self._last_skipped and self._at_least)):
+            bad = trainer.diagnosis(self._batch, before=False) or "one that the last batch does not show"
             what = "all steps" if trainer.steps == self._start[0] else f"{skipped} steps, and the last one,"
             text = (
                 f"{what} were skipped, because gradients are not finite: first that of {bad}; the loss scale is"

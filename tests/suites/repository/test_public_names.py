@@ -23,9 +23,9 @@ NAMES = {
     "amp_rewrite.train": """
         Accuracy Adagrad Adam AdamW BestCheckpoint CosineDecay DataParallelTrainer DynamicLossScale
         EarlyStopping ExponentialDecay FixedLossScale GradientTape LossScale LossScaleOptimizer
-        Losses ModelLoss Network OneCycle Optimizer ParameterGroup RMSprop SGD Schedule
+        Losses Metrics ModelLoss Network OneCycle Optimizer ParameterGroup RMSprop SGD Schedule
         StatefulOptimizer StepDecay Trainer TrainingStep Variable WarmUp averaged bind
-        check_strategy from_torch from_transformers join_replicas load_step save_step
+        check_strategy from_keras from_torch from_transformers join_replicas load_step save_step
         scale_gradients shard strategy_supports_loss_scaling training_step""",
 }
 """By package. A name that leaves is missed by users; a name that comes is a promise."""

@@ -51,8 +51,7 @@ def test_the_optimizer_shows_steps_slots_and_scale_of_its_trainer() -> None:
     assert float(optimizer.loss_scale()) == trainer.loss_scale == 2.0**13
     assert (optimizer.get_slot(w1, "m") == trainer.state["w1/m"]).all()
     assert len(optimizer.get_weights()) == 1 + 2 * 4
-    with pytest.warns(UserWarning, match="^all steps were skipped"):
-        trainer.fit([{"x": np.full((2, 8), np.inf, F32), "t": np.array([0, 1])}])
+    trainer.fit([{"x": np.full((2, 8), np.inf, F32), "t": np.array([0, 1])}])
     assert (optimizer.iterations, float(optimizer.loss_scale())) == (3, 2.0**12)
 
 
