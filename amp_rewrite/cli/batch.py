@@ -90,7 +90,6 @@ def _jobs(word: str) -> int | str:
 
 @contextmanager
 def _executor_for(jobs: int | str) -> Iterator[tuple[Executor | None, int]]:
-    """Yield the executor of a scheduler, or None for processes of our own, and the number of jobs at a time."""
     if isinstance(jobs, int):
         yield None, jobs
         return
@@ -119,7 +118,6 @@ def _asked(output: Path, asked: Mapping[str, Any], settings: Request, measuring:
 
 
 def _show(outcome: Outcome, talk: Any, *, dry_run: bool) -> None:
-    """Print what became of a model: a line on stdout, and errors on stderr."""
     if talk.as_json:
         terminal.show(outcome.to_json())
     elif not outcome.error and not (talk.quiet and not dry_run):
@@ -133,7 +131,6 @@ def _show(outcome: Outcome, talk: Any, *, dry_run: bool) -> None:
 
 
 def _conclude(batch: Batch, done: int, failed: int, quiet: bool) -> None:
-    """Print the counts of models that were converted, or failed."""
     parts = [f"{count(done, 'model')} {'done' if batch.asked.write else 'would be written'}"]
     parts += [f"{failed} failed"] if failed else []
     parts += [f"{count(len(batch.copies), 'other file')} copied"] if batch.copies and batch.asked.write else []

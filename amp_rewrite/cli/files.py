@@ -99,7 +99,6 @@ def beside(model: Path, suffix: str, *, needed: bool = True) -> Path:
 
 
 def _from_stdin(ctx: click.Context) -> Path:
-    """Return a copy of stdin in a file that lasts until the command ends."""
     if _STDIN in terminal.ALIASES.values():
         raise click.UsageError("only one model can come from stdin; name a file for the other", ctx)
     if sys.stdin is None or sys.stdin.isatty():
@@ -144,14 +143,12 @@ def _to_stdout(ctx: click.Context) -> Iterator[Path]:
 
 @contextmanager
 def _temporary() -> Iterator[Path]:
-    """Yield a folder and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
         yield Path(folder)
 
 
 @contextmanager
 def _in_made_folders(path: Path) -> Iterator[None]:
-    """Make the folders of a file, and remove those again that stay empty."""
     from amp_rewrite.files.scratch import make_folder  # late: most commands make no folder
 
     missing = [folder for folder in path.parents if not folder.exists()]
@@ -229,5 +226,4 @@ def write_file(file: Path, text: str, fate: str) -> None:
 
 
 def _streams(file: Path) -> bool:
-    """True for a pipe or a device."""
     return file.exists() and not file.is_file() and not file.is_dir()

@@ -212,7 +212,6 @@ class Program(click.Group):
 
 
 def _of_runtime(error: ImportError) -> bool:
-    """True if the import that failed was onnxruntime's, or inside of it."""
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
     return str(error.name).partition(".")[0] == "onnxruntime" or any("onnxruntime" in Path(f).parts for f in files)
 
@@ -225,7 +224,6 @@ def _fail(message: str) -> int:
 
 
 def _fail_inside() -> int:
-    """Show a fault of this package whole."""
     traceback.print_exc()
     return _fail("amp-rewrite failed inside; please report the lines above")
 
@@ -243,7 +241,6 @@ def _misused(error: click.UsageError) -> str:
 
 
 def _models_near(word: str) -> list[str]:
-    """Return the models in the folder of a word, spelled as the word is."""
     folder = Path(word).parent
     try:
         return [str(file) for file in sorted(folder.iterdir()) if file.suffix == ".onnx"]
@@ -252,7 +249,6 @@ def _models_near(word: str) -> list[str]:
 
 
 def _print_anything() -> None:
-    """Let a stream that knows few characters escape the others instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -154,7 +154,6 @@ def _shown(quiet: bool, verbose: bool) -> Iterator[Tell | None]:
 
 
 def _lines() -> Tell:
-    """Return a callback that prints a line when a stage begins, and after each tenth of it."""
     last: dict[str, int] = {}
 
     def tell(title: str, done: int, total: int | None) -> None:
@@ -172,7 +171,6 @@ _COUNTED = 10_000  # parts of a stage that are worth counting; more are bytes
 
 @contextmanager
 def _bars() -> Iterator[Tell]:
-    """Yield a callback that draws bars by title on stderr."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import Progress as Drawing
@@ -206,7 +204,6 @@ def _fitted(line: str, width: int) -> list[str]:
 
 
 def _painted(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines with styles, chosen by the heading above a line and by its first word."""
     heading = ""
     for line in lines:
         heading = line if line in _CELLS else heading if line else ""

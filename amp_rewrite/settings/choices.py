@@ -20,23 +20,6 @@ if TYPE_CHECKING:
 # Words of the choices, for static checkers and completion.
 LevelName = Literal["default", "tensor-cores-only", "treat-gray-as-deny", "unsafe-force-all", "lower-all"]
 TargetName = Literal["ort-cuda", "onnx", "tensorrt", "directml", "openvino", "coreml", "qnn", "webgpu"]
-TargetRelease = Literal[
-    "ort-cuda:1.20",
-    "ort-cuda:1.21",
-    "ort-cuda:1.22",
-    "ort-cuda:1.23",
-    "ort-cuda:1.24",
-    "ort-cuda:1.25",
-    "ort-cuda:1.26",
-    "ort-cuda:1.27",
-    "ort-cuda:1.28",
-    "ort-cuda:1.29",
-    "ort-cuda:1.30",
-    "ort-cuda:1.31",
-    "tensorrt:10",
-    "tensorrt:11",
-    "tensorrt:11.2",
-]
 SafetyName = Literal["default", "none"]
 QuantizedName = Literal["keep", "rescale"]
 FuseName = Literal["auto", "none", "basic", "contrib"]

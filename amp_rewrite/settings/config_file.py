@@ -146,7 +146,6 @@ def _line(text: str, key: str, shared: bool) -> str:
 
 
 def _beside(file: Path, option: Option, value: Any) -> object:
-    """Resolve paths against the file's folder; the name of a shipped list stays as it is."""
     if option.kind is Kind.PATH:
         return str(file.parent / value)
     if option.name != "lists":

@@ -71,7 +71,6 @@ def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId,
 
 
 def _has_caches(view: View) -> bool:
-    """True if a cache goes in or out, in any type."""
     main = view.scopes[MAIN]
     return any(_CACHE.fullmatch(view.value_name(value)) for value in (*main.inputs, *main.outputs))
 
@@ -111,6 +110,5 @@ _FORMS = "write keep, low, caches or GLOB=TYPE, with in: or out: before it"
 
 
 def _retypable(view: View, values: Sequence[ValueId], to: DType) -> list[ValueId]:
-    """Return the tensors of float32, and those of another low type than `to`."""
     dtypes = {DType.FLOAT, *(dtype for dtype in view.low_types if dtype is not to)}
     return [v for v in values if view.tensor_dtype(v) in dtypes]

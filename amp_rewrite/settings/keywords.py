@@ -42,7 +42,6 @@ def checked(function: F) -> F:
 
 
 def _check_known(function: Callable[..., Any], keywords: Collection[str]) -> None:
-    """Raise TypeError, as Python does, for a keyword that a function does not take."""
     known = signature(function).parameters
     unknown = next((name for name in keywords if name not in known), None)
     if unknown is None or any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known.values()):

@@ -146,7 +146,6 @@ def default_of(domain: str, op_type: str, attribute: str) -> object:
 
 
 def _same(actual: object, wanted: object) -> bool:
-    """True if a node's value is the listed one; floats are compared at float32's precision."""
     if isinstance(actual, bytes):
         actual = actual.decode("utf-8", "replace")
     if isinstance(actual, float) and isinstance(wanted, int | float):

@@ -94,7 +94,6 @@ def _wrap(value: object, depth: int) -> _ListNode:
 
 
 def _parse(text: str, path: Path) -> _ListNode | None:
-    """Return the tree of a YAML file: no aliases, no tags, no duplicate keys, bounded depth."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
@@ -275,7 +274,6 @@ def _plain(node: _ListNode) -> Scalar:
 
 
 def _refuse_contradictions(entries: list[tuple[Entry, str]]) -> None:
-    """Raise ListError if two entries of one file apply to the same nodes."""
     seen: dict[tuple[str, str], list[tuple[Entry, str]]] = {}
     for entry, where in entries:
         others = seen.setdefault((entry.domain, entry.op_type), [])

@@ -12,7 +12,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, NamedTuple, Self
 
@@ -21,7 +21,6 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.serialized import class_of, serialize
 
 INITIAL = 2.0**15
 PERIOD = 2000
@@ -370,3 +369,38 @@ def all_finite(grads: object) -> bool:
     if isinstance(grads, (list, tuple)):
         return all(map(all_finite, grads))
     return grads is None or bool(np.isfinite(np.asarray(grads)).all())
+
+
+# -- objects as plain dictionaries, in the form of Keras -------------------------------------------------------
+
+
+def serialize(part: Any) -> dict[str, Any]:
+    """Return an object as a plain dict, without its state."""
+    return {"class_name": type(part).__name__, "config": part.get_config()}
+
+
+def class_of(
+    config: Mapping[str, Any], what: str, classes: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+) -> tuple[Any, Mapping[str, Any]]:
+    """Return class and configuration of a `serialize` result. TrainingError, naming `what`, for anything else.
+
+    `classes`: those of the package, by name or by name in lower case. `custom_objects`: others by name.
+    """
+    name, inner = str(config.get("class_name")), config.get("config")
+    found = (custom_objects or {}).get(name) or classes.get(name) or classes.get(name.lower())
+    if found is None or not isinstance(inner, Mapping):
+        known = ", ".join(sorted({known.__name__ for known in classes.values()}))
+        raise TrainingError(
+            f"not a serialized {what}: {dict(config)!r}; use the result of serialize() of {known}, and name your own"
+            " classes in custom_objects"
+        )
+    return found, inner
+
+
+def configured(made: Any, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    """Return a dataclass with these settings. TrainingError, quoting the configuration, for unknown or missing ones."""
+    try:
+        return made(**settings)
+    except TypeError as cause:
+        known = ", ".join(part.name for part in fields(made))
+        raise TrainingError(f"not the configuration of {made.__name__}: {dict(config)!r}; it has {known}") from cause

@@ -179,7 +179,6 @@ _FORMS: dict[str, _Form] = {
 
 
 def _form(part: str, known: Mapping[str, object]) -> _Form:
-    """Return the words for one alternative of an annotation, and a test."""
     if part in _FORMS:
         return _FORMS[part]
     if part.startswith("Callable"):

@@ -231,7 +231,6 @@ _OLD = "_float32_vars"
 
 
 def _types(name: str) -> Types:
-    """Return the three types of a policy's name. PolicyError for an unknown name."""
     if name in _PRESETS:
         return _PRESETS[name]
     if name.endswith(_OLD):
@@ -254,7 +253,6 @@ def _types(name: str) -> Types:
 
 
 def _spelling(types: Types) -> str:
-    """Return the shortest name of a policy with these types."""
     preset = next((name for name, known in _PRESETS.items() if known == types), None)
     parts = [_spelled(dtype) for dtype in types]
     return preset or (parts[0] if len(set(parts)) == 1 else "p={},c={},o={}".format(*parts))
@@ -270,7 +268,6 @@ def _usual_scale(name: str) -> str | None:
 
 
 def _scale_of(given: object) -> LossScale | None:
-    """Return the loss scale that is meant. PolicyError for other values."""
     from amp_rewrite.settings import loss_scale  # late: most policies are read without numpy
 
     if given is None or isinstance(given, loss_scale.LossScale):
@@ -286,7 +283,6 @@ def _scale_of(given: object) -> LossScale | None:
 
 
 def _spec(scale: LossScale | None) -> Any:
-    """Return the short form of a loss scale."""
     from amp_rewrite.settings import loss_scale  # late: as above
 
     return loss_scale.spec(scale)

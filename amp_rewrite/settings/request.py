@@ -32,7 +32,6 @@ from amp_rewrite.settings.choices import (
     Shift,
     Target,
     TargetName,
-    TargetRelease,
     check_headroom,
     parse_opset,
     parse_shift,
@@ -52,7 +51,7 @@ class Painting(TypedDict, total=False):
 
     lists: Sequence[ListSource] | ListSource | None
     level: LevelName | Level | None
-    target: TargetName | TargetRelease | Target | Path | None
+    target: TargetName | str | Target | Path | None
     safety: SafetyName | Safety | None
     keep: str | Sequence[str] | None
     lower: str | Sequence[str] | None
@@ -108,7 +107,6 @@ def _shard_size(size: str | int) -> str | int:
 
 
 def _kinds(words: str | Sequence[str]) -> tuple[str, ...]:
-    """Return words that commas separate, or a list of such words."""
     return tuple(filter(None, ",".join([words] if isinstance(words, str) else words).split(",")))
 
 
@@ -469,7 +467,6 @@ def _installed(target: Target, to: DType) -> Target:
 
 
 def _rows() -> Iterator[Option]:
-    """Yield the options of the fields, in the order in which people read them."""
     for part in fields(Request):
         if row := part.metadata.get(ROW):
             kind = Kind.PATH if row.kind is Kind.PATH else Kind.of(str(part.type))

@@ -157,7 +157,6 @@ def _term(pattern: str, key: str, sign: str, value: str) -> SelectorTerm:
 
 
 def _glob(*globs: str) -> re.Pattern[str]:
-    """Return an expression whose `search` matches the same names as the globs."""
     return re.compile("|".join(rf"\A{fnmatch.translate(glob)}" for glob in globs))
 
 
@@ -194,7 +193,6 @@ def _path(name: str) -> str:
 
 
 def _positions(view: View, op: Op) -> Iterator[str]:
-    """Return the paths of an op: its name, the bodies around it, and torch's module scopes."""
     body = view.scopes[op.scope].path
     yield _path(op.name)
     if body and not op.name.startswith(body):

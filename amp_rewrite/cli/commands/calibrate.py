@@ -91,7 +91,6 @@ def calibrate(
 
 
 def _check_unmeasured(given: dict[str, Any]) -> None:
-    """Raise UsageError for an option of a run, where there is none."""
     for word, value in given.items():
         if value is not None:
             raise click.UsageError(f"{option_of(word)} describes a measurement; add --data FILE, or --random")
@@ -119,7 +118,6 @@ def _shards(files: tuple[Path, ...], model: Model, to: DType | None) -> list[Ran
 
 
 def _measured(model: Model, feed: Feed, earlier: dict[Path, Ranges], given: dict[str, Any]) -> Ranges:
-    """Return the ranges of a model on data. EvidenceError if earlier ones are the same."""
     from amp_rewrite.errors import EvidenceError
     from amp_rewrite.evidence.calibrate import calibrate
 
@@ -132,7 +130,6 @@ def _measured(model: Model, feed: Feed, earlier: dict[Path, Ranges], given: dict
 
 
 def _check_writable(output: Path | None, overwrite: bool) -> None:
-    """Raise EvidenceError, before the work, if ranges cannot be written to a file."""
     from amp_rewrite.evidence.ranges import check_writable
 
     if output not in (None, _STDOUT):
@@ -140,7 +137,6 @@ def _check_writable(output: Path | None, overwrite: bool) -> None:
 
 
 def _write(ranges: Ranges, output: Path | None, overwrite: bool, quiet: bool) -> None:
-    """Write ranges to a file and print a table; for stdout, print them as JSON."""
     if output == _STDOUT:
         terminal.show(ranges.to_json())
         return

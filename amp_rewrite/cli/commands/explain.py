@@ -78,7 +78,6 @@ def _explain_ops(model: Path, names: tuple[str, ...], as_json: bool, given: dict
 
 
 def _parts(words: tuple[str, ...], given: dict[str, Any]) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:
-    """Yield the text about each word, or about all types of ops among them, with the facts in it."""
     from amp_rewrite.ir.schema import contrib_schemas
 
     settings = parameters.in_force({name: given[name] for name in ("to", "lists", "level", "config")})

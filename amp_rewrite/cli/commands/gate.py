@@ -293,7 +293,6 @@ def _asked_git(where: Path, *words: str, into: IO[bytes] | None = None) -> subpr
 
 
 def _git(where: Path, *words: str, into: IO[bytes] | None = None) -> str:
-    """Return the output of git. ReportError with git's message if it fails."""
     done = _asked_git(where, *words, into=into)
     if done.returncode != 0:
         said = one_line(done.stderr.decode(errors="replace"))

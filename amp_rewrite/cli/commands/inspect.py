@@ -103,7 +103,6 @@ def report(
 
 
 def _overlay(model: Path, layer: str | None, reasons: Path | None, errors: Path | None) -> str:
-    """Return a layer for Model Explorer of a model, or of a report alone."""
     from amp_rewrite.files.model import Model
     from amp_rewrite.reports.located_errors import LocatedErrors
     from amp_rewrite.reports.model_explorer import overlay, overlay_of_report
@@ -117,7 +116,6 @@ def _overlay(model: Path, layer: str | None, reasons: Path | None, errors: Path 
 
 
 def _page(report: Report, view: View | None, errors: Path | None) -> Page:
-    """Return the page of a report, with the facts of its model and the errors that locate measured."""
     from amp_rewrite.reports.located_errors import LocatedErrors
     from amp_rewrite.reports.page.page import Page
     from amp_rewrite.reports.page.report_figures import report_figures

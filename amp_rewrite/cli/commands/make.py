@@ -135,7 +135,6 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
 
 
 def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Request]:
-    """Return the arguments of `training_step` that are not usual, and the settings in force."""
     from amp_rewrite.settings.request import PAINTING
 
     own = {name: given.pop(name) for name in _OWN}

@@ -23,8 +23,7 @@ from amp_rewrite.deploy.session import process
 from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings import loss_scale as scales
-from amp_rewrite.settings.loss_scale import DynamicLossScale, Gradient, IndexedSlices, LossScale
-from amp_rewrite.settings.serialized import serialize
+from amp_rewrite.settings.loss_scale import DynamicLossScale, Gradient, IndexedSlices, LossScale, serialize
 from amp_rewrite.train.keras.optimizer import SCALE_KEYS, StatefulOptimizer, saved_state
 from amp_rewrite.train.keras.variables import Differentiable, GradsAndVars, Variable, Variables, pairs_of, times
 from amp_rewrite.train.update import optimizers

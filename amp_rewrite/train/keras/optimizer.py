@@ -13,8 +13,7 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.npy import Npz
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.loss_scale import Gradient
-from amp_rewrite.settings.serialized import serialize
+from amp_rewrite.settings.loss_scale import Gradient, serialize
 from amp_rewrite.train.keras.variables import (
     GradsAndVars,
     Variable,

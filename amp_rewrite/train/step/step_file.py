@@ -22,8 +22,8 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.store import Progress
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.settings import loss_scale as scales
+from amp_rewrite.settings.loss_scale import serialize
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.serialized import serialize
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.update import optimizers

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from amp_rewrite.errors import TrainingError, advice
-from amp_rewrite.settings.serialized import class_of, configured, serialize
+from amp_rewrite.settings.loss_scale import class_of, configured, serialize
 from amp_rewrite.train.update.plain_numbers import settle
 
 

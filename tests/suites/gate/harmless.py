@@ -92,39 +92,14 @@ def node_names_shift_by_one(model: ModelProto, _: random.Random) -> ModelProto:
 
 
 @rewrite
-def nodes_are_named_after_their_results(model: ModelProto, _: random.Random) -> ModelProto:
-    for node in model.graph.node:
-        node.name = f"{node.op_type}:{node.output[0]}"
-    return model
-
-
-@rewrite
-def inner_values_are_renamed(model: ModelProto, rng: random.Random) -> ModelProto:
-    public, salt = interface(model), rng.randrange(10**6)
-    return renamed(model, lambda name: name if name in public else f"v{salt}_{name}")
-
-
-@rewrite
 def inner_values_get_numbers(model: ModelProto, _: random.Random) -> ModelProto:
     public, numbers = interface(model), dict[str, str]()
     return renamed(model, lambda name: name if name in public else numbers.setdefault(name, f"n{len(numbers)}"))
 
 
 @rewrite
-def inputs_and_outputs_are_renamed(model: ModelProto, _: random.Random) -> ModelProto:
-    public = interface(model)
-    return renamed(model, lambda name: f"model/{name}" if name in public else name)
-
-
-@rewrite
 def all_values_and_nodes_are_renamed(model: ModelProto, rng: random.Random) -> ModelProto:
     return renamed(nodes_are_renamed(model, rng) or model, lambda name: f"all/{name}")
-
-
-@rewrite
-def weights_are_renamed(model: ModelProto, _: random.Random) -> ModelProto:
-    weights = {tensor.name for graph in all_graphs(model.graph) for tensor in graph.initializer} - interface(model)
-    return renamed(model, lambda name: f"onnx::{name}.w" if name in weights else name)
 
 
 @rewrite
@@ -134,13 +109,6 @@ def weights_get_numbers_that_shift(model: ModelProto, _: random.Random) -> Model
         return None
     shifted = dict(zip(weights, [*weights[1:], "the_last"], strict=True))
     return renamed(model, lambda name: shifted.get(name, name))
-
-
-@rewrite
-def graphs_are_renamed(model: ModelProto, _: random.Random) -> ModelProto:
-    for graph in all_graphs(model.graph):
-        graph.name = f"exported_{graph.name}"
-    return model
 
 
 @rewrite
@@ -180,22 +148,10 @@ def bodies_of(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
 
 
 @rewrite
-def nodes_are_reordered(model: ModelProto, rng: random.Random) -> ModelProto:
-    reordered(model.graph, rng.choice)
-    return model
-
-
-@rewrite
 def nodes_without_names_are_reordered(model: ModelProto, rng: random.Random) -> ModelProto:
     for node in all_nodes(model.graph.node):
         node.name = ""
     reordered(model.graph, rng.choice)
-    return model
-
-
-@rewrite
-def nodes_come_as_late_as_possible(model: ModelProto, _: random.Random) -> ModelProto:
-    reordered(model.graph, lambda ready: ready[-1])
     return model
 
 
@@ -209,16 +165,9 @@ def nodes_of_bodies_are_reordered(model: ModelProto, rng: random.Random) -> Mode
 
 @rewrite
 def all_is_renamed_and_reordered(model: ModelProto, rng: random.Random) -> ModelProto | None:
-    return nodes_are_reordered(all_values_and_nodes_are_renamed(model, rng) or model, rng)
-
-
-@rewrite
-def weights_are_reordered(model: ModelProto, rng: random.Random) -> ModelProto:
-    tensors = list(model.graph.initializer)
-    rng.shuffle(tensors)
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(tensors)
-    return model
+    made = all_values_and_nodes_are_renamed(model, rng) or model
+    reordered(made.graph, rng.choice)
+    return made
 
 
 @rewrite
@@ -266,12 +215,6 @@ def constant_nodes_become_weights(model: ModelProto, _: random.Random) -> ModelP
     gone = {node.output[0] for node, _ in moved}
     replace(model.graph, [node for node in model.graph.node if not gone & set(node.output)])
     return model if moved else None
-
-
-@rewrite
-def some_constants_move_and_are_renamed(model: ModelProto, rng: random.Random) -> ModelProto | None:
-    moved = constant_nodes_become_weights(model, rng)
-    return weights_are_renamed(moved, rng) if moved is not None else None
 
 
 @rewrite
@@ -382,11 +325,6 @@ def through(model: ModelProto, rng: random.Random, make: Callable[[str, str], li
 
 
 @rewrite
-def identities_stand_on_some_edges(model: ModelProto, rng: random.Random) -> ModelProto | None:
-    return model if through(model, rng, lambda a, b: [helper.make_node("Identity", [a], [b])], 0.2) else None
-
-
-@rewrite
 def identities_stand_on_most_edges(model: ModelProto, rng: random.Random) -> ModelProto | None:
     return model if through(model, rng, lambda a, b: [helper.make_node("Identity", [a], [b], name=b)], 0.8) else None
 
@@ -449,16 +387,6 @@ def identities_stand_behind_inputs(model: ModelProto, _: random.Random) -> Model
 
 
 @rewrite
-def identities_stand_behind_weights(model: ModelProto, rng: random.Random) -> ModelProto | None:
-    held, name = {tensor.name for tensor in model.graph.initializer}, fresh(model, "shared")
-    chosen = {read: name() for read in sorted(held) if rng.random() < 0.3}
-    for node in model.graph.node:
-        node.input[:] = [chosen.get(value, value) for value in node.input]
-    replace(model.graph, [*(helper.make_node("Identity", [a], [b]) for a, b in chosen.items()), *model.graph.node])
-    return model if chosen else None
-
-
-@rewrite
 def copies_are_taken_out(model: ModelProto, _: random.Random) -> ModelProto | None:
     public = interface(model)
     copies = {
@@ -486,14 +414,6 @@ def float_results(model: ModelProto) -> list[str]:
 
 
 @rewrite
-def a_dead_op_reads_a_value(model: ModelProto, rng: random.Random) -> ModelProto | None:
-    values = float_results(model)
-    if values:
-        model.graph.node.append(helper.make_node("Relu", [rng.choice(values)], ["dead"], name="dead"))
-    return model if values else None
-
-
-@rewrite
 def a_dead_chain_hangs_on_each_of_some_values(model: ModelProto, rng: random.Random) -> ModelProto | None:
     values = float_results(model)
     for number, value in enumerate(rng.sample(values, min(len(values), 5))):
@@ -513,12 +433,6 @@ def a_dead_cast_rounds_a_value(model: ModelProto, rng: random.Random) -> ModelPr
     if values:
         model.graph.node.append(helper.make_node("Cast", [rng.choice(values)], ["dead"], to=TensorProto.FLOAT16))
     return model if values else None
-
-
-@rewrite
-def a_weight_that_nobody_reads_is_there(model: ModelProto, _: random.Random) -> ModelProto:
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 5), np.float16), "unread_weight"))
-    return model
 
 
 @rewrite
@@ -556,20 +470,6 @@ def wrapped(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
 
 
 @rewrite
-def some_ops_are_wrapped_into_functions(model: ModelProto, rng: random.Random) -> ModelProto | None:
-    plain = [
-        n
-        for n in model.graph.node
-        if n.op_type != "Constant" and not list(bodies_of(n)) and all(n.input) and all(n.output)
-    ]
-    chosen = [node for node in plain if rng.random() < 0.3]
-    if not chosen:
-        return None
-    wrapped(model, chosen)
-    return model
-
-
-@rewrite
 def all_ops_are_wrapped_into_functions(model: ModelProto, _: random.Random) -> ModelProto | None:
     plain = [
         n
@@ -594,11 +494,6 @@ def inner_types_are_not_declared(model: ModelProto, _: random.Random) -> ModelPr
     for graph in all_graphs(model.graph):
         del graph.value_info[:]
     return model if declared else None
-
-
-@rewrite
-def inner_types_are_declared(model: ModelProto, _: random.Random) -> ModelProto:
-    return onnx.shape_inference.infer_shapes(model)
 
 
 @rewrite
@@ -654,28 +549,6 @@ def the_standard_domain_is_spelled_out(model: ModelProto, _: random.Random) -> M
         for node in graph.node:
             node.domain = node.domain or "ai.onnx"
     return model
-
-
-@rewrite
-def texts_for_people_change(model: ModelProto, _: random.Random) -> ModelProto:
-    model.producer_name, model.producer_version, model.doc_string = "another exporter", "9.9", "for people"
-    model.metadata_props.append(onnx.StringStringEntryProto(key="k", value="v"))
-    for graph in all_graphs(model.graph):
-        graph.doc_string = "a graph"
-        for node in graph.node:
-            node.doc_string = f"line {len(node.input)}"
-    return model
-
-
-@rewrite
-def the_format_is_newer(model: ModelProto, _: random.Random) -> ModelProto:
-    model.ir_version += 1
-    return model
-
-
-@rewrite
-def the_model_went_through_bytes(model: ModelProto, _: random.Random) -> ModelProto:
-    return ModelProto.FromString(model.SerializeToString())
 
 
 @rewrite
@@ -758,12 +631,6 @@ def operands_that_commute_change_places(model: ModelProto, rng: random.Random) -
 def operands_change_places_and_all_is_renamed_and_reordered(model: ModelProto, rng: random.Random) -> ModelProto | None:
     changed = operands_that_commute_change_places(model, rng)
     return all_is_renamed_and_reordered(changed, rng) if changed is not None else None
-
-
-@rewrite
-def operands_change_places_and_names_are_lost(model: ModelProto, rng: random.Random) -> ModelProto | None:
-    changed = operands_that_commute_change_places(model, rng)
-    return nodes_lose_their_names(inner_values_get_numbers(changed, rng) or changed, rng) if changed else None
 
 
 @rewrite
@@ -864,16 +731,6 @@ def empty_inputs_stand_at_the_end(model: ModelProto, _: random.Random) -> ModelP
                 node.input.append("")
                 changed = True
     return model if changed else None
-
-
-@rewrite
-def what_nobody_needs_is_there(model: ModelProto, _: random.Random) -> ModelProto:
-    opset = next(o for o in model.opset_import if not o.domain)
-    spare = helper.make_node("Cast", ["a"], ["b"], to=TensorProto.FLOAT16)
-    model.functions.append(helper.make_function("spare", "F", ["a"], ["b"], [spare], [opset]))
-    model.opset_import.append(helper.make_opsetid("spare", 1))
-    model.graph.input.append(helper.make_tensor_value_info("spare", TensorProto.FLOAT16, [3]))
-    return model
 
 
 @rewrite

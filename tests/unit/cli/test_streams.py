@@ -245,11 +245,6 @@ def test_a_signal_leaves_no_temporary_folder(words: tuple[str, ...]) -> None:
     assert [name for name in files("temporary") if name.startswith("amp-rewrite")] == []
 
 
-def test_a_report_is_read_from_stdin_too() -> None:
-    Path("report.json").write_text(run("report", NET, "--json").stdout)
-    assert piped("diff", NET, "-", source="report.json").stdout == "no difference\n"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -339,27 +334,6 @@ def test_real_streams_carry_a_model() -> None:
 
 
 # -- closed pipes -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "words",
-    [("--help",), ("convert", "--help"), ("completion", "zsh"), ("explain",), (NET, "-")],
-)
-def test_a_closed_pipe_is_quiet(words: tuple[str, ...]) -> None:
-    process = subprocess.Popen([*AMP, *words, *(["-q"] if NET in words else [])], stdout=subprocess.PIPE, stderr=-1)
-    assert process.stdout and process.stderr
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait(timeout=60) == 141
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("words", [("--help",), ("completion", "bash"), (NET, "-", "-q")])
-def test_a_full_disk_behind_stdout_is_one_line(words: tuple[str, ...]) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run([*AMP, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, "error: output: No space left on device\n")
 
 
 def test_the_report_is_json_where_the_model_goes_to_a_file() -> None:

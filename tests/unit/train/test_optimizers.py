@@ -14,8 +14,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import DynamicLossScale, LossScale
-from amp_rewrite.settings.serialized import serialize
+from amp_rewrite.settings.loss_scale import DynamicLossScale, LossScale, serialize
 from amp_rewrite.train.update.graph import Scaling, Update, append_update
 from amp_rewrite.train.update.optimizers import (
     SGD,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.serialized import serialize
+from amp_rewrite.settings.loss_scale import serialize
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.serialized import serialize
+from amp_rewrite.settings.loss_scale import serialize
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.step.step import training_step

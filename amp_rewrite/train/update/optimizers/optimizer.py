@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.serialized import configured
+from amp_rewrite.settings.loss_scale import configured
 from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic, Result, Values, number
 from amp_rewrite.train.update.optimizers.parameter_group import ParameterGroup, groups_of, is_bias_or_norm
 from amp_rewrite.train.update.plain_numbers import settle

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.serialized import class_of
+from amp_rewrite.settings.loss_scale import class_of
 from amp_rewrite.train.update.optimizers.adam import Adam, AdamW
 from amp_rewrite.train.update.optimizers.descent import SGD, Adagrad, RMSprop
 from amp_rewrite.train.update.optimizers.optimizer import Optimizer
