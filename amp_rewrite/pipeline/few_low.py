@@ -14,7 +14,7 @@ from amp_rewrite.errors import Finding, count
 from amp_rewrite.ir.dataflow import computes
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.reports.render import share
-from amp_rewrite.settings.choices import KEEP_OPSET, Fuse, Target
+from amp_rewrite.settings.choices import KEEP_OPSET, Target
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
 
@@ -84,7 +84,7 @@ def _served_by(view: View, ops: Sequence[OpId], request: Request) -> str:
         return any(gate.lowerable_groups(view, view.ops[op]).groups for op in ops)
 
     to, target = request.to, request.target
-    opset = serving(view, ops, to, target, fusing=request.fuse is not Fuse.NONE)
+    opset = serving(view, ops, to, target, fuse=request.fuse)
     kept = "without --opset keep" if request.opset == KEEP_OPSET else "with --opset auto"
     ways = [] if opset is None else [f"{kept} the model moves to opset {opset}"]
     known = releases() if target.family is Target.ORT_CUDA else ()

@@ -96,6 +96,12 @@ FUSIONS: tuple[FusionRule, ...] = (
         "softmax(Q Kᵀ · scale, masked) V",
         f"{_ATTENTION} A mask that does not state every query and key.",
     ),
+    _contrib(
+        "patches",
+        "MatMul",
+        "Conv whose kernels lie side by side, laid out as tokens by features",
+        "Padding, groups, dilation, sizes that do not divide.",
+    ),
     _contrib("skip_layer_normalization", "SkipLayerNormalization", "LayerNormalization of x + skip", _SKIP),
     _contrib("skip_rms_normalization", "SkipSimplifiedLayerNormalization", "RMSNormalization of x + skip", _SKIP),
     _contrib("bias_gelu", "BiasGelu", "Gelu of x + bias", _BIAS),

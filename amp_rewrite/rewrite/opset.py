@@ -43,17 +43,18 @@ from amp_rewrite.rewrite.fusions import FUSIONS
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.rewrite.restated import restated
-from amp_rewrite.settings.choices import AUTO_OPSET, Opset, Target
+from amp_rewrite.settings.choices import AUTO_OPSET, Fuse, Opset, Target
 
 
 def at_opset(
-    view: View, opset: Opset | None, to: DType, target: Target, *, fusing: bool = True
+    view: View, opset: Opset | None, to: DType, target: Target, *, fuse: Fuse = Fuse.BASIC
 ) -> tuple[View, tuple[Finding, ...]]:
     """Return the view at another ai.onnx opset, and a finding about gains, losses or obstacles.
 
     "auto": the opset at which the target serves most ops, never one at which it serves fewer of any kind; the view
     itself if that is its own. A number: that opset. ModelError if the model cannot be moved there, saying why.
-    `fusing`: what is written out op by op will be fused where the opset has one op for it, which counts as served.
+    `fuse`: what is written out op by op will be fused where the opset has one op for it, which counts as served; unless
+    onnxruntime's own operator stands for it at any opset.
     None: nobody asked, so only an old model is moved, for kernels alone, and one that gains nothing goes unmentioned.
     """
     current = view.opsets.get("", 0)
@@ -66,7 +67,7 @@ def at_opset(
             f" {spelled('opset', most)} or a newer target"
         )
     if not isinstance(opset, int):
-        after, told = _best(view, _KernelCheck.of(view, to, target, fusing and opset is not None))
+        after, told = _best(view, _KernelCheck.of(view, to, target, fuse if opset is not None else Fuse.NONE))
         return after, told if opset is not None or after is not view or _OBSTACLE in told[0].message else ()
     move = moved_to(view, opset)
     moved = move if isinstance(move, str) else _indexed(move.model)
@@ -74,7 +75,7 @@ def at_opset(
         raise ModelError(
             f"the model cannot be moved to opset {opset}: {moved}; leave {spelled('opset')} out, or export again"
         )
-    return moved, (_compared(view, opset, move, _KernelCheck.of(view, to, target, fusing)),)
+    return moved, (_compared(view, opset, move, _KernelCheck.of(view, to, target, fuse)),)
 
 
 # -- which one -------------------------------------------------------------------------------------
@@ -92,8 +93,8 @@ class _KernelCheck:
     whole: Mapping[OpId, str]
 
     @classmethod
-    def of(cls, view: View, to: DType, target: Target, fusing: bool) -> _KernelCheck:
-        return cls(to, target, dict(_wholes(view, to, target)) if fusing else {})
+    def of(cls, view: View, to: DType, target: Target, fuse: Fuse) -> _KernelCheck:
+        return cls(to, target, dict(_wholes(view, to, target, fuse)) if fuse is not Fuse.NONE else {})
 
     def covers(self, view: View) -> _Coverage:
         """Return the kind of each op, and how often it is served: for the types that it has, and for the low type."""
@@ -110,9 +111,9 @@ class _KernelCheck:
         return coverage
 
 
-def _wholes(view: View, to: DType, target: Target) -> Iterator[tuple[OpId, str]]:
+def _wholes(view: View, to: DType, target: Target, fuse: Fuse) -> Iterator[tuple[OpId, str]]:
     """Yield the ops that some opset has one op for, and what that computes."""
-    if target.family is not Target.TENSORRT:
+    if target.family is not Target.TENSORRT and fuse is not Fuse.CONTRIB:
         for _, site in sites(view, Context(to)):
             if not isinstance(site, str):
                 yield from ((op, ATTENTION) for op in site.form.ops)
@@ -162,9 +163,9 @@ def _best(view: View, judge: _KernelCheck) -> tuple[View, tuple[Finding, ...]]:
     return view, (Finding("opset", "ai.onnx", _OBSTACLE.join((note, *list(barred.values())[:_SHOWN]))),)
 
 
-def serving(view: View, ops: Collection[OpId], to: DType, target: Target, *, fusing: bool = True) -> int | None:
+def serving(view: View, ops: Collection[OpId], to: DType, target: Target, *, fuse: Fuse = Fuse.BASIC) -> int | None:
     """Return the opset to which "auto" moves a view, if the target serves some of these ops there; else None."""
-    moved, _ = at_opset(view, AUTO_OPSET, to, target, fusing=fusing)
+    moved, _ = at_opset(view, AUTO_OPSET, to, target, fuse=fuse)
     gate, then = Gate(target, to), _relabelled(view, moved.opset)
     served = moved is not view and any(gate.lowerable_groups(then, then.ops[op]).groups for op in ops)
     return moved.opset if served else None

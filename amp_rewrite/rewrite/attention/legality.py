@@ -206,8 +206,9 @@ def _whole(stated: Sequence[Dims], lengths: Dims) -> bool:
 
 
 def _triangular(shown: Array) -> bool:
+    """True if each query sees the keys up to its own, in all batches and heads alike."""
     rows, keys = shown.shape[-2:] if shown.ndim > 1 else (0, 1)
-    return rows == keys and shown.size == rows * keys and bool((shown == np.tri(rows, dtype=bool)).all())
+    return rows == keys and bool((shown == np.tri(rows, dtype=bool)).all())
 
 
 def _unbounded(view: View, bias: ValueId, to: DType) -> str | None:

@@ -21,7 +21,7 @@ from amp_rewrite.ir.patterns.match import ENTRY, Search
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, fixed, shape_at
 from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
-from amp_rewrite.rewrite.contrib.multi_head_attention import fuse_attentions
+from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
 from amp_rewrite.rewrite.equivalence import node_mismatch, trial_shape
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
 from amp_rewrite.rewrite.reference import DOMAIN
@@ -36,13 +36,16 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 
     Ops of the standard count also where the model writes them out, at an opset that lacks them. O(nodes).
     """
-    for outcome in fuse_attentions(view, context):
-        yield _declaring(view, context, outcome)
     whole = [o for o in fuse_clusters(view, context, _LATEST) if isinstance(o, Replacement)]
     site = OpIndex.of(view, whole, context)
     for matcher in MATCHERS:
         for match in matcher(site):
             yield match if isinstance(match, Refusal) else _proved(site, match)
+
+
+def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
+    """Replace each attention that is written out by MultiHeadAttention."""
+    return (_declaring(view, context, outcome) for outcome in multi_head_attentions(view, context))
 
 
 def _proved(site: OpIndex, match: Proposal) -> Outcome:

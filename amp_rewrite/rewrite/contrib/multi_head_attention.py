@@ -53,7 +53,7 @@ class _Base(NamedTuple):
     layout: str
 
 
-def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
+def multi_head_attentions(view: View, context: Context) -> Iterator[Outcome]:
     """Replace each attention that is written out by one node, or refuse it. `attention` reports its own."""
     for last, site in sites(view, context):
         if not isinstance(site, str):

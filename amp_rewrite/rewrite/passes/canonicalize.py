@@ -23,17 +23,24 @@ from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INIT
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
-from amp_rewrite.rewrite.contrib.fuse import fuse_contrib
+from amp_rewrite.rewrite.contrib.fuse import fuse_attentions, fuse_contrib
 from amp_rewrite.rewrite.passes.attention_masks import select_biased, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.balanced_factors import balance_factors
+from amp_rewrite.rewrite.passes.biases import move_attention_biases, split_biases, spread_gemms, widen_biases
 from amp_rewrite.rewrite.passes.bounded_fills import bound_fills
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
 from amp_rewrite.rewrite.passes.fold_constants import fold_constants
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
-from amp_rewrite.rewrite.passes.large_biases import split_biases
-from amp_rewrite.rewrite.passes.spell_out import GROUP_NORM, spell_group_norms, spell_out_casts
+from amp_rewrite.rewrite.passes.spell_out import (
+    GROUP_NORM,
+    SPELLED_ATTENTION,
+    spell_attentions,
+    spell_group_norms,
+    spell_out_casts,
+    spell_patches,
+)
 from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
-from amp_rewrite.rewrite.replace import run_round
+from amp_rewrite.rewrite.replace import Objection, run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
 from amp_rewrite.runtime.operators import refusal
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, Fuse, Quantized, Target
@@ -110,7 +117,7 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     if opset != KEEP_OPSET and (opset is not None or view.opset < OLDEST_MOVED):
         from amp_rewrite.rewrite.opset import at_opset  # late: only a model that is moved pays for it
 
-        view, moves = at_opset(view, opset, request.to, request.target, fusing=request.fuse is not Fuse.NONE)
+        view, moves = at_opset(view, opset, request.to, request.target, fuse=request.fuse)
     view, standard = inline_schema_functions(view, request.op_lists, request.to, request.target)
     spelled: list[Finding] = []
     for passes in _SPELLING if request.safe else _SPELLING[:1]:
@@ -150,11 +157,26 @@ def fuse_operators(
     steps: list[tuple[View, list[Outcome]]] = []
     objection = partial(_objection, to, target, {_key(view, op) for op in named})
     context = Context(to, tried)
+    if fuse is Fuse.CONTRIB:
+        view = _with_spelled_attentions(view, context, objection)
     for passes in _CONTRIB_ROUNDS if fuse is Fuse.CONTRIB else _ROUNDS:
         after, outcomes = run_round(view, passes, context, objection)
         steps.append((view, outcomes))
         view = after
     return view, _findings(steps)
+
+
+def _with_spelled_attentions(view: View, context: Context, objection: Objection) -> View:
+    """Return the view with each Attention spelled out that onnxruntime's own operator stands for; the others stay."""
+    if not view.of_kinds(("Attention",)):
+        return view
+    spelled, _ = run_round(view, (spell_attentions,), context, objection)
+    _, outcomes = run_round(spelled, (fuse_attentions,), context, objection)
+    fused = {
+        name for o in outcomes if isinstance(o, Replacement) for op in o.ops for name in spelled.ops[op].node.output
+    }
+    chosen = {op.id for op in view.of_kinds(("Attention",)) if op.node.output[0] in fused}
+    return run_round(view, (partial(spell_attentions, among=chosen),), context, objection)[0] if chosen else view
 
 
 _ROUNDS: tuple[tuple[Pass, ...], ...] = (
@@ -163,7 +185,14 @@ _ROUNDS: tuple[tuple[Pass, ...], ...] = (
     (fuse_attention, divide_by_roots),
 )
 """Attention comes after the operators: a softmax that was written out is one of them."""
-_CONTRIB_ROUNDS: tuple[tuple[Pass, ...], ...] = (*_ROUNDS[:2], (fuse_contrib, *_ROUNDS[2]))
+_CONTRIB_ROUNDS: tuple[tuple[Pass, ...], ...] = (
+    _ROUNDS[0],
+    (*_ROUNDS[1], spread_gemms, spell_patches),
+    (fuse_attentions, *_ROUNDS[2]),
+    (move_attention_biases,),
+    (fuse_contrib,),
+    (widen_biases,),
+)
 """onnxruntime's own attention goes before the standard's, whose CUDA kernel is slower."""
 
 
@@ -209,7 +238,7 @@ def _objection(to: DType, target: Target, named: Collection[_Key], view: View, f
     kernels = target.kernels
     if fusion.kind == GROUP_NORM and kernels is None:
         return "the target may have a kernel for it"
-    if kernels is None or fusion.kind in ("constant", "batch_normalization"):
+    if kernels is None or fusion.kind in ("constant", "batch_normalization", SPELLED_ATTENTION):
         return None
     node = fusion.node
     return refusal(kernels, node, view.opsets.get(normal_domain(node.domain), 1), (DType.FLOAT, to))

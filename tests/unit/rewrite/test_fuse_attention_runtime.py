@@ -15,7 +15,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.opset import at_opset
 from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
-from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.choices import Fuse, Target
 from support import stub
 from support.attention_models import BIASED, INVERTED, MASK, PLAIN, SCORES, TESTED, WEIGHTS, feed_of, model_of
 from support.fusing import kinds, outputs_of
@@ -30,10 +30,13 @@ def test_the_opset_that_has_the_operator_is_the_better_one() -> None:
     assert [f.message for f in told] == ["opset 18 became 23; the target serves attention as one op better"]
 
 
-@pytest.mark.parametrize(("target", "fusing"), [(Target.TENSORRT, True), (Target.ORT_CUDA, False)])
-def test_it_is_not_where_nothing_will_be_fused(target: Target, fusing: bool) -> None:
+@pytest.mark.parametrize(
+    ("target", "fuse"),
+    [(Target.TENSORRT, Fuse.BASIC), (Target.ORT_CUDA, Fuse.NONE), (Target.ORT_CUDA, Fuse.CONTRIB)],
+)
+def test_it_is_not_where_nothing_will_be_fused(target: Target, fuse: Fuse) -> None:
     view = View.of(Model.load(model_of(PLAIN, opset=18)))
-    assert at_opset(view, "auto", DType.FLOAT16, target, fusing=fusing)[0].opsets[""] == 18
+    assert at_opset(view, "auto", DType.FLOAT16, target, fuse=fuse)[0].opsets[""] == 18
 
 
 def test_a_pool_that_would_lose_its_kernel_weighs_more() -> None:

@@ -1,0 +1,254 @@
+"""What CUDA has no fast kernel for: biases of attention and of products, patches, the standard's Attention."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from amp_rewrite.rewrite.equivalence import UNIT
+from support import cases
+from support.contrib_models import fused, random_feed
+from support.fusing import kinds, outputs_of
+
+Array = np.ndarray[Any, Any]
+
+RNG = np.random.default_rng(3)
+NUMBERS: dict[str, object] = {
+    **{name: RNG.standard_normal((8, 8)).astype(np.float32) for name in ("wq", "wk", "wv", "wo")},
+    **{name: RNG.standard_normal(8).astype(np.float32) for name in ("bq", "bk", "bv", "bo", "gain")},
+    "heads": np.array([0, 0, 2, 4]),
+    "flat": np.array([0, 0, 8]),
+    "half": np.float32(0.5),
+    "zero": np.float32(0),
+    "lowest": np.float32(-3.4e38),
+    "infinite": np.float32(-np.inf),
+    "wide": np.ones((2, 5, 8), np.float32),
+}
+TOKENS = {"x": (2, 5, 8), "z": (2, 5, 8), "mask": (2, 1, 5, 5), "y": (2, 5, 8), "out": (2, 2, 5, 4)}
+HEADS = "".join(
+    f"{x}m=MatMul({read},w{x});{x}b=Add({x}m,b{x});{x}s=Reshape({x}b,heads);{x}=Transpose[perm=0 2 1 3]({x}s);"
+    for x, read in zip("qkv", "xzz", strict=True)
+)
+SCORES = "kt=Transpose[perm=0 1 3 2](k);p=MatMul(q,kt);s0=Mul(p,half);"
+SOFTMAX = "h=Softmax[axis=-1](s);"
+ZEROED = "h0=Softmax[axis=-1](s);none=IsNaN(h0);h=Where(none,zero,h0);"
+REST = "o=MatMul(h,v);ot=Transpose[perm=0 2 1 3](o);f=Reshape(ot,flat);pm=MatMul(f,wo);y=Add(pm,bo)"
+UNMASKED = SCORES.replace("s0", "s") + SOFTMAX
+HIDDEN = SCORES + "s=Where(mask,s0,lowest);" + SOFTMAX
+BLIND = SCORES + "s=Where(mask,s0,infinite);" + ZEROED
+
+
+def model(text: str, outputs: str = "y", opset: int = 18, shapes: Any = (), **more: object) -> ModelProto:
+    read = set(re.findall(r"\w+", text))
+    constants = {name: array for name, array in {**NUMBERS, **more}.items() if name in read}
+    shapes, types = {**TOKENS, **dict(shapes)}, {"mask": "bool"}
+    return cases.build(text, outputs.split(), shapes=shapes, types=types, constants=constants, opset=opset)
+
+
+def feed_of(proto: ModelProto) -> dict[str, Array]:
+    feed: dict[str, Array] = random_feed(proto)
+    if "mask" in feed:
+        feed["mask"] = feed["mask"] > -0.5
+        feed["mask"][..., 1, :] = False
+    return feed
+
+
+def agree(a: ModelProto, b: ModelProto) -> None:
+    feed = feed_of(a)
+    for first, second in zip(outputs_of(a, feed), outputs_of(b, feed), strict=True):
+        np.testing.assert_allclose(second, first, rtol=0, atol=256 * UNIT * float(np.abs(first).max()))
+
+
+def after(proto: ModelProto, **options: object) -> ModelProto:
+    result, _ = fused(proto, **options)
+    agree(proto, result)
+    return result
+
+
+# -- biases of attention ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", [UNMASKED, HIDDEN, BLIND])
+def test_only_queries_and_the_projection_keep_a_bias(attention: str) -> None:
+    result = after(model(HEADS + attention + REST))
+    assert kinds(result).count("Add") == 2
+    assert [n.input[1] for n in result.graph.node if n.op_type == "Add"] == ["bq_wide", "y_bias_wide"]
+
+
+def test_a_projection_without_a_bias_gets_that_of_the_values() -> None:
+    result = after(model(HEADS + UNMASKED + REST.replace("pm=MatMul(f,wo);y=Add(pm,bo)", "y=MatMul(f,wo)")))
+    assert [n.output[0] for n in result.graph.node if n.op_type == "Add"] == ["qb", "y"]
+
+
+@pytest.mark.parametrize(
+    ("text", "outputs", "kept"),
+    [
+        pytest.param(HEADS + UNMASKED + REST, "y kb", "bq bk y_bias", id="keys are read elsewhere"),
+        pytest.param(HEADS + UNMASKED + REST + ";e=Relu(vb)", "y e", "bq bv bo", id="values are read elsewhere"),
+        pytest.param(HEADS + UNMASKED + REST + ";e=Relu(f)", "y e", "bq bv bo", id="the result is read elsewhere"),
+        pytest.param(
+            HEADS.replace("ks=Reshape(kb", "kr=Tanh(kb);ks=Reshape(kr") + UNMASKED + REST,
+            "y", "bq bk y_bias", id="a function",
+        ),
+        pytest.param(
+            HEADS + UNMASKED + REST.replace("pm=", "r=Relu(f);pm=").replace("(f,wo)", "(r,wo)"),
+            "y", "bq bv bo", id="a function behind",
+        ),
+        pytest.param(HEADS.replace("km,bk", "km,wide") + UNMASKED + REST, "y", "bq wide y_bias", id="another of each"),
+        pytest.param(HEADS + UNMASKED + REST.replace("f,wo", "f,w"), "y", "bq bv bo", id="a weight that is an input"),
+        pytest.param(
+            HEADS + UNMASKED.replace("h=Softmax[axis=-1](s)", "h0=Softmax[axis=-1](s);h=Mul(h0,half)") + REST,
+            "y", "bq bk bv bo", id="weights that do not sum to one",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bias_stays_where_others_see_it(text: str, outputs: str, kept: str) -> None:
+    result = after(model(text, outputs, shapes={"w": (8, 8), "kb": (2, 5, 8), "e": (2, 5, 8)}))
+    found = {name.removesuffix("_wide") for n in result.graph.node if n.op_type == "Add" for name in n.input}
+    biases = {"bq", "bk", "bv", "bo", "wide", "y_bias"}
+    assert found & biases == set(kept.split())
+
+
+def test_a_bias_beyond_the_range_behind_its_projection_stays() -> None:
+    large = np.full(8, 6e4, np.float32)
+    _, said = fused(model(HEADS + UNMASKED + REST, bv=large, wo=np.full((8, 8), 2, np.float32)))
+    assert [words for kind, _, words in said if kind == "not_fused"] == [
+        "1 stays unfused (ends in f): the bias behind its projection would leave the range of float16"
+    ]
+
+
+def test_biases_that_are_one_initializer_are_not_changed_for_others() -> None:
+    text = (HEADS + UNMASKED + REST).replace("bv", "bo").replace("bk", "bo") + ";e=Add(x,bo)"
+    result = after(model(text, "y e", shapes={"e": (2, 5, 8)}))
+    assert "bo" in {name for n in result.graph.node for name in n.input}
+
+
+# -- biases of products ----------------------------------------------------------------------------
+
+GEMM = "rows=Reshape(x,joined);g=Gemm(rows,wq,bq);y=Reshape(g,apart)"
+SHAPES: dict[str, object] = {"joined": np.array([-1, 8]), "apart": np.array([2, 5, 8])}
+
+
+def test_a_gemm_between_reshapes_is_a_product_and_a_sum() -> None:
+    result = after(model(GEMM, **SHAPES))
+    assert kinds(result) == ["MatMul", "Add"]
+    bias = next(t for t in result.graph.initializer if t.name == result.graph.node[1].input[1])
+    assert list(bias.dims) == [1, 1, 8]
+
+
+def test_rows_that_are_laid_out_otherwise_are_reshaped() -> None:
+    text = "t=Transpose[perm=0 2 1 3](x);" + GEMM.replace("Reshape(x", "Reshape(t")
+    assert kinds(after(model(text, shapes={"x": (2, 2, 5, 4)}, **SHAPES))) == ["Transpose", "Reshape", "MatMul", "Add"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GEMM.replace("Gemm", "Gemm[transB=1]"),
+        GEMM.replace("Gemm", "Gemm[alpha=0.5]"),
+        GEMM.replace("Gemm", "Gemm[beta=2.0]"),
+        GEMM.replace("rows,wq", "rows,w"),
+        GEMM.replace("wq,bq", "wq,b"),
+        GEMM + ";e=Relu(g)",
+    ],
+)
+def test_another_gemm_stays(text: str) -> None:
+    outputs = "y e" if ";e=" in text else "y"
+    proto = model(text, outputs, shapes={"w": (8, 8), "b": (10, 8), "e": (10, 8)}, **SHAPES)
+    assert "Gemm" in kinds(after(proto))
+
+
+@pytest.mark.parametrize(
+    ("made_by", "shape", "rank"),
+    [("MatMul(x,wq)", (2, 5, 8), 3), ("MatMul(x,wq)", (5, 8), 1), ("Relu(x)", (2, 5, 8), 1)],
+)
+def test_a_bias_of_three_axes_is_added_to_a_product_of_three(made_by: str, shape: tuple[int, ...], rank: int) -> None:
+    result = after(model(f"m={made_by};y=Add(m,bq)", shapes={"x": shape, "y": shape}))
+    add = next(n for n in result.graph.node if n.op_type == "Add")
+    assert next(len(t.dims) for t in result.graph.initializer if t.name == add.input[1]) == rank
+
+
+# -- patches ---------------------------------------------------------------------------------------
+
+CONV = "c=Conv[kernel_shape=2 4,strides=2 4](image,k,kb);r=Reshape(c,tokens);y=Transpose[perm=0 2 1](r)"
+IMAGE: dict[str, Any] = {"image": (2, 3, 4, 12), "y": (2, 6, 5)}
+KERNEL: dict[str, object] = {
+    "k": RNG.standard_normal((5, 3, 2, 4)).astype(np.float32),
+    "kb": RNG.standard_normal(5).astype(np.float32),
+    "tokens": np.array([0, 5, -1]),
+}
+
+
+@pytest.mark.parametrize(("text", "after_it"), [(CONV, ["MatMul", "Add"]), (CONV.replace(",kb", ""), ["MatMul"])])
+def test_a_convolution_of_patches_is_a_product(text: str, after_it: list[str]) -> None:
+    result = after(model(text, shapes=IMAGE, **KERNEL))
+    assert kinds(result) == ["Reshape", "Transpose", "Reshape", *after_it]
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        (CONV.replace("strides=2 4", "strides=2 2"), {"y": (2, 10, 5)}),
+        (CONV.replace("strides=2 4", "strides=2 4,pads=0 0 2 0"), {"y": (2, 9, 5)}),
+        (CONV, {"image": (2, 3, 5, 12)}),
+        (CONV.replace("strides=2 4", "strides=2 4,dilations=1 1,group=1"), None),
+        (CONV + ";e=Relu(c)", {"e": (2, 5, 2, 3)}),
+    ],
+)
+def test_another_convolution_stays(text: str, shapes: dict[str, Any] | None) -> None:
+    proto = model(text, "y e" if ";e=" in text else "y", shapes={**IMAGE, **(shapes or {})}, **KERNEL)
+    assert ("Conv" in kinds(after(proto))) == (shapes is not None)
+
+
+# -- the standard's Attention ----------------------------------------------------------------------
+
+FOUR = {"q": (2, 2, 5, 4), "k": (2, 2, 5, 4), "v": (2, 2, 5, 4), "y": (2, 2, 5, 4)}
+PACKED = {**dict.fromkeys("qy", (2, 5, 8)), **dict.fromkeys("kv", (2, 5, 4))}
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        ("y=Attention(q,k,v)", FOUR),
+        ("y=Attention[scale=0.25](q,k,v,mask)", FOUR),
+        ("y=Attention(q,k,v,mask)", {**FOUR, "mask": (5, 5)}),
+        ("y=Attention[is_causal=1](q,k,v)", FOUR),
+        ("y=Attention(q,k,v)", {**FOUR, **dict.fromkeys("kv", (2, 1, 5, 4))}),
+        ("y=Attention[q_num_heads=2,kv_num_heads=1](q,k,v,mask)", PACKED),
+    ],
+)
+def test_an_attention_of_the_standard_becomes_the_runtimes_own(text: str, shapes: dict[str, Any]) -> None:
+    result = after(model(text, shapes=shapes, opset=23))
+    assert kinds(result).count("MultiHeadAttention") == 1
+    assert "Attention" not in kinds(result)
+    node = next(n for n in result.graph.node if n.op_type == "MultiHeadAttention")
+    assert ("unidirectional" in {a.name for a in node.attribute}) == ("is_causal" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        ("y=Attention[softcap=2.0](q,k,v)", FOUR),
+        ("y=Attention[is_causal=1](q,k,v)", {**FOUR, **dict.fromkeys("kv", (2, 2, 7, 4))}),
+        ("y,pk,pv=Attention(q,k,v,,past,past)", {**FOUR, "past": (2, 2, 3, 4)}),
+        ("y=Attention[softmax_precision=11](q,k,v)", FOUR),
+    ],
+)
+def test_another_attention_stays(text: str, shapes: dict[str, Any]) -> None:
+    assert "Attention" in kinds(after(model(text, shapes=shapes, opset=23)))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5, 5), (2, 1, 5, 5), (5, 5)])
+def test_a_constant_triangle_is_causality_for_all_batches_alike(shape: tuple[int, ...]) -> None:
+    text = "kt=Transpose[perm=0 1 3 2](k);p=MatMul(q,kt);s=Where(seen,p,lowest);" + SOFTMAX + "y=MatMul(h,v)"
+    triangle = np.broadcast_to(np.tri(5, dtype=bool), shape).copy()
+    causal = after(model(text, shapes=FOUR, seen=triangle))
+    attributes = {a.name for n in causal.graph.node if n.op_type == "MultiHeadAttention" for a in n.attribute}
+    assert "unidirectional" in attributes
+    triangle[..., 0, 1] = True
+    other = after(model(text, shapes=FOUR, seen=triangle))
+    assert "unidirectional" not in {a.name for n in other.graph.node for a in n.attribute}
