@@ -247,7 +247,7 @@ print("onnxruntime" in sys.modules)"""
 
 
 def test_of_matrices_only_the_projections_of_attentions_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is proved with a norm, an activation or a scale are vectors and numbers; other matrices stay where they are."""
+    """What is proved with a norm, an activation or a scale are vectors and numbers; other matrices stay."""
     read: Counter[int] = Counter()
     array = Model.array
 
