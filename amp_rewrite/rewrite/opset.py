@@ -208,7 +208,7 @@ def _compared(view: View, opset: int, move: Move, judge: _KernelCheck) -> Findin
         words.append(f"it no longer serves {_listed(lost)} as well")
     if move.restated:
         kinds = _listed([f"{number} {kind}" for kind, number in sorted(move.restated.items())])
-        words.append(f"in the form of that opset, computing the same in trials: {kinds}")
+        words.append(f"in the form of that opset: {kinds}")
     return Finding("opset", "ai.onnx", "; ".join(words))
 
 
