@@ -191,7 +191,7 @@ def test_moving_does_not_import_the_runtime() -> None:
 
 def test_a_file_states_the_opset_as_text_or_number(tmp_path: Path) -> None:
     file = tmp_path / "amp.toml"
-    for stated, expected in (('"auto"', "auto"), ("20", "20"), ('"20"', "20")):
+    for stated, expected in (('"auto"', "auto"), ("20", 20), ('"20"', 20)):
         file.write_text(f"opset = {stated}\n", encoding="utf-8")
         assert settings({}, {}, config=file).opset == expected
 
