@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from amp_rewrite.runtime import kernels, releases
+from amp_rewrite.runtime import kernels
 from support import stub
 from support.needs import LACKING, reason_for, reason_of
 
@@ -24,8 +24,8 @@ settings.register_profile(
 settings.load_profile("project")
 
 if LACKING:  # tests expect the kernels of the newest release; those of others have tests of their own
-    newest = wraps(releases.installed_release.__wrapped__)(lambda: kernels.releases()[-1])
-    releases.installed_release = newest  # type: ignore[assignment]
+    newest = wraps(kernels.installed_release.__wrapped__)(lambda: kernels.releases()[-1])
+    kernels.installed_release = newest  # type: ignore[assignment]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

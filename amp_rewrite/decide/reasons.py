@@ -125,6 +125,7 @@ def words(rule: str) -> str:
 KINDS = {
     "bias": "a bias far larger than what it is added to: added in float32, moved or dropped",
     "calibrated": "the measured ranges behind the pins",
+    "channels_last": "a convolutional model that CUDA runs faster with other options than the defaults of onnxruntime",
     "few_low": "less than a quarter of the operations of products and convolutions is low",
     "float64": "products and convolutions in float64, which stays",
     "flushed": "small weights become 0 in the low type",
@@ -154,6 +155,7 @@ KINDS = {
 FACTS = frozenset(
     {
         "calibrated",
+        "channels_last",
         "fused",
         "inlined",
         "needs_release",
@@ -203,6 +205,10 @@ _REMARKS = {
 
 _SELF_EVIDENT = {
     "bias": ("the same numbers, and the product stays low", "nothing"),
+    "channels_last": (
+        "with default options each convolution changes the layout of its input and of its result",
+        "`Session` sets the options; give them to an InferenceSession as the message does",
+    ),
     "few_low": ("the result is hardly quicker or smaller", "that of the rule that keeps most; the message names both"),
     "inlined": ("its ops are decided one by one; `diff` takes a call for its body", "nothing"),
     "not_shifted": ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),

@@ -84,7 +84,9 @@ def session_on(
 ) -> SessionOptions:
     """Return the options of a session on a provider, with options of that provider."""
     providers, own = tuple(dict.fromkeys((provider, CPU))), {provider: options} if options else {}
-    return SessionOptions(providers=providers, provider_options=own, threads=threads, profile=profile)
+    return SessionOptions(
+        providers=providers, provider_options=own, channels_last=True, threads=threads, profile=profile
+    )
 
 
 def check_as_is(model: Model, name: str, provider: str) -> None:
@@ -97,7 +99,11 @@ def check_as_is(model: Model, name: str, provider: str) -> None:
     if wrong is not None:
         raise ModelError(f"{name}: {wrong}")
     try:
-        open_on(model, name, replace(session_on(provider), optimized=False, planned=False, spinning=False))
+        open_on(
+            model,
+            name,
+            replace(session_on(provider), channels_last=False, optimized=False, planned=False, spinning=False),
+        )
     except ModelError as error:
         if NO_KERNEL not in str(error):
             raise

@@ -24,7 +24,7 @@ from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.few_low import few_low, in_float64
 from amp_rewrite.pipeline.shift import shift_draft
 from amp_rewrite.pipeline.shift_rows import refusing, unshifted
-from amp_rewrite.pipeline.target_findings import needs_release, oldest_for, target_findings, unserved
+from amp_rewrite.pipeline.target_findings import channels_last, needs_release, oldest_for, target_findings, unserved
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.result import Result
@@ -280,6 +280,7 @@ def finish(
     if not plan.empty:
         plan = replace(plan, parted=frozenset(op.id for op in turned(view, made)))
     dangers = (*told(view, made, aim, plan.parted), *_parted(view, plan))
+    dangers += channels_last(view, made, draft.request.target)
     view.forget()  # the checks need the memory, and little of what the rules shared
     beyond = (*target_findings(view, draft.request.target, tried=draft.request.opset == AUTO_OPSET), *dangers)
     findings = (*unserved(view, coloring), *beyond, *coloring.findings, *findings)

@@ -13,8 +13,10 @@ from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.schema import normal_domain, of_runtime_alone
 from amp_rewrite.ir.view import Op, View
+from amp_rewrite.runtime.faults import Made
 from amp_rewrite.runtime.kernels import Kernels, release_number
 from amp_rewrite.runtime.operators import misfit, oldest_release, own_operators
+from amp_rewrite.runtime.provider_options import cuda_options_of
 from amp_rewrite.settings.choices import NEEDS, Target, stated_in
 
 
@@ -26,6 +28,12 @@ def unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
         if paint is not None and paint.rule in (reasons.SCHEMA_GATE, reasons.KERNEL_GATE, reasons.UNKNOWN_TYPE):
             notes.setdefault((paint.rule, op.kind), paint.note)
     return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(notes.items()))
+
+
+def channels_last(view: View, made: Made, target: Target) -> tuple[Finding, ...]:
+    """Return the finding about options with which a session on CUDA runs a convolutional model faster."""
+    line = cuda_options_of(view, made).line if target.family is Target.ORT_CUDA else ""
+    return (Finding("channels_last", "CUDA", line),) if line else ()
 
 
 def target_findings(view: View, target: Target, *, tried: bool = False) -> tuple[Finding, ...]:

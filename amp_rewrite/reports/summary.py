@@ -339,7 +339,9 @@ def _evidence(report: ReportData, command: str) -> _Part:
     """Return the evidence and the next step; nothing for an inventory, and where nothing was low or changed."""
     if report.inventory or (report.evidence == UNCHECKED and not _affected(report)):
         return []
-    return [plain(str(report.evidence)), *([f"{_NEXT}{plain(command)}"] if command else [])]
+    steps = [command] if command else []
+    steps += [f"on CUDA, {finding.message}" for finding in report.findings if finding.kind == "channels_last"]
+    return [plain(str(report.evidence)), *(f"{_NEXT}{plain(step)}" for step in steps)]
 
 
 def unchecked(report: ReportData) -> bool:

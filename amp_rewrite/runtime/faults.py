@@ -15,15 +15,16 @@ from typing import Any
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.attributes import int_attribute, ints_attribute
+from amp_rewrite.ir.attributes import int_attribute, ints_attribute, text_attribute
 from amp_rewrite.ir.dataflow import behind, first_input_of
-from amp_rewrite.ir.op_classes import CASTS, DEQUANTIZES, LAYERS, QUANTIZES
+from amp_rewrite.ir.op_classes import CASTS, DEQUANTIZES, HEAVY, LAYERS, QUANTIZES
 from amp_rewrite.ir.shapes.onnx_shapes import shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.runtime.kernels import release_number, stored
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
+WEBGPU = "WebGpuExecutionProvider"
 Made = Callable[[ValueId], DType | None]
 """The element type in which a value is made, which may differ from that in the view."""
 
@@ -39,9 +40,10 @@ class RuntimeFault:
     `since`: the first release that is known to have it, and `until` the first without. `provider`: of onnxruntime, None
     for all. `kinds`: ops without which `find` yields none. `find`: the ops at which it happens. `harm`: a verb and
     its objects. The ways round, of which a fault has one: `skip`, the optimizers to disable; `options`, those of the
-    provider to set; `keep`, the ops stay float32 in conversions for such a release. `operators`: of onnxruntime alone,
-    which no fusion writes for such a release, since their kernels have the fault. `told`: reports name it; False
-    where the harm depends on the machine. `source`: the page that tells of it; "" for what was found here.
+    provider to set; `keep`, the ops stay float32 in conversions for such a release; `advice`, what a user may do.
+    `operators`: of onnxruntime alone, which no fusion writes for such a release, since their kernels have the fault.
+    `reported`: reports name it; False where the harm depends on the machine or its settings. `source`: the page that
+    describes it; "" for a fault that was found here.
     """
 
     name: str
@@ -53,9 +55,10 @@ class RuntimeFault:
     skip: tuple[str, ...]
     options: Mapping[str, str]
     keep: bool
+    advice: str
     operators: tuple[str, ...]
     until: tuple[int, ...] | None
-    told: bool
+    reported: bool
     runtime: str
     source: str
 
@@ -91,6 +94,8 @@ class RuntimeFault:
         if self.options:
             stated = ", ".join(f"{name}={value}" for name, value in self.options.items())
             return f"set the provider option {stated}, as sessions of this package do"
+        if self.advice:
+            return self.advice
         return "keep these ops float32 (`--keep`), or use a release without it"
 
 
@@ -236,6 +241,53 @@ def _grouped(view: View, made: Made) -> Iterator[Op]:
     return (op for op in _low(view, made, "Conv", "ConvTranspose") if int_attribute(op.node, "group", 1) > 1)
 
 
+def _transposed(view: View, made: Made) -> Iterator[Op]:
+    """Yield float16 ConvTranspose."""
+    return _low(view, made, "ConvTranspose")
+
+
+def _long_transposed(view: View, made: Made) -> Iterator[Op]:
+    """Yield float16 ConvTranspose with a spatial dimension beyond 2048, or one that is not fixed."""
+    for op in _transposed(view, made):
+        shape = shape_of(view, op.outputs[0])
+        if shape is None or any(size is None or size > _EXACT_IN_FLOAT16 for size in shape[2:]):
+            yield op
+
+
+_EXACT_IN_FLOAT16 = 2048
+"""Up to this number float16 holds every whole number."""
+
+
+def _new_grid_modes(view: View, made: Made) -> Iterator[Op]:
+    """Yield GridSample with a mode that opset 20 renamed."""
+    for op in view.of_kinds(("GridSample",)):
+        mode = text_attribute(op.node, "mode", "linear")
+        if op.signature is not None and op.signature.since >= _RENAMED_GRID_MODES and mode != "nearest":
+            yield op
+
+
+_RENAMED_GRID_MODES = 20
+_CONVOLUTIONS = ("Conv", "ConvTranspose", "com.microsoft::FusedConv", "com.microsoft::NhwcConv")
+
+
+def low_convolutions(view: View, made: Made) -> Iterator[Op]:
+    """Yield convolutions in a low type."""
+    for op in view.of_kinds(_CONVOLUTIONS):
+        if any(dtype is not None and dtype.low for dtype in map(made, op.results)):
+            yield op
+
+
+def float32_products(view: View, made: Made) -> Iterator[Op]:
+    """Yield products, convolutions, recurrent cells and attention in float32, which TF32 would shorten."""
+    return (op for op in view.of_kinds(HEAVY) if any(made(value) is DType.FLOAT for value in op.results))
+
+
+def _untensored(view: View, made: Made) -> Iterator[Op]:
+    """Yield low convolutions beside float32 products."""
+    if next(float32_products(view, made), None) is not None:
+        yield from low_convolutions(view, made)
+
+
 _PATTERNS: Mapping[str, Callable[[View, Made], Iterator[Op]]] = {
     "transposed_product": turned,
     "cast_transpose": _turned_and_cast,
@@ -245,6 +297,10 @@ _PATTERNS: Mapping[str, Callable[[View, Made], Iterator[Op]]] = {
     "summed_norms": _summed_norms,
     "grouped_convolution": _grouped,
     "norm_variance": _low_norms,
+    "untensored_convolution": _untensored,
+    "long_transposed_convolution": _long_transposed,
+    "grid_mode": _new_grid_modes,
+    "transposed_convolution": _transposed,
 }
 """The ops at which each fault happens."""
 
@@ -262,7 +318,8 @@ def _read(name: str, row: Mapping[str, Any]) -> RuntimeFault:
         options=row.get("options", {}),
         keep=row.get("keep", False),
         operators=tuple(row.get("operators", ())),
-        told=row.get("told", True),
+        advice=row.get("advice", ""),
+        reported=row.get("told", True),
         runtime=row["runtime"],
         source=row.get("source", ""),
     )
@@ -280,7 +337,7 @@ def told(
     `made`: the type of a value after a conversion. `mended`: ops that the conversion writes in another way.
     """
     for fault in FAULTS:
-        met = fault.told and fault.affects(aim)
+        met = fault.reported and fault.affects(aim)
         op = next((op for op in fault.find(view, made) if op.id not in mended), None) if met else None
         if op is not None:
             yield Finding("runtime_hazard", op.name, fault.finding)

@@ -1,11 +1,11 @@
-"""GPUs of this machine, their driver, and the CUDA libraries for onnxruntime, detected without importing any of them.
+"""GPUs of this machine, their driver, and the CUDA libraries for onnxruntime; its main memory.
 
-Everything goes through `ctypes`, with a replaceable loader, so that tests need no GPU.
-"""
+Nothing of them is imported: everything goes through `ctypes`, with a replaceable loader, so that tests need no GPU."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -240,3 +240,11 @@ def loads(name: str, load: Loader = ctypes.CDLL) -> bool:
 def pip_line(missing: Iterable[Library]) -> str:
     """Return the pip command that installs missing libraries."""
     return "python -m pip install " + " ".join(dict.fromkeys(f"'{library.requirement}'" for library in missing))
+
+
+def main_memory() -> int:
+    """Return the bytes of memory of this machine; 0 if unknown."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not on Windows
+        return 0

@@ -1,4 +1,4 @@
-"""Kernel tables of execution providers: (operator, version) x joint type assignment."""
+"""Kernel tables of execution providers, the releases that they serve, and documented limits of other runtimes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError, spelled
 
 _TABLES = Path(__file__).parent / "_tables"
 
@@ -184,3 +188,94 @@ def release_number(release: str) -> tuple[int, ...]:
             break
         numbers.append(int(part))
     return tuple(numbers)
+
+
+def known_release(release: str) -> str:
+    """Return the release whose table serves a release: "1.22" is its newest patch, "" the newest of all.
+
+    A release between two tables gets the older one, and one that is newer than all the newest: it gains no kernel that
+    is not known. PolicyError for one that is older than the oldest table, and for text that is not a release.
+    """
+    known = releases()
+    if not release:
+        return known[-1]
+    number = release_number(release)
+    if not number:
+        raise PolicyError(f"{release!r} is not a release of onnxruntime; use one of {', '.join(known)}")
+    of_patch = [name for name in known if release_number(name)[: len(number)] == number]
+    served = of_patch or [name for name in known if release_number(name) <= number]
+    if not served:
+        raise PolicyError(
+            f"no kernel table of onnxruntime-gpu {release}: tables begin at {known[0]}; run `amp-rewrite doctor"
+            f" --dump-kernels FILE` with {release} and give {spelled('target')} the file"
+        )
+    return served[-1]
+
+
+@functools.cache
+def installed_release() -> str:
+    """Return the release of the installed onnxruntime-gpu, else of another build of onnxruntime; "" without a table."""
+    for package in ("onnxruntime-gpu", "onnxruntime"):
+        try:
+            found = metadata.version(package)
+            known_release(found)
+        except (metadata.PackageNotFoundError, PolicyError):
+            continue
+        return found
+    return ""
+
+
+def read_kernels(file: Path) -> Kernels:
+    """Read the kernel table of a file that `amp-rewrite doctor --dump-kernels` wrote; PolicyError for another file."""
+    from amp_rewrite.runtime.registry import table_of  # late: most conversions use a shipped table
+
+    try:
+        dump = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as cause:
+        raise PolicyError(f"cannot read the kernel table {file}: {cause.strerror}") from cause
+    except ValueError as cause:
+        raise PolicyError(f"{file} is not JSON; write one with `amp-rewrite doctor --dump-kernels FILE`") from cause
+    try:
+        return kernels_of(table_of(dump))
+    except PolicyError as cause:
+        raise PolicyError(f"{file}: {cause}") from cause
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of a runtime.
+
+    `runtime`: its name in messages. `low`: the low types that it computes in. `opset`: the newest ai.onnx opset that
+    it reads; None if no page says. `absent`: ai.onnx operators that it lacks. `without`: operators that it has in
+    float32, and not in the given low type. `source`: the page.
+    """
+
+    runtime: str
+    low: frozenset[DType]
+    opset: int | None
+    source: str
+    absent: frozenset[str] = frozenset()
+    without: Mapping[DType, frozenset[str]] = field(default_factory=dict)
+
+    def refusal(self, op_type: str, dtype: DType) -> str | None:
+        """Return why an ai.onnx operator has no kernel in a low type; None if no limit of it is known."""
+        if op_type in self.absent:
+            return f"{self.runtime} has no {op_type}"
+        if op_type in self.without.get(dtype, ()):
+            return f"{self.runtime} has no {op_type} in {dtype.spelling}"
+        return None
+
+
+def _read(row: Mapping[str, Any]) -> Limits:
+    return Limits(
+        row["runtime"],
+        frozenset(map(DType.parse, row["low"])),
+        row["opset"],
+        row["source"],
+        frozenset(row.get("absent", ())),
+        {DType.parse(low): frozenset(operators) for low, operators in row.get("without", {}).items()},
+    )
+
+
+LIMITS: Mapping[str, Limits] = {word: _read(row) for word, row in stored("limits")["limits"].items()}
+"""The limits by the word of the target."""

@@ -1,15 +1,24 @@
-"""Ports: the inputs and outputs of a model, by name, type and shape."""
+"""A model as onnxruntime takes it: its inputs and outputs, a part of it, and its bytes or a path."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-from onnx import TensorShapeProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, TensorProto, TensorShapeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError, advice
+from amp_rewrite.files import wire
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.files.tensors import Sources, is_pending, is_stub, materialized, nbytes, source
+from amp_rewrite.ir.graphs import all_nodes, needed
 from amp_rewrite.ir.schema import TENSOR, type_of_proto
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 
@@ -77,3 +86,79 @@ def _port(formal: ValueInfoProto, required: bool) -> Port:
 def _free(dim: TensorShapeProto.Dimension) -> int | str | None:
     """Return 0 for an empty dimension; the name or None for a free one, which some exporters write as -1."""
     return 0 if dim.HasField("dim_value") and dim.dim_value == 0 else dim.dim_param or None
+
+
+def reduced(model: Model, names: Sequence[str]) -> Model:
+    """Return the model with only these outputs and the nodes that they need."""
+    outputs = {v.name: v for v in model.proto.graph.output}
+    check_names("output", names, tuple(outputs))
+    proto = clone(model.proto)
+    refill(proto.graph, "output", [outputs[name] for name in dict.fromkeys(names)])
+    refill(proto.graph, "node", needed(model.proto.graph.node, names))
+    return Model(proto, model.path)
+
+
+def written_to(graph: GraphProto) -> frozenset[str]:
+    """Inputs that onnxruntime may write into: a BatchNormalization in training mode updates its statistics in place."""
+    names = {name for n in all_nodes(graph.node) if n.op_type == "BatchNormalization" for name in n.input[3:]}
+    for node in reversed(graph.node):
+        if node.op_type == "Identity" and node.output[0] in names:  # the optimizer removes it
+            names.update(node.input)
+    return frozenset(names)
+
+
+def check_names(kind: str, names: Sequence[str] | Mapping[str, object], known: tuple[str, ...]) -> None:
+    """Raise ModelError for a name that the model does not have, with the nearest known name."""
+    for name in names:
+        if name not in known:
+            hint = advice(name, known, f"it has {', '.join(map(repr, known)) or 'none'}")
+            raise ModelError(f"the model has no {kind} {name!r}; {hint}")
+
+
+_FROM_FOLDER = "session.model_external_initializers_file_folder_path"
+_LARGEST_MESSAGE = 1 << 26  # bytes of tensors in memory above which a model is passed as a file
+
+
+@contextmanager
+def model_input(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]:
+    """Yield the model for onnxruntime, a message that refers to the files of weights or a path, and session entries."""
+    heavy = [t for t in wire.tensors(model.proto) if is_stub(t)]
+    in_memory = sum(nbytes(t) for t in wire.tensors(model.proto) if not is_stub(t) or source(t).in_memory)
+    if in_memory <= _LARGEST_MESSAGE and not any(map(is_pending, heavy)):
+        yield _message(model.proto, heavy)
+        return
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "model.onnx"
+        try:
+            model.save(path, external_data=True)
+        except ModelError as cause:
+            raise ModelError(
+                f"the model must be written to a temporary folder to be opened, and that failed: {cause}; set TMPDIR"
+                " to a folder with more space, or save the model and load it again"
+            ) from cause
+        yield str(path), {}
+
+
+def _message(proto: ModelProto, heavy: Sequence[TensorProto]) -> tuple[bytes, Mapping[str, str]]:
+    """Serialize the model with stubs as onnxruntime reads them: files below one folder."""
+    if not heavy:
+        return proto.SerializeToString(), {}
+    places = [place for tensor in heavy if not (place := source(tensor)).in_memory]
+    copy = clone(proto)
+    with Sources() as sources:
+        for tensor in wire.tensors(copy):
+            if is_stub(tensor) and source(tensor).in_memory:
+                tensor.CopyFrom(materialized(tensor, sources))
+        for first in {(p.path, p.stamp): p for p in places}.values():
+            sources.fill(first, 0, memoryview(bytearray()))  # refuses a file that has changed
+    if not places:
+        return copy.SerializeToString(), {}
+    folder = os.path.commonpath([os.path.dirname(p.path) for p in places])  # noqa: PTH120
+    for tensor in wire.tensors(copy):
+        if is_stub(tensor):
+            place = source(tensor)
+            del tensor.external_data[:]
+            where = Path(place.path).relative_to(folder).as_posix()
+            for key, value in (("location", where), ("offset", place.offset), ("length", place.length)):
+                tensor.external_data.add(key=key, value=str(value))
+    return copy.SerializeToString(), {_FROM_FOLDER: folder}

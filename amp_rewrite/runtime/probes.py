@@ -1,16 +1,24 @@
-"""Questions to the installed onnxruntime whose answer may crash the process: the doctor asks them in another one."""
+"""Questions to the NVIDIA driver and to onnxruntime that may crash the process, each asked in another one."""
 
 from __future__ import annotations
 
+import json
 import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from amp_rewrite.errors import ModelError
-from amp_rewrite.runtime.installation import onnxruntime
+from amp_rewrite.errors import MachineError, ModelError
+from amp_rewrite.files.scratch import check_place, write_whole
+from amp_rewrite.runtime.gpu import Gpu, Hardware
+from amp_rewrite.runtime.installation import DEFAULT, Package, onnxruntime, packages
 from amp_rewrite.runtime.ort_errors import model_errors
-from amp_rewrite.runtime.plugins import described, devices, registered
+from amp_rewrite.runtime.plugins import REQUIREMENT, described, devices, registered
 from amp_rewrite.runtime.registry import schema_row
 from amp_rewrite.runtime.runner import (
     CPU,
@@ -22,7 +30,13 @@ from amp_rewrite.runtime.runner import (
     small_model,
     webgpu_absence,
 )
-from amp_rewrite.runtime.webgpu import REQUIREMENT
+
+_HOME = str(Path(__file__).parents[2])
+
+
+def command(program: str, *arguments: str) -> list[str]:
+    """Return the command line of a program that can import this package; -P: and nothing from the current folder."""
+    return [sys.executable, "-P", "-c", f"import sys; sys.path.append({_HOME!r}); {program}", *arguments]
 
 
 def open_plainly(path: str, provider: str, *skip: str) -> None:
@@ -102,3 +116,109 @@ def _limit(words: str, opset: int = 1, ir: int = 3) -> int | None:
         found = re.search(words, str(objection.__cause__))
         return int(found[1]) if found else None
     return None
+
+
+Asked = Mapping[str, Any]
+"""Answer of `runtime.probes.probe`, or `{"failure": …}` if the query failed."""
+
+_OUR_ERROR = "amp_rewrite.errors.MachineError: models run in onnxruntime, and "
+_SECONDS = 300.0  # for a process that only opens a tiny model
+_DRIVER_SECONDS = 60.0  # for one that starts a driver, which may have to initialize eight GPUs
+
+
+def runtimes(installed: Callable[[str], str | None] | None = None) -> tuple[Package, ...]:
+    """Return the packages of onnxruntime that are here, those with CUDA first; `installed` replaces pip's records."""
+    if installed is None:
+        return packages()
+    known = ((name, installed(name)) for name in (DEFAULT, "onnxruntime"))
+    return tuple(Package(name, release) for name, release in known if release is not None)
+
+
+def machine_asked() -> Hardware:
+    """Query the GPUs of this machine in another process; a driver that crashes or hangs counts as missing."""
+    answer = _answer("gpu", "hardware", "the NVIDIA driver", _DRIVER_SECONDS)
+    failure = answer.get("failure", "the NVIDIA driver gave an answer that cannot be read")
+    try:
+        gpus = tuple(Gpu(gpu["name"], (*gpu["capability"],), gpu["memory"]) for gpu in answer["gpus"])
+        cuda = answer["cuda"] and (*answer["cuda"],)
+        return Hardware(gpus, cuda, answer["driver"], answer["absence"])
+    except (KeyError, TypeError):
+        return Hardware(absence=f"{failure}; restart the machine, or install the driver anew")
+
+
+def asked() -> Asked:
+    """Query onnxruntime about itself in another process, which may crash."""
+    return _answer("probes", "probe")
+
+
+def write_kernels(file: Path) -> int:
+    """Write the kernel registry of the installed onnxruntime to a new JSON file and return the number of kernels.
+
+    The format is that of `tools/build_tables.py dump`. Raise MachineError if the registry cannot be read here, or the
+    file exists.
+    """
+    if file.exists() or file.is_symlink():
+        raise MachineError(f"{file} exists; name a new file")
+    check_place(file, MachineError)
+    answer = _answer("probes", "kernel_registry")
+    if "failure" in answer:
+        raise MachineError(
+            f"the kernel registry cannot be read here: {answer['failure']}; it can where the libraries of CUDA and of"
+            " TensorRT are installed"
+        )
+    runtime = next(map(str, runtimes()), None) or f"onnxruntime {asked().get('version', 'of unknown version')}"
+    write_whole(file, (json.dumps({"runtime": runtime, **answer}, indent=0) + "\n").encode())
+    return len(answer["kernels"])
+
+
+def webgpu_asked() -> Asked:
+    """Ask the WebGPU provider in a process of its own; `{"failure": …}` if that fails."""
+    return _answer("probes", "probe_webgpu", "the WebGPU provider")
+
+
+def opened(model: Path, provider: str, skip: Sequence[str] = ()) -> str | None:
+    """Open a model file in another process, without the optimizers in `skip`; return how that fails, None if it opens.
+
+    The failure is a signal that ended the process, or onnxruntime's objection.
+    """
+    program = "from amp_rewrite.runtime.probes import open_plainly; open_plainly(*sys.argv[1:])"
+    arguments = command(program, str(model), provider, *skip)
+    try:
+        done = subprocess.run(arguments, capture_output=True, text=True, errors="replace", timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"does not open in {_SECONDS:.0f} seconds"
+    if done.returncode < 0:
+        return f"onnxruntime ends the process ({_signal(done.returncode)})"
+    last = (done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"])[-1]
+    return re.sub(r"^amp_rewrite\.errors\.\w+: ", "", last) if done.returncode else None
+
+
+def _answer(module: str, function: str, subject: str = "onnxruntime", seconds: float = _SECONDS) -> Asked:
+    """Return the result of a function of `runtime` in a process of its own; `{"failure": …}` if that fails."""
+    program = (
+        f"import json, sys; from dataclasses import asdict; from amp_rewrite.runtime.{module} import {function};"
+        f" sys.stdout.write(json.dumps({function}(), default=asdict))"
+    )
+    try:
+        done = subprocess.run(command(program), capture_output=True, text=True, errors="replace", timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return {"failure": f"{subject} did not answer in {seconds:.0f} seconds"}
+    if done.returncode < 0:
+        return {"failure": f"{subject} ended the process ({_signal(done.returncode)})"}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        if last.startswith(_OUR_ERROR):
+            return {"failure": last.removeprefix(_OUR_ERROR).rpartition("; ")[0]}  # the remedy is the caller's
+        return {"failure": f"{subject} cannot be queried, the process ended with {done.returncode}: {last}"}
+    try:
+        answer: Asked = json.loads(done.stdout[done.stdout.index("{") :])
+    except ValueError:
+        return {"failure": f"{subject} gave an answer that cannot be read"}
+    return answer
+
+
+def _signal(code: int) -> str:
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # a real-time one
+        return f"signal {-code}"

@@ -21,22 +21,37 @@ from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.graphs import all_nodes
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.runtime.binding import Binding
-from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer
+from amp_rewrite.runtime.buffers import (
+    STRANGE,
+    Array,
+    Binding,
+    BufferedRunner,
+    DoubleBuffer,
+    from_array,
+    graph_number,
+    to_array,
+)
 from amp_rewrite.runtime.faults import CPU as CPU
 from amp_rewrite.runtime.faults import CUDA as CUDA
+from amp_rewrite.runtime.faults import WEBGPU as WEBGPU
 from amp_rewrite.runtime.faults import avoiding, skipped
 from amp_rewrite.runtime.gpu import loads
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
-from amp_rewrite.runtime.model_input import model_input
 from amp_rewrite.runtime.ort_errors import model_errors
-from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
-from amp_rewrite.runtime.plugins import described, device_of, devices, refusals, registered
-from amp_rewrite.runtime.ports import Port, input_ports, output_ports
-from amp_rewrite.runtime.subgraph import check_names, reduced, written_to
-from amp_rewrite.runtime.webgpu import ASSIGNMENT as ASSIGNMENT
-from amp_rewrite.runtime.webgpu import WEBGPU as WEBGPU
-from amp_rewrite.runtime.webgpu import Assignment, absence, assignment, names_on
+from amp_rewrite.runtime.plugins import ASSIGNMENT as ASSIGNMENT
+from amp_rewrite.runtime.plugins import (
+    Assignment,
+    absence,
+    assignment,
+    described,
+    device_of,
+    devices,
+    names_on,
+    refusals,
+    registered,
+)
+from amp_rewrite.runtime.ports import Port, check_names, input_ports, model_input, output_ports, reduced, written_to
+from amp_rewrite.runtime.provider_options import CHANNELS_LAST, cuda_options
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -53,8 +68,8 @@ MOST_THREADS = 1024
 _MOST_PLANNED_NODES = 4000
 # FATAL: errors are raised as exceptions too.
 QUIET, _DEFAULT_SEVERITY = 4, 2
-# TF32 has 10 bits of significand, as float16 has; a float32 result must not be computed in it.
-_PROVIDER_OPTIONS: Mapping[str, Mapping[str, str]] = {CUDA: {"use_tf32": "0"}}
+_BATCH, _SIZE = 1, 64
+"""Free dimensions in a trial run: the first axis, and all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +81,8 @@ class SessionOptions:
     `planned`: False spares planning the reuse of memory, which takes most of opening a graph of 1000 nodes. `pooled`:
     False lets each value take its memory by itself; else a second run takes that of all values at once, beside that of
     the first one. `spinning`: False lets threads sleep while they wait, for graphs of many small ops. `threads` for one
-    op; 0: one per core. `provider_options` by provider; without any, CUDA computes float32 in float32, not in TF32.
+    op; 0: one per core. `provider_options` by provider; those that `cuda_options` chooses come after them.
+    `channels_last`: on CUDA, convolutional models run with channels last if a trial run does so.
     `profile`: onnxruntime times every op from now on, for `end_profile` to write to a file whose path begins so.
     """
 
@@ -78,17 +94,19 @@ class SessionOptions:
     spinning: bool = True
     threads: int = 0
     provider_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    channels_last: bool = False
     profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runner:
     """A model that is open. `provider`: the one that opened, whichever was requested; `inner`: onnxruntime's own
-    session."""
+    session. `provider_options`: those of that provider."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     provider: str
+    provider_options: Mapping[str, str]
     inner: onnxruntime.InferenceSession = field(repr=False)
     _written_to: frozenset[str] = field(repr=False)
 
@@ -106,15 +124,57 @@ class Runner:
         providers = options.providers
         _check_providers(providers)
         chosen = model if options.outputs_only is None else reduced(model, options.outputs_only)
+        by_provider, tried = _provider_options(chosen, options)
         with model_input(chosen) as (given, entries):
-            session = _opened(given, entries, chosen, options)
-        opened = session.get_providers()[0]
+            runner = cls._of(chosen, options, by_provider, _opened(given, entries, chosen, options, by_provider))
+            if tried and runner.provider == CUDA and not runner._runs_blank():
+                by_provider[CUDA] = {k: v for k, v in by_provider[CUDA].items() if k not in CHANNELS_LAST}
+                runner = cls._of(chosen, options, by_provider, _opened(given, entries, chosen, options, by_provider))
+        return runner
+
+    @classmethod
+    def _of(
+        cls,
+        model: Model,
+        options: SessionOptions,
+        by_provider: Mapping[str, Mapping[str, str]],
+        session: onnxruntime.InferenceSession,
+    ) -> Runner:
+        opened, providers = session.get_providers()[0], options.providers
         if opened not in providers:
             raise ModelError(
                 f"{' and '.join(providers)} cannot be opened on this machine, only {opened}; name {opened} too, or"
                 " install what the other needs"
             )
-        return cls(input_ports(chosen), output_ports(chosen), opened, session, written_to(chosen.proto.graph))
+        written = written_to(model.proto.graph)
+        return cls(input_ports(model), output_ports(model), opened, by_provider[opened], session, written)
+
+    def _runs_blank(self) -> bool:
+        """Return whether the model runs on zeros; False for inputs without such values."""
+        feeds: dict[str, Array] = {}
+        sizes: dict[str | None, int] = {}
+        for port in self.inputs:
+            if port.dtype is None or port.container != TENSOR or port.dtype.numpy.isbuiltin != 1 or port.shape is None:
+                return False
+            dims = [
+                dim if isinstance(dim, int) else sizes.setdefault(dim or f"{axis > 0}", _SIZE if axis else _BATCH)
+                for axis, dim in enumerate(port.shape)
+            ]
+            feeds[port.name] = np.zeros(dims, port.dtype.numpy)
+        try:
+            with model_errors("run"):
+                self.inner.run(None, feeds, self._unrecorded())
+        except ModelError:
+            return False
+        return True
+
+    def _unrecorded(self) -> Any:
+        """Return the options of a run that is not part of a CUDA graph; None for a session without graphs."""
+        return graph_number(installed_onnxruntime(), -1) if self._records else None
+
+    @property
+    def _records(self) -> bool:
+        return self.provider_options.get("enable_cuda_graph") == "1"
 
     def run(self, batch: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
         """Return all outputs by name, in the model's order, or those in `outputs`; `batch` is not changed.
@@ -132,7 +192,7 @@ class Runner:
         if not names:
             return {}
         with model_errors("run"):
-            results = self._run_values(fed, names) if by_value else self.inner.run(names, fed)
+            results = self._run_values(fed, names) if by_value else self.inner.run(names, fed, self._unrecorded())
         return dict(zip(names, results, strict=True))
 
     def _run_values(self, fed: Mapping[str, Given], names: list[str]) -> list[Given]:
@@ -145,7 +205,7 @@ class Runner:
                     " bfloat16 inputs and outputs float32, as emulate(model) does"
                 )
         values = {name: from_array(ort, value) for name, value in fed.items()}
-        return [to_array(ort, value) for value in self.inner.run_with_ort_values(names, values)]
+        return [to_array(ort, value) for value in self.inner.run_with_ort_values(names, values, self._unrecorded())]
 
     def bind(
         self,
@@ -169,6 +229,10 @@ class Runner:
         self._check_fed(feeds)
         with model_errors("run"):
             return Binding.of((ort, self.inner), (ports[0], ports[1]), feeds, chosen, self._place(device), fixed)
+
+    def on_device(self, array: Array, device: int = 0) -> Any:
+        """Return a copy of an array on the model's device, as an OrtValue."""
+        return from_array(installed_onnxruntime(), array, *self._place(device))
 
     def _check_fed(self, feeds: Mapping[str, object]) -> None:
         """Raise ModelError unless `feeds` has only inputs and all required ones."""
@@ -281,8 +345,31 @@ def _check_providers(providers: Sequence[str]) -> None:
             raise PolicyError(f"{provider} is a plugin, which runs alone before {CPU}; name no other provider with it")
 
 
+def _kinds(model: Model, options: SessionOptions) -> frozenset[str]:
+    """Return the kinds of ops that the optimizer sees."""
+    bodies = (model.proto.graph.node, *(function.node for function in model.proto.functions))
+    return frozenset(node.op_type for body in bodies if options.optimized for node in all_nodes(body))
+
+
+def _provider_options(model: Model, options: SessionOptions) -> tuple[dict[str, Mapping[str, str]], bool]:
+    """Return the options by provider, and whether channels last are among them to be tried."""
+    providers, given = options.providers, options.provider_options
+    release = installed_onnxruntime().__version__
+    own: dict[str, Mapping[str, str]] = {providers[0]: avoiding(model, _kinds(model, options), release, providers)}
+    tried = False
+    if CUDA in providers:
+        chosen, asked = cuda_options(model), given.get(CUDA, {})
+        tried = options.channels_last and chosen.channels_last and not asked.keys() & {"use_tf32", *CHANNELS_LAST}
+        own[CUDA] = {**chosen.stated, **(CHANNELS_LAST if tried else {}), **own.get(CUDA, {})}
+    return {provider: {**own.get(provider, {}), **given.get(provider, {})} for provider in providers}, tried
+
+
 def _opened(
-    given: bytes | str, entries: Mapping[str, str], model: Model, options: SessionOptions
+    given: bytes | str,
+    entries: Mapping[str, str],
+    model: Model,
+    options: SessionOptions,
+    by_provider: Mapping[str, Mapping[str, str]],
 ) -> onnxruntime.InferenceSession:
     ort = installed_onnxruntime()
     settings = ort.SessionOptions()
@@ -299,17 +386,11 @@ def _opened(
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if options.profile is not None:
         settings.enable_profiling, settings.profile_file_prefix = True, options.profile
-    called = (node for function in model.proto.functions for node in all_nodes(function.node))
-    kinds = frozenset(node.op_type for node in (*nodes, *called)) if options.optimized else frozenset()
-    avoided = skipped(model, kinds, ort.__version__, options.providers)
-    safe = {options.providers[0]: avoiding(model, kinds, ort.__version__, options.providers)}
-    by_provider = {
-        p: {**_PROVIDER_OPTIONS.get(p, {}), **safe.get(p, {}), **options.provider_options.get(p, {})}
-        for p in options.providers
-    }
+    avoided = skipped(model, _kinds(model, options), ort.__version__, options.providers)
     first = options.providers[0]
     offered = devices(ort, first)
-    plugged = device_of(offered, by_provider[first]) if offered else None
+    own = dict(by_provider[first])
+    plugged = device_of(offered, own) if offered else None
     ort.set_default_logger_severity(QUIET)  # a provider that does not open says so outside of any session
     try:
         with model_errors("open"):
@@ -318,7 +399,7 @@ def _opened(
             if plugged is not None:
                 if first == WEBGPU:
                     settings.add_session_config_entry(ASSIGNMENT, "1")
-                settings.add_provider_for_devices([plugged], by_provider[first])
+                settings.add_provider_for_devices([plugged], own)
                 return ort.InferenceSession(given, settings, disabled_optimizers=avoided or None, enable_fallback=0)
             return ort.InferenceSession(
                 given, settings, list(by_provider.items()), disabled_optimizers=avoided or None, enable_fallback=0

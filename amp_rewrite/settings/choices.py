@@ -14,8 +14,7 @@ from amp_rewrite.ir.versions import OLDEST_MOVED
 if TYPE_CHECKING:
     from amp_rewrite.files.model import Model
     from amp_rewrite.runtime.faults import RuntimeTarget
-    from amp_rewrite.runtime.kernels import Kernels
-    from amp_rewrite.runtime.limits import Limits
+    from amp_rewrite.runtime.kernels import Kernels, Limits
 
 # Words of the choices, for static checkers and completion.
 LevelName = Literal["default", "tensor-cores-only", "treat-gray-as-deny", "unsafe-force-all", "lower-all"]
@@ -108,7 +107,7 @@ class Target(_Choice):
         if not isinstance(text, str) or not (text.lower().endswith(".json") or isinstance(spelling, os.PathLike)):
             name, colon, release = str(text).partition(":") if isinstance(text, str) else ("", "", "")
             return cls._of(super().parse(name), release.strip() or "none") if colon else super().parse(spelling)  # type: ignore[arg-type]
-        from amp_rewrite.runtime.releases import read_kernels  # late: few targets are files
+        from amp_rewrite.runtime.kernels import read_kernels  # late: few targets are files
 
         name, _, rest = text.partition(":")
         file = rest if name.lower() in (cls.ORT_CUDA.value, "cuda", "gpu") else text
@@ -119,8 +118,7 @@ class Target(_Choice):
     def _of(cls, family: Self, release: str) -> Self:
         """Return the target of a release; PolicyError for one that is not known, and for runtimes without releases."""
         if family is cls.ORT_CUDA:
-            from amp_rewrite.runtime.kernels import release_number, releases  # late: few state one
-            from amp_rewrite.runtime.releases import known_release
+            from amp_rewrite.runtime.kernels import known_release, release_number, releases  # late: few state one
 
             served = known_release(release)
             exact = release_number(served)[: len(release_number(release))] == release_number(release)
@@ -158,8 +156,11 @@ class Target(_Choice):
         """The kernel table of the target; None for a runtime whose kernels are not known."""
         if self.family not in (Target.ORT_CUDA, Target.WEBGPU):
             return None
-        from amp_rewrite.runtime.kernels import load_kernels, load_webgpu_kernels  # late: not every command converts
-        from amp_rewrite.runtime.releases import known_release
+        from amp_rewrite.runtime.kernels import (  # late: not every command converts
+            known_release,
+            load_kernels,
+            load_webgpu_kernels,
+        )
 
         if self.family is Target.WEBGPU:
             return load_webgpu_kernels()
@@ -168,7 +169,7 @@ class Target(_Choice):
     @property
     def limits(self) -> Limits | None:
         """Limits in the documentation of the runtime; None for onnxruntime's CUDA provider and for ONNX."""
-        from amp_rewrite.runtime.limits import LIMITS  # late: not every command converts
+        from amp_rewrite.runtime.kernels import LIMITS  # late: not every command converts
 
         return LIMITS.get(self._family)
 
@@ -181,6 +182,7 @@ class Target(_Choice):
             DIRECTML,
             ONNXRUNTIME,
             TENSORRT,
+            WEBGPU,
             RuntimeTarget,
         )
 
@@ -189,7 +191,7 @@ class Target(_Choice):
             return RuntimeTarget(ONNXRUNTIME, kernels.runtime.rpartition(" ")[2])
         runtime = {Target.TENSORRT: TENSORRT, Target.DIRECTML: DIRECTML}.get(family)
         return (
-            RuntimeTarget(ONNXRUNTIME, providers=(None, CPU))
+            RuntimeTarget(ONNXRUNTIME, providers=(None, CPU, *([WEBGPU] if family is Target.WEBGPU else [])))
             if runtime is None
             else RuntimeTarget(runtime, self.release, (None, CUDA))
         )

@@ -460,7 +460,7 @@ def _installed(target: Target, to: DType) -> Target:
         )
     if target is not Target.ORT_CUDA:
         return target
-    from amp_rewrite.runtime.releases import installed_release, known_release  # late: help needs no package metadata
+    from amp_rewrite.runtime.kernels import installed_release, known_release  # late: help needs no package metadata
 
     installed = installed_release()
     return target if installed in ("", known_release("")) else Target.parse(f"{target.value}:{installed}")

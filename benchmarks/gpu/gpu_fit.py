@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from amp_rewrite.runtime.roofline import ROOFS, Roof
+from benchmarks.gpu.gpu_predicted import H200, SHEET, Constants, Roof, seconds
 from benchmarks.gpu.gpu_predicted import NAME as PREDICTED
-from benchmarks.gpu.gpu_predicted import SHEET, Constants, seconds
 from benchmarks.gpu.gpu_ways import WAYS
 from benchmarks.gpu.gpu_work import Kernel, kernels
 from benchmarks.shared import measure
@@ -196,15 +195,14 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write results/gpu-fitted.md, .json and .svg")
     given = parser.parse_args()
     before, after = (json.loads(path.read_text("utf-8")) for path in (given.predicted, given.measured))
-    roof = ROOFS[before["machine"]["gpu"]]
     found = points(before["rows"], after["rows"])
     if len(found) < len(FIELDS):
         sys.exit(
             f"only {len(found)} measured rows are predicted, too few for {len(FIELDS)} constants: predict those models"
             " by the code that made them, or measure more"
         )
-    fit = fitted(found, roof)
-    page = lines(found, fit, roof)
+    fit = fitted(found, H200)
+    page = lines(found, fit, H200)
     print("\n".join(page))
     if given.write:
         machine = after["machine"]
@@ -212,7 +210,7 @@ def main() -> None:
         measure.write(
             NAME, {"load": None, **machine}, [*rows, {"fitted": asdict(fit.constants), "told": fit.told}], page
         )
-        (measure.RESULTS / f"{NAME}.svg").write_text(plot(found, fit, roof), encoding="utf-8")
+        (measure.RESULTS / f"{NAME}.svg").write_text(plot(found, fit, H200), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 
+from amp_rewrite.runtime.provider_options import CHANNELS_LAST
 from benchmarks.gpu.gpu_session import CUDA, Card, Opened, batch_of, open_way
 from benchmarks.gpu.gpu_turns import error, ratio, timed
 from benchmarks.gpu.gpu_ways import BASELINES, files
@@ -88,7 +89,7 @@ def _variants(there: Mapping[str, Path]) -> Iterator[tuple[str, str, dict[str, s
     yield from ((way, "plain", {}) for way in chosen)
     yield from ((way, "graph", {}) for way in chosen)
     if has_convolutions(there["float32"]):
-        yield from ((way, "nhwc", {"prefer_nhwc": "1"}) for way in chosen)
+        yield from ((way, "nhwc", dict(CHANNELS_LAST)) for way in chosen)
 
 
 def has_convolutions(file: Path) -> bool:

@@ -1,6 +1,6 @@
 """Predictions for every model and way on a GPU, by the package's cost model, before anything is measured.
 
-    python benchmarks/run.py gpu_predicted SKELETONS [--gpu H200] [--write]
+    python benchmarks/run.py gpu_predicted SKELETONS [--write]
 
 Prints a table; `--write` writes results/gpu-predicted.md and .json, whose rows `gpu_fit` joins with measured ones by
 model and way. A kernel takes its operations at the peak of its type or its bytes at full bandwidth, whichever takes
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite import AmpRewriteError
-from amp_rewrite.runtime.roofline import ROOFS, Roof
 from benchmarks.gpu import gpu_models, skeleton_files
 from benchmarks.gpu.gpu_ways import BASELINES, WAYS
 from benchmarks.gpu.gpu_work import Kernel, work_of
@@ -29,6 +28,21 @@ a V100 (A. Gray, Getting Started with CUDA Graphs, NVIDIA 2019)."""
 
 NAME = "gpu-predicted"
 PACKAGES = ("onnx", "numpy", "onnxruntime-gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """Peak rates of a GPU in a second: operations in float32, in tensor cores, and of TF32 in them, and bytes."""
+
+    gpu: str
+    float32: float
+    low: float
+    tf32: float
+    bandwidth: float
+    source: str
+
+
+H200 = Roof("H200", 67e12, 989e12, 494.5e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet, SXM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +62,7 @@ SHEET = Constants()
 def seconds(work: Iterable[Kernel], way: str, roof: Roof, of: Constants = SHEET) -> float:
     """Return the time of a model's kernels, one after the other."""
     rates = {True: roof.low * of.low, False: roof.float32 * of.float32}
-    if way == "tf32" and roof.tf32 is not None:
+    if way == "tf32":
         rates[False] = roof.tf32 * of.tf32
     bandwidth = roof.bandwidth * of.bandwidth
     return sum(k.times * (of.start + max(k.flops / rates[k.low], k.nbytes / bandwidth)) for k in work)
@@ -100,7 +114,7 @@ def table(rows: Sequence[Mapping[str, Any]], roof: Roof) -> list[str]:
         numbers = (f"{row['flops'] / 1e12:.4g}", share, f"{row['bytes'] / 1e9:.3g}", row["kernels"], starts)
         cells.append((model, WAYS[way].name, f"{1e3 * row['seconds']:.3g}", *ratios, *numbers))
     head = ("model", "way", "ms", *(f"vs {WAYS[base].name}" for base in BASELINES), "TFLOP", "low", "GB", "kernels")
-    tf32 = "" if roof.tf32 is None else f", {roof.tf32 / 1e12:g} in TF32"
+    tf32 = f", {roof.tf32 / 1e12:g} in TF32"
     lines = [
         f"**Predicted, not measured** ([measured](gpu.md)): an {roof.gpu} as its data sheet has it ({roof.source}):",
         f"{roof.low / 1e12:g} TFLOP/s in float16 and bfloat16{tf32}, {roof.float32 / 1e12:g} in float32, dense,",
@@ -136,14 +150,13 @@ def _shapes(inputs: Mapping[str, Sequence[int]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("skeletons", type=Path)
-    parser.add_argument("--gpu", choices=list(ROOFS), default="H200")
     parser.add_argument("--write", action="store_true", help="write results/gpu-predicted.md and .json")
     given = parser.parse_args()
-    rows = list(predicted(given.skeletons, ROOFS[given.gpu]))
-    lines = table(rows, ROOFS[given.gpu])
+    rows = list(predicted(given.skeletons, H200))
+    lines = table(rows, H200)
     print("\n".join(lines))
     if given.write:
-        measure.write(NAME, {**measure.machine(PACKAGES), "gpu": given.gpu}, rows, lines)
+        measure.write(NAME, {**measure.machine(PACKAGES), "gpu": H200.gpu}, rows, lines)
 
 
 if __name__ == "__main__":

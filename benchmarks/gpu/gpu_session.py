@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 
+from amp_rewrite.files.model import Model
+from amp_rewrite.runtime.provider_options import cuda_options
 from benchmarks.gpu.gpu_ways import WAYS
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -31,7 +33,8 @@ class Opened:
         self.device = "cuda" if provider == CUDA else "cpu"
         chosen: list[Any] = [CPU]
         if provider == CUDA:
-            settings = {"use_tf32": "0", **({"enable_cuda_graph": "1"} if graph else {}), **more}
+            recorded = {"enable_cuda_graph": "1"} if graph else {}
+            settings = {**cuda_options(Model.load(file)).stated, **recorded, **more}
             chosen = [(CUDA, settings), CPU]
         self.session = ort.InferenceSession(str(file), options, providers=chosen, enable_fallback=0)
         opened = self.session.get_providers()[0]

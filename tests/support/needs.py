@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from importlib import metadata
 
-from amp_rewrite.runtime.features import FEATURES
+from amp_rewrite.runtime.operators import FEATURES
 
 
 @dataclass(frozen=True, slots=True)

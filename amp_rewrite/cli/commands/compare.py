@@ -149,7 +149,6 @@ _TIMING = (
     option("--runs", "N", "Runs of each model in a round.  [default: as many as 50 ms hold]", _TIME, type=_COUNT),
     option("--warm-up warm", "N", "Runs before the first one that counts.  [default: 10]", _TIME, type=_COUNT),
     option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", _TIME, type=_COUNT),
-    option("--batch-sizes", "1,8,64", "Measure throughput at these sizes of a free batch dimension.", _TIME),
     option("--memory/--no-memory", None, "Measure peak memory, each model in its own process.", _TIME, default=True),
     option("--profile/--no-profile", None, "Measure the time of each op.", _TIME, default=True),
 )
@@ -165,7 +164,7 @@ _TIMING = (
     parameters.quiet(),
 )
 def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) -> None:
-    """Time models side by side: latency, throughput, memory, ops.
+    """Time models side by side: latency, memory, ops.
 
     All models run on the same batch; the first is the baseline. The output names the ops that got slower. Measure on a
     GPU: on a CPU half precision is slower.
@@ -177,13 +176,10 @@ def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) ->
 
 
 def _benchmark(models: tuple[Path, ...], feeding: DataOptions, given: dict[str, Any], *, quiet: bool) -> Benchmark:
-    from amp_rewrite.deploy.bench.bench import bench, parse_sizes
+    from amp_rewrite.deploy.bench.bench import bench
     from amp_rewrite.files.model import Model
 
-    sizes = given.pop("batch_sizes")
     asked = {word: value for word, value in given.items() if value is not None}
-    if sizes is not None:
-        asked["sizes"] = parse_sizes(sizes)
     feed = feeding.feed(Model.load(models[0]), quiet=quiet)
     with terminal.stages("bench", quiet=quiet) as tell:
         return bench(models, feed, allow_nonfinite=bool(feeding.allow_nonfinite), progress=tell, **asked)

@@ -1,31 +1,30 @@
-"""Benchmark of models side by side: latency, throughput, memory, and ops that became slower."""
+"""Benchmark of models side by side: latency, memory, and ops that became slower."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from amp_rewrite.deploy.bench.batches import BatchAxis, batch_axis
-from amp_rewrite.deploy.bench.candidate import Candidate, candidates
-from amp_rewrite.deploy.bench.device import device_name
-from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
-from amp_rewrite.deploy.bench.memory import with_memory
-from amp_rewrite.deploy.bench.profile import changes
-from amp_rewrite.deploy.bench.result import Benchmark
+from amp_rewrite.deploy.bench.child import JobResult, apart, changes, device_name
+from amp_rewrite.deploy.bench.result import BenchEntry, Benchmark, OpChanges
 from amp_rewrite.deploy.bench.timing import MOST_RUNS, Timing, interleaved, runs_per_round, speed_up, warm_up
-from amp_rewrite.deploy.doctor.isolated import runtimes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, ModelError, PolicyError, spelled
-from amp_rewrite.evidence.conditions import Conditions
+from amp_rewrite.evidence.conditions import Conditions, open_on, session_on
+from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Data
-from amp_rewrite.files.model import ModelSource
-from amp_rewrite.runtime.installation import require
+from amp_rewrite.evidence.measured_models import low_types, name_of
+from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.runtime.installation import packages, require
+from amp_rewrite.runtime.ports import input_ports
+from amp_rewrite.runtime.provider_options import cuda_options
 from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, Runner
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.version import VERSION
@@ -33,9 +32,9 @@ from amp_rewrite.version import VERSION
 Tell = Callable[[str, int, int], None]
 _Calls = dict[str, Callable[[], object]]
 
-_LEAST_ROUNDS = 3
 _MOST = 10**7  # runs of a model: a day of those that take 10 ms
-_SWEEP_SHARE = 4  # one in so many rounds for each size of a sweep
+# In a process that measures memory, the arena grows by the requested size, not by powers of two.
+_WEIGHED: Mapping[str, Mapping[str, str]] = {CUDA: {"arena_extend_strategy": "kSameAsRequested"}}
 
 
 @checked
@@ -48,19 +47,17 @@ def bench(
     rounds: int = 20,
     runs: int | None = None,
     warm: int = 10,
-    sizes: Sequence[int] = (),
     memory: bool = True,
     profile: bool = True,
     threads: int = 0,
     allow_nonfinite: bool = False,
-    seed: int = 0,
     progress: Tell | None = None,
 ) -> Benchmark:
     """Return how long models take on the first batch of `data`, their peak memory, and the ops that got slower.
 
     Latency is that of single runs: `warm` of each model first, then `rounds` in which all take turns, with `runs` of
     each, once with inputs and outputs that stay on the device, once with copies. On CUDA a float32 baseline runs twice,
-    without TF32 and with it; other float32 models run without.
+    without TF32 and with it; other models run with the options that `Session` chooses.
 
     Args:
         models: as `Model.load` takes them; the first one is the baseline.
@@ -70,12 +67,10 @@ def bench(
         rounds: number of rounds.
         runs: of each model in a round; None: as many as take 50 ms.
         warm: runs of each model that are not measured.
-        sizes: batches to sweep, where the inputs' first dimension is free.
         memory: measure the peak, each in a process of its own.
         profile: measure the time of each op, in one more process each.
         threads: for one op; 0: one per core.
         allow_nonfinite: accept NaN and infinity in the data.
-        seed: that of the bootstrap.
         progress: called as `progress(stage, done, total)`.
 
     Returns:
@@ -93,14 +88,7 @@ def bench(
         1
     """
     often = _Repetitions(rounds, runs, warm)
-    _check(models, names, {**often._asdict(), "sizes": min(sizes, default=None)})
-    if max(rounds * (runs or MOST_RUNS), warm) > _MOST:
-        amount = f"{rounds} rounds of {runs or MOST_RUNS} runs after {warm}"
-        raise PolicyError(f"{amount} are more than {_MOST} runs; give fewer")
-    if threads > MOST_THREADS:
-        raise PolicyError(
-            f"{spelled('threads', threads)} is too many; give at most {MOST_THREADS}, or leave it out for one per core"
-        )
+    _check(models, names, often, threads)
     require("bench")
     conditions = Conditions(allow_nonfinite, names, provider=provider, threads=threads)
     tell = progress or (lambda stage, done, total: None)
@@ -108,29 +96,20 @@ def bench(
         sides = candidates(models, data, conditions, Path(folder))
         pairs = [(side, side.opened()) for side in sides]
         first = sides[0]
-        axis = batch_axis(pairs[0][1].inputs, first.batch)
-        if sizes and axis is None:
-            raise FeedError(
-                f"no input of {first.name} has a free first dimension, so that its batch has one size; export the model"
-                " with a free batch dimension, or ask for no other sizes"
-            )
-        entries, per_round = _timed(pairs, often, seed, tell)
-        notes = [note for pair in pairs for note in _nonfinite(*pair)]
-        if axis is not None and sizes:
-            swept = _swept(pairs, axis, sorted(set(sizes)), often, tell)
-            entries = [replace(entry, sweep=tuple(rows)) for entry, rows in zip(entries, swept, strict=True)]
+        entries, per_round = _timed(pairs, often, tell)
+        notes = [note for pair in pairs for note in _remarks(*pair)]
         del pairs  # the measurements below need the device for themselves
-        if memory:
-            for number, side in enumerate(sides):
-                entries[number] = with_memory(side, entries[number], axis)
-                tell("memory", number + 1, len(sides))
+        for number, side in enumerate(sides if memory else ()):
+            outcome = side.weighed()
+            entries[number] = replace(entries[number], memory=outcome.memory, fault=outcome.fault)
+            tell("memory", number + 1, len(sides))
         changed = _changed(sides, tell) if profile else ()
     feed = conditions.feed(data, first.model)
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in first.batch.items())
     return Benchmark(
         first.provider,
         device_name(first.provider),
-        {"amp-rewrite": VERSION, **{package.name: package.version for package in runtimes()}},
+        {"amp-rewrite": VERSION, **{package.name: package.version for package in packages()}},
         f"{feed.origin}: {shapes}",
         rounds,
         per_round,
@@ -149,9 +128,94 @@ class _Repetitions(NamedTuple):
     warm: int
 
 
-def _timed(
-    pairs: Sequence[tuple[Candidate, Runner]], often: _Repetitions, seed: int, tell: Tell
-) -> tuple[list[BenchEntry], int]:
+# -- models ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model in one mode, its file, and its batch. `number`: its position among the given models."""
+
+    number: int
+    name: str
+    model: Model
+    file: Path
+    batch: Batch
+    provider: str
+    types: tuple[str, ...]
+    threads: int
+    tf32: bool = False
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of its provider beside those that the model decides."""
+        return {"use_tf32": "1"} if self.tf32 and self.provider == CUDA else {}
+
+    def opened(self) -> Runner:
+        """Open the model on its provider. Raise ModelError, naming it, if it does not open there."""
+        return open_on(self.model, self.name, session_on(self.provider, self.threads, self.options))
+
+    def weighed(self) -> JobResult:
+        """Measure its memory, in a process of its own."""
+        return self._apart(options={**self.options, **_WEIGHED.get(self.provider, {})})
+
+    def profiled(self) -> JobResult:
+        """Measure the time of each op, in a process of its own."""
+        return self._apart(options=self.options, profile=True)
+
+    def _apart(self, **more: object) -> JobResult:
+        return apart(self.file, self.batch, self.provider, threads=self.threads, **more)
+
+
+def candidates(models: Sequence[object], data: object, conditions: Conditions, folder: Path) -> list[Candidate]:
+    """Return the models, and the first one again with TF32 where that may make a difference.
+
+    `folder`: for models that are not files. FeedError and ModelError name the model.
+    """
+    provider = conditions.chosen_provider
+    sides: list[Candidate] = []
+    feed: Feed | None = None
+    for number, (source, name) in enumerate(zip(models, distinct_names(models, conditions.names or ()), strict=True)):
+        model = Model.load(source)
+        feed = feed or conditions.feed(data, model)
+        batch = _fitting(next(iter(feed)), model, name)
+        file = _file(source, model, folder / f"{number}.onnx")
+        types = low_types(model)
+        sides.append(Candidate(number, name, model, file, batch, provider, types, conditions.threads))
+        if number == 0 and provider == CUDA and not types:
+            sides.append(replace(sides[0], name=f"{name} with TF32", tf32=True))
+    return sides
+
+
+def distinct_names(models: Sequence[object], names: Sequence[str]) -> list[str]:
+    """Return distinct names of the models: the given ones, else file names, else paths; numbered if still equal."""
+    names = list(names) or [name_of(source, f"model {number}") for number, source in enumerate(models)]
+    if len(set(names)) < len(names):
+        pairs = zip(models, names, strict=True)
+        names = [str(source) if isinstance(source, (str, os.PathLike)) else name for source, name in pairs]
+    return [f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name for i, name in enumerate(names)]
+
+
+def _fitting(batch: Batch, model: Model, name: str) -> Batch:
+    """Return the inputs of a model from a batch, in its types. Raise FeedError, naming the model, for a misfit."""
+    ports = {port.name for port in input_ports(model)}
+    mine = {key: array for key, array in batch.items() if key in ports}
+    try:
+        return next(iter(Feed.of(mine, model, allow_nonfinite=True)))
+    except FeedError as error:
+        raise FeedError(f"{name}: {error}") from error
+
+
+def _file(source: object, model: Model, spare: Path) -> Path:
+    if isinstance(source, (str, os.PathLike)):
+        return Path(source)
+    model.save(spare)
+    return spare
+
+
+# -- measurements ------------------------------------------------------------------------------------
+
+
+def _timed(pairs: Sequence[tuple[Candidate, Runner]], often: _Repetitions, tell: Tell) -> tuple[list[BenchEntry], int]:
     """Return an entry of each with its latencies and speed-ups, and the number of runs in a round."""
     bound: _Calls = {c.name: r.bind(c.batch).run for c, r in pairs}
     copying: _Calls = {c.name: partial(r.run, c.batch) for c, r in pairs}
@@ -169,40 +233,9 @@ def _timed(
     for candidate, _ in pairs:
         mine = seconds[candidate.name]
         timings = Timing.of(mine), Timing.of(copies[candidate.name])
-        speed_ups = {name: speed_up(seconds[name], mine, seed=seed) for name in baselines}
+        speed_ups = {name: speed_up(seconds[name], mine) for name in baselines}
         entries.append(BenchEntry(candidate.name, candidate.types, candidate.tf32, *timings, speed_ups))
     return entries, runs
-
-
-def _swept(
-    pairs: Sequence[tuple[Candidate, Runner]], axis: BatchAxis, sizes: Sequence[int], often: _Repetitions, tell: Tell
-) -> list[list[BatchTiming]]:
-    """Return for each candidate a row for each size, the smallest first."""
-    rounds = max(often.rounds // _SWEEP_SHARE, _LEAST_ROUNDS)
-    sweeps: list[list[BatchTiming]] = [[] for _ in pairs]
-    for done, items in enumerate(sizes, 1):
-        for row, sweep in zip(_at_size(pairs, axis, items, rounds, often.warm), sweeps, strict=True):
-            sweep.append(row)
-        tell("batch sizes", done, len(sizes))
-    return sweeps
-
-
-def _at_size(
-    pairs: Sequence[tuple[Candidate, Runner]], axis: BatchAxis, items: int, rounds: int, warm: int
-) -> list[BatchTiming]:
-    """Return a row of each candidate for one size, with the reason if it does not run at that size."""
-    calls: _Calls = {}
-    latencies, faults = [], {}
-    for candidate, runner in pairs:
-        try:
-            call = runner.bind(axis.resized(candidate.batch, items)).run
-            latencies.append(warm_up(call, warm))
-            calls[candidate.name] = call
-        except (ModelError, FeedError) as error:  # too large here, or a shape that the model does not take
-            faults[candidate.name] = str(error)
-    seconds = interleaved(calls, rounds=rounds, runs=runs_per_round(latencies)) if calls else {}
-    timings = {name: Timing.of(taken) for name, taken in seconds.items()}
-    return [BatchTiming(items, timings.get(c.name), None, faults.get(c.name, "")) for c, _ in pairs]
 
 
 def _changed(sides: Sequence[Candidate], tell: Tell) -> tuple[OpChanges, ...]:
@@ -218,14 +251,16 @@ def _changed(sides: Sequence[Candidate], tell: Tell) -> tuple[OpChanges, ...]:
     return tuple(OpChanges(c.name, changes(profiles[0], ops)) for c, ops in zip(others, profiles[1:], strict=False))
 
 
-def _nonfinite(candidate: Candidate, runner: Runner) -> Iterator[str]:
-    """Yield a note if a model gives NaN or infinity on its batch, because its speed is then meaningless."""
+def _remarks(candidate: Candidate, runner: Runner) -> Iterator[str]:
+    """Yield notes on a model: NaN or infinity, for which a speed is meaningless, and tensor cores that are not used."""
     arrays = [value for value in runner.run(candidate.batch).values() if isinstance(value, np.ndarray)]
     arrays = [array for array in arrays if array.dtype.kind == "f" or array.dtype == DType.BFLOAT16.numpy]
     bad = sum(int(np.count_nonzero(~np.isfinite(array))) for array in arrays)
     if bad:
         numbers = sum(array.size for array in arrays)
         yield f"{candidate.name} gives NaN or infinity for {bad} of {numbers} numbers; `amp-rewrite verify` compares"
+    if runner.provider == CUDA and (cost := cuda_options(candidate.model).cost):
+        yield f"{candidate.name}: {cost}"
 
 
 def _notes(entries: Sequence[BenchEntry], provider: str, random: bool, profiled: bool) -> Iterator[str]:
@@ -240,19 +275,20 @@ def _notes(entries: Sequence[BenchEntry], provider: str, random: bool, profiled:
         yield "the data are random: a model whose work depends on its data may take another time on yours"
 
 
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """Parse batch sizes from a text such as "1,8,64". Raise PolicyError for any other text."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as cause:
-        raise PolicyError(f"{text!r} is not a list of batch sizes; write it as 1,8,64") from cause
-
-
-def _check(models: Sequence[object], names: Sequence[str], counts: Mapping[str, int | None]) -> None:
+def _check(models: Sequence[object], names: Sequence[str], often: _Repetitions, threads: int) -> None:
     if not models:
         raise PolicyError("no model given; give at least one")
     if names and len(names) != len(models):
         raise PolicyError(f"{len(names)} names are given for {len(models)} models; give as many, or none")
-    for name, number in counts.items():
+    for name, number in often._asdict().items():
         if number is not None and number < 1:
             raise PolicyError(f"{spelled(name, number)} is too small; give at least 1")
+    runs = often.runs or MOST_RUNS
+    if max(often.rounds * runs, often.warm) > _MOST:
+        raise PolicyError(
+            f"{often.rounds} rounds of {runs} runs after {often.warm} are more than {_MOST} runs; give fewer"
+        )
+    if threads > MOST_THREADS:
+        raise PolicyError(
+            f"{spelled('threads', threads)} is too many; give at most {MOST_THREADS}, or leave it out for one per core"
+        )

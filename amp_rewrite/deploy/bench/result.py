@@ -6,10 +6,38 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from amp_rewrite.deploy.bench.entry import BatchTiming, BenchEntry, OpChanges
-from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type
+from amp_rewrite.deploy.bench.child import OpChange, OpTime, TypeChange, by_type
+from amp_rewrite.deploy.bench.timing import SpeedUp, Timing
 from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
+
+
+@dataclass(frozen=True)
+class BenchEntry:
+    """One model in one mode. `types`: its low types. `tf32`: float32 may be computed in TF32.
+
+    `latency`: inputs and outputs stay on the device; `copies`: they are copied from and to numpy. `speed_ups`: against
+    each baseline, by its name. `memory`: peak bytes for the given batch; None if not measured, with the reason in
+    `fault` if measuring failed.
+    """
+
+    name: str
+    types: tuple[str, ...]
+    tf32: bool
+    latency: Timing
+    copies: Timing
+    speed_ups: Mapping[str, SpeedUp]
+    memory: int | None = None
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class OpChanges:
+    """Changes of one model's ops against the first model, the largest slowdown first."""
+
+    name: str
+    ops: tuple[OpChange, ...]
+
 
 SCHEMA = 1
 _MOST_OPS = 10
@@ -63,7 +91,7 @@ class Benchmark(Result):
 
     def text(self) -> str:
         """Return a text: device and versions, a table of latencies, and a table per further measurement."""
-        parts = (self._head(), self._latencies(), self._throughputs(), *map(_slower, self.changed))
+        parts = (self._head(), self._latencies(), *map(_slower, self.changed))
         lines = [line for part in parts if part for line in (*part, "")]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]).rstrip("\n") + "\n"
 
@@ -86,18 +114,9 @@ class Benchmark(Result):
             rows = [[*row, _bytes(entry.memory)] for row, entry in zip(rows, self.entries, strict=True)]
         return table(rows, head=head, right=" >>>>" + ">" * 9)
 
-    def _throughputs(self) -> list[str]:
-        rows = [_swept(entry, sized) for entry in self.entries for sized in entry.sweep]
-        head = ("items/s", "batch", "throughput", "median ms", "peak memory", "")
-        return table(rows, head=head, right=" >>>>") if rows else []
-
     def to_json(self) -> str:
         """Return JSON; `docs/how-to/bench.md` describes the fields. It ends with a newline."""
-        fields = asdict(self)
-        for entry, row in zip(self.entries, fields["entries"], strict=True):
-            for sized, swept in zip(entry.sweep, row["sweep"], strict=True):
-                swept["throughput"] = sized.throughput
-        return json.dumps({"schema": SCHEMA, **fields}, indent=1, allow_nan=False) + "\n"
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, allow_nan=False) + "\n"
 
 
 def _numbers(entry: BenchEntry, baselines: Sequence[str]) -> Iterator[str]:
@@ -109,11 +128,6 @@ def _numbers(entry: BenchEntry, baselines: Sequence[str]) -> Iterator[str]:
         else:
             interval = "" if speed_up.low is None else f" ({speed_up.low:.2f}–{speed_up.high:.2f})"
             yield f"{speed_up.factor:.2f}×{interval}"
-
-
-def _swept(entry: BenchEntry, row: BatchTiming) -> Sequence[str]:
-    numbers = ("-", "-") if row.timing is None else (f"{row.throughput:.4g}", _ms(row.timing.median))
-    return entry.name, str(row.items), *numbers, _bytes(row.memory), row.fault
 
 
 def _slower(changed: OpChanges) -> list[str]:

@@ -1,85 +1,94 @@
-"""Advice on a converted model before it runs: padding for tensor cores, ops without kernels, expected speed.
+"""Checks of the doctor: data, text and JSON; and what keeps ops of a converted model from tensor cores or from the GPU.
 
 Everything derives from shapes, types and tables, not from measurement.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 
 import onnx.defs
-from onnx import TensorShapeProto, ValueInfoProto
 
 from amp_rewrite.decide.coloring.gate import kernel_types
-from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.op_classes import PICKS, VIEWS
 from amp_rewrite.ir.schema import signature, unknown
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, elements, shape_of
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, shape_of
 from amp_rewrite.ir.versions import OLDEST_MOVED
-from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.ir.view import Op, View
+from amp_rewrite.reports.render import blocks, count
+from amp_rewrite.reports.result import Result
 from amp_rewrite.runtime.kernels import Kernels
-from amp_rewrite.runtime.roofline import Roof
+
+OK, FINDING, ADVICE, UNKNOWN = "ok", "finding", "advice", "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: its state ("ok", "finding", "advice", "unknown"), the fact, and the remedy."""
+
+    topic: str
+    state: str
+    fact: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Checkup(Result):
+    """All checks, in order. Advice and unknown facts are not findings.
+
+    Attributes:
+        checks: one per topic.
+    """
+
+    checks: tuple[Check, ...]
+
+    @property
+    def well(self) -> bool:
+        """True without a finding."""
+        return all(check.state != FINDING for check in self.checks)
+
+    @property
+    def brief(self) -> str:
+        """Number of findings; without any, that of pieces of advice."""
+        findings, advice = (sum(check.state == state for check in self.checks) for state in (FINDING, ADVICE))
+        if findings:
+            return count(findings, "finding")
+        if any(check.topic == "values" for check in self.checks):
+            lacks = any(check.topic == "GPU" and check.state == ADVICE for check in self.checks)
+            return "no obstacle in the model; its values were not seen" + "; this machine has no GPU" * lacks
+        return f"no obstacle; {count(advice, 'piece of advice', 'pieces of advice')}" if advice else "all well"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the checks as dictionaries."""
+        return map(asdict, self.checks)
+
+    def text(self) -> str:
+        """Return a line per check, followed by its remedy if any."""
+        rows = blocks([(_MARKS[c.state], c.topic, c.fact) for c in self.checks], indent=0)
+        remedies = ([f"{'':{_INDENT}}{check.remedy}"] if check.remedy else [] for check in self.checks)
+        lines = [line for row, remedy in zip(rows, remedies, strict=True) for line in (*row, *remedy)]
+        return "\n".join([*lines, "", self.brief])
+
+    def to_json(self) -> str:
+        """Return `{"well": …, "checks": [{"topic", "state", "fact", "remedy"}, …]}`."""
+        return json.dumps({"well": self.well, "checks": [asdict(check) for check in self.checks]}, indent=2)
+
+
+_MARKS = {OK: "ok", FINDING: "FINDING", ADVICE: "advice", UNKNOWN: "unknown"}
+_INDENT = 9
+
+
+# -- ops ---------------------------------------------------------------------------------------------
 
 # A row of this many 16-bit elements is 16 bytes, the unit of tensor core loads: NVIDIA, Matrix Multiplication
 # Background User's Guide, "Tensor Core Requirements".
 ALIGNED = 8
 
-LARGEST = (1 << 63) - 1
-"""The largest dimension: ONNX stores int64."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimeBound:
-    """Lower bound on the time of a model's ops on a GPU, in seconds, in float32 and as converted.
-
-    `counted` of `ops` ops have known shapes and are included. Products count their operations, other ops the bytes that
-    they read and write; without fusion, caches and kernel launches.
-    """
-
-    gpu: str
-    float32: float
-    converted: float
-    counted: int
-    ops: int
-
-    @property
-    def ratio(self) -> float:
-        return self.float32 / self.converted
-
-
-NAMELESS = "?"
-"""Stands for all free dimensions without a name."""
-
-Dimension = TensorShapeProto.Dimension
 Dimensions = tuple[tuple[str, int | None], ...]
-
-
-def with_dimensions(model: Model, sizes: Mapping[str, int], otherwise: int) -> Model:
-    """Return the model with free input dimensions fixed by name, else as `otherwise`, wherever they recur."""
-    proto = clone(model.proto)
-    named = {name: sizes.get(name, otherwise) for name in free_dimensions(model)}
-    for dim in _free(*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
-        if dim.dim_param in named:
-            dim.dim_value = named[dim.dim_param]
-    for dim in _free(*proto.graph.input):
-        dim.dim_value = sizes.get(NAMELESS, otherwise)
-    return Model(proto, model.path)
-
-
-def free_dimensions(model: Model) -> tuple[str, ...]:
-    """Return the free dimensions of a model's inputs, in order; NAMELESS for those without a name."""
-    return tuple(dict.fromkeys(dim.dim_param or NAMELESS for dim in _free(*model.proto.graph.input)))
-
-
-def _free(*values: ValueInfoProto) -> list[Dimension]:
-    dims = (dim for value in values for dim in value.type.tensor_type.shape.dim)
-    return [dim for dim in dims if not dim.HasField("dim_value")]
 
 
 def aligned_dimensions(view: View, op: Op) -> Dimensions:
@@ -160,38 +169,6 @@ def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -
         if schema is not None and kernels.runs("", op.op_type, schema.since, types):
             return other
     return None
-
-
-def bound(view: View, roof: Roof, low: DType) -> TimeBound | None:
-    """Return the bound of a converted model whose dimensions are fixed; None without known shapes. O(nodes)."""
-    work, reached = Sizes(view), roof.attained
-    full = converted = 0.0
-    counted = ops = 0
-    for op in view.ops:
-        if op.kind in VIEWS or op.bodies:
-            continue
-        ops += 1
-        ports = [v for v in (*op.inputs[op.kind in PICKS :], *op.outputs) if v is not None]
-        moved = {value: elements(shape_of(view, value)) or 0 for value in ports}
-        if not all(moved.values()):
-            continue
-        counted += 1
-        flops = work.flops(op)
-        converted += reached.seconds(flops, _nbytes(view, moved), low=_main(view, op) is low)
-        if not _placed(op, view, low):
-            full += reached.seconds(flops, _nbytes(view, moved, instead_of=low), low=False)
-    return TimeBound(roof.gpu, full, converted, counted, ops) if converted else None
-
-
-def _placed(op: Op, view: View, low: DType) -> bool:
-    """True if an op is a Cast to or from the low type, absent in the float32 model."""
-    return op.kind == "Cast" and any(view.dtype(v) is low for v in (*op.inputs, *op.outputs) if v is not None)
-
-
-def _nbytes(view: View, moved: Mapping[ValueId, int], *, instead_of: DType | None = None) -> int:
-    """Return the bytes of so many elements of each value, with float32 in place of a low type."""
-    types = {value: view.dtype(value) or DType.FLOAT for value in moved}
-    return sum((DType.FLOAT if types[v] is instead_of else types[v]).nbytes(count) for v, count in moved.items())
 
 
 def _main(view: View, op: Op) -> DType | None:

@@ -1,27 +1,23 @@
 """Checkup of this machine, and of a model on it, for fast half precision, with a remedy for each finding.
 
-Every fact comes from the driver, the loader, onnxruntime or a table; other facts are reported as unknown.
-"""
+Every fact comes from the driver, the loader, onnxruntime or a table; other facts are reported as unknown."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, UNKNOWN, Check, Checkup
-from amp_rewrite.deploy.doctor.isolated import Asked, asked, machine_asked, opened, runtimes, webgpu_asked
-from amp_rewrite.deploy.doctor.model_checks import installed_kernels, model_checks, roofs_of, webgpu_model_checks
+from amp_rewrite.deploy.doctor.advice import ADVICE, FINDING, OK, UNKNOWN, Check, Checkup
+from amp_rewrite.deploy.doctor.model_checks import installed_kernels, model_checks, webgpu_model_checks
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError, PolicyError
+from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.target_findings import unfit_here
 from amp_rewrite.reports.render import size
-from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS
-from amp_rewrite.runtime.features import ONNX, ONNXRUNTIME, lacking
+from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS, ONNXRUNTIME, WEBGPU
 from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
 from amp_rewrite.runtime.installation import (
     DEFAULT,
@@ -33,8 +29,9 @@ from amp_rewrite.runtime.installation import (
     uninstall,
 )
 from amp_rewrite.runtime.kernels import Kernels, load_webgpu_kernels, release_number
-from amp_rewrite.runtime.roofline import ROOFS
-from amp_rewrite.runtime.webgpu import REQUIREMENT, WEBGPU
+from amp_rewrite.runtime.operators import ONNX, lacking
+from amp_rewrite.runtime.plugins import REQUIREMENT
+from amp_rewrite.runtime.probes import Asked, asked, machine_asked, opened, runtimes, webgpu_asked
 from amp_rewrite.settings.choices import Target, TargetName
 from amp_rewrite.settings.policy import LowType, low_type
 
@@ -44,8 +41,6 @@ def doctor(
     *,
     to: LowType | None = None,
     target: TargetName | Target | None = None,
-    gpu: str | None = None,
-    dimensions: Mapping[str, int] | None = None,
     load: Loader | None = None,
     ask: Callable[[], Asked] | None = None,
     installed: Callable[[str], str | None] | None = None,
@@ -59,8 +54,6 @@ def doctor(
         model: as `convert` takes it.
         to: the low type, as `convert` takes it; None: that of a model that is half already, else float16.
         target: "webgpu" looks at the WebGPU provider in place of CUDA; None: CUDA.
-        gpu: a GPU whose speed is estimated instead of the one here.
-        dimensions: sizes of the model's free dimensions by name ("?": all without one); 1 for others.
         load: replaces the loader of libraries.
         ask: replaces onnxruntime in a process of its own.
         installed: replaces the installed packages.
@@ -69,17 +62,15 @@ def doctor(
         All checks, with remedies.
 
     Raises:
-        PolicyError: the type or the GPU is unknown.
+        PolicyError: the type or the target is unknown.
         AmpRewriteError: as `convert` raises it for the model.
 
     Example:
         >>> import amp_rewrite
-        >>> checks = amp_rewrite.doctor("model.onnx", gpu="A100").checks
+        >>> checks = amp_rewrite.doctor("model.onnx").checks
     """
     asked_for = low_type(to) if to is not None else None
     low = asked_for or DType.FLOAT16
-    if gpu is not None and gpu not in ROOFS:
-        raise PolicyError(f"no data sheet of a GPU {gpu!r} is known here; use one of {', '.join(ROOFS)}")
     if target is not None and Target.parse(target) is Target.WEBGPU:
         own = _webgpu_model(Model.load(model), low, runtimes(installed)) if model is not None else ()
         return Checkup((*_webgpu((ask or webgpu_asked)()), *own))
@@ -90,7 +81,7 @@ def doctor(
     if model is not None:
         source = Model.load(model)
         checks += _fits(source, runtimes(installed), CUDA)
-        checks += model_checks(source, asked_for, partial(roofs_of, gpu, machine), dict(dimensions or {}))
+        checks += model_checks(source, asked_for)
     return Checkup(tuple(checks))
 
 

@@ -1,55 +1,50 @@
-"""Checks of a converted model: ops in the low type, ops left to the CPU, dimensions, and the speed-up to expect."""
+"""Checks of a converted model: ops in the low type, ops left to the CPU, dimensions; and of a half model."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
-from amp_rewrite.decide.reasons import LONG_SUM
+import numpy as np
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.reasons import LONG_SUM, Strength
 from amp_rewrite.deploy.doctor.advice import (
+    ADVICE,
     ALIGNED,
-    LARGEST,
+    FINDING,
+    OK,
+    UNKNOWN,
+    Check,
     better_size,
-    bound,
-    free_dimensions,
     misaligned,
     on_cpu,
-    with_dimensions,
 )
-from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, UNKNOWN, Check
-from amp_rewrite.deploy.doctor.half_checks import VALUES, half_type, kept_by_conversion, type_of
-from amp_rewrite.deploy.doctor.isolated import runtimes
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError, spelled
+from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.view import View
+from amp_rewrite.ir.dataflow import computes
+from amp_rewrite.ir.op_classes import HEAVY, QUANTIZERS
+from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.render import count, shortened
-from amp_rewrite.reports.rows import Totals
-from amp_rewrite.runtime.gpu import Hardware
+from amp_rewrite.reports.report_builder import inventory_view, report_of
+from amp_rewrite.reports.row_graph import RowGraph
+from amp_rewrite.reports.rows import FLOATING, Totals
 from amp_rewrite.runtime.installation import Package
-from amp_rewrite.runtime.kernels import Kernels, load_kernels, load_webgpu_kernels
-from amp_rewrite.runtime.releases import known_release
-from amp_rewrite.runtime.roofline import COMMON, ROOFS, Roof, roof_of
+from amp_rewrite.runtime.kernels import Kernels, known_release, load_kernels, load_webgpu_kernels
+from amp_rewrite.runtime.probes import runtimes
+from amp_rewrite.runtime.provider_options import cuda_options
 from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.request import Request
 
-_ENOUGH = 0.8  # share of a model's ops with known shapes that a bound requires
 
-
-def model_checks(
-    source: Model, to: DType | None, roofs: Callable[[DType], Sequence[Roof]], sizes: Mapping[str, int]
-) -> Iterator[Check]:
+def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
     """Check a model as it is converted to a type; one that is half already as it is, with what a conversion would do.
 
-    `to`: None for the model's own low type, or float16. `roofs`: the GPUs for an estimate in a type.
+    `to`: None for the model's own low type, or float16.
     """
-    free = free_dimensions(source)
-    for name, number in sizes.items():
-        if name not in free:
-            known = f"it has {', '.join(free)}" if free else "it has none"
-            raise PolicyError(f"the model has no free dimension {name!r}; {known}")
-        if not 0 < number <= LARGEST:
-            raise PolicyError(f"dimension {name!r} cannot be {number}; give a number from 1 to {LARGEST}")
     own = half_type(source)
     low = to or own or DType.FLOAT16
     yield type_of(source)
@@ -69,8 +64,18 @@ def model_checks(
         remedy = "a runtime without that op does not open the model"
         yield Check("placement", UNKNOWN, f"{described}: where it runs is not known", remedy)
     yield from _unaligned(view, low)
-    yield _estimate(checked, low, roofs(low), sizes, free)
+    yield from _opening(checked)
     yield VALUES
+
+
+def _opening(model: Model) -> Iterator[Check]:
+    """Yield what a session on CUDA should be given for the convolutions of a model."""
+    options = cuda_options(model)
+    if options.line:
+        yield Check("session", ADVICE, "its convolutions run faster with channels last and a fused bias", options.line)
+    elif options.cost:
+        fact, _, remedy = options.cost.partition("; ")
+        yield Check("session", ADVICE, fact, remedy)
 
 
 def _lowered(totals: Totals, low: DType) -> Check:
@@ -112,40 +117,6 @@ def _padded(size: int) -> str:
     return f"{aligned}" if aligned == better else f"{aligned}, or to {better}: below 256 powers of two run best"
 
 
-def roofs_of(gpu: str | None, machine: Hardware, low: DType) -> Sequence[Roof]:
-    """Return the named GPU, else the first one here, else all known GPUs; none if the one here is unknown."""
-    known = [roof for roof in ROOFS.values() if low is DType.FLOAT16 or roof.bfloat16]
-    if gpu is not None:
-        return [roof for roof in known if roof.gpu == gpu]
-    if not machine.gpus:
-        return [roof for roof in known if roof.gpu in COMMON]
-    own = roof_of(machine.gpus[0].name)
-    return [own] if own in known and own is not None else []
-
-
-def _estimate(model: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str, int], free: Sequence[str]) -> Check:
-    """Return the speed-up by the roofline, with its assumptions."""
-    if not roofs:
-        fact = f"no data sheet with {low.spelling} of this GPU is known here"
-        return Check("speed", UNKNOWN, fact, f"{spelled('gpu')} names another: {', '.join(ROOFS)}")
-    view = View.of(with_dimensions(model, sizes, 1))
-    bounds = [b for b in (bound(view, roof, low) for roof in roofs) if b is not None]
-    if not bounds or bounds[0].counted < _ENOUGH * bounds[0].ops:
-        known = f"the shapes of {bounds[0].counted} of {bounds[0].ops} ops" if bounds else "no shapes"
-        return Check("speed", UNKNOWN, f"{known} are known", "export the model with known shapes")
-    ratios = ", ".join(f"{b.ratio:.1f}x on {b.gpu}" for b in bounds)
-    shape = "".join(f"{name}={sizes.get(name, 1)}, " for name in free)
-    measured = "peaks that large products reach" + ("" if all(roof.reached for roof in roofs) else ", where measured")
-    peaks = measured if any(roof.reached for roof in roofs) else "data sheet peaks"
-    ops = "all" if bounds[0].counted == bounds[0].ops else f"{bounds[0].counted} of {bounds[0].ops}"
-    return Check(
-        "speed",
-        OK,
-        f"roofline estimate: about {ratios}, against float32 without TF32",
-        f"assumes {shape}{peaks}, no fusion, cold caches, instant kernel launches; {ops} ops counted",
-    )
-
-
 def webgpu_model_checks(source: Model, low: DType) -> Iterator[Check]:
     """Check a model as it is converted for WebGPU: ops in the low type, long sums, ops on the CPU."""
     converted = convert(source, to=low, target=Target.WEBGPU)
@@ -169,3 +140,99 @@ def installed_kernels(packages: Sequence[Package]) -> Kernels:
         except PolicyError:
             continue
     return load_kernels()
+
+
+# -- models that are half already ----------------------------------------------------------------------
+
+VALUES = Check(
+    "values",
+    UNKNOWN,
+    "not seen: types, shapes and constants were checked, and not what the model computes",
+    "`amp-rewrite verify FLOAT32 MODEL --data FILE` compares outputs; without the float32 original of a half model,"
+    " name MODEL twice",
+)
+_FEW = 1 << 24  # elements of a constant that is searched for infinity
+_BY_CHOICE = {reasons.FOLDED, reasons.NO_GAIN, reasons.QUANTIZED, reasons.CLUSTER}
+"""Rules that spare Casts, digits or time, and protect no number from leaving the type."""
+
+
+def half_type(source: Model) -> DType | None:
+    """Return the low type that most compute ops of a model have, if any has one; without compute ops, most ops."""
+    view = View.of(source)
+    for ops in (view.of_kinds(HEAVY), view.ops):
+        found = Counter(dtype for op in ops for dtype in view.low_types if computes(view, op, (dtype,)))
+        if found:
+            return found.most_common(1)[0][0]
+        if ops:
+            return None
+    return None
+
+
+def type_of(source: Model) -> Check:
+    """Return the types that a model really has, of ops and of weights."""
+    view = inventory_view(source)
+    report = report_of(view)
+    rows = [report.rows[at] for at in RowGraph(report).live]
+    floats = Counter(row.dtype for row in rows if row.dtype in FLOATING)
+    quantized = any(op.kind in QUANTIZERS for op in view.ops) or report.totals.integer_ops > 0
+    named = [dtype for dtype, _ in floats.most_common()]
+    words = "no floats" if not named else named[0] if len(named) == 1 else f"mixed {' and '.join(named)}"
+    counted = [f"{number} {dtype}" for dtype, number in floats.most_common()]
+    if quantized:
+        words = f"quantized, beside {words}"
+        counted.append(count(report.totals.integer_ops, "integer op"))
+    held = {dtype: size for dtype, size in report.weights.items() if size}
+    stored = ", ".join(f"{100 * size / sum(held.values()):.3g} % {dtype}" for dtype, size in held.items())
+    facts = [f"ops: {', '.join(counted)}"] if counted else []
+    return Check("type", OK, "; ".join([words, *facts, *([f"weights: {stored}"] if stored else [])]))
+
+
+def kept_by_conversion(source: Model, low: DType, target: Target = Target.ORT_CUDA) -> Iterator[Check]:
+    """Yield a check per reason for which a conversion of the float32 model keeps ops that are low here."""
+    view = View.of(source)
+    lowered = {name: op for op in view.ops if computes(view, op, (low,)) for name in op.node.output}
+    draft = Draft.of(source, Request.of(to=low, target=target.value), widen=True)
+    found = defaultdict[str, dict[str, str]](dict)
+    for (op_id, _), paint in draft.paint().paints.items():
+        op = next((lowered[name] for name in draft.view.ops[op_id].node.output if name in lowered), None)
+        if op is not None and paint.dtype is not low:
+            found[paint.rule].setdefault(op.name, paint.note)
+    yield from _harmed(found, low)
+    if denied := found.get(reasons.DENY):
+        fact = f"{count(len(denied), 'op')} of the deny list in {low.spelling} ({shortened(list(denied))})"
+        yield Check("deny list", ADVICE, fact, "a conversion of the float32 model keeps such ops in float32")
+    for finding in draft.expansions:
+        if finding.kind in ("saturated", "selected", "bias"):
+            fact = f"{finding.subject}: a conversion changes it: {finding.message}"
+            yield Check("constants", FINDING if finding.kind == "saturated" else ADVICE, fact, _MEND)
+    infinite = [view.value_name(v) for v in view.constants if view.dtype(v) is low and _infinite(view, v)]
+    if infinite:
+        fact = f"{count(len(infinite), 'constant')} of {low.spelling} with infinity ({shortened(infinite)})"
+        remedy = "if the float32 model has a finite number there, it overflowed: convert that model"
+        yield Check("constants", ADVICE, fact, remedy)
+
+
+_MEND = "convert the float32 model; without one, `amp-rewrite MODEL --keep PATTERN --data FILE` repairs this one"
+
+
+def _harmed(found: Mapping[str, Mapping[str, str]], low: DType) -> Iterator[Check]:
+    """Yield a finding for each safety rule and each fault of the target that ops in a low type break."""
+    broken = {rule: ops for rule, ops in found.items() if rule == reasons.RUNTIME_FAULT or _protects(rule)}
+    for rule, ops in broken.items():
+        note = next(filter(None, ops.values()), "")
+        example = f"; {note}" if note else ""
+        fact = f"{count(len(ops), 'op')} in {low.spelling} ({shortened(list(ops))}): {reasons.words(rule)}{example}"
+        yield Check(f"rule {rule}", FINDING, fact, _MEND)
+    if not broken:
+        fact = f"no op in {low.spelling} that a safety rule keeps in float32, as far as constants and shapes tell"
+        yield Check("rules", OK, fact)
+
+
+def _protects(rule: str) -> bool:
+    reason = reasons.reason_of(rule)
+    return reason is not None and reason.strength is Strength.SAFETY and rule not in _BY_CHOICE
+
+
+def _infinite(view: View, value: ValueId) -> bool:
+    numbers = view.array(value, _FEW)
+    return numbers is not None and bool(np.isinf(numbers.astype(np.float32)).any())

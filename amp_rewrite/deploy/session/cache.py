@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -14,23 +15,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from amp_rewrite.deploy.session.digest import Digests
-from amp_rewrite.deploy.session.private_folder import make_private, private
 from amp_rewrite.errors import ConfigError, ModelError
+from amp_rewrite.files import wire
 from amp_rewrite.files.fingerprint import full_digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.regular_files import read_regular
 from amp_rewrite.files.scratch import alone, write_whole
+from amp_rewrite.files.tensors import is_stub, source
 from amp_rewrite.reports.report import MAX_CHARACTERS
 
 LIMIT = 20 << 30
 """Default limit of a cache in bytes."""
 
-# Version of the layout and of the keys.
-_FORM = 1
+_FORM = 1  # version of the layout and of the keys
 _MODEL, _REPORT, _SCRATCH = "model.onnx", "report.json", "scratch-"
 _IN_USE = 600.0  # seconds after its last use in which an entry stays, since a process may be opening it
 _ABANDONED = 24 * 3600.0  # seconds after which a scratch folder is abandoned
+_MOST_DIGESTS = 1000
+_DIGITS = 64
+_RACY = 2_000_000_000  # nanoseconds: the coarsest resolution of times on file systems in use (FAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +77,18 @@ class Cache:
                 "this user has no home folder for a cache; set XDG_CACHE_HOME, or pass cache='folder' or cache=None"
             ) from cause
 
-    @property
-    def digests(self) -> Digests:
-        """Remembered digests of source models."""
-        return Digests(self._home / "digests")
+    def key(self, model: Model, settings: Mapping[str, object]) -> str:
+        """Return the key of a conversion: 64 hexadecimal digits of the model and its settings, which must be JSON.
+
+        Every byte of the model counts, independent of how it was loaded. Weights are streamed, O(bytes), unless the
+        digest of these files is remembered.
+        """
+        return hashlib.sha256(f"{json.dumps(settings, sort_keys=True)}{self._digest(model)}".encode()).hexdigest()
 
     def load(self, key: str) -> CacheEntry | None:
         """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed."""
         entry = self._root / key
-        if not private(self._home):
+        if not _private(self._home):
             return None
         try:
             kept = CacheEntry(Model.load(entry / _MODEL), _text(entry / _REPORT, MAX_CHARACTERS))
@@ -108,10 +114,9 @@ class Cache:
                 f"it has {model.nbytes} bytes of weights, more than the {self.limit} of the cache; give a cache with"
                 " a higher limit"
             )
-        entry = self._root / key
-        scratch = self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
+        entry, scratch = self._root / key, self._scratch()
         try:
-            make_private(self._home)
+            _make_private(self._home)
             self._root.mkdir(mode=0o700, exist_ok=True)
             scratch.mkdir(mode=0o700)
             model.save(scratch / _MODEL)
@@ -124,9 +129,9 @@ class Cache:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         with suppress(OSError), alone(self._root):  # another process may be clearing the cache
-            self._give_up(entry)
+            self._evict(entry)
 
-    def _give_up(self, newest: Path) -> None:
+    def _evict(self, newest: Path) -> None:
         """Remove the least recently used entries until the rest fits, and abandoned scratch folders."""
         now = time.time()
         for scratch in self._root.glob(f"{_SCRATCH}*"):
@@ -141,6 +146,24 @@ class Cache:
                 self._remove(entry)
                 total -= entries[entry]
 
+    def _digest(self, model: Model) -> str:
+        """Return `full_digest(model)`, remembered for weights in files that have not changed since."""
+        state = _state(model)
+        if state is None:
+            return full_digest(model)
+        file = self._home / "digests" / state
+        with suppress(OSError, UnicodeDecodeError):
+            text = read_regular(file, _DIGITS).decode("ascii") if _private(file.parent) else ""
+            if re.fullmatch(f"[0-9a-f]{{{_DIGITS}}}", text):
+                return text
+        digest = full_digest(model)
+        with suppress(OSError, ModelError):  # the cache may be read-only
+            _make_private(file.parent)
+            write_whole(file, digest.encode("ascii"))
+            for old in sorted(file.parent.iterdir(), key=_used)[:-_MOST_DIGESTS]:
+                old.unlink(missing_ok=True)
+        return digest
+
     @property
     def _root(self) -> Path:
         return self._home / "models"
@@ -149,26 +172,65 @@ class Cache:
     def _home(self) -> Path:
         return self.folder / f"v{_FORM}"
 
+    def _scratch(self) -> Path:
+        return self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
+
     def _remove(self, entry: Path) -> None:
         """Rename an entry, then delete it, so that no process reads part of it."""
-        gone = self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
+        gone = self._scratch()
         with suppress(OSError):
             entry.rename(gone)
             _delete(gone)
 
 
-def key_of(model: Model, settings: Mapping[str, object], digests: Digests | None = None) -> str:
-    """Return the key of a conversion: 64 hexadecimal digits of the model and its settings.
+def _state(model: Model) -> str | None:
+    """Return a hash of all but the weights in files, and of the states of these files; None where that is not safe.
 
-    Every byte of the model counts, independent of how it was loaded; weights are streamed, O(bytes), unless `digests`
-    has the model. `settings` must be JSON.
+    As in git's index, a file that was changed so recently that another change could have the same time does not count.
     """
-    content = full_digest(model) if digests is None else digests.of(model)
-    return hashlib.sha256(f"{json.dumps(settings, sort_keys=True)}{content}".encode()).hexdigest()
+    stubs = [tensor for tensor in wire.tensors(model.proto) if is_stub(tensor)]
+    # a stub is serialized with its source, which includes the stamp of the loaded file
+    light = wire.pieces(model.proto, lambda t: [t.SerializeToString(deterministic=True)] if is_stub(t) else None)
+    if not stubs or light is None or any(source(stub).in_memory for stub in stubs):
+        return None
+    digest = hashlib.sha256()
+    for piece in light:
+        if not isinstance(piece, bytes):
+            return None
+        digest.update(piece)
+    now = time.time_ns()
+    for path in sorted({source(stub).path for stub in stubs}):
+        try:
+            status = os.stat(path)  # noqa: PTH116 a path of a stub is text
+        except OSError:
+            return None
+        if max(status.st_mtime_ns, status.st_ctime_ns) > now - _RACY:
+            return None
+        state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        digest.update(f"{path}\0{state}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _private(folder: Path) -> bool:
+    """Return whether this user alone may write in a folder; on Windows, whether it is one."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    ours = not hasattr(os, "geteuid") or (status.st_uid == os.geteuid() and not status.st_mode & 0o022)
+    return ours and folder.is_dir()
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _private(folder):
+        raise ModelError(
+            f"{folder} belongs to another user, or others may write in it, and what they write would run here; name"
+            " another folder, or remove this one"
+        )
 
 
 def _text(file: Path, most: int) -> str:
-    """Return the text in a file of the cache. OSError for another kind of file, ModelError for an oversized one."""
     content = read_regular(file, most)
     if len(content) > most:
         raise ModelError(f"{file} is larger than {most} bytes")
@@ -176,7 +238,6 @@ def _text(file: Path, most: int) -> str:
 
 
 def _delete(path: Path) -> None:
-    """Delete a file or a folder with its content, ignoring errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return

@@ -3,45 +3,56 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
+
+import numpy as np
 
 from amp_rewrite.deploy.session import process
-from amp_rewrite.deploy.session.arguments import (
-    Provider,
-    check_options,
-    check_words,
-    chosen_cache,
-    provider_settings,
-    resolved_providers,
-    stated_by,
-)
-from amp_rewrite.deploy.session.cache import Cache, key_of
+from amp_rewrite.deploy.session.cache import Cache
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ConversionError, ModelError, PolicyError
+from amp_rewrite.errors import ConfigError, ConversionError, ModelError, PolicyError
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.target_findings import unfit_here
 from amp_rewrite.reports.report import Report
+from amp_rewrite.runtime.buffers import Array, Binding
 from amp_rewrite.runtime.gpu import Hardware, hardware, libraries, refusal
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.ports import input_ports
-from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Given, Runner, SessionOptions, cuda_opens, cuda_release
+from amp_rewrite.runtime.provider_options import cuda_options
+from amp_rewrite.runtime.runner import (
+    CPU,
+    CUDA,
+    MOST_THREADS,
+    TENSORRT,
+    Given,
+    Runner,
+    SessionOptions,
+    cuda_opens,
+    cuda_release,
+    has_provider,
+)
 from amp_rewrite.settings.choices import BY_PROVIDER, Target
+from amp_rewrite.settings.option import check_keyword
 from amp_rewrite.settings.policy import Policy, low_type
 from amp_rewrite.settings.request import Request
 from amp_rewrite.version import VERSION
 
-if TYPE_CHECKING:
-    from amp_rewrite.runtime.binding import Binding
+Provider = str | tuple[str, Mapping[str, object]]
 
+IGNORE_PERFORMANCE = "AMP_REWRITE_IGNORE_PERFORMANCE"
 _ON_GPU = (CUDA, TENSORRT)
+_OWN = ("model", "to", "folder", "data")  # arguments of convert that a Session settles itself, or cannot cache
+_WORDS = {"": False, "0": False, "false": False, "no": False, "off": False}
+_WORDS |= {"1": True, "true": True, "yes": True, "on": True}
 
 
 class Session:
@@ -56,9 +67,7 @@ class Session:
         model: as `convert` takes it.
         policy: "mixed_float16", "mixed_bfloat16" or a `Policy`; None: that of the process (`set_policy`), or float32.
         providers: those of onnxruntime, by name or with options; by default CUDA if available, then the CPU.
-        device: the GPU's number.
-        tf32: compute float32 products in TF32, with the precision of float16.
-        cuda_graph: record the work once and replay it; run through `bind`.
+        cuda_graph: record the work of each shape on CUDA, and replay it.
         threads: per op on the CPU; 0 for one per core.
         ignore_performance: convert anyway; None: if AMP_REWRITE_IGNORE_PERFORMANCE is set.
         cache: a `Cache` or a folder; True: the user's own; None for no cache.
@@ -81,8 +90,6 @@ class Session:
         *,
         policy: str | Policy | None = None,
         providers: Sequence[Provider] | None = None,
-        device: int = 0,
-        tf32: bool = False,
         cuda_graph: bool = False,
         threads: int = 0,
         ignore_performance: bool | None = None,
@@ -90,40 +97,43 @@ class Session:
         folder: str | Path | None = None,
         **options: Any,
     ) -> None:
-        check_options(options)
-        switches = {"ignore_performance": ignore_performance, "tf32": tf32, "cuda_graph": cuda_graph}
-        check_words(threads=threads, providers=providers, **switches)
+        _check_options(options)
+        _check_words(threads, providers, ignore_performance=ignore_performance, cuda_graph=cuda_graph)
         require("Session")
         kept_in, unkept = chosen_cache(cache)
         source = Model.load(model, folder=folder)
         self._name = source.path.name if source.path else "the model"
-        settled = resolved_providers(providers)
-        if (unfit := unfit_here(source, installed_onnxruntime().__version__, settled[0][0])) is not None:
+        settings = _resolved(providers)
+        first = next(iter(settings))
+        if (unfit := unfit_here(source, installed_onnxruntime().__version__, first)) is not None:
             raise ModelError(f"{self._name}: {unfit}")
+        if cuda_graph and CUDA in settings:
+            settings[CUDA] = {"enable_cuda_graph": "1", **settings[CUDA]}
         chosen = process.policy_of_sessions() if policy is None else Policy.of(policy)
         to = None if chosen.lowers is None else low_type(chosen)
         ignored = stated_by(os.environ) if ignore_performance is None else ignore_performance
-        free = any(not isinstance(dim, int) for port in input_ports(source) for dim in port.shape or (None,))
-        settings = provider_settings(settled, device, tf32, cuda_graph, free)
-        opening = SessionOptions(providers=tuple(settings), provider_options=settings, threads=threads)
+        opening = SessionOptions(
+            providers=tuple(settings), provider_options=settings, channels_last=True, threads=threads
+        )
         asked = _SessionRequest(opening, providers is not None, to, ignored)
         ready = _ready(source, asked, kept_in, options)
-        self._runner, unopened, refused = _open(ready, source, opening)
+        self._runner, unopened, refused, unrecorded = _open(ready, source, opening)
         self._report_json = None if refused else ready.report
         self._device = asked.device
-        self._cuda_graph = settings.get(CUDA, {}).get("enable_cuda_graph") == "1"
-        if self._cuda_graph and self.provider != CUDA:
-            raise ModelError(
-                f"a CUDA graph needs {CUDA}, and {self._name} runs on {self.provider}: {asked.closed}; leave cuda_graph"
-                " out"
-            )
-        self.notes = tuple(self._notes(asked, replace(ready, unkept=ready.unkept or unkept), refused, unopened))
+        recorded = settings.get(CUDA, {}).get("enable_cuda_graph") == "1" and not unrecorded
+        self._graphs = CudaGraphs(self._runner, self._device) if recorded and self.provider == CUDA else None
+        if (recorded or cuda_graph) and self.provider != CUDA:
+            unrecorded = f"it runs on {self.provider}"
+        ready = replace(ready, unkept=ready.unkept or unkept)
+        self.notes = tuple(self._notes(asked, ready, refused, unopened, unrecorded))
         for note in self.notes:
             warnings.warn(note, UserWarning, stacklevel=2)
         if self._report_json is None:
             process.state.plain_sessions += 1
 
-    def _notes(self, asked: _SessionRequest, ready: _ModelToOpen, refused: str, unopened: str) -> Iterator[str]:
+    def _notes(
+        self, asked: _SessionRequest, ready: _ModelToOpen, refused: str, unopened: str, unrecorded: str
+    ) -> Iterator[str]:
         because = f"what was converted does not open ({refused})" if refused else ready.left
         if because:
             yield f"{self._name} is not converted and runs as it is, on {self.provider}: {because}"
@@ -131,6 +141,11 @@ class Session:
             yield f"{self._name} is converted anew each time: {ready.unkept}"
         if self.provider != asked.first and asked.closed not in because and (asked.named or asked.machine.gpus):
             yield f"{self._name} runs on {self.provider}: {unopened or asked.closed}"
+        if unrecorded:
+            yield f"{self._name} runs without a CUDA graph: {unrecorded}"
+        exact = self.provider == CUDA and self._runner.provider_options.get("use_tf32") == "0"
+        if exact and self.converted and (cost := cuda_options(ready.model).cost):
+            yield f"{self._name}: {cost}"
 
     def __repr__(self) -> str:
         report = self.report
@@ -170,11 +185,10 @@ class Session:
         Raises:
             ModelError: the inputs do not fit.
         """
-        if self._cuda_graph:
-            raise ModelError("a CUDA graph reads and writes fixed addresses; use bind(feeds) and its run()")
+        run = self._runner.run if self._graphs is None else self._graphs.run
         if isinstance(output_names, Mapping):
-            return self._runner.run(output_names)
-        return list(self._runner.run({} if input_feed is None else input_feed, output_names).values())
+            return run(output_names)
+        return list(run({} if input_feed is None else input_feed, output_names).values())
 
     def bind(self, feeds: Mapping[str, object], outputs: Sequence[str] | Mapping[str, object] | None = None) -> Binding:
         """Return inputs and outputs bound to the device, to run often without copies; see `Runner.bind`.
@@ -183,7 +197,7 @@ class Session:
             feeds: inputs by name.
             outputs: names of outputs, or memory by name; None: all.
         """
-        return self._runner.bind(feeds, outputs, device=self._device, fixed=self._cuda_graph)
+        return self._runner.bind(feeds, outputs, device=self._device, fixed=self._graphs is not None)
 
     def get_providers(self) -> list[str]:
         """Return the opened providers, in their order of priority for ops."""
@@ -201,6 +215,48 @@ class Session:
     def inner(self) -> Any:
         """onnxruntime's own session."""
         return self._runner.inner
+
+
+@dataclass(frozen=True, slots=True)
+class CudaGraphs:
+    """Recorded runs of a model on CUDA: one for each set of shapes, up to a limit; other shapes run as usual.
+
+    The first run with new shapes is a usual one, which shows the shapes of the results; the second one is recorded.
+    Results are copied from the device before the next replay writes over them.
+    """
+
+    runner: Runner
+    device: int
+    bindings: dict[tuple[object, ...], Binding | None] = field(default_factory=dict)
+
+    def run(self, feeds: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
+        """Run as `Runner.run` does."""
+        given = {name: value for name, value in feeds.items() if isinstance(value, (np.ndarray, np.generic))}
+        key = (*((name, array.shape, array.dtype.str) for name, array in sorted(given.items())), tuple(outputs or ()))
+        binding = self.bindings.get(key)
+        if binding is not None:
+            binding.feed(given)
+            return dict(binding.arrays())
+        results = self.runner.run(feeds, outputs)
+        arrays = {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
+        fits = len(arrays) == len(results) and len(given) == len(feeds)
+        if fits and key not in self.bindings and len(self.bindings) < MOST_GRAPHS:
+            self.bindings[key] = self._bound(given, arrays)
+        return results
+
+    def _bound(self, feeds: Mapping[str, Array], results: Mapping[str, Array]) -> Binding | None:
+        """Bind memory for these inputs and results; None if no graph can be recorded with them."""
+        try:
+            room = {name: self.runner.on_device(array, self.device) for name, array in results.items()}
+            binding = self.runner.bind(feeds, room, device=self.device, fixed=True)
+            binding.run()
+        except ModelError:
+            return None
+        return binding
+
+
+MOST_GRAPHS = 8
+"""Sets of shapes of one session that are recorded; each keeps memory for its inputs and results."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +358,7 @@ def _key(source: Model, asked: _SessionRequest, options: Mapping[str, Any], cach
     request = Request.of(to=asked.to, target=options["target"], **named)  # the environment counts, too
     kernels = request.target.kernels
     gpus = asked.machine.gpus
-    return key_of(
+    return cache.key(
         source,
         {
             "version": VERSION,
@@ -313,7 +369,6 @@ def _key(source: Model, asked: _SessionRequest, options: Mapping[str, Any], cach
             "gpu": str(gpus[asked.device]) if asked.device < len(gpus) else None,
             "options": {name: _spelled(name, value) for name, value in options.items() if name not in named},
         },
-        cache.digests,
     )
 
 
@@ -333,23 +388,98 @@ def _spelled(name: str, value: object) -> object:
     return repr(value)
 
 
-def _open(ready: _ModelToOpen, source: Model, opening: SessionOptions) -> tuple[Runner, str, str]:
-    """Open the model; if the converted one does not open, the source. Return both reasons, for provider and model."""
+def _open(ready: _ModelToOpen, source: Model, opening: SessionOptions) -> tuple[Runner, str, str, str]:
+    """Open the model; if the converted one does not open, the source.
+
+    Return the reasons why not the first provider, why not the converted model, and why not with a CUDA graph.
+    """
     refused = ""
     if ready.report is not None:
         try:
-            return (*_by_first(ready.model, opening), "")
+            runner, unopened, unrecorded = _by_first(ready.model, opening)
+            return runner, unopened, "", unrecorded
         except ModelError as cause:
             refused = str(cause)
-    return (*_by_first(source, opening), refused)
+    runner, unopened, unrecorded = _by_first(source, opening)
+    return runner, unopened, refused, unrecorded
 
 
-def _by_first(model: Model, opening: SessionOptions) -> tuple[Runner, str]:
-    """Open the model; if TensorRT fails for missing libraries, use the other providers and return its error."""
+def _by_first(model: Model, opening: SessionOptions) -> tuple[Runner, str, str]:
+    """Open the model; without a CUDA graph if it allows none, without TensorRT if its libraries are missing."""
     try:
-        return Runner.open(model, opening), ""
+        return Runner.open(model, opening), "", ""
     except ModelError as cause:
         first, *others = opening.providers
+        own = opening.provider_options.get(CUDA, {})
+        if own.get("enable_cuda_graph") == "1" and (refusal := re.search(_NO_GRAPH, str(cause))):
+            plain = {**opening.provider_options, CUDA: {**own, "enable_cuda_graph": "0"}}
+            runner, unopened, _ = _by_first(model, replace(opening, provider_options=plain))
+            return runner, unopened, f"{_OBSTACLES[bool(refusal[1])]}"
         if first != TENSORRT or not others:
             raise
-        return _by_first(model, replace(opening, providers=others))[0], str(cause)
+        runner, _, unrecorded = _by_first(model, replace(opening, providers=others))
+        return runner, str(cause), unrecorded
+
+
+_NO_GRAPH = r"graph (?:capture )?feature as requested by the user as (?:the model has (control flow))?"
+_OBSTACLES = {True: "it has If, Loop or Scan", False: "some of its ops run on the CPU"}
+
+
+def _check_options(options: Mapping[str, object]) -> None:
+    """Raise TypeError, as Python does, for an option that `convert` does not have."""
+    known = [name for name in signature(convert).parameters if name not in _OWN]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"Session() got an unexpected keyword argument {name!r}; convert takes {', '.join(known)}")
+
+
+def _check_words(threads: int, providers: object, **switches: object) -> None:
+    check_keyword("threads", threads, "int")
+    for name, value in switches.items():
+        check_keyword(name, value, "bool | None")
+    if not 0 <= threads <= MOST_THREADS:
+        raise PolicyError(
+            f"threads is {threads!r}; give how many may work on one op, at most {MOST_THREADS}, or 0 for one per core"
+        )
+    if isinstance(providers, str):
+        raise PolicyError(f"providers is the text {providers!r}; give a list, as in [{providers!r}]")
+
+
+def _resolved(providers: Sequence[Provider] | None) -> dict[str, dict[str, str]]:
+    """Return the providers with their options; by default CUDA first if this onnxruntime is built with it."""
+    named = providers if providers is not None else ((CUDA, CPU) if has_provider(CUDA) else (CPU,))
+    if not named:
+        raise PolicyError("providers is empty; leave it out, or name at least CPUExecutionProvider")
+    return dict(map(_pair, named))
+
+
+def _pair(provider: Any) -> tuple[str, dict[str, str]]:
+    pair = isinstance(provider, (tuple, list)) and len(provider) == 2
+    name, options = provider if pair else (provider, {})
+    if not isinstance(name, str) or not isinstance(options, Mapping):
+        raise PolicyError(
+            f"{provider!r} is not a provider; name one, as in {CPU!r}, or add options, as in ({CPU!r}, {{}})"
+        )
+    return name, {key: str(value) for key, value in options.items()}
+
+
+def chosen_cache(cache: Cache | str | Path | bool | None) -> tuple[Cache | None, str]:
+    """Return the cache for converted models, or the reason why the user has none. PolicyError for another value."""
+    if isinstance(cache, (str, Path)) and str(cache):
+        return Cache(Path(cache)), ""
+    if cache is None or cache is False or isinstance(cache, Cache):
+        return cache or None, ""
+    if cache is not True:
+        raise PolicyError(f"cache is {cache!r}; give a folder, a Cache, True for the user's own, or None")
+    try:
+        return Cache.usual(os.environ), ""
+    except ConfigError as cause:
+        return None, str(cause)
+
+
+def stated_by(environ: Mapping[str, str]) -> bool:
+    """True if the environment requests conversion even without a speed gain. ConfigError for an unknown word."""
+    word = environ.get(IGNORE_PERFORMANCE, "")
+    if word.strip().lower() not in _WORDS:
+        raise ConfigError(f"{IGNORE_PERFORMANCE} is {word!r}; set it to 1 or 0")
+    return _WORDS[word.strip().lower()]

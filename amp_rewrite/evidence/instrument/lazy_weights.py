@@ -12,7 +12,7 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import is_stub, make_stub, source, without_values
 from amp_rewrite.ir.builder import new_cast
 from amp_rewrite.ir.names import claimed
-from amp_rewrite.runtime.memory import main_memory
+from amp_rewrite.runtime.gpu import main_memory
 
 
 def casting_in_graph(model: Model) -> Model:

@@ -13,14 +13,12 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from amp_rewrite.runtime.roofline import ROOFS
 from benchmarks.gpu import gpu_fit, gpu_predicted
-from benchmarks.gpu.gpu_predicted import START, Constants, seconds
+from benchmarks.gpu.gpu_predicted import H200, START, Constants, seconds
 from benchmarks.gpu.gpu_work import Kernel, kernels, work_of
 from suites.gpu.conftest import RUN, SMALL, ran
 from support.paths import ROOT
 
-H200 = ROOFS["H200"]
 TRUTH = Constants(start=2.6e-6, low=0.55, tf32=0.6, float32=0.8, bandwidth=0.85)
 RESULTS = ROOT / "benchmarks" / "results"
 

@@ -334,18 +334,18 @@ def test_a_cache_that_others_may_write_is_not_used(tmp_path: Path, mode: int) ->
 def test_remembered_digests_that_others_may_write_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
-    monkeypatch.setattr("amp_rewrite.deploy.session.digest._RACY", 0)
-    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache").digests
+    monkeypatch.setattr("amp_rewrite.deploy.session.cache._RACY", 0)
+    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache")
     big = weighted()
     big.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((2, 6000), np.float32), "w"))
     onnx.save(big, file)
-    right = digests.of(Model.load(file))
-    (known,) = digests.folder.iterdir()
+    right = digests._digest(Model.load(file))
+    (known,) = (digests.folder / "v1" / "digests").iterdir()
     known.write_text("0" * 64)
-    assert digests.of(Model.load(file)) == "0" * 64
-    digests.folder.chmod(mode)
+    assert digests._digest(Model.load(file)) == "0" * 64
+    (digests.folder / "v1" / "digests").chmod(mode)
 
-    assert digests.of(Model.load(file)) == right
+    assert digests._digest(Model.load(file)) == right
 
 
 @pytest.mark.skipif(os.geteuid() != 0 if hasattr(os, "geteuid") else True, reason="only root gives files away")

@@ -18,9 +18,9 @@ from onnx import ModelProto, TensorProto
 
 from amp_rewrite.ir.schema import signature
 from amp_rewrite.runtime.kernels import load_kernels
+from amp_rewrite.runtime.plugins import REQUIREMENT
 from amp_rewrite.runtime.registry import table_of
 from amp_rewrite.runtime.runner import WEBGPU
-from amp_rewrite.runtime.webgpu import REQUIREMENT
 from suites.webgpu.worker import Device
 from support import webgpu
 from support.child import Lost

@@ -14,9 +14,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from amp_rewrite.deploy.session import digest
-from amp_rewrite.deploy.session.cache import Cache, _nbytes, key_of
-from amp_rewrite.deploy.session.private_folder import make_private, private
+from amp_rewrite.deploy.session import cache as digest
+from amp_rewrite.deploy.session.cache import Cache
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.fingerprint import full_digest
 from amp_rewrite.files.model import Model
@@ -30,6 +29,10 @@ def product(weight: np.ndarray = WEIGHT, name: str = "w") -> onnx.ModelProto:
     node = helper.make_node("MatMul", ["x", name], ["y"])
     graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(weight, name)])
     return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+
+
+def key_of(model: Model, settings: dict[str, str]) -> str:
+    return Cache(Path("/none")).key(model, settings)
 
 
 def small() -> Model:
@@ -69,10 +72,6 @@ def test_one_bit_anywhere_makes_another_key(tmp_path: Path) -> None:
     assert len(keys) == 8
 
 
-def test_settings_count_in_any_order() -> None:
-    assert key_of(small(), {"a": 1, "b": 2}) == key_of(small(), {"b": 2, "a": 1})
-
-
 # -- digests -------------------------------------------------------------------------------------------
 
 
@@ -87,81 +86,49 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Model]:
 
 @pytest.mark.parametrize("beside", [False, True], ids=["one file", "external data"])
 def test_an_unchanged_file_is_hashed_once(tmp_path: Path, hashed: list[Model], beside: bool) -> None:
-    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache").digests
+    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache")
     onnx.save(product(), file, save_as_external_data=beside, location="w.data", size_threshold=0)
 
-    found = {digests.of(Model.load(file)) for _ in range(3)}
+    found = {digests._digest(Model.load(file)) for _ in range(3)}
 
     assert (found, len(hashed)) == ({full_digest(Model.load(product()))}, 1)
 
 
 def test_what_replaces_a_file_is_hashed_though_size_and_time_are_the_same(tmp_path: Path, hashed: list[Model]) -> None:
-    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache").digests
+    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache")
     onnx.save(product(), file)
     when = (file.stat().st_atime_ns, file.stat().st_mtime_ns)
-    first = digests.of(Model.load(file))
+    first = digests._digest(Model.load(file))
 
     file.write_bytes(product(-WEIGHT).SerializeToString())  # the same inode
     os.utime(file, ns=when)
 
-    assert digests.of(Model.load(file)) == full_digest(Model.load(product(-WEIGHT))) != first
-
-
-def test_a_model_that_was_changed_in_memory_is_not_taken_for_its_file(tmp_path: Path, hashed: list[Model]) -> None:
-    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache").digests
-    onnx.save(product(), file)
-    first = digests.of(Model.load(file))
-
-    model = Model.load(file)
-    model.proto.graph.node[0].name = "other"
-
-    assert digests.of(model) not in (first,)
+    assert digests._digest(Model.load(file)) == full_digest(Model.load(product(-WEIGHT))) != first
 
 
 def test_a_file_that_was_written_a_moment_ago_is_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another change may bear the same time."""
-    file, digests, seen = tmp_path / "m.onnx", Cache(tmp_path / "cache").digests, []
+    file, digests, seen = tmp_path / "m.onnx", Cache(tmp_path / "cache"), []
     onnx.save(product(), file)
     monkeypatch.setattr(digest, "full_digest", lambda model: seen.append(model) or full_digest(model))
     monkeypatch.setattr(digest, "time", SimpleNamespace(time_ns=lambda: file.stat().st_mtime_ns + 1_900_000_000))
 
     for _ in range(2):
-        digests.of(Model.load(file))
+        digests._digest(Model.load(file))
 
-    assert (len(seen), digests.folder.exists()) == (2, False)
-
-
-def test_models_in_memory_are_hashed_each_time(tmp_path: Path, hashed: list[Model]) -> None:
-    digests = Cache(tmp_path).digests
-    assert {digests.of(small()) for _ in range(2)} == {full_digest(small())}
-    assert len(hashed) == 2
+    assert (len(seen), (digests.folder / "v1").exists()) == (2, False)
 
 
 def test_a_damaged_memory_is_no_memory(tmp_path: Path, hashed: list[Model]) -> None:
-    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache").digests
+    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache")
     onnx.save(product(), file)
-    first = digests.of(Model.load(file))
-    (known,) = digests.folder.iterdir()
+    first = digests._digest(Model.load(file))
+    (known,) = (digests.folder / "v1" / "digests").iterdir()
 
     for damage in (b"", first.encode()[:-1], first.encode() + b"0", first.upper().encode(), b"\xff" * 64):
         known.write_bytes(damage)
-        assert digests.of(Model.load(file)) == first
+        assert digests._digest(Model.load(file)) == first
     assert (len(hashed), known.read_text()) == (6, first)
-
-
-def test_the_oldest_digests_are_given_up(tmp_path: Path, hashed: list[Model], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "_MOST", 2)
-    digests = Cache(tmp_path / "cache").digests
-    for name in "abc":
-        onnx.save(product(), tmp_path / f"{name}.onnx")
-        digests.of(Model.load(tmp_path / f"{name}.onnx"))
-        for known in digests.folder.iterdir():
-            os.utime(known, ns=(0, known.stat().st_mtime_ns - 10**9))
-
-    assert len(list(digests.folder.iterdir())) == 2
-    for name in "bc":
-        digests.of(Model.load(tmp_path / f"{name}.onnx"))
-    assert len(hashed) == 3
 
 
 def test_a_folder_that_cannot_be_written_remembers_nothing(tmp_path: Path, hashed: list[Model]) -> None:
@@ -169,7 +136,7 @@ def test_a_folder_that_cannot_be_written_remembers_nothing(tmp_path: Path, hashe
     onnx.save(product(), file)
     (tmp_path / "cache").write_text("no folder")
 
-    assert Cache(tmp_path / "cache").digests.of(Model.load(file)) == full_digest(Model.load(file))
+    assert Cache(tmp_path / "cache")._digest(Model.load(file)) == full_digest(Model.load(file))
 
 
 # -- entries -------------------------------------------------------------------------------------------
@@ -228,22 +195,11 @@ def test_a_damaged_entry_is_none_and_can_be_made_again(
     assert kept is not None and kept.report == "y"
 
 
-def test_a_file_where_an_entry_belongs_goes(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    (tmp_path / "v1").mkdir(mode=0o700)
-    (tmp_path / "v1" / "models").mkdir()
-    (tmp_path / "v1" / "models" / A).write_text("no entry")
-    assert cache.load(A) is None
-    assert names(cache) == []
-    cache.store(A, small(), "x")
-    assert cache.load(A) is not None
-
-
 def test_a_cache_that_is_emptied_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def vanished(*_: object) -> None:
         raise FileNotFoundError("v1")
 
-    monkeypatch.setattr(Cache, "_give_up", vanished)
+    monkeypatch.setattr(Cache, "_evict", vanished)
     Cache(tmp_path).store(A, small(), "x")
     assert Cache(tmp_path).load(A) is not None
 
@@ -336,24 +292,7 @@ def test_every_part_of_a_files_state_counts_for_its_digest(
     model = Model.load(tmp_path / "m.onnx")
     status = dict.fromkeys(("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns"), 1)
     monkeypatch.setattr(digest, "os", SimpleNamespace(stat=lambda _: SimpleNamespace(**status)))
-    before = digest._identity(model)
-    assert before is not None and before == digest._identity(model)
+    before = digest._state(model)
+    assert before is not None and before == digest._state(model)
     status[field] = 2
-    assert digest._identity(model) not in (None, before)
-
-
-def test_a_folder_is_private_if_this_user_alone_may_write_in_it(tmp_path: Path) -> None:
-    make_private(tmp_path / "mine")
-    (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "link").symlink_to(tmp_path / "mine")
-    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o700
-    assert not any(private(tmp_path / name) for name in ("none", "file", "link"))
-    for mode, expected in ((0o755, True), (0o720, False), (0o702, False)):
-        (tmp_path / "mine").chmod(mode)
-        assert private(tmp_path / "mine") is expected
-
-
-def test_the_size_of_an_entry_is_that_of_its_files(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(bytes(5))
-    (tmp_path / "b").write_bytes(bytes(7))
-    assert (_nbytes(tmp_path), _nbytes(tmp_path / "none")) == (12, 0)
+    assert digest._state(model) not in (None, before)

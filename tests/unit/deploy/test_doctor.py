@@ -18,23 +18,20 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner
 
-from amp_rewrite import MachineError, Model, PolicyError, convert, doctor
+from amp_rewrite import MachineError, Model, convert, doctor
 from amp_rewrite.cli import program
-from amp_rewrite.deploy.doctor import isolated as apart
-from amp_rewrite.deploy.doctor.check import Check, Checkup
-from amp_rewrite.deploy.doctor.isolated import asked, machine_asked, write_kernels
+from amp_rewrite.deploy.doctor.advice import Check, Checkup
+from amp_rewrite.runtime import probes as apart
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.installation import Package
-from amp_rewrite.runtime.kernels import load_kernels
-from amp_rewrite.runtime.releases import read_kernels
-from amp_rewrite.runtime.roofline import ROOFS
+from amp_rewrite.runtime.kernels import load_kernels, read_kernels
+from amp_rewrite.runtime.probes import asked, machine_asked, write_kernels
 from support import stub
 from support.corpus import exported
 from support.fake_driver import H200, P100, Driver, Nvml, Shelf
 
 TOLD = {"version": "1.31.1", "cuda": "13.0", "providers": [], "opens": True}
 EVERY = "libcublasLt.so.13 libcublas.so.13 libcudart.so.13 libcurand.so.10 libcufft.so.12 libnvrtc.so.13 libcudnn.so.9"
-L4 = Gpu("NVIDIA L4", (8, 9), 24 << 30)
 
 
 class Machine(Shelf):
@@ -141,27 +138,6 @@ def test_a_driver_that_is_older_than_the_runtime_wants_is_a_finding() -> None:
     ]
 
 
-def test_a_missing_library_comes_with_the_command_that_brings_it() -> None:
-    found = checked(Machine(H200, lost="libcudnn.so.9"), told={**TOLD, "opens": True})
-    assert about(found, "libraries") == [
-        Check(
-            "libraries",
-            "finding",
-            "some ops do not run without libcudnn.so.9",
-            "python -m pip install 'nvidia-cudnn-cu13~=9.0'",
-        )
-    ]
-    assert not found.well
-
-
-def test_the_libraries_of_a_release_that_is_not_known_are_unknown_and_no_finding() -> None:
-    found = checked(told={**TOLD, "cuda": "11.8"})
-    assert about(found, "libraries")[0] == Check(
-        "libraries", "unknown", "what CUDA 11 needs on this system is not known here"
-    )
-    assert found.well
-
-
 @pytest.mark.parametrize(
     ("packages", "told", "state", "fact"),
     [
@@ -196,12 +172,6 @@ def test_what_is_wrong_with_onnxruntime_is_told(
     assert check.remedy
 
 
-def test_where_onnxruntime_cannot_be_asked_the_provider_is_unknown() -> None:
-    found = checked(told={"failure": "x"})
-    assert about(found, "provider") == [Check("provider", "unknown", "onnxruntime could not be asked")]
-    assert about(found, "libraries") == []
-
-
 def test_a_runtime_that_the_kernel_table_is_not_of_is_a_finding() -> None:
     (check,) = about(checked(packages={"onnxruntime-gpu": "1.40.0"}), "kernels")
     assert check == Check(
@@ -212,20 +182,6 @@ def test_a_runtime_that_the_kernel_table_is_not_of_is_a_finding() -> None:
         "python -m pip install 'onnxruntime-gpu==1.31.1', or read its own registry with `amp-rewrite doctor"
         " --dump-kernels FILE`",
     )
-
-
-def test_json_says_the_same() -> None:
-    found = checked(Machine(P100))
-    told = json.loads(found.to_json())
-    assert told["well"] is False
-    assert told["checks"][0] == {
-        "topic": "GPU",
-        "state": "finding",
-        "fact": "Tesla P100, compute capability 6.0, 17.2 GB: fast in no low type (float16 from 7.0 on, bfloat16 from"
-        " 8.0 on)",
-        "remedy": "",
-    }
-    assert [check["topic"] for check in told["checks"]] == [check.topic for check in found.checks]
 
 
 # -- a model -------------------------------------------------------------------------------------------
@@ -473,112 +429,12 @@ def test_of_no_model_it_is_said_that_its_values_are_right(graph: str) -> None:
 # -- speed ---------------------------------------------------------------------------------------------
 
 
-def test_the_speed_up_is_that_of_the_roofline_by_hand() -> None:
-    """4096 x 4096 x 4096: 2 * 4096^3 operations take longer than moving 3 * 4096^2 elements, in both types.
-
-    The two Casts of x and w to float16 and the one of y back move 6 bytes for each of 3 * 4096^2 elements.
-    """
-    (check,) = about(checked(model=dense(4096, 4096, 4096)), "speed")
-    flops, elements = 2 * 4096**3, 3 * 4096**2
-    ratio = (flops / 67e12) / (flops / (0.81 * 989e12) + 6 * elements / 4.8e12)
-    assert check == Check(
-        "speed",
-        "ok",
-        f"roofline estimate: about {ratio:.1f}x on H200, against float32 without TF32",
-        "assumes peaks that large products reach, no fusion, cold caches, instant kernel launches; all ops counted",
-    )
-    assert 5 < ratio < 67
-
-
-def test_free_dimensions_are_1_or_as_given_and_that_is_said() -> None:
-    model = dense(4096, 4096, "batch")
-    one, many = (about(checked(model=model, dimensions=d), "speed")[0] for d in ({}, {"batch": 4096}))
-    assert one.remedy.startswith("assumes batch=1, peaks that large products reach")
-    assert many.remedy.startswith("assumes batch=4096, peaks that large products reach")
-    assert many.fact == about(checked(model=dense(4096, 4096, 4096)), "speed")[0].fact
-    # One row is bound by memory: 4 bytes an element in float32; 2 and 6 for the Casts of what is fed and given.
-    assert one.fact == "roofline estimate: about 0.5x on H200, against float32 without TF32"
-    with pytest.raises(PolicyError, match=r"^the model has no free dimension 'seq'; it has batch$"):
-        checked(model=model, dimensions={"seq": 2})
-
-
-def test_which_gpu_the_estimate_is_for() -> None:
-    model = dense(64, 64)
-    told = {
-        "here": checked(Machine(L4), model),
-        "named": checked(Machine(L4), model, gpu="A100"),
-        "none": checked(Shelf(), model),
-        "none, bfloat16": checked(Shelf(), model, to="bfloat16"),
-        "unknown": checked(Machine(Gpu("NVIDIA Unheard", (9, 0))), model),
-        "T4, bfloat16": checked(Machine(Gpu("Tesla T4", (7, 5))), model, to="bfloat16"),
-    }
-    named = {
-        key: [g for g in ("H200", "A100", "L4", "T4", "V100") if f"x on {g}," in about(c, "speed")[0].fact]
-        for key, c in told.items()
-    }
-    assert named == {
-        "here": ["L4"],
-        "named": ["A100"],
-        "none": ["H200", "A100", "L4", "T4", "V100"],
-        "none, bfloat16": ["H200", "A100", "L4"],
-        "unknown": [],
-        "T4, bfloat16": [],
-    }
-    assert about(told["unknown"], "speed") == [
-        Check(
-            "speed",
-            "unknown",
-            "no data sheet with float16 of this GPU is known here",
-            f"gpu= names another: {', '.join(ROOFS)}",
-        )
-    ]
-
-
-def test_too_few_shapes_give_no_estimate() -> None:
-    model = parsed(
-        "g (float[8, 8] x, int64[k] axes) => (float[a, b] y)"
-        + " { m = MatMul (x, x)  u = Unsqueeze (m, axes)  t = Tanh (u)  y = ReduceSum (t, axes) }"
-    )
-    (check,) = about(checked(model=model), "speed")
-    assert (check.state, check.remedy) == ("unknown", "export the model with known shapes")
-
-
 def test_of_an_op_that_no_schema_describes_nothing_is_claimed() -> None:
     head = '<ir_version: 10, opset_import: ["": 20, "my.ops": 1]> '
     text = "g (float[n, 16] x) => (float[n, 16] y) { t = MatMul (x, x)  u = my.ops.Odd (t)  y = my.ops.Odd (u) }"
     found = checked(model=Model.load(onnx.parser.parse_model(head + text)))
     fact = "2 ops that no schema here describes (my.ops::Odd): where it runs is not known"
     assert Check("placement", "unknown", fact, "a runtime without that op does not open the model") in found.checks
-
-
-def test_free_dimensions_without_a_name_are_named_by_a_question_mark() -> None:
-    model = parsed("g (float[?, 8] x, float[8, 8] w) => (float[?, 8] y) { y = MatMul (x, w) }")
-    one, many = (about(checked(model=model, dimensions={"?": n}), "speed")[0] for n in (1, 1 << 20))
-    assert one.fact != many.fact
-    assert many.remedy.startswith("assumes ?=1048576, ")
-
-
-def test_a_dimension_that_cannot_be_is_refused() -> None:
-    model = parsed("g (float[n, 8] x) => (float[n, 8] y) { y = Neg (x) }")
-    for number in (0, -1, 1 << 63):
-        with pytest.raises(PolicyError) as error:
-            checked(model=model, dimensions={"n": number})
-        said = f"dimension 'n' cannot be {number}; give a number from 1 to 9223372036854775807"
-        assert str(error.value) == said
-    assert about(checked(model=model, dimensions={"n": 1 << 31}), "speed")[0].state == "ok"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"to": "float64"}, "cannot lower to float64; use float16 or bfloat16"),
-        ({"gpu": "G80"}, f"no data sheet of a GPU 'G80' is known here; use one of {', '.join(ROOFS)}"),
-    ],
-)
-def test_what_is_not_known_is_refused(options: dict[str, str], message: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        checked(**options)
-    assert str(error.value) == message
 
 
 # -- another process -----------------------------------------------------------------------------------
@@ -612,28 +468,6 @@ def test_a_runtime_that_dies_is_a_finding_and_no_crash(
         " installed"
     )
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_is_imported_from_the_folder_that_one_is_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for module in ("json", "dataclasses", "amp_rewrite", "numpy"):
-        (tmp_path / f"{module}.py").write_text("open('was_here', 'w')")
-    monkeypatch.chdir(tmp_path)
-    assert "failure" not in asked()
-    assert "process" not in str(machine_asked().absence)
-    assert not (tmp_path / "was_here").exists()
-
-
-def test_a_process_that_cannot_ask_the_driver_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    saying(monkeypatch, "import sys; sys.exit('no room')")
-    said = "the NVIDIA driver cannot be queried, the process ended with 1: no room"
-    assert machine_asked() == Hardware(absence=f"{said}; restart the machine, or install the driver anew")
-
-
-def test_onnxruntime_is_asked_in_another_process() -> None:
-    import onnxruntime
-
-    told = asked()
-    assert (told["version"], told["providers"]) == (onnxruntime.__version__, onnxruntime.get_available_providers())
 
 
 RUN = subprocess.run
@@ -771,20 +605,7 @@ def test_the_command_prints_and_its_exit_code_tells(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--dimension", "batch=8"], "--gpu and --dimension are about a model; name one"),
-        (["m.onnx", "--dimension", "batch"], "--dimension 'batch' is not NAME=N with a positive number; write batch=8"),
-        (
-            ["m.onnx", "--dimension", "batch=0"],
-            "--dimension 'batch=0' is not NAME=N with a positive number; write batch=8",
-        ),
-        (
-            ["m.onnx", "--dimension", "batch=99999999999999999999"],
-            "--dimension 'batch=99999999999999999999' is not NAME=N with a positive number; write batch=8",
-        ),
-        (
-            ["m.onnx", "--dimension", "batch=8", "--dimension", "batch=9"],
-            "--dimension gives 'batch' twice, as 8 and as 9; leave one out",
-        ),
+        (["--open"], "--open only opens a model; name one"),
         (
             ["m.onnx", "--dump-kernels", "k.json"],
             "--dump-kernels only writes a file; leave out MODEL and --json",
@@ -794,11 +615,6 @@ def test_the_command_prints_and_its_exit_code_tells(monkeypatch: pytest.MonkeyPa
 def test_misuse_is_an_error_with_exit_code_2(monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
     code, out, err = ran(monkeypatch, WELL, *words)
     assert (code, out, err) == (2, "", f"error: {message}; see 'amp-rewrite doctor --help'\n")
-
-
-def test_a_model_that_is_none_is_told() -> None:
-    done = CliRunner().invoke(program, ["doctor", "no_such.onnx"])
-    assert (done.exit_code, done.stderr) == (2, "error: cannot read no_such.onnx: No such file or directory\n")
 
 
 def test_what_older_versions_lack_is_advice() -> None:

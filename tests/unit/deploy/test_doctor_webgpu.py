@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from click.testing import CliRunner
-
 from amp_rewrite import doctor
-from amp_rewrite.cli import program
-from amp_rewrite.deploy.doctor.check import ADVICE, FINDING, OK, Check
+from amp_rewrite.deploy.doctor.advice import ADVICE, FINDING, OK, Check
 from amp_rewrite.runtime.kernels import load_webgpu_kernels
 from support.paths import TESTS
 
@@ -51,10 +48,3 @@ def test_a_model_has_its_long_sums_and_its_floats_on_the_cpu_named() -> None:
         checks["sums"].state == ADVICE and "in float32, since the device accumulates in float16" in checks["sums"].fact
     )
     assert "no webgpu kernel for IsNaN" in checks["placement"].fact
-
-
-def test_options_about_cuda_are_refused_beside_the_target() -> None:
-    model = str(TESTS / "models" / "cnn_ts13.onnx")
-    done = CliRunner().invoke(program, ["doctor", model, "--target", "webgpu", "--gpu", "H200"])
-    assert done.exit_code == 2
-    assert "--gpu and --dimension are about CUDA" in done.output

@@ -49,8 +49,10 @@ def test_a_recorded_graph_computes_with_what_is_fed() -> None:
     eye = np.eye(2, 8, dtype=np.float32)
     binding = session.bind({"x": eye})
     for factor in (1, 2, 3):
+        expected = np.float32([[1, 2], [3, 4]]) * factor
         binding.feed({"x": factor * eye})
-        np.testing.assert_array_equal(binding.arrays()["y"], np.float32([[1, 2], [3, 4]]) * factor)
+        np.testing.assert_array_equal(binding.arrays()["y"], expected)
+        np.testing.assert_array_equal(session.run({"x": factor * eye})["y"], expected)
 
 
 @pytest.mark.torch

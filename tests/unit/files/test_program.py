@@ -270,7 +270,7 @@ def test_what_onnx_ir_cannot_write_is_refused_in_one_line():
 
 @pytest.mark.parametrize("largest", [0, 1 << 26])
 def test_a_program_runs_from_memory_and_from_a_temporary_file(monkeypatch, largest):
-    monkeypatch.setattr("amp_rewrite.runtime.model_input._LARGEST_MESSAGE", largest)
+    monkeypatch.setattr("amp_rewrite.runtime.ports._LARGEST_MESSAGE", largest)
     weight, x = values(65, 64), values(2, 65)
     given = program(ir.Tensor(weight))
     np.testing.assert_allclose(Runner.open(Model.load(given)).run({"x": x})["y"], x @ weight, rtol=1e-4, atol=1e-5)

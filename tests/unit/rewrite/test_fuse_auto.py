@@ -16,7 +16,7 @@ from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
 import amp_rewrite
 from amp_rewrite.compat import float16
-from amp_rewrite.deploy.doctor.check import FINDING
+from amp_rewrite.deploy.doctor.advice import FINDING
 from amp_rewrite.deploy.doctor.checkup import doctor
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
@@ -122,7 +122,7 @@ def test_an_opset_of_the_file_counts_for_the_oldest_release() -> None:
 def test_without_a_release_that_of_the_installed_onnxruntime_counts(
     installed: str, made: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amp_rewrite.runtime.releases.installed_release", lambda: installed)
+    monkeypatch.setattr("amp_rewrite.runtime.kernels.installed_release", lambda: installed)
     assert own(amp_rewrite.convert(wide(BLOCK)).model) == made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.runtime.limits import LIMITS
+from amp_rewrite.runtime.kernels import LIMITS
 
 HALF, BRAIN = DType.FLOAT16, DType.BFLOAT16
 

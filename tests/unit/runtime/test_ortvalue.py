@@ -11,8 +11,8 @@ import pytest
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.runtime import ortvalue
-from amp_rewrite.runtime.ortvalue import from_array, to_array
+from amp_rewrite.runtime import buffers as ortvalue
+from amp_rewrite.runtime.buffers import from_array, to_array
 
 
 class Tensor:

@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.runtime.kernels import load_kernels, release_number, releases
-from amp_rewrite.runtime.releases import installed_release, known_release, read_kernels
+from amp_rewrite.runtime.kernels import (
+    installed_release,
+    known_release,
+    load_kernels,
+    read_kernels,
+    release_number,
+    releases,
+)
 
 F16, F32 = "tensor(float16)", "tensor(float)"
 CUDA = "CUDAExecutionProvider"

@@ -16,11 +16,8 @@ from amp_rewrite import Model, ModelError, PolicyError
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files import tensors, wire
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.runtime.model_input import model_input
-from amp_rewrite.runtime.ort_errors import error_text
-from amp_rewrite.runtime.ports import Port
+from amp_rewrite.runtime.ports import Port, written_to
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
-from amp_rewrite.runtime.subgraph import written_to
 from support.paths import TESTS
 
 X = np.float32([[1, 2, 3], [4, 5, 6]])
@@ -89,13 +86,6 @@ def test_a_runner_says_what_goes_in_and_what_comes_out() -> None:
         Port("h", DType.BOOL, "tensor", ()),
     )
     assert runner.provider == CPU
-
-
-def test_a_shape_that_is_not_stated_is_not_known() -> None:
-    runner = Runner.open(
-        parsed("g (float[] x, float[?, a, 0] u) => (float[] y, float[?, a, 0] v) { y = Neg(x) v = Neg(u) }")
-    )
-    assert [port.shape for port in runner.inputs] == [None, (None, "a", 0)]
 
 
 def test_an_initializer_of_an_old_model_is_no_input() -> None:
@@ -187,13 +177,6 @@ def test_the_statistics_of_a_training_normalization_are_not_written_into_what_is
 # -- low types -----------------------------------------------------------------------------------------
 
 
-def test_float16_goes_in_and_out() -> None:
-    x = np.float16([1.5, -2])
-    found = Runner.open(parsed("g (float16[2] x) => (float16[2] y) { y = Neg (x) }")).run({"x": x})["y"]
-    np.testing.assert_array_equal(found, -x)
-    assert found.dtype == np.float16
-
-
 def test_bfloat16_goes_in_and_out() -> None:
     runner = Runner.open(
         parsed("g (bfloat16[2, 3] x, float[1] f) => (bfloat16[3, 2] y, float[1] g) { y = Transpose (x) g = Neg (f) }")
@@ -218,11 +201,6 @@ def test_a_sequence_beside_bfloat16_is_refused() -> None:
         "'s' is not a tensor, which onnxruntime cannot combine with bfloat16 tensors; make the"
         " bfloat16 inputs and outputs float32, as emulate(model) does"
     )
-
-
-def test_bfloat16_arithmetic_has_no_kernel_here() -> None:
-    with pytest.raises(ModelError, match=r"^onnxruntime cannot open the model: .*Mul.*; emulate\(model\) runs what"):
-        Runner.open(parsed("g (bfloat16[2] x) => (bfloat16[2] y) { y = Mul (x, x) }"))
 
 
 # -- weights -------------------------------------------------------------------------------------------
@@ -264,18 +242,6 @@ def test_weights_of_a_branch_are_found_too(tmp_path: Path) -> None:
     np.testing.assert_allclose(y, ROW @ WEIGHT, atol=CLOSE, rtol=0)
 
 
-def test_weights_in_a_constant_are_found_too(tmp_path: Path) -> None:
-    proto = heavy()
-    constant = helper.make_node("Constant", [], ["w"], value=proto.graph.initializer[0])
-    del proto.graph.initializer[:]
-    proto.graph.node.insert(0, constant)
-    onnx.save(proto, tmp_path / "m.onnx")
-    model = Model.load(tmp_path / "m.onnx")
-    assert stubs(model) == ["w"]
-    y = Runner.open(model).run({"x": ROW})["y"]
-    np.testing.assert_allclose(y, ROW @ WEIGHT, atol=CLOSE, rtol=0)
-
-
 def test_a_pending_cast_is_done(tmp_path: Path) -> None:
     """What runs is the rounded weight, not the one in the file."""
     onnx.save(heavy(), tmp_path / "m.onnx")
@@ -292,22 +258,15 @@ def test_a_pending_cast_is_done(tmp_path: Path) -> None:
 
 
 def test_a_model_with_much_in_memory_is_handed_over_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.runtime.model_input._LARGEST_MESSAGE", 1 << 10)
+    monkeypatch.setattr("amp_rewrite.runtime.ports._LARGEST_MESSAGE", 1 << 10)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     y = Runner.open(Model.load(heavy())).run({"x": ROW})["y"]
     np.testing.assert_allclose(y, ROW @ WEIGHT, atol=CLOSE, rtol=0)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_weights_lie_beside_a_model_that_is_handed_over_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.runtime.model_input._LARGEST_MESSAGE", 1 << 10)
-    with model_input(Model.load(heavy())) as (path, entries):
-        assert isinstance(path, str) and entries == {}
-        assert sorted(file.suffix for file in Path(path).parent.iterdir()) == [".data", ".onnx"]
-
-
 def test_a_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.runtime.model_input._LARGEST_MESSAGE", 1 << 10)
+    monkeypatch.setattr("amp_rewrite.runtime.ports._LARGEST_MESSAGE", 1 << 10)
 
     def full(*_: object, **__: object) -> None:
         raise ModelError("cannot write /tmp/x/model.onnx: No space left on device; nothing was changed")
@@ -364,22 +323,6 @@ def test_what_onnxruntime_says_is_one_line(capfd: pytest.CaptureFixture[str]) ->
     )
     assert "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_place_in_the_source_of_onnxruntime_is_left_out() -> None:
-    with pytest.raises(ModelError) as error:
-        Runner.open(
-            parsed(
-                "g (float[1] x, bool c) => (float[1] y)"
-                " { y = If (c) <then_branch = t () => (x) {}, else_branch = e () => (x) {}> }"
-            )
-        )
-    assert str(error.value).startswith("onnxruntime cannot open the model: This is an invalid model. Subgraph output")
-
-
-def test_outputs_only_of_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"^the model has no output 'q'; it has 'y', 'z'$"):
-        Runner.open(parsed(TWO), SessionOptions(outputs_only=["q"]))
 
 
 # -- providers -----------------------------------------------------------------------------------------
@@ -447,27 +390,6 @@ def test_options_reach_the_runtime(opened: Options) -> None:
     assert opened == [USUAL, {**USUAL, "level": "ORT_DISABLE_ALL", "threads": 1}, {**USUAL, "reuse": False}]
 
 
-def test_threads_that_wait_sleep_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    import onnxruntime
-
-    seen = []
-
-    class Spy(onnxruntime.InferenceSession):  # type: ignore[misc]
-        def __init__(self, given: object, settings: onnxruntime.SessionOptions, *rest: object, **more: object) -> None:
-            seen.append(settings.get_session_config_entry("session.intra_op.allow_spinning"))
-            super().__init__(given, settings, *rest, **more)
-
-    monkeypatch.setattr("onnxruntime.InferenceSession", Spy)
-    Runner.open(parsed(TWO), SessionOptions(spinning=False))
-    assert seen == ["0"]
-
-
-def test_memory_is_not_planned_for_huge_graphs(opened: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.runtime.runner._MOST_PLANNED_NODES", 1)
-    Runner.open(parsed(TWO))
-    assert opened == [{**USUAL, "reuse": False}]
-
-
 def test_optimizers_that_may_end_the_process_are_off_where_a_model_needs_it(
     opened: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -498,62 +420,6 @@ def test_what_onnxruntime_objects_to_is_named_with_the_way_out(text: str, told: 
     assert str(refused.value) == f"onnxruntime cannot open the model: {told}"
 
 
-@pytest.mark.parametrize(
-    ("head", "told"),
-    [
-        ('ir_version: 10, opset_import: ["": 99]', "; install a newer onnxruntime, or bring the model to an older opset"
-         " with onnx.version_converter"),
-        ('ir_version: 99, opset_import: ["": 20]', "; install a newer onnxruntime, or export the model again for an"
-         " older one"),
-    ],
-)  # fmt: skip
-def test_a_model_of_the_future_needs_a_newer_runtime(head: str, told: str) -> None:
-    model = onnx.parser.parse_model(f"<{head}> g (float[3] x) => (float[3] y) {{ y = Neg (x) }}")
-    with pytest.raises(ModelError) as refused:
-        Runner.open(Model(model))
-    assert str(refused.value).endswith(told)
-
-
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        (
-            'provider_options_utils.h:182 Parse Unknown provider option: "nope".',
-            "a provider has no option 'nope'; check the spelling against onnxruntime's page of that provider, or leave"
-            " it out",
-        ),
-        (
-            'provider_options_utils.h:187 Parse Failed to parse provider option "device_id":'
-            " cuda_execution_provider_info.cc:71 operator() Invalid device ID: 9, must be between 0 (inclusive) and 1"
-            " (exclusive).",
-            "provider option 'device_id' has a value that it does not take: Invalid device ID: 9, must be between 0"
-            " (inclusive) and 1 (exclusive); give another one, or leave it out",
-        ),
-    ],
-)
-def test_an_option_that_a_provider_does_not_take_is_named(said: str, told: str) -> None:
-    assert error_text("open", RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {said}")) == told
-
-
-def test_missing_libraries_of_tensorrt_are_named_with_the_way_out() -> None:
-    said = (
-        "[ONNXRuntimeError] : 1 : FAIL : /onnxruntime_src/onnxruntime/python/onnxruntime_pybind_state.cc:580 std::"
-        "shared_ptr<X> onnxruntime::python::CreateY(const Z&) Please install TensorRT libraries as mentioned in the GPU"
-        " requirements page, make sure they're in the PATH or LD_LIBRARY_PATH, and that your GPU is supported."
-    )
-    assert error_text("open", RuntimeError(said)) == (
-        "it cannot load the libraries of TensorRT; install TensorRT (pip install tensorrt) where the loader finds it,"
-        " or leave TensorrtExecutionProvider out"
-    )
-
-
-def test_opening_and_running_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """At its default level onnxruntime warns of an initializer that nobody reads, and of a shape that is not stated."""
-    runner = Runner.open(parsed("g (float[n] x) => (float[5] y) <float[2] w = {3, 4}> { y = Neg (x) }"))
-    same(runner.run({"x": np.ones(2, np.float32)}), {"y": -np.ones(2, np.float32)})
-    assert capfd.readouterr() == ("", "")
-
-
 # -- training normalizations ---------------------------------------------------------------------------
 
 
@@ -569,10 +435,3 @@ def test_inputs_that_a_training_normalization_writes_are_found_behind_copies() -
     ).proto.graph
     assert written_to(graph) >= {"m", "one", "two", "n"}
     assert not written_to(graph) & {"x", "s", "b", "v", "k", "y"}
-
-
-def test_a_session_has_the_runtimes_own_defaults() -> None:
-    options = SessionOptions()
-    assert (options.providers, options.outputs_only, options.threads, options.profile) == ((CPU,), None, 0, None)
-    assert options.optimized and options.planned and options.pooled and options.spinning
-    assert (dict(options.provider_options), Port("x", None, None, None).required) == ({}, True)

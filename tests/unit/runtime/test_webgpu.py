@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from amp_rewrite.runtime import webgpu
-from amp_rewrite.runtime.webgpu import WEBGPU, absence, assignment, names_on
+from amp_rewrite.runtime import plugins as webgpu
+from amp_rewrite.runtime.plugins import WEBGPU, absence, assignment, names_on
 
 
 def node(op_type: str, name: str = "", domain: str = "") -> Any:

@@ -96,7 +96,7 @@ def test_another_target_is_refused_with_what_is_wrong(word: str, words: str) -> 
     [("", "ort-cuda"), (NEWEST, "ort-cuda"), ("1.22.0", "ort-cuda:1.22.0"), ("1.99.0", "ort-cuda:1.99.0")],
 )
 def test_the_installed_release_is_the_default(installed: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.runtime.releases.installed_release", lambda: installed)
+    monkeypatch.setattr("amp_rewrite.runtime.kernels.installed_release", lambda: installed)
     assert Request.of().target.value == value
     assert Request.of(target="ort-cuda:1.20").target.value == "ort-cuda:1.20.2"
     assert Request.of(target="onnx").target is Target.ONNX

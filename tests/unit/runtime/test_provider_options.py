@@ -1,0 +1,264 @@
+"""Options of the CUDA provider that a model decides, and what is passed to a session; nothing here needs a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import amp_rewrite
+from amp_rewrite import Model, ModelError
+from amp_rewrite.deploy.bench.bench import Candidate
+from amp_rewrite.deploy.session.session import MOST_GRAPHS, CudaGraphs
+from amp_rewrite.evidence.conditions import session_on
+from amp_rewrite.runtime import runner as runner_module
+from amp_rewrite.runtime.provider_options import CHANNELS_LAST, CudaOptions, cuda_options
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions
+from support import stub
+
+PRODUCT = "p = Cast <to = 1> (v) q = MatMul (p, p) y = Cast <to = 10> (q)"
+
+
+def network(convolutions: int, dtype: str = "float16", tail: str = "y = Relu (v)", opset: int = 22) -> onnx.ModelProto:
+    """A network of 3x3 convolutions, with something behind them."""
+    last = ["x", *(f"c{i}" for i in range(1, convolutions)), "v"]
+    body = " ".join(f"{b} = Conv <pads = [1, 1, 1, 1]> ({a}, w)" for a, b in pairwise(last))
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}]> g ({dtype}[n, 4, h, h] x, {dtype}[4, 4, 3, 3] w)'
+        f" => ({dtype}[n, 4, h, h] y) {{ {body} {tail} }}"
+    )
+
+
+SOUNDS = """<ir_version: 10, opset_import: ["": 20]> g (float16[1, 4, n] x) => (float16[1, 4, n] y)
+    <float16[4, 4, 1] w = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}> {"""
+SOUNDS += " ".join(f"{a} = Conv ({b}, w)" for a, b in zip("abcdefghy", "xabcdefgh", strict=True)) + " }"
+CALLED = """<ir_version: 10, opset_import: ["": 20, "own": 1]>
+    g (float16[2, 2] x) => (float16[2, 2] y) { y = own.f (x) }
+    <domain: "own", opset_import: ["": 20]> f (a) => (b) { b = MatMul (a, a) }"""
+
+
+@pytest.mark.parametrize(
+    ("model", "tf32", "channels_last", "costs"),
+    [
+        (network(8), True, True, False),
+        (network(7), True, False, False),  # a few convolutions are not a convolutional network
+        (network(8, "bfloat16"), True, False, False),  # no kernels with channels last
+        (network(8, "float"), False, False, False),
+        (network(8, tail=PRODUCT), False, False, True),  # a float32 product is left: its digits count more
+        (network(1, tail=PRODUCT), False, False, True),
+        (onnx.parser.parse_model(SOUNDS), True, False, False),  # one dimension
+        (onnx.parser.parse_model(CALLED), False, False, False),  # a function may hold anything
+        (network(8, "bfloat16", opset=20), False, False, False),  # not valid
+    ],
+)
+def test_a_model_decides_tf32_and_layout(model: onnx.ModelProto, tf32: bool, channels_last: bool, costs: bool) -> None:
+    found = cuda_options(Model(model))
+    assert (found.tf32, found.channels_last, bool(found.cost)) == (tf32, channels_last, costs)
+    assert found.stated == {"use_tf32": str(int(tf32))}
+
+
+def test_the_cost_of_exact_products_names_the_convolutions_and_the_way_out() -> None:
+    assert cuda_options(Model(network(3, tail=PRODUCT))).cost == (
+        "3 convolutions in a low type run without tensor cores, since float32 products beside them need TF32 off; set"
+        " the provider option use_tf32=1 if 10 bits of significand are enough for these products, or lower them, too"
+    )
+
+
+def test_a_report_and_the_doctor_print_the_line_of_a_plain_session() -> None:
+    line = 'InferenceSession(path, providers=[("CUDAExecutionProvider", {"prefer_nhwc": 1, "fuse_conv_bias": 1}), '
+    line += '"CPUExecutionProvider"])'
+    report = amp_rewrite.convert(network(8, "float")).report
+    assert [finding.message for finding in report.findings if finding.kind == "channels_last"] == [line]
+    assert report.text().splitlines()[-1] == f"next: on CUDA, {line}"
+    assert [c.remedy for c in amp_rewrite.doctor(network(8)).checks if c.topic == "session"] == [line]
+    for other in ({"model": network(7, "float")}, {"model": network(8, "float"), "target": "tensorrt"}):
+        assert "InferenceSession" not in amp_rewrite.convert(**other).report.text()
+    (check,) = (c for c in amp_rewrite.doctor(network(8, tail=PRODUCT)).checks if c.topic == "session")
+    assert "without tensor cores" in check.fact and check.remedy.startswith("set the provider option use_tf32=1")
+
+
+# -- what is passed ------------------------------------------------------------------------------------
+
+
+class Opened:
+    """A session of onnxruntime in which plans are missing with channels last, if `planless`."""
+
+    seen: ClassVar[list[dict[str, str]]] = []
+    planless = False
+
+    def __init__(self, _given: object, _settings: object, providers: Any, **_: object) -> None:
+        self.options = dict(dict(providers)[CUDA])
+        self.seen.append(self.options)
+
+    def get_providers(self) -> list[str]:
+        return [CUDA, CPU]
+
+    def run(self, _names: object, feeds: dict[str, np.ndarray], _options: object = None) -> list[object]:
+        assert {name: array.shape for name, array in feeds.items()} == {
+            "x": (1, 4, 64, 64),
+            "w": (4, 4, 3, 3),
+        }
+        if self.planless and "prefer_nhwc" in self.options:
+            raise RuntimeError("no execution plan")
+        return []
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """The options of CUDA of each session that is opened."""
+    monkeypatch.setattr("onnxruntime.InferenceSession", Opened)
+    monkeypatch.setattr(runner_module, "_check_providers", lambda _providers: None)
+    monkeypatch.setattr(runner_module, "preload_once", lambda: None)
+    monkeypatch.setattr(Opened, "seen", [])
+    return Opened.seen
+
+
+def opened(model: onnx.ModelProto, channels_last: bool = True, **options: str) -> Runner:
+    chosen = {CUDA: options} if options else {}
+    asked = SessionOptions(providers=(CUDA, CPU), provider_options=chosen, channels_last=channels_last)
+    return Runner.open(Model(model), asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "passed"),
+    [
+        ({}, {"use_tf32": "1", **CHANNELS_LAST}),
+        ({"channels_last": False}, {"use_tf32": "1"}),
+        ({"use_tf32": "0"}, {"use_tf32": "0"}),  # then no plan has tensor cores
+        ({"prefer_nhwc": "0"}, {"use_tf32": "1", "prefer_nhwc": "0"}),
+        ({"device_id": "1"}, {"use_tf32": "1", **CHANNELS_LAST, "device_id": "1"}),
+    ],
+)
+def test_options_reach_the_provider_and_the_callers_win(
+    asked: dict[str, Any], passed: dict[str, str], seen: list[dict[str, str]]
+) -> None:
+    assert opened(network(8), **asked).provider_options == passed
+    assert seen == [passed]
+
+
+def test_channels_last_go_where_a_run_finds_no_plan(
+    seen: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Opened, "planless", True)
+    assert opened(network(8)).provider_options == {"use_tf32": "1"}
+    assert seen == [{"use_tf32": "1", **CHANNELS_LAST}, {"use_tf32": "1"}]
+
+
+def test_verify_and_bench_open_models_as_sessions_do(seen: list[dict[str, str]]) -> None:
+    Runner.open(Model(network(8)), session_on(CUDA))
+    given = Candidate(0, "m", Model(network(8, "float")), None, {}, CUDA, (), 1)  # type: ignore[arg-type]
+    given.opened()
+    assert Candidate(0, "m", given.model, None, {}, CUDA, (), 1, tf32=True).options == {"use_tf32": "1"}  # type: ignore[arg-type]
+    assert seen == [{"use_tf32": "1", **CHANNELS_LAST}, {"use_tf32": "0"}]
+    assert cuda_options(Model(network(1, "float"))) == CudaOptions()
+
+
+ON_STUB = """
+import onnx.parser, sys, warnings
+from amp_rewrite import Session
+warnings.simplefilter("ignore")
+for text in sys.argv[1:]:
+    session = Session(onnx.parser.parse_model(text), cuda_graph=True)
+    print(*session.notes, session._runner.provider_options)
+"""
+HEAD = '<ir_version: 10, opset_import: ["": 20]> g'
+BRANCH = f"""{HEAD} (float[2] x, bool c) => (float[2] y) {{
+    y = If (c) <
+        then_branch = a () => (float[2] z) {{ z = Relu (x) }}, else_branch = b () => (float[2] w) {{ w = Neg (x) }}
+    > }}"""
+
+
+@pytest.mark.stub
+def test_what_no_graph_can_record_is_named_by_onnxruntime_itself() -> None:
+    libraries, reason = stub.folder()
+    if libraries is None:
+        pytest.skip(reason)
+    models = [
+        f"{HEAD} (float[2, 2] x) => (float[2, 2] y) {{ y = MatMul (x, x) }}",
+        BRANCH,
+        f"{HEAD} (float[2, 2, 2] x) => (float[2] y) {{ y = Det (x) }}",
+    ]
+    path = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
+    done = subprocess.run(
+        [sys.executable, "-c", ON_STUB, *models],
+        env={**os.environ, "LD_LIBRARY_PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    without = "the model runs without a CUDA graph:"
+    assert done.stdout.splitlines() == [
+        "{'use_tf32': '0', 'enable_cuda_graph': '1'}",
+        f"{without} it has If, Loop or Scan {{'use_tf32': '1', 'enable_cuda_graph': '0'}}",
+        f"{without} some of its ops run on the CPU {{'use_tf32': '1', 'enable_cuda_graph': '0'}}",
+    ], done.stderr
+
+
+# -- CUDA graphs ---------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """A model that doubles its input, and counts how it is run."""
+
+    def __init__(self, records: bool = True) -> None:
+        self.records = records
+        self.usual = self.bound = 0
+
+    def run(self, feeds: dict[str, Any], _outputs: object = None) -> dict[str, Any]:
+        self.usual += 1
+        return {"y": feeds["x"] * 2}
+
+    def on_device(self, array: np.ndarray, _device: int) -> np.ndarray:
+        return array.copy()
+
+    def bind(self, feeds: dict[str, np.ndarray], room: dict[str, np.ndarray], **_: object) -> Any:
+        if not self.records:
+            raise ModelError("a kernel waits for the device")
+        self.bound += 1
+        held = {name: array.copy() for name, array in feeds.items()}
+
+        def arrays() -> dict[str, np.ndarray]:
+            room["y"][...] = held["x"] * 2
+            return {"y": room["y"].copy()}
+
+        return SimpleNamespace(run=lambda: None, feed=held.update, arrays=arrays)
+
+
+def graphs(records: bool = True) -> tuple[Any, CudaGraphs]:
+    model: Any = Recorded(records)
+    return model, CudaGraphs(model, 0)
+
+
+def test_a_graph_is_recorded_once_for_each_shape_and_results_outlive_the_next_run() -> None:
+    model, recorded = graphs()
+    rows = [np.full((size, 2), size + number, np.float32) for size in (1, 2) for number in range(3)]
+    results = [recorded.run({"x": row}) for row in rows]
+    for row, result in zip(rows, results, strict=True):
+        np.testing.assert_array_equal(result["y"], row * 2)
+    assert (model.usual, model.bound) == (2, 2)
+
+
+def test_shapes_beyond_the_limit_run_as_usual() -> None:
+    model, recorded = graphs()
+    for size in range(MOST_GRAPHS + 2):
+        recorded.run({"x": np.zeros(size, np.float32)})
+        recorded.run({"x": np.zeros(size, np.float32)})
+    assert (model.bound, model.usual) == (MOST_GRAPHS, MOST_GRAPHS + 4)
+
+
+def test_what_cannot_be_recorded_runs_as_usual() -> None:
+    model, recorded = graphs(records=False)
+    for _ in range(3):
+        np.testing.assert_array_equal(recorded.run({"x": np.ones(2)})["y"], [2, 2])
+    assert model.usual == 3
+    model, recorded = graphs()
+    recorded.run({"x": 3})  # not an array
+    assert (model.usual, model.bound) == (1, 0)
