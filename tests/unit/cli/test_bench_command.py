@@ -38,14 +38,13 @@ def outcome(*words: str) -> tuple[int, str, str]:
 
 
 def test_two_models_are_timed_side_by_side() -> None:
-    code, out, err = outcome("full.onnx", "full.onnx", "--data", "x.npz", "--batch-sizes", "4", *QUICK)
+    code, out, err = outcome("full.onnx", "full.onnx", "--data", "x.npz", *QUICK)
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[:2] == ["full.onnx, full.onnx (2)", f"  runs on   {CPU}"]
     assert "  data      x.npz: x [2, 3]" in lines
     assert "  measured  2 rounds of 2 runs of each, taking turns, after 1 to warm up" in lines
     assert [line.split()[:4] for line in lines if line.startswith("  latency")] == [["latency,", "ms", "median", "p5"]]
-    assert [line.split()[1] for line in lines if line.startswith("  full.onnx  ")][1:] == ["4"]
 
 
 def test_json_stands_alone_on_stdout() -> None:
@@ -64,10 +63,6 @@ def test_quiet_prints_nothing() -> None:
         (
             ("full.onnx",),
             "error: no input data; add --data FILE, or --random; see 'amp-rewrite bench --help'",
-        ),
-        (
-            ("full.onnx", "--data", "x.npz", "--batch-sizes", "1;2"),
-            "error: '1;2' is not a list of batch sizes; write it as 1,8,64",
         ),
         (("--data", "x.npz"), f"error: Missing argument 'A [B]...'; {SEE}"),
     ],
