@@ -73,7 +73,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "model.onnx --data batches.npz --tolerance 1e-2",
     ),
     "diff": ("diff model.onnx model.float16.onnx",),
-    "doctor": ("doctor model.onnx --gpu H200",),
+    "doctor": ("doctor model.onnx --to bfloat16",),
     "emulate": ("emulate model.float16.onnx",),
     "explain": ("explain model.onnx /encoder/layer.0/MatMul", "explain Softmax mask_fill", "explain rules"),
     "gate": ("gate model.onnx --base origin/main --fail-on raised,casts",),
