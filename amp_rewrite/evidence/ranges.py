@@ -13,8 +13,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError, spelled
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.scratch import write_whole
-from amp_rewrite.reports import json_stream
-from amp_rewrite.reports.reading import Malformed, fail, load, map_of, natural, record
+from amp_rewrite.reports.reading import Malformed, decode, load, map_of, natural, record
 from amp_rewrite.reports.render import count, plain, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.version import VERSION
@@ -158,7 +157,7 @@ class Ranges(Result):
             EvidenceError: the text is invalid; names the field.
         """
         advice = "name a file that calibrate wrote"
-        loaded = load(text, source, "a file of ranges", advice, EvidenceError, json_stream.decode)
+        loaded = load(text, source, "a file of ranges", advice, EvidenceError, decode)
         if isinstance(loaded, Mapping) and {"totals", "rows"} <= loaded.keys():
             fact = "is a conversion report, not a ranges file"
             raise EvidenceError(f"{source} {fact}; `amp-rewrite calibrate` writes one")
@@ -288,7 +287,7 @@ def _ranges(loaded: object) -> Ranges:
     """Return the ranges in a JSON value. Raise Malformed for another one."""
     schema = map_of(lambda value: value)(loaded).get("schema")
     if schema != SCHEMA:
-        fail(".schema", f"is {schema!r:.20}, this version reads {SCHEMA}")
+        raise Malformed(f"is {schema!r:.20}, this version reads {SCHEMA}", ".schema")
     ranges: Ranges = _RANGES(loaded)
     return ranges
 
@@ -298,7 +297,7 @@ def _range(value: object) -> Range:
     if max(numbers.nonfinite, numbers.overflow, numbers.flushed, numbers.subnormal) > numbers.count:
         raise Malformed(f"counts more than its {numbers.count} elements")
     if numbers.absmin > numbers.absmax:
-        fail(".absmin", "is larger than its absmax")
+        raise Malformed("is larger than its absmax", ".absmin")
     return numbers
 
 

@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from amp_rewrite.evidence.metric import Criterion, Tolerance, worse
-from amp_rewrite.reports.json_stream import line_by_line
 from amp_rewrite.reports.measurements import Difference, OutputRow
+from amp_rewrite.reports.reading import line_by_line
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 
 from amp_rewrite.errors import Finding
-from amp_rewrite.reports import json_stream
-from amp_rewrite.reports.reading import Malformed, kind, list_of, record
+from amp_rewrite.reports.reading import Malformed, decode, kind, list_of, record
 from amp_rewrite.reports.render import count, size
 from amp_rewrite.reports.result import Result
 
@@ -103,7 +102,7 @@ class Outcome(Result):
             ValueError: the line is not such JSON.
         """
         try:
-            outcome: Outcome = _READER(json_stream.decode(line))
+            outcome: Outcome = _READER(decode(line))
         except Malformed as error:
             raise ValueError(f"{error.where} {error}") from error
         return outcome

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from amp_rewrite.errors import ReportError, count
-from amp_rewrite.reports import json_stream, reading
+from amp_rewrite.reports import reading
 from amp_rewrite.reports.reading import Malformed
 from amp_rewrite.reports.rows import Row
 
@@ -68,31 +68,24 @@ class LocatedErrors:
         return {at: 1.0 if error.lost else error.own / total if total else 0.0 for at, error in measured.items()}
 
 
+def _beyond(number: object) -> bool:
+    """True for an integer that no float holds."""
+    return isinstance(number, int) and number > sys.float_info.max
+
+
 def _decoded(text: bytes) -> Mapping[tuple[str, str], LocalError]:
-    loaded = json_stream.decode(text)
-    rows: Any = loaded.get("rows") if isinstance(loaded, dict) else None
-    if not isinstance(rows, list):
+    loaded = reading.decode(text)
+    if not isinstance(loaded, dict) or not isinstance(rows := loaded.get("rows"), list):
         raise Malformed("holds no list 'rows'")
     errors = {}
     for at, row in enumerate(rows):
-        if not isinstance(row, dict):
-            reading.fail(f".rows[{at}]", f"must be an object, but is {reading.kind(row)}")
-        for name in ("op", "kind", "own"):
-            if name not in row:
-                reading.fail(f".rows[{at}]", f"lacks the field {name!r}")
-        own = _number(row["own"], f".rows[{at}].own")
-        if own is not None:
-            lost = row.get("overflows") is True or not math.isfinite(own)
-            errors[str(row["op"]), str(row["kind"])] = LocalError(own, lost)
+        try:
+            name, kind, own = row["op"], row["kind"], row["own"]
+            if own is not None:
+                own = math.inf if own in ("inf", "-inf", "nan") or _beyond(own) else reading.size(own)
+                errors[str(name), str(kind)] = LocalError(own, row.get("overflows") is True or math.isinf(own))
+        except KeyError as missing:
+            raise Malformed(f"lacks the field {missing}", f".rows[{at}]") from None
+        except (TypeError, Malformed):
+            raise Malformed("must be null or a number that is not negative", f".rows[{at}].own") from None
     return errors
-
-
-def _number(value: object, where: str) -> float | None:
-    """Return a number; None for null. Infinity and NaN are words."""
-    if value is None:
-        return None
-    if value in ("inf", "-inf", "nan"):
-        return math.inf
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        reading.fail(where, "must be null or a number that is not negative")
-    return float(value) if value <= sys.float_info.max else math.inf

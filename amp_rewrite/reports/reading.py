@@ -1,9 +1,10 @@
-"""Readers of untrusted JSON: each checks a value and returns it, or raises `Malformed`."""
+"""JSON of results: written with an item per line, and read from untrusted files into dataclasses and named tuples."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache, lru_cache
 from typing import Any, NoReturn, TypeVar
@@ -15,24 +16,37 @@ Content = TypeVar("Content")
 Value = TypeVar("Value")
 
 
-class Malformed(Exception):
-    """Error in a field; callers on the way out put the path before it."""
+def line_by_line(members: Mapping[str, str], lists: Mapping[str, Iterable[str]]) -> str:
+    """Return a JSON object of encoded values, with one field, and one item of each list, per line."""
+    lines = [f'  "{name}": {value}' for name, value in members.items()]
+    for name, items in lists.items():
+        rows = ",\n".join(f"    {item}" for item in items)
+        lines.append(f'  "{name}": [\n{rows}\n  ]' if rows else f'  "{name}": []')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
-    def __init__(self, fact: str) -> None:
+
+class Malformed(Exception):
+    """Error in a field; `path` leads to it."""
+
+    def __init__(self, fact: str, path: str = "") -> None:
         super().__init__(fact)
-        self.path = ""
+        self.path = path
 
     @property
     def where(self) -> str:
         """The path in words."""
         return self.path.lstrip(".") or "the whole"
 
+    def within(self, part: str) -> Malformed:
+        """Return the error with a part before its path."""
+        self.path = part + self.path
+        return self
 
-def fail(path: str, fact: str) -> NoReturn:
-    """Raise the error at a path."""
-    error = Malformed(fact)
-    error.path = path
-    raise error
+
+def decode(text: str | bytes) -> Any:
+    """Return the value of a JSON text. ValueError for other texts, Malformed for two fields of one name."""
+    text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
 
 
 def load(
@@ -52,6 +66,22 @@ def load(
         raise error(f"{source}: {cause.where} {cause}; {advice}") from cause
     except ValueError as cause:
         raise error(f"{source}: not JSON ({cause}); {advice}") from cause
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return the members of an object. Malformed if two have one name: readers would differ in which they take."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise Malformed(f"holds the field {next(name for name in names if names.count(name) > 1)!r} twice")
+    return members
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+# -- values --------------------------------------------------------------------------------------------
 
 
 def text(value: object) -> str:
@@ -74,19 +104,23 @@ def integer(value: object) -> int:
 
 def natural(value: object) -> int:
     """Read an integer that is not negative."""
-    number = integer(value)
-    if number < 0:
-        raise Malformed(f"must not be negative, but is {number}")
-    return number
+    return _not_negative(integer(value))
 
 
 def size(value: object) -> float:
     """Read a finite number that is not negative."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise Malformed(f"must be a number, but is {kind(value)}")
-    if value < 0:
-        raise Malformed(f"must not be negative, but is {value:g}")
-    return float(value)
+    return float(_not_negative(value))
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _not_negative(number: _Number) -> _Number:
+    if number < 0:
+        raise Malformed(f"must not be negative, but is {number:g}")
+    return number
 
 
 def flag(value: object) -> bool:
@@ -111,8 +145,7 @@ def list_of(read: Reader) -> Reader:
         try:
             items.extend(map(read, value))
         except Malformed as error:
-            error.path = f"[{len(items)}]{error.path}"
-            raise
+            raise error.within(f"[{len(items)}]") from None
         return tuple(items)
 
     return reader
@@ -122,35 +155,32 @@ def map_of(read: Reader) -> Reader:
     """Read an object of any names."""
 
     def reader(value: object) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise Malformed(f"must be an object, but is {kind(value)}")
         items = {}
-        for key, item in value.items():
+        for key, item in _object(value).items():
             try:
                 items[text(key)] = read(item)
             except Malformed as error:
-                error.path = f".{key}{error.path}"
-                raise
+                raise error.within(f".{key}") from None
         return items
 
     return reader
 
 
-_SHORT = 200
+def _object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Malformed(f"must be an object, but is {kind(value)}")
+    return value
 
 
-def shared(read: Reader) -> Reader:
-    """Read a text, a list of texts or a map with `read`; equal short ones are one object, which stays as it is."""
-    keep = lru_cache(maxsize=4096)(lambda item: item)
-    keep_map: Callable[..., dict[str, Any]] = lru_cache(maxsize=4096)(dict)
+def kind(value: object) -> str:
+    """Return the kind of a JSON value, in words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a number out of range"
+    names = {str: "text", bool: "true or false", list: "a list", dict: "an object"}
+    return names.get(type(value), "a number" if isinstance(value, (int, float)) else "null")
 
-    def reader(value: object) -> Any:
-        item = read(value)
-        if item is None or len(item) > _SHORT:
-            return item
-        return keep_map(tuple(item.items())) if isinstance(item, dict) else keep(item)
 
-    return reader
+# -- records -------------------------------------------------------------------------------------------
 
 
 @cache
@@ -185,30 +215,41 @@ def record(
     needed = [name for name, part in parts.items() if part[1] is MISSING] if needed is None else needed
 
     def reader(value: object) -> Any:
-        if not isinstance(value, dict):
-            raise Malformed(f"must be an object, but is {kind(value)}")
-        fields_read = {}
-        name = ""
+        members, name = {}, ""
         try:
-            for name, item in value.items():
+            for name, item in _object(value).items():
                 attribute, read = known[name]
-                fields_read[attribute] = read(item)
+                members[attribute] = read(item)
         except KeyError:
             raise Malformed(f"has an unknown field {name!r}") from None
         except Malformed as error:
-            error.path = f".{name}{error.path}"
-            raise
+            raise error.within(f".{name}" if name else "") from None
         for name in needed:
-            if name not in fields_read:
+            if name not in members:
                 raise Malformed(f"lacks the field {name!r}")
-        return (make or cls)(**fields_read)
+        return (make or cls)(**members)
+
+    return reader
+
+
+_SHORT = 200
+
+
+def _shared(read: Reader) -> Reader:
+    """Read a text, a list of texts or a map with `read`; equal short ones are one object, which stays as it is."""
+    keep = lru_cache(maxsize=4096)(lambda item: item)
+    keep_map: Callable[..., dict[str, Any]] = lru_cache(maxsize=4096)(dict)
+
+    def reader(value: object) -> Any:
+        item = read(value)
+        if item is None or len(item) > _SHORT:
+            return item
+        return keep_map(tuple(item.items())) if isinstance(item, dict) else keep(item)
 
     return reader
 
 
 _BY_ANNOTATION: dict[str, Reader] = {
-    "str": text,
-    "str | None": optional(text),
     "Name": text,
     "int": natural,
     "int | None": optional(natural),
@@ -217,23 +258,17 @@ _BY_ANNOTATION: dict[str, Reader] = {
     "float | None": optional(size),
     "bool": flag,
     "Mapping[str, int]": map_of(integer),
-    "Mapping[str, str]": map_of(text),
     "Mapping[str, object]": map_of(lambda value: value),
-    "tuple[str, ...]": list_of(text),
     "tuple[int, ...]": list_of(integer),
 }
-_SHARED = ("str", "str | None", "Mapping[str, str]", "tuple[str, ...]")
-"""Annotations of fields whose values many rows share."""
+_SHARED: dict[str, Reader] = {
+    "str": text,
+    "str | None": optional(text),
+    "Mapping[str, str]": map_of(text),
+    "tuple[str, ...]": list_of(text),
+}
+"""Readers of fields whose values many rows share."""
 
 
 def _reader_of(annotation: str) -> Reader:
-    read = _BY_ANNOTATION[annotation]
-    return shared(read) if annotation in _SHARED else read
-
-
-def kind(value: object) -> str:
-    """Return the kind of a JSON value, in words."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "a number out of range"
-    names = {str: "text", bool: "true or false", list: "a list", dict: "an object"}
-    return names.get(type(value), "a number" if isinstance(value, (int, float)) else "null")
+    return _BY_ANNOTATION[annotation] if annotation in _BY_ANNOTATION else _shared(_SHARED[annotation])

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.errors import Finding, PatternError, ReportError, advice
-from amp_rewrite.reports import json_stream, reading
+from amp_rewrite.reports import reading
 from amp_rewrite.reports.evidence import Evidence
-from amp_rewrite.reports.reading import Malformed, Reader, fail, optional, record
+from amp_rewrite.reports.reading import Malformed, line_by_line, list_of, optional, parts_of, record
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import (
@@ -126,7 +126,7 @@ class Report(Result, ReportData):
             fields["evidence"] = evidence
         shifts = ("shifts",) if self.shifts else ()
         lists = (*shifts, "findings", "inputs", "outputs", "casts", "baked", "rows")
-        return json_stream.line_by_line(
+        return line_by_line(
             {name: _dump(value) for name, value in fields.items()},
             {name: (_dump(_encode(item)) for item in getattr(self, name)) for name in lists},
         )
@@ -145,14 +145,12 @@ class Report(Result, ReportData):
         except UnicodeDecodeError as error:
             raise ReportError(f"{source}: not UTF-8 text, so not a report; write the report again") from error
         advice = "write the report again"
-        loaded, fault = reading.load(text, source, "a report of this tool", advice, ReportError, _decoded)
+        loaded = reading.load(text, source, "a report of this tool", advice, ReportError, reading.decode)
         schema = loaded.get("schema") if isinstance(loaded, dict) else None
         if isinstance(loaded, dict) and schema != SCHEMA:
             advice = "upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else advice
             raise ReportError(f"{source}: schema is {schema!r}, this version reads {SCHEMA}; {advice}")
         try:
-            if fault is not None:
-                raise fault
             report: Report = _REPORT(loaded)
             _check_positions(report)
         except Malformed as error:
@@ -171,7 +169,7 @@ def _encode(item: Any) -> dict[str, object]:
     """
     encoded: dict[str, object] = {}
     last: dict[str, object] = {}
-    for name, (_, default) in reading.parts_of(item.__class__).items():
+    for name, (_, default) in parts_of(item.__class__).items():
         value = getattr(item, name)
         if name == "settings":
             encoded |= {name: text for name, text in value.items() if KEYWORDS[name].stated is Stated.ALWAYS}
@@ -184,29 +182,24 @@ def _encode(item: Any) -> dict[str, object]:
 # -- reading ------------------------------------------------------------------------------------------------
 
 
-def _decoded(text: str) -> tuple[object, Malformed | None]:
-    """Return the value of a JSON text, with rows of reports in place of their objects, and the first fault of a row."""
-    return json_stream.members(text, _ITEMS) if json_stream.first(text) == "{" else (json_stream.decode(text), None)
-
-
 def _check_positions(report: Report) -> None:
     """Raise Malformed unless each row reads only rows before it, and all other positions are those of rows."""
     for i, row in enumerate(report.rows):
         if any(not NO_ROW <= read < i for read in row.reads):
-            fail(f".rows[{i}].reads", "names a row that does not stand before this one")
+            raise Malformed("names a row that does not stand before this one", f".rows[{i}].reads")
         if not NO_ROW <= row.because_row < len(report.rows):
-            fail(f".rows[{i}].because_row", "does not name a row")
+            raise Malformed("does not name a row", f".rows[{i}].because_row")
     for i, cast in enumerate(report.casts):
         if not NO_ROW <= cast.after < len(report.rows):
-            fail(f".casts[{i}].after", "does not name a row")
+            raise Malformed("does not name a row", f".casts[{i}].after")
     for i, port in enumerate(report.outputs):
         if not FIRST_INPUT - len(report.inputs) < port.after < len(report.rows):
-            fail(f".outputs[{i}].after", "names neither a row nor an input")
+            raise Malformed("names neither a row nor an input", f".outputs[{i}].after")
     for i, port in enumerate(report.inputs):
         rows, slots = port.reads[::2], port.reads[1::2]
         known = all(0 <= row < len(report.rows) for row in rows)
         if not known or len(rows) != len(slots) or any(slot < 0 for slot in slots):
-            fail(f".inputs[{i}].reads", "does not name rows, each with a position in its reads")
+            raise Malformed("does not name rows, each with a position in its reads", f".inputs[{i}].reads")
 
 
 def _header(**fields: Any) -> Header:
@@ -215,29 +208,18 @@ def _header(**fields: Any) -> Header:
     return Header(**fields, settings={name: text for name, text in texts.items() if text is not None})
 
 
-def _read_already(value: object) -> object:
-    """Return a list whose items `json_stream` has read; Malformed for a value that is not a list."""
-    if not isinstance(value, tuple):
-        raise Malformed(f"must be a list, but is {reading.kind(value)}")
-    return value
-
-
-_ITEMS: dict[str, Reader] = {
-    "findings": record(Finding),
-    "shifts": record(ShiftRow),
-    "inputs": record(PortRow),
-    "outputs": record(PortRow),
-    "casts": record(CastRow),
-    "baked": record(BakeRow),
-    "rows": record(Row),
-}
-"""Readers of the items of a report's lists."""
 _RARE = ("integer_ops", "flops", "flops_low")
 """Totals that a report states only where they are not zero."""
 _REPORT = record(
     Report,
-    dict.fromkeys(_ITEMS, _read_already)
-    | {
+    {
+        "findings": list_of(record(Finding)),
+        "shifts": list_of(record(ShiftRow)),
+        "inputs": list_of(record(PortRow)),
+        "outputs": list_of(record(PortRow)),
+        "casts": list_of(record(CastRow)),
+        "baked": list_of(record(BakeRow)),
+        "rows": list_of(record(Row)),
         "model": record(Header, dict.fromkeys(STATED, optional(reading.text)), make=_header, without=("settings",)),
         "totals": record(Totals),
         "evidence": record(Evidence),

@@ -324,11 +324,11 @@ MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
     ),
     "two fields of one name in a row": (
         changed(rows=[ROW]).replace('"op": "Relu"', '"op": "Relu", "op": "Exp"'),
-        "rows[0] holds the field 'op' twice",
+        "holds the field 'op' twice",
     ),
     "two fields of one name in the header": (
         changed().replace('"name": "scorer.onnx"', '"name": "a", "name": "b"'),
-        "model holds the field 'name' twice",
+        "holds the field 'name' twice",
     ),
     "text behind it": (changed() + "{}", "not JSON (Extra data"),
     "no comma": (changed(rows=[ROW, ROW]).replace("}, {", "} {"), "not JSON (Expecting ',' delimiter"),
