@@ -8,22 +8,22 @@ computed.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from itertools import count
 
 from amp_rewrite.ir.op_classes import COMMUTATIVE, QUANTIZERS
-from amp_rewrite.reports.alignment import common, increasing
 from amp_rewrite.reports.op_changes import Matches
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, Row
 
+_ALIGNED = 4_000_000
+"""Pairs of rows up to which the rest is aligned."""
 _Interned = defaultdict[Hashable, int]
 """Numbers of shapes; a new one gets the next."""
-# Steps of alignment, over all gaps; rows that would cost more stay unmatched.
-_ALIGNMENT = 2_000_000
 
 
 def match(a: Report, b: Report) -> tuple[tuple[int, int], ...]:
@@ -39,17 +39,12 @@ def matched(a: RowGraph, b: RowGraph) -> tuple[tuple[int, int], ...]:
     mine, theirs = _ReportSide(a, *_numbered(inputs, outputs, 0)), _ReportSide(b, *_numbered(inputs, outputs, 1))
     interned = _Interned(count(1).__next__)
     pairs = _Pairs(mine, theirs, a.live, b.live)
-    for settled in (_constants, _name):
-        pairs.by_names(settled, interned)
-    for evidence in _EVIDENCE:
-        pairs.by(evidence, _kind, interned)
-    pairs.spread()
-    for evidence in _EVIDENCE:
-        pairs.by(evidence, _op, interned)
-    pairs.spread()
+    pairs.by(_WHOLE, _constants, interned)
+    for word in (_kind, _op):
+        for evidence in _EVIDENCE:
+            pairs.by(evidence, word, interned)
     for word in (_kind, _op):
         pairs.align(word)
-        pairs.spread()
     return tuple(sorted(pairs.to_b.items(), key=lambda pair: pair[1]))
 
 
@@ -193,16 +188,12 @@ def _op(row: Row) -> str:
     return row.op
 
 
-def _types(row: Row) -> Hashable:
-    return row.op, row.dtype, row.inputs, row.outputs, tuple(row.via.items()), tuple(row.attributes.items())
-
-
 def _constants(row: Row) -> Hashable:
     return _kind(row), row.constants
 
 
-def _name(row: Row) -> Hashable:
-    return _kind(row), (row.scope, row.name, row.op) if row.named else None
+def _types(row: Row) -> Hashable:
+    return row.op, row.dtype, row.inputs, row.outputs, tuple(row.via.items()), tuple(row.attributes.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +205,11 @@ class _Evidence:
     down: bool = False
 
 
+_WHOLE = _Evidence(up=True, down=True)
 # Names that exporters number shift when an op is inserted: one alone is weaker than a whole subgraph.
 _EVIDENCE = (
     _Evidence(named=True, up=True, down=True),
-    _Evidence(up=True, down=True),
+    _WHOLE,
     _Evidence(named=True, up=True),
     _Evidence(named=True, down=True),
     _Evidence(down=True),
@@ -236,48 +228,16 @@ class _Pairs:
     left_b: Sequence[int]
     to_b: dict[int, int] = field(default_factory=dict)
     to_a: dict[int, int] = field(default_factory=dict)
-    fresh: deque[tuple[int, int]] = field(default_factory=deque)
 
     def join(self, i: int, j: int) -> None:
         self.to_b[i] = j
         self.to_a[j] = i
-        self.fresh.append((i, j))
 
     def join_all(self, mine: Sequence[int], theirs: Sequence[int]) -> None:
         """Join rows in order, if there are as many on both sides."""
         if len(mine) == len(theirs):
             for i, j in zip(mine, theirs, strict=True):
                 self.join(i, j)
-
-    def by_names(self, word: Word, interned: _Interned) -> None:
-        """Join rows of one shape above that also have the same names above, where the names are the same on both sides.
-
-        If a name above is new or gone, all may have shifted, and names are no proof.
-        """
-        self._forget_matched()
-        mine = _by_names(self.a, self.left_a, word, interned)
-        theirs = _by_names(self.b, self.left_b, word, interned)
-        down = [side.down(_kind, interned) for side in (self.a, self.b)]
-        for shape, names in mine.items():
-            others = theirs.get(shape, {})
-            if len(names) > 1 and all(len(others.get(name, ())) == len(group) for name, group in names.items()):
-                for name, group in names.items():
-                    self._by_shape(group, others[name], *down)
-
-    def _by_shape(
-        self, mine: Sequence[int], theirs: Sequence[int], down: Sequence[int], other_down: Sequence[int]
-    ) -> None:
-        """Join single rows, and of several those that share the shape below, where both sides have as many."""
-        if len(mine) == len(theirs) == 1:
-            self.join(mine[0], theirs[0])
-            return
-        groups: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-        for i in mine:
-            groups[down[i]][0].append(i)
-        for j in theirs:
-            groups[other_down[j]][1].append(j)
-        for group, other in groups.values():
-            self.join_all(group, other)
 
     def by(self, evidence: _Evidence, word: Word, interned: _Interned) -> None:
         """Join the unmatched rows that share this evidence, in order, where both sides have as many of them."""
@@ -293,65 +253,20 @@ class _Pairs:
         self.left_a = [i for i in self.left_a if i not in self.to_b]
         self.left_b = [j for j in self.left_b if j not in self.to_a]
 
-    def spread(self) -> None:
-        """Pair the neighbours of each pair: producers of the same input, and readers in the same slot."""
-        while self.fresh:
-            i, j = self.fresh.popleft()
-            commutes = self.a.rows[i].op in COMMUTATIVE
-            for read, other in zip(self._operands(self.a, i), self._operands(self.b, j), strict=False):
-                if read >= 0 and other >= 0 and self._alike(read, other) and not (commutes and self._twins(i, read)):
-                    self.join(read, other)
-            mine = self._unmatched_readers(self.a, i, self.to_b)
-            theirs = self._unmatched_readers(self.b, j, self.to_a)
-            for key, group in mine.items():
-                other_group = theirs.get(key, [])
-                if len(group) == len(other_group):
-                    for reader, other in zip(group, other_group, strict=True):
-                        if self._alike(reader, other):
-                            self.join(reader, other)
-
-    def _operands(self, side: _ReportSide, i: int) -> Sequence[int]:
-        """Return the operands of a row; sorted by kind if they commute."""
-        reads = side.graph.reads[i]
-        if side.rows[i].op not in COMMUTATIVE:
-            return reads
-        return sorted((read for read in reads if read >= 0), key=lambda read: _kind(side.rows[read]))
-
-    def _twins(self, i: int, read: int) -> bool:
-        """True if a row reads several of the kind that another row is."""
-        kinds = [_kind(self.a.rows[other]) for other in self.a.graph.reads[i] if other >= 0]
-        return kinds.count(_kind(self.a.rows[read])) > 1
-
-    def _unmatched_readers(self, side: _ReportSide, i: int, taken: dict[int, int]) -> dict[tuple[int, str], list[int]]:
-        groups: dict[tuple[int, str], list[int]] = defaultdict(list)
-        for slot, reader in side.graph.readers[i]:
-            if reader not in taken:
-                row = side.rows[reader]
-                groups[0 if row.op in COMMUTATIVE else slot, _kind(row)].append(reader)
-        return groups
-
-    def _alike(self, i: int, j: int) -> bool:
-        """True if two rows are both free and do the same, and none of their names leads elsewhere."""
-        return i not in self.to_b and j not in self.to_a and _kind(self.a.rows[i]) == _kind(self.b.rows[j])
-
-    def align(self, word: Callable[[Row], str]) -> None:
-        """Between two pairs in the same order, join a longest common run of words."""
+    def align(self, word: Word) -> None:
+        """Join rows between pairs that stand in the same order, by a longest common run of words."""
         self._forget_matched()
-        budget = _ALIGNMENT
-        for mine, theirs in list(self._gaps()) if self.left_a and self.left_b else ():
-            words = [word(self.a.rows[i]) for i in mine], [word(self.b.rows[j]) for j in theirs]
-            blocks, spent = common(*words, budget)
-            budget -= spent
-            for at, other in blocks:
-                self.join(mine[at], theirs[other])
-
-    def _gaps(self) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield the unmatched rows between neighbouring anchors, where both sides have some."""
-        mine, theirs = deque(self.left_a), deque(self.left_b)
-        for i, j in [*increasing(sorted(self.to_b.items())), (len(self.a.rows), len(self.b.rows))]:
-            gap = _before(mine, i), _before(theirs, j)
-            if all(gap):
-                yield gap
+        if len(self.left_a) * len(self.left_b) > _ALIGNED:
+            return
+        mine = [self.to_b.get(i, word(self.a.rows[i])) for i in self.a.graph.live]
+        theirs = [j if j in self.to_a else word(self.b.rows[j]) for j in self.b.graph.live]
+        for block in SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks():
+            for at, other in zip(
+                range(block.a, block.a + block.size), range(block.b, block.b + block.size), strict=True
+            ):
+                i, j = self.a.graph.live[at], self.b.graph.live[other]
+                if i not in self.to_b and j not in self.to_a:
+                    self.join(i, j)
 
 
 def _grouped(
@@ -368,21 +283,3 @@ def _grouped(
         elif row.named:
             groups[(row.scope, row.name, row.op, *[shape[i] for shape in shapes])].append(i)
     return groups
-
-
-def _by_names(
-    side: _ReportSide, left: Iterable[int], word: Word, interned: _Interned
-) -> dict[int, dict[int, list[int]]]:
-    """Return rows by the shape above them, then by that shape with names."""
-    plain, named = side.up(_kind, interned), side.up(word, interned)
-    groups: dict[int, dict[int, list[int]]] = defaultdict(dict)
-    for i in left:
-        groups[plain[i]].setdefault(named[i], []).append(i)
-    return groups
-
-
-def _before(waiting: deque[int], limit: int) -> list[int]:
-    taken = []
-    while waiting and waiting[0] < limit:
-        taken.append(waiting.popleft())
-    return taken
