@@ -8,9 +8,18 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from amp_rewrite.reports.measurements import Difference, OutputRow
-from amp_rewrite.reports.page.axis import Axis, finite, number_text
-from amp_rewrite.reports.page.chart import Line, numbers, remarks, rows, sample
-from amp_rewrite.reports.page.marks import spot, upright
+from amp_rewrite.reports.page.chart import (
+    Axis,
+    Line,
+    finite,
+    number_text,
+    numbers,
+    remarks,
+    rows,
+    sample,
+    spot,
+    upright,
+)
 from amp_rewrite.reports.page.markup import element, short
 from amp_rewrite.reports.page.page import Figure
 
@@ -56,8 +65,8 @@ def outputs_figure(
     cells = (
         (row.label, "ok" if d.ok else d.because, row.place, *map(number_text, (d.score, d.scaled))) for row, d in shown
     )
-    chart = rows(axis, lines, name=lead, legend=legend)
-    drawing = element("div", chart, *remarks(notes), numbers(head, cells, right=3))
+    chart = [rows(axis, lines, name=lead, legend=legend)] if len(shown) > 1 else []  # one point is no chart
+    drawing = element("div", *chart, *remarks(notes), numbers(head, cells, right=3))
     drawn: dict[str, object] = {
         "criterion": allowed.words,
         "limit": finite(allowed.limit),
@@ -81,13 +90,13 @@ def _badness(difference: Difference, allowed: CriterionLine) -> tuple[bool, floa
     return not ok, -score if allowed.higher else score
 
 
-def _axis(sizes: Sequence[float | None], allowed: CriterionLine, prefix: str = "") -> Axis:
+def _axis(sizes: Sequence[float | None], allowed: CriterionLine) -> Axis:
     """Return the axis of scores; exact zeros and dust stand at the left end, not to squeeze the others."""
     if allowed.higher:
-        return Axis.linear(f"{prefix}{allowed.score}, higher is better", [*sizes, allowed.limit])
+        return Axis.linear(f"{allowed.score}, higher is better", [*sizes, allowed.limit])
     least = allowed.limit * 1e-6 if allowed.limit else 0.0
     above = (size for size in sizes if size is not None and size > least)
-    return Axis.logarithmic(f"{prefix}{allowed.score}", [allowed.limit, 3 * allowed.limit, *above])
+    return Axis.logarithmic(allowed.score, [allowed.limit, 3 * allowed.limit, *above])
 
 
 def _marks(axis: Axis, group: Sequence[OutputRow], allowed: CriterionLine) -> Iterator[Element]:

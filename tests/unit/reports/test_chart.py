@@ -12,16 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_rewrite.reports.page.axis import Axis, binned, number_text
-from amp_rewrite.reports.page.chart import Line, numbers, plot, rows, sample
-from amp_rewrite.reports.page.marks import (
+from amp_rewrite.reports.page.chart import (
+    Axis,
+    Line,
     backdrop,
-    band,
-    caption,
-    envelope,
-    limit,
-    pins,
-    spans,
+    number_text,
+    numbers,
+    rows,
+    sample,
     spot,
     stretch,
     upright,
@@ -30,7 +28,7 @@ from amp_rewrite.reports.page.markup import written
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 LOG = Axis.logarithmic("error", [1e-4, 1.0])
-DEPTH = Axis.linear("op", [0, 10], zero=True)
+DEPTH = Axis.linear("op", [0, 10])
 EVIL = "<script>alert(1)</script>\"'&\x1b[2J\u202e\ud800\n"
 
 
@@ -88,49 +86,7 @@ def test_numbers_in_few_digits() -> None:
     assert shown == ["–", "0", "3", "0.000123", "65504", "12300", "5e+09", "infinity", "-infinity", "NaN"]
 
 
-# -- bins ----------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.one_of(st.none(), ANY), max_size=60), st.integers(1, 12))
-def test_bins_are_few_and_lose_no_extreme(series: list[float | None], most: int) -> None:
-    bins = binned(series, series, most)
-    assert len(bins) <= most
-    assert all(a.last < b.first for a, b in pairwise(bins))
-    seen = [math.inf if math.isnan(n) else n for n in series if n is not None]
-    assert [min(b.low for b in bins), max(b.high for b in bins)] == [min(seen), max(seen)] if seen else not bins
-
-
 # -- marks ---------------------------------------------------------------------------------------------
-
-
-def test_a_band_lies_between_its_numbers() -> None:
-    (box,) = band(LOG, 1e-3, 1e-2, "low")
-    assert (box.get("y"), box.get("height")) == ("50%", "25%")
-    assert band(LOG, 5.0, 9.0, "high") == []
-    (words,) = caption(LOG, 1e-3, 1e-2, "normal")
-    assert (words.text, words.get("y")) == ("normal", "50%")
-    assert caption(LOG, 1e-3, 1.1e-3, "normal") == []
-
-
-def test_a_limit_stands_on_the_axis_or_not_at_all() -> None:
-    line, words = limit(LOG, 1e-2, "tolerance 0.01")
-    assert (line.get("y1"), line.get("class"), words.text) == ("50%", "tolerance", "tolerance 0.01")
-    assert limit(LOG, 2.0, "tolerance 2") == []
-
-
-def test_spans_and_envelopes_take_their_places() -> None:
-    (bar,) = spans(DEPTH, LOG, [(5, 1e-2, 1.0, "v")], "low")
-    assert (bar.get("x"), bar.get("width"), bar.get("y")) == ("51%", "8%", "-0.2%")
-    (area,) = envelope(DEPTH, LOG, binned([1e-2, 1e-4], [1.0, 1e-2], 1), "high")
-    assert area[0].get("d") == "M0 1002V-2H200V1002Z"
-
-
-@given(st.lists(st.tuples(st.floats(0, 10), ANY), max_size=8))
-def test_pins_never_cover_each_other(places: list[tuple[float, float]]) -> None:
-    drawn = pins(DEPTH, LOG, [(place, number, str(i)) for i, (place, number) in enumerate(places)])
-    spots = [tuple(float((pin.get(name) or "").rstrip("%")) for name in ("x", "y")) for pin in drawn]
-    for i, (x, y) in enumerate(spots):
-        assert all(abs(x - a) > 6.4 or abs(y - b) > 6.4 for a, b in spots[:i])
 
 
 def test_marks_of_a_row() -> None:
@@ -148,8 +104,7 @@ def test_marks_of_a_row() -> None:
 def test_names_are_cut_and_escaped_everywhere() -> None:
     name = EVIL + "x" * 10_000
     drawn = [
-        plot(DEPTH, LOG, [*spans(DEPTH, LOG, [(1, 0.1, 0.2, name)], "low"), *limit(LOG, 0.1, EVIL)], name=name),
-        rows(DEPTH, [Line(name, [], EVIL)], name=name, legend=[sample("low", EVIL)]),
+        rows(DEPTH, [Line(name, stretch(DEPTH, 1, 2, "low", name), EVIL)], name=name, legend=[sample("low", EVIL)]),
         numbers(("op", EVIL), [(name, "1")], right=1),
     ]
     text = "".join(map(written, drawn))
@@ -160,12 +115,6 @@ def test_names_are_cut_and_escaped_everywhere() -> None:
     assert "svg" in tags and "script" not in tags and not re.search(r"[\x00-\x08\x0b-\x1f\u202e\ud800]", text)
     assert len(text) < 20_000
     text.encode()
-
-
-def test_a_chart_of_nothing_still_has_its_axes() -> None:
-    text = written(plot(Axis.linear("x", []), Axis.logarithmic("y", []), [], name="nothing"))
-    assert 'aria-label="nothing"' in text and "<line" in text
-    assert "row" in written(rows(DEPTH, [], name="nothing"))
 
 
 def test_a_table_aligns_its_numbers_and_keeps_short_words_together() -> None:

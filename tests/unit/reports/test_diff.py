@@ -188,20 +188,6 @@ def test_operands_are_told_apart_by_position() -> None:
     only(diff(difference("float16", "float32", reads=(0, 1)), difference("float32", "float16", reads=(1, 0))))
 
 
-def test_unnamed_ops_are_recognized_by_a_neighbour_that_has_a_name() -> None:
-    def branch(at: int, edges: str, name: str, dtype: str) -> tuple[Row, ...]:
-        return (
-            Row(f"{edges}_{at}", edges, "float32", named=False),
-            Row(name, "MatMul", "float16", reads=(at,)),
-            Row(f"Relu_{at}", "Relu", dtype, named=False, reads=(at + 1,)),
-            Row(f"{edges}_{at + 3}", edges, "float32", named=False, reads=(at + 2,)),
-        )
-
-    a = report(*branch(0, "Exp", "p", "float16"), *branch(4, "Exp", "q", "float32"))
-    b = report(*branch(0, "Tanh", "q", "float32"), *branch(4, "Tanh", "p", "float16"))
-    only(diff(a, b), added=4, removed=4)
-
-
 def test_ops_below_others_than_before_are_told_apart_by_their_names() -> None:
     def sums(kind: str, *names: str) -> Report:
         ends = (Row(f"{kind}_{at}", kind, "float32", named=False) for at in range(2))

@@ -71,13 +71,27 @@ def test_any_scores_are_drawn(scores: list[OutputRow], allowed: CriterionLine) -
 MANY = 20_000
 
 
-def test_many_ranges_become_bins_that_say_so_and_keep_the_extremes() -> None:
+def test_many_ranges_leave_the_tightest() -> None:
     values = {f"v{i}": Fit(9, 0, 2.0 + i % 7, 0.5 / (1 + i % 5)) for i in range(MANY)} | {"big": Fit(9, 0, 7e4, 1.0, 3)}
     figure = ranges_figure(values, DType.FLOAT16, "1 batch")
     data = checked(figure)
-    assert max(b["high"] for b in data["bins"]) == 7e4 and min(b["low"] for b in data["bins"]) == 0.1
-    assert data["tightest"][0] == "big" and f"{len(data['bins'])} bins" in figure.lead
-    assert len(written(figure.drawing)) < 60_000
+    assert data["tightest"][0] == "big" and (data["seen"], len(data["values"])) == (MANY + 1, 500)
+    assert len(written(figure.drawing)) < 300_000
+
+
+def test_one_point_is_not_drawn() -> None:
+    allowed = CriterionLine("error", "error", 1.0, False)
+    for number in (1, 2):
+        ranges = ranges_figure({f"v{i}": Fit(9, 0, 2.0, 1.0) for i in range(number)}, DType.FLOAT16, "1 batch")
+        outputs = outputs_figure([scored(f"y{i}", 0, 0.5, 0.5, True, "ok") for i in range(number)], allowed, "ok")
+        drawn = [figure.drawing.find("figure") is not None for figure in (ranges, outputs)]
+        assert drawn == [number > 1] * 2
+
+
+def test_the_fill_of_a_mask_raises_no_alarm() -> None:
+    figure = ranges_figure({"mask": Fit(9, 0, DType.FLOAT.max, 1.0, 3), "x": Fit(9, 0, 9.0, 1.0)}, DType.FLOAT16, "d")
+    assert "not fit" not in figure.lead and "The tightest is x" in figure.lead
+    assert 'class="span high"' not in written(figure.drawing)
 
 
 def test_many_outputs_leave_the_worst() -> None:
