@@ -117,7 +117,8 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(ctx, formatter)
-        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        known = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        options = [param for param in known if not getattr(param, "borrowed", False)]
         rows: dict[str, list[tuple[str, str]]] = {}
         for option in options:
             heading = getattr(option, "heading", ADVANCED) if len(options) > _FEW else "Options"
@@ -158,6 +159,20 @@ def command(*options: Callable[[F], F]) -> Callable[[F], click.Command]:
         return click.command(cls=Command)(function)
 
     return decorate
+
+
+def borrowed(*options: Callable[[F], F]) -> tuple[Callable[[F], F], ...]:
+    """Return decorators of options that the help of another command describes; the command's own text must name it."""
+
+    def marked(decorator: Callable[[F], F]) -> Callable[[F], F]:
+        def decorate(function: F) -> F:
+            made = decorator(function)
+            made.__click_params__[-1].borrowed = True  # type: ignore[attr-defined]
+            return made
+
+        return decorate
+
+    return tuple(map(marked, options))
 
 
 def _of(row: Option) -> Callable[[Any], Any]:

@@ -29,11 +29,13 @@ _TOPICS = ("lists", "rules")
 
 @parameters.command(
     parameters.argument("words", metavar="[MODEL NODE... | WORD...]", nargs=-1, choices=lambda _ctx: _known()),
-    *parameters.CONVERSION,
-    *parameters.MEASURING,
+    *parameters.borrowed(
+        *parameters.CONVERSION,
+        *parameters.MEASURING,
+        parameters.config,
+        parameters.keys(*parameters.CONVERSION_KEYS, *parameters.MEASURING_KEYS),
+    ),
     parameters.as_json,
-    parameters.config,
-    parameters.keys(*parameters.CONVERSION_KEYS, *parameters.MEASURING_KEYS),
 )
 def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Print why NODE gets its type, back to the op that decides; or what WORD means.

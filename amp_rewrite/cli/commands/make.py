@@ -96,10 +96,8 @@ _STEP = (
         "--micro-batches", "N", "Runs whose gradients make one step.", _TRAINING, type=int, default=1, show_default=True
     ),
     parameters.flag("--training-mode", "Normalize by statistics of the batch, and apply dropout.", _TRAINING),
-    *parameters.STEP,
+    *parameters.borrowed(*parameters.STEP, parameters.config, parameters.keys(*parameters.STEP_KEYS, "external_data")),
     parameters.ROWS["overwrite"],
-    parameters.config,
-    parameters.keys(*parameters.STEP_KEYS, "external_data"),
     parameters.quiet("errors"),
     parameters.verbose,
 )
@@ -112,8 +110,8 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     It takes a batch, the state and a learning rate, and gives loss, metrics and the new state: forward and backward
     pass, unscaling, finite test, update and loss scale in one graph. The state's initial values are in the file.
 
-    Settings in amp.toml apply as for `convert`; `to` selects the policy. Settings for inputs, outputs and fusions have
-    no effect on a step.
+    --keep, --lower, --lists, --target, --set and amp.toml are those of `convert`; `to` selects the policy. Settings for
+    inputs, outputs and fusions have no effect on a step.
     """
     from amp_rewrite.train.step.step import training_step
     from amp_rewrite.train.step.step_file import save_step

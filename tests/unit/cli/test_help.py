@@ -13,8 +13,8 @@ import click
 import pytest
 
 from amp_rewrite.cli import program
-from amp_rewrite.cli.group import COMMANDS, EXAMPLES
-from support.paths import TESTS
+from amp_rewrite.cli.group import COMMANDS, EXAMPLES, GROUPS
+from support.paths import ROOT, TESTS
 from unit.cli.test_cli import run
 
 FILE = TESTS / "golden" / "help.txt"
@@ -56,10 +56,10 @@ def test_the_help_of_every_command_is_what_it_was() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_option_is_in_the_help(name: str) -> None:
+def test_every_option_of_its_own_is_in_the_help(name: str) -> None:
     shown = run(*name.split(), "--help").stdout.split()
     for param in ALL[name].params:
-        if isinstance(param, click.Option):
+        if isinstance(param, click.Option) and not getattr(param, "borrowed", False):
             assert {*param.opts, *param.secondary_opts} <= {word.rstrip(",") for word in shown}
 
 
@@ -79,6 +79,33 @@ def test_every_help_has_an_example_that_the_command_takes(name: str) -> None:
             _, command, rest = program.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
             assert command is not None
             command.make_context("any", rest, parent=ctx)
+
+
+REPEATED = {"--shape", "--lists", "--keep", "--lower", "--io", "--fail-on"}
+"""Options that may be given again without saying so: one each for inputs, ops or files."""
+
+
+def test_an_option_may_be_given_again_where_its_help_says_so() -> None:
+    options = [(name, p) for name, command in ALL.items() for p in command.params if isinstance(p, click.Option)]
+    assert {(name, p.opts[0]) for name, p in options if p.multiple} == {
+        (name, p.opts[0])
+        for name, p in options
+        if "repeatable" in (p.help or "") or (p.opts[0] in REPEATED and not isinstance(p.type, click.Choice))
+    }
+
+
+def test_every_module_defines_a_command_and_each_command_has_a_place_in_the_help() -> None:
+    folder = ROOT / "amp_rewrite" / "cli" / "commands"
+    modules = {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}
+    assert {command.callback.__module__.rpartition(".")[2] for command in ALL.values()} == modules
+    assert len(COMMANDS) == sum(map(len, GROUPS.values())) <= 14
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_has_the_first_sentence_of_a_commands_help(name: str) -> None:
+    command = ALL[name]
+    assert command.name == name
+    assert command.get_short_help_str(1000) == COMMANDS[name]
 
 
 if __name__ == "__main__":
