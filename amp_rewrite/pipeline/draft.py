@@ -58,8 +58,10 @@ class Draft:
 
         `widen`: decide about low values of the model as if they were float32.
         """
+        request.tell("read")
         source = Model.load(model, folder=folder)
         indexed = View.of(source)
+        request.tell("decide")
         draft = cls._of(source, indexed, request, widen)
         if isinstance(request.opset, int) or not draft.view.opset > indexed.opset < OLDEST_MOVED:
             return draft

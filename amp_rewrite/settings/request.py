@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from amp_rewrite.files.casting import Array
     from amp_rewrite.settings.op_lists import OpLists
 
+Progress = Callable[[str, int, int], None]
+"""Called with a stage of the work ("read", "decide" …), what is done of it, and its total."""
 ListSource = str | Path | Mapping[str, object]
 
 
@@ -115,7 +117,7 @@ class Request:
     """Options of one run, read and checked.
 
     `of` takes keywords of `convert`. Other fields are options of commands that run, compare or write models.
-    `config`: the settings that a file changed, and the file, for people.
+    `config`: the settings that a file changed, and the file, for people. `progress` hears of the stages of the work.
     """
 
     to: DType = option(
@@ -381,13 +383,14 @@ class Request:
         (), "files and folders to leave out, likewise", group=MANY, metavar="GLOB", keyword=False
     )
     config: str = ""
+    progress: Progress | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, row in OPTIONS.items():
             object.__setattr__(self, name, row.read(getattr(self, name)))
 
     @classmethod
-    def of(cls, **options: Unpack[Options]) -> Request:
+    def of(cls, *, progress: Progress | None = None, **options: Unpack[Options]) -> Request:
         """Return the request of a conversion, for the installed runtime; environment variables fill in what is absent.
 
         Raises what `convert` raises, and TypeError for an unknown keyword.
@@ -398,7 +401,7 @@ class Request:
                 f"unexpected keyword argument {unknown!r}; the options of a conversion are {', '.join(KEYWORDS)}"
             )
         given = {name: value for name, value in cast(dict[str, Any], options).items() if not _absent(name, value)}
-        request = cls(**{**from_environment(os.environ), **given})._served()
+        request = cls(**{**from_environment(os.environ), **given}, progress=progress)._served()
         assert request.op_lists is not None  # read here, so that a mistake in them is an error now
         return request
 
@@ -418,6 +421,11 @@ class Request:
         from amp_rewrite.settings.op_lists import environment_edits, load_lists  # late: help and settings need no lists
 
         return load_lists(self.to, self.lists, environment_edits(os.environ))
+
+    def tell(self, stage: str, done: int = 0, total: int = 1) -> None:
+        """Say that a stage of the work begins, or how far it is."""
+        if self.progress is not None:
+            self.progress(stage, done, total)
 
     @property
     def safe(self) -> bool:

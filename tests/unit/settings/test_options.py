@@ -16,6 +16,7 @@ import pytest
 
 from amp_rewrite import convert, repair, verify
 from amp_rewrite.dtypes import DType
+from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.settings.request import CRITERION, KEYWORDS, CriterionKeywords, Options, Request
 from support.paths import ROOT
 
@@ -66,6 +67,14 @@ def test_a_request_reads_what_is_stated_once() -> None:
     assert (request.to, request.keep, request.opset) == (DType.BFLOAT16, ("op=Softmax",), 21)
     assert request.fail_on == ("raised", "casts")
     assert replace(request, keep=()) == Request(to=DType.BFLOAT16, opset=21, fail_on=("raised", "casts"))
+
+
+def test_a_request_tells_of_the_stages_of_a_conversion() -> None:
+    told: list[tuple[str, int, int]] = []
+    request = Request.of(progress=lambda *stage: told.append(stage))
+    Draft.of(ROOT / "examples" / "models" / "digits_cnn.onnx", request)
+    assert told == [("read", 0, 1), ("decide", 0, 1)]
+    assert request == Request.of()
 
 
 def test_the_page_of_options_is_generated() -> None:
