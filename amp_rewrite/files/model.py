@@ -157,7 +157,6 @@ class Model:
         overwrite: bool = False,
         external_data: bool | str | None = None,
         shard_size: str | int | None = None,
-        resume: bool = False,
         progress: store.Progress | None = None,
     ) -> None:
         """Write the model to a file, weights streamed; on failure nothing is left and the old file stays.
@@ -173,7 +172,6 @@ class Model:
             overwrite: True to replace an existing file.
             external_data: weights in `<stem>.<hash>.data`, or a file of that name, with a suffix; None: above 1.5 GB.
             shard_size: the size of a data file from which another begins: "5GB", or "source" for those of the source.
-            resume: keep finished data files if saving fails, and take up those that an earlier attempt left.
             progress: called as `progress(done, total)` with bytes.
 
         Raises:
@@ -183,13 +181,11 @@ class Model:
         if not isinstance(path, (str, os.PathLike)):
             if not hasattr(path, "write"):
                 raise ModelError(f"cannot write a model to {type(path).__qualname__}; give a path, or a file")
-            if external_data or shard_size is not None or resume:
-                raise ModelError(
-                    "an open file has no others beside it, nor a name to go on from; give a path for these"
-                )
+            if external_data or shard_size is not None:
+                raise ModelError("an open file has no others beside it; give a path for these")
             store.stream(self.proto, path, progress)
             return
-        asked = store.SaveOptions(overwrite is True, external_data, shard_size, resume is True)
+        asked = store.SaveOptions(overwrite is True, external_data, shard_size)
         store.Saving.of(Path(path), self.path, self.nbytes, asked).save(self.proto, progress)
 
     def to_proto(self) -> ModelProto:

@@ -20,7 +20,6 @@ from onnx import ModelProto
 from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files import wire
 from amp_rewrite.files.layout import DataFile, Destinations, Layout, PlacedTensor, located, shard_bytes
-from amp_rewrite.files.parts import Parts
 from amp_rewrite.files.prefetch import WORTH_IT, prefetch
 from amp_rewrite.files.scratch import alone, scratch, sweep, sync, undoing
 from amp_rewrite.files.targets import check_target, data_files, models_beside, outdated, replaces
@@ -42,7 +41,6 @@ class SaveOptions:
     overwrite: bool = False
     external_data: bool | str | None = None
     shard_size: str | int | None = None
-    resume: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,7 @@ class Saving:
     """The path of a model that is written, and the layout of its weights.
 
     `read`: the file that it came from. `external`: large tensors go beside it, into files called `name`, `name_1` …, or
-    without a name after the model and their content. `shard`: as `Layout` takes it. `resume`: keep finished data files
-    when saving fails, and take up those that an earlier attempt left.
+    without a name after the model and their content. `shard`: as `Layout` takes it.
     """
 
     path: Path
@@ -60,7 +57,6 @@ class Saving:
     external: bool
     name: str = ""
     shard: int | str | None = None
-    resume: bool = False
 
     @classmethod
     def of(cls, path: Path, read: Path | None, nbytes: int, asked: SaveOptions) -> Saving:
@@ -74,7 +70,7 @@ class Saving:
             raise PolicyError(f"external_data={name!r} is str; {fix}")
         large = shard is not None or nbytes > LARGEST_INLINE
         external = large if asked.external_data is None else bool(asked.external_data)
-        return cls(path, read, asked.overwrite, external, name, shard if external else None, asked.resume)
+        return cls(path, read, asked.overwrite, external, name, shard if external else None)
 
     def save(self, proto: ModelProto, progress: Progress | None) -> None:
         """Write the model, as `Model.save` says."""
@@ -124,8 +120,7 @@ class _Writing:
         ]
         files = layout.files if layout else []
         written = _Counter(sum(map(wire.total, bodies)) + (layout.nbytes if layout else 0), progress)
-        parts = Parts(self.first.path, self.models, self.first.shard) if self.first.resume and files else None
-        data = [self._data(number, file, parts, written) for number, file in enumerate(files)]
+        data = [self._data(number, file, written) for number, file in enumerate(files)]
         finished: list[Path] = []
         for (saving, _), body in zip(self.models, bodies, strict=True):
             light = located(body, [named.name for _, named in data]) if data else body
@@ -139,30 +134,15 @@ class _Writing:
             finished.append(temporary)
         self.sources.confirm()
         with alone(self.first.path.parent):
-            try:
-                for saving, _ in self.models:
-                    check_target(saving.path, saving.overwrite)  # another process may have been faster
-            except ModelError:
-                if parts is not None:
-                    parts.clear()
-                raise
+            for saving, _ in self.models:
+                check_target(saving.path, saving.overwrite)  # another process may have been faster
             self._commit(finished, data)
-        if parts is not None:
-            parts.clear()
 
-    def _data(self, number: int, file: DataFile, parts: Parts | None, written: _Counter) -> tuple[Path, Path]:
-        """Write a data file, or find it finished; return its place until all are, and the one to take then."""
+    def _data(self, number: int, file: DataFile, written: _Counter) -> tuple[Path, Path]:
+        """Write a data file; return its place until all are written, and the one to take then."""
         path, name = self.first.path, self.first.name
-        known = parts.finished(number, file.end) if parts else None
-        if known is None:
-            temporary, stream = scratch(path, self.undo)
-            digest = _write_data(_Output(stream, written), file.placed, self.sources)
-            if parts is not None:
-                self.sources.confirm()
-                temporary = parts.keep(temporary, number, digest)
-        else:
-            temporary, digest = known
-            written.add(sum(placed.nbytes for placed in file.placed))
+        temporary, stream = scratch(path, self.undo)
+        digest = _write_data(_Output(stream, written), file.placed, self.sources)
         named = f"{name}_{number}" if name and number else name or f"{path.stem}.{digest}.data"
         return temporary, path.parent / named
 

@@ -244,7 +244,7 @@ def _jobs(
         members = [*(pair for g in sorted(beside) for pair in groups.pop(g)), (target, item)]
         groups[own] = members
         group_of.update((file, own) for _, member in members for file in listing.data.get(member.path, ()))
-    saving, named = replace(asked.saving, resume=asked.resume), spelled_options()
+    named = spelled_options()
     jobs = []
     for _, members in sorted(groups.items()):
         shared = rule.shared(Path(listing.data[members[0][1].path][0])) if len(members) > 1 else ""
@@ -253,7 +253,7 @@ def _jobs(
             files = listing.data.get(item.path, ()) if url_of(item.path) else ()
             data, outcome = shared or rule.data(target.name), known.get(name_of(item.path))
             tasks.append(Task(item.path, target, data, _guidance(asked, item), outcome, files))
-        jobs.append(Job(tuple(tasks), {}, saving, "", write=asked.write, named=named))
+        jobs.append(Job(tuple(tasks), {}, asked.saving, "", write=asked.write, named=named))
     return jobs
 
 

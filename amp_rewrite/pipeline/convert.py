@@ -115,7 +115,6 @@ class Converted(Result):
         overwrite: bool = False,
         external_data: bool | str | None = None,
         shard_size: str | int | None = None,
-        resume: bool = False,
     ) -> None:
         """Write the model, weights streamed, whole or not at all. Arguments are those of `Model.save`.
 
@@ -123,7 +122,7 @@ class Converted(Result):
             ModelError: the file cannot be written, or exists.
             PolicyError: a keyword has a value of a wrong type.
         """
-        said = {"overwrite": overwrite, "external_data": external_data, "shard_size": shard_size, "resume": resume}
+        said = {"overwrite": overwrite, "external_data": external_data, "shard_size": shard_size}
         self.result.save(path, **said)  # type: ignore[arg-type]
 
 

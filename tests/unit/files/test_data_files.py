@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -147,56 +146,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, count: int) -> list[int]:
     return begun
 
 
-def test_finished_shards_of_an_interrupted_save_are_taken_up(
-    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Model.load(net(tmp_path / "m.onnx"))
-    model.save(tmp_path / "whole.onnx", shard_size=1)
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 2)
-        with pytest.raises(KeyboardInterrupt):
-            model.save(out / "whole.onnx", shard_size=1, resume=True)
-    assert [Path(name).suffix for name in names(out)] == [".part", ".part"]
-    begun = interrupt_after(monkeypatch, 9)
-    Model.load(tmp_path / "m.onnx").save(out / "whole.onnx", shard_size=1, resume=True)
-    assert begun == [1]
-    assert {name: (out / name).read_bytes() for name in names(out)} == {
-        path.name: path.read_bytes() for path in tmp_path.glob("whole*")
-    }
-
-
-def test_shards_of_another_source_are_not_taken_up_and_go(
-    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 2)
-        with pytest.raises(KeyboardInterrupt):
-            Model.load(net(tmp_path / "m.onnx")).save(out / "m.onnx", shard_size=1, resume=True)
-    changed = Model.load(net(tmp_path / "m.onnx"))  # written anew, with another time
-    begun = interrupt_after(monkeypatch, 9)
-    changed.save(out / "m.onnx", shard_size=1, resume=True)
-    assert begun == [1, 1, 1]
-    assert not list(out.glob(".*"))
-
-
-def test_who_finds_the_model_written_by_another_leaves_no_finished_data(
-    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Model.load(net(tmp_path / "m.onnx"))
-
-    def late(folder: Path) -> AbstractContextManager[None]:
-        monkeypatch.undo()
-        model.save(out / "m.onnx", external_data=True)
-        return alone(folder)
-
-    alone = store.alone
-    monkeypatch.setattr(store, "alone", late)
-    with pytest.raises(ModelError, match="exists"):
-        model.save(out / "m.onnx", external_data=True, resume=True)
-    assert len(list(out.iterdir())) == 2
-
-
-def test_without_resume_an_interrupt_leaves_nothing(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_nothing(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt_after(monkeypatch, 2)
     with pytest.raises(KeyboardInterrupt):
         Model.load(net(tmp_path / "m.onnx")).save(out / "m.onnx", shard_size=1)
