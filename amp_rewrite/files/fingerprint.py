@@ -62,7 +62,7 @@ def digest(model: Model) -> str:
     Unlike a `Fingerprint` it covers docs and metadata, and weights count after pending casts, so that a model has the
     digest that its file will have. Weights above 64 KiB are sampled as there.
     """
-    return _digest(model, _sampled_after_casts)
+    return _digest(model, _sampled)
 
 
 def full_digest(model: Model) -> str:
@@ -95,23 +95,6 @@ def _all_after_casts(tensor: onnx.TensorProto, sources: Sources) -> Iterator[byt
         yield from tensors.payload(tensor, sources)
 
 
-def _sampled_after_casts(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
-    """Yield the tensor's bytes in its own type, or samples of them."""
-    if not tensors.is_pending(tensor):
-        yield from _sampled(tensor, sources)
-        return
-    place, kind = tensors.source(tensor), tensors.dtype(tensor)
-    yield kind.name.encode()
-    held, made = place.dtype.bits // 8, kind.bits // 8
-    for at, length in _spread(tensors.nbytes(tensor)):
-        first, last = at // made, -(-(at + length) // made)  # elements that hold these bytes
-        piece = np.empty((last - first) * held, np.uint8)
-        sources.fill(place, first * held, piece.data)
-        values = piece.view(place.dtype.numpy)
-        raw = cast(scaled(values, place.exponent) if place.exponent else values, kind).tobytes()
-        yield raw[at - first * made :][:length]
-
-
 def _bare(tensor: onnx.TensorProto) -> onnx.TensorProto:
     return onnx.TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
 
@@ -128,23 +111,27 @@ def _strip(message: Message) -> None:
 
 
 def _sampled(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
-    """Yield the tensor's bytes, or samples of them."""
-    if is_stub(tensor):
-        place = tensors.source(tensor)
-        yield place.dtype.name.encode()  # with a pending cast, the bytes have another type
-        yield str(place.exponent).encode() if place.exponent else b""
-        for at, length in _spread(place.length):
-            piece = bytearray(length)
-            sources.fill(place, at, memoryview(piece))
-            yield bytes(piece)
-        return
+    """Yield the tensor's bytes in its own type, or samples of them."""
     kind = DType.of(tensor.data_type)
     if kind in (None, DType.STRING):
         yield b"".join(tensor.string_data) + tensor.raw_data
         return
-    yield kind.name.encode() if kind else b""
-    whole = memoryview(tensor.raw_data if tensor.HasField("raw_data") else tensors.in_memory(tensor).tobytes())
-    yield from (whole[at : at + length] for at, length in _spread(len(whole)))
+    yield kind.name.encode()
+    if not is_stub(tensor):
+        whole = memoryview(tensor.raw_data if tensor.HasField("raw_data") else tensors.in_memory(tensor).tobytes())
+        yield from (whole[at : at + length] for at, length in _spread(len(whole)))
+        return
+    place, pending = tensors.source(tensor), tensors.is_pending(tensor)
+    held, made = (place.dtype.bits // 8, kind.bits // 8) if pending else (1, 1)
+    for at, length in _spread(tensors.nbytes(tensor)):
+        first, last = at // made, -(-(at + length) // made)  # elements that hold these bytes
+        piece = np.empty((last - first) * held, np.uint8)
+        sources.fill(place, first * held, piece.data)
+        if pending:
+            values = piece.view(place.dtype.numpy)
+            rounded = cast(scaled(values, place.exponent) if place.exponent else values, kind)
+            piece = np.frombuffer(rounded.tobytes(), np.uint8)
+        yield piece[at - first * made :][:length].data
 
 
 def _spread(length: int) -> Iterator[tuple[int, int]]:

@@ -1,32 +1,48 @@
-"""Reading models: from files, whose heavy tensors stay there, and from what is in memory."""
+"""Reading models: from files, whose heavy tensors stay there, from text, and from what is in memory."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import onnx
 import onnx.defs
+from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
+from onnx.parser import ParseError, parse_model
+from onnx.serialization import registry
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, one_line
 from amp_rewrite.files import program, tensors, wire
 from amp_rewrite.files.external_data import Folder
 from amp_rewrite.files.foreign import foreign
-from amp_rewrite.files.function_expansion import check_expansion
-from amp_rewrite.files.protos import clone
+from amp_rewrite.files.protos import all_nodes, clone
 from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.tensors import Source, Sources, is_stub
-from amp_rewrite.files.text import format_of, text_model
 
 HEAVY = 1 << 14  # bytes of a tensor from which it is left in its file
 
 FIRST_IR_WITH_OPSET_IMPORTS = 3
 """The IR version from which a model must import the opsets of its ops."""
+
+_DEEPEST_TEXT = 200  # protobuf nests a third as many graphs
+# Python's forms of C++ exceptions in onnx's parser: malformed or too large numbers; ValueError also for invalid UTF-8.
+_STANDARD_ERRORS = (RuntimeError, ValueError, IndexError, ArithmeticError)
+
+# Quoted text and comments, whose brackets do not count; the arrow of a graph, whose ">" is not a bracket; and brackets.
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|#[^\n]*|=>|[(\[{<>}\])]', re.DOTALL)
+_DEEPEST_CALLS = 100
+"""Functions that call each other; onnx's inliner refuses longer chains, too."""
+_LARGEST, _GROWTH = 200_000, 20
+"""Nodes, or KiB if nodes are larger: of any inlined model, and per node of the file."""
+
+_Name = tuple[str, str, str]
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -169,3 +185,76 @@ def _resolve(proto: ModelProto, folder: Folder, own: dict[str, Source]) -> None:
 
 def _location(stub: TensorProto) -> str:
     return stub.external_data[0].value if stub.external_data else ""
+
+
+# -- functions ----------------------------------------------------------------------
+
+
+def check_expansion(proto: ModelProto, name: str) -> None:
+    """Raise ModelError if the local functions of a model call each other without end, or inlined exceed any use.
+
+    Thirty functions that call the next one twice are 2 kB, and a billion nodes. O(nodes).
+    """
+    if not proto.functions:
+        return
+    local = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    known: dict[_Name, int] = {}
+
+    def size(nodes: Iterable[NodeProto], depth: int) -> int:
+        if depth > _DEEPEST_CALLS:
+            raise ModelError(
+                f"{name}: its local functions call each other in a circle, or more than {_DEEPEST_CALLS} deep; export"
+                " it again"
+            )
+        total = 0
+        for node in all_nodes(nodes):
+            called = node.domain, node.op_type, node.overload
+            if called in local and called not in known:
+                known[called] = size(local[called].node, depth + 1)
+            total += 1 + (node.ByteSize() >> 10) + known.get(called, 0)
+        return total
+
+    own = sum(1 + (node.ByteSize() >> 10) for f in (proto.graph, *proto.functions) for node in all_nodes(f.node))
+    inlined = size(proto.graph.node, 0)
+    if inlined > _LARGEST + _GROWTH * own:
+        raise ModelError(
+            f"{name}: its local functions, inlined, are {inlined:.3g} nodes, of {own} in the file, as in no exported"
+            " model; export it again"
+        )
+
+
+# -- text ---------------------------------------------------------------------------
+
+
+def format_of(path: Path) -> str | None:
+    """Return onnx's name for the format of a model as text, by the suffix of its file; None for a binary one."""
+    known = registry.get_format_from_file_extension(path.suffix.lower())
+    return None if known == "protobuf" else known
+
+
+def text_model(path: Path, format_: str) -> ModelProto:
+    """Return the model in a text file of onnx: "onnxtxt", "textproto" or "json". ModelError if it holds no model."""
+    try:
+        if format_ == "onnxtxt":
+            with open_regular(path) as file:
+                text = file.read().decode()
+            if _deepest(text) > _DEEPEST_TEXT:
+                raise ModelError(f"{path} is nested deeper than {_DEEPEST_TEXT} brackets; no model is, write it again")
+            return parse_model(text)
+        with open_regular(path) as file:
+            return onnx.load_model(file, format=format_, load_external_data=False)
+    except (ParseError, text_format.ParseError, json_format.ParseError, DecodeError, *_STANDARD_ERRORS) as cause:
+        reason = one_line(cause)[:200]
+        raise ModelError(f"{path} is not a model in {format_} format: {reason}") from cause
+
+
+def _deepest(text: str) -> int:
+    """Return the nesting depth of brackets in ONNX text; onnx's parser recurses without a limit."""
+    deepest = depth = 0
+    for token in _BRACKETS.finditer(text):
+        if text[token.start()] in "([{<":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif text[token.start()] in ")]}>":
+            depth = max(0, depth - 1)
+    return deepest

@@ -10,8 +10,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoPr
 
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files import tensors
-from amp_rewrite.files.function_expansion import all_nodes
-from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.files.protos import all_nodes, clone, refill
 from amp_rewrite.files.tensors import Sources
 
 OPSETS = 1 << 31

@@ -13,7 +13,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, one_line
 from amp_rewrite.files.casting import Array
 
-_SAMPLED = 1 << 10  # elements of a tensor that show a change
+_SAMPLED = 1 << 12  # bytes of a tensor that show a change
 
 
 class ProgramTensor:
@@ -36,7 +36,7 @@ class ProgramTensor:
         return self
 
     def values(self) -> Array:
-        """Return the values, or the packed bytes of a sub-byte type, of any strides. They are not kept."""
+        """Return the bytes of the values in order, packed for a sub-byte type. They are not kept."""
         where = f"tensor {self.tensor.name!r} of the program"
         try:
             raw = _raw(self.tensor)
@@ -56,11 +56,12 @@ class ProgramTensor:
             raise ModelError(
                 f"{where} is {kind} of shape {shape}, but the program states {other} of shape {needs}; export it again"
             )
-        sample = zlib.crc32(values.flat[:: max(1, values.size // _SAMPLED)].tobytes())
+        flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        sample = zlib.crc32(flat[:: max(1, flat.size // _SAMPLED)].tobytes())
         if self._sample not in (None, sample):
             raise ModelError(f"{where} has changed since the program was converted; convert it again")
         self._sample = sample
-        return values
+        return flat
 
 
 _ALIVE: WeakValueDictionary[str, ProgramTensor] = WeakValueDictionary()
@@ -92,32 +93,3 @@ def _raw(tensor: Any) -> Any:
     while isinstance(tensor, onnx_ir.LazyTensor):
         tensor = tensor.raw()  # numpy() would keep the values of a caching one
     return tensor
-
-
-def copy_bytes(values: Array, at: int, target: memoryview) -> None:
-    """Copy the bytes of an array in C order, from byte `at`, into `target`, without a copy of the whole array."""
-    if values.flags.c_contiguous:
-        target[:] = values.reshape(-1).view(np.uint8)[at : at + len(target)].data
-        return
-    size = values.itemsize
-    first, last = at // size, -(-(at + len(target)) // size)
-    part = np.empty(last - first, values.dtype)
-    _gather(values, first, part)
-    target[:] = part.view(np.uint8)[at - first * size :][: len(target)].data
-
-
-def _gather(values: Array, first: int, out: Array) -> None:
-    """Copy elements in C order, from number `first`, until `out` is full: whole rows at once."""
-    if values.ndim == 1:
-        out[:] = values[first : first + out.size]
-        return
-    row, at = values.size // len(values), 0
-    while at < out.size:
-        index, skip = divmod(first + at, row)
-        rows = 0 if skip else (out.size - at) // row
-        count = rows * row or min(row - skip, out.size - at)
-        if rows:
-            out[at : at + count].reshape(rows, *values.shape[1:])[...] = values[index : index + rows]
-        else:
-            _gather(values[index], skip, out[at : at + count])
-        at += count

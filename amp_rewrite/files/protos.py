@@ -1,11 +1,12 @@
-"""Copies of protobuf messages, and their repeated fields refilled."""
+"""Protobuf messages: copies, repeated fields, and the nodes of graphs and their bodies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar, cast
 
 from google.protobuf.message import Message  # type: ignore[import-untyped]
+from onnx import AttributeProto, GraphProto, NodeProto
 
 M = TypeVar("M")
 
@@ -23,3 +24,25 @@ def refill(message: Message, name: str, items: Iterable[Message]) -> None:
     field = getattr(message, name)
     del field[:]
     field.extend(kept)
+
+
+def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
+    """Yield the graphs in a node's attributes, each with the attribute's name."""
+    return graphs_in(node.attribute[:])
+
+
+def graphs_in(stated: Iterable[AttributeProto]) -> Iterator[tuple[str, GraphProto]]:
+    """Yield the graphs in attributes, each with the attribute's name."""
+    for a in stated:
+        if a.type == AttributeProto.GRAPH:
+            yield a.name, a.g
+        elif a.type == AttributeProto.GRAPHS:
+            yield from ((a.name, graph) for graph in a.graphs)
+
+
+def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Yield nodes, each followed by the nodes of its bodies."""
+    for node in nodes:
+        yield node
+        for _, body in bodies(node):
+            yield from all_nodes(body.node)

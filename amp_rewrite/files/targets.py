@@ -14,9 +14,9 @@ from onnx import ModelProto
 from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.files import wire
 from amp_rewrite.files.layout import LARGEST_SHAPE
+from amp_rewrite.files.loading import format_of
 from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.scratch import check_place
-from amp_rewrite.files.text import format_of
 
 
 def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:

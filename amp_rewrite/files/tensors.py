@@ -26,7 +26,7 @@ from onnx.numpy_helper import to_array
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.casting import Array, cast, scaled
-from amp_rewrite.files.program_tensors import ProgramTensor, copy_bytes, held
+from amp_rewrite.files.program_tensors import ProgramTensor, held
 from amp_rewrite.files.regular_files import open_regular
 
 CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
@@ -218,7 +218,7 @@ class Sources:
     def fill(self, source: Source, at: int, target: memoryview) -> None:
         """Read the source's bytes from byte `at` into `target`."""
         if source.in_memory:
-            copy_bytes(self._values(source), at, target)
+            target[:] = self._values(source)[at : at + len(target)].data
             return
         file = self._file(source)
         try:

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 from amp_rewrite.errors import AmpRewriteError, ModelError, one_line, options_spelled, spelled
 from amp_rewrite.files.fingerprint import digest
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.prefetch import prefetching
 from amp_rewrite.files.scratch import make_folder
-from amp_rewrite.files.store import SaveOptions, Saving, save_together
+from amp_rewrite.files.store import SaveOptions, Saving, prefetching, save_together
 from amp_rewrite.files.targets import check_target
 from amp_rewrite.fleet.outcome import FAILED, MISSED, OK, Outcome
 from amp_rewrite.pipeline.guidance import Guidance

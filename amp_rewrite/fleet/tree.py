@@ -12,8 +12,8 @@ from pathlib import Path, PurePath
 
 from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.files.foreign import foreign
+from amp_rewrite.files.loading import format_of
 from amp_rewrite.files.targets import data_files
-from amp_rewrite.files.text import format_of
 from amp_rewrite.fleet.urls import local, real, url_of
 
 SUFFIX = ".onnx"

@@ -14,9 +14,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.loading import FIRST_IR_WITH_OPSET_IMPORTS
 from amp_rewrite.files.mends import OPSETS
+from amp_rewrite.files.protos import all_nodes, graphs_in
 from amp_rewrite.files.tensors import elements, in_memory, is_stub
-from amp_rewrite.ir.graphs import all_nodes, graphs_in
-from amp_rewrite.ir.graphs import bodies as bodies
 from amp_rewrite.ir.node_check import missing_value, violation
 from amp_rewrite.ir.nodes import Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId
 from amp_rewrite.ir.schema import PLAIN_CONSTANTS, TENSOR, Signature, ValueType, normal_domain, signature, type_of_proto

@@ -233,12 +233,6 @@ class Flow:
         """Return all values that are computed from a start, and the starts, with the cause of the nearest start."""
         return reach(starts, self.results, enter)
 
-    def path(
-        self, ends: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
-    ) -> dict[OpId, Cause]:
-        """Return the ops, in order, that compute the values that `back` returns, with their causes."""
-        return makers(self.view, self.back(ends, enter))
-
     def readers(self, values: Iterable[ValueId]) -> list[Op]:
         """Return the ops that read some of the values, without those that the walk passes."""
         return [op for value in values for op in self.view.readers(value) if not self.through(op)]

@@ -5,31 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import networkx as nx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
+from amp_rewrite.files.protos import all_nodes as all_nodes
+from amp_rewrite.files.protos import bodies as bodies
 from amp_rewrite.files.protos import clone, refill
-
-
-def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
-    """Yield the graphs in a node's attributes, each with the attribute's name."""
-    return graphs_in(node.attribute[:])
-
-
-def graphs_in(stated: Iterable[AttributeProto]) -> Iterator[tuple[str, GraphProto]]:
-    """Yield the graphs in attributes, each with the attribute's name."""
-    for a in stated:
-        if a.type == AttributeProto.GRAPH:
-            yield a.name, a.g
-        elif a.type == AttributeProto.GRAPHS:
-            yield from ((a.name, graph) for graph in a.graphs)
-
-
-def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Yield nodes, each followed by the nodes of its bodies."""
-    for node in nodes:
-        yield node
-        for _, body in bodies(node):
-            yield from all_nodes(body.node)
 
 
 def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
-from amp_rewrite.ir.build import bodies
+from amp_rewrite.files.protos import bodies
 from amp_rewrite.ir.schema import normal_domain
 
 _NAMELESS = "node"

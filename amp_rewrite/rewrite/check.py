@@ -24,7 +24,6 @@ from amp_rewrite.ir.schema import (
     refused_by_onnx,
     type_of_proto,
 )
-from amp_rewrite.ir.shapes.onnx_shapes import infer_shapes
 from amp_rewrite.ir.versions import FIRST_CAST_BY_CODE
 from amp_rewrite.ir.view import ScopeId, View
 
@@ -124,7 +123,7 @@ def _passed(skeleton: ModelProto) -> tuple[_Fault, None] | tuple[None, ModelProt
     written = skeleton.SerializeToString()  # once for both
     try:
         onnx.checker.check_model(written)
-        return None, infer_shapes(skeleton, written, check_type=True, strict_mode=True)
+        return None, onnx.shape_inference.infer_shapes(written, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as fault:
         return fault, None
 

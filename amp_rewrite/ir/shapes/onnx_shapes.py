@@ -6,18 +6,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import onnx.checker
 import onnx.shape_inference
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
+from onnx import GraphProto, ValueInfoProto
 
 from amp_rewrite.files.protos import clone
-from amp_rewrite.files.skeleton import BODIED
 from amp_rewrite.files.tensors import MOST_ELEMENTS
 from amp_rewrite.ir.dataflow import axes_of, number
-from amp_rewrite.ir.graphs import all_graphs, names_read
+from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.versions import FIRST_ALLOWZERO
@@ -34,6 +33,8 @@ AllDims = Mapping[tuple[ScopeId, str], Dims]
 # Errors of inference on models that contradict themselves; they leave shapes unknown.
 _FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, IndexError)
 _LONGEST_RANGE = 1 << 20
+MADE_UP = "unk__"
+"""The prefix of names that inference invents: the size of such a name may have another name at the next run."""
 MOST_AXES: int = getattr(np, "MAXDIMS", 64)
 """Axes of an array: numpy has 64, and had 32 before version 2."""
 
@@ -52,26 +53,25 @@ def combined_elements(view: View, op: Op) -> int | None:
     return elements([shape[axis] for axis in axes])
 
 
-def shape_of(view: View, value: ValueId | None, *, through_values: bool = False) -> Shape | None:
+def shape_of(view: View, value: ValueId | None) -> Shape | None:
     """Return the shape of a value, None for a dimension without a number; None if its rank is not known.
 
-    By onnx's inference on the model without its heavy weights, once for each view. `through_values`: also through
-    Shape, Gather and Concat.
+    By onnx's inference on the model without its heavy weights, once for each view.
     """
     if value is None:
         return None
     tensor = view.values[value].tensor
     if tensor is not None:
         return tuple(tensor.dims)
-    stated = shape_at(_declarations(view, through_values), view, value)
+    stated = shape_at(_declarations(view), view, value)
     dims = declared_dims(stated) if stated is not None else None
     return fixed(dims) if dims is not None else None
 
 
 @once
-def _declarations(view: View, through_values: bool) -> Mapping[tuple[ScopeId, str], ValueInfoProto]:
+def _declarations(view: View) -> Mapping[tuple[ScopeId, str], ValueInfoProto]:
     """Return what a model states of each value after inference, without its nodes; most shapes are never asked for."""
-    formals, kept = list(_formals(view, _inferred(view, through_values))), GraphProto()
+    formals, kept = list(_formals(view, _inferred(view, False))), GraphProto()
     kept.value_info.extend([formal for _, formal in formals])
     declared: dict[tuple[ScopeId, str], ValueInfoProto] = {}
     for (scope, _), formal in zip(formals, kept.value_info, strict=True):
@@ -131,7 +131,7 @@ def _inferred(view: View, through_values: bool) -> GraphProto:
             imported.version = FIRST_ALLOWZERO if normal_domain(imported.domain) == "" else imported.version
     for attempt in attempts:
         with suppress(*_FAULTS):
-            return infer_shapes(attempt, data_prop=deep).graph
+            return onnx.shape_inference.infer_shapes(attempt, data_prop=deep).graph
     return skeleton.graph
 
 
@@ -155,73 +155,3 @@ def _possible(dims: StatedDims) -> bool:
             if size < 0:
                 return False
     return count <= MOST_ELEMENTS and len(dims) <= MOST_AXES
-
-
-# -- inference in parts --------------------------------------------------------------------------------
-
-MADE_UP = "unk__"
-"""The prefix of names that inference invents: the size of such a name may have another name at the next run."""
-_MOST = 64
-"""Ops with bodies in one part."""
-
-
-def infer_shapes(model: ModelProto, serialized: bytes | None = None, **options: Any) -> ModelProto:
-    """Return a copy of a model with the shapes that onnx infers; `options` and errors are onnx's.
-
-    In parts where a graph holds many ops with bodies: onnx copies all types around a body once for each body, so its
-    time grows with their square. Source: 4 000 If nodes take 39 s at once and 2 s in parts, onnx 1.23.
-
-    `serialized`: the bytes of the model, if the caller has them. Values of tensors are not propagated from one part to
-    the next.
-    """
-    if sum([node.op_type in BODIED for node in model.graph.node[:]]) <= _MOST:
-        return onnx.shape_inference.infer_shapes(serialized or model, **options)
-    result = clone(model)
-    graph = result.graph
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    known = {port.name: port for port in (*graph.value_info, *graph.output, *graph.input)}
-    inferred: dict[str, ValueInfoProto] = {}
-    del graph.node[:]
-    for at, nodes in enumerate(_parts(model.graph.node)):
-        part = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
-        part.graph.name = graph.name
-        part.graph.node.extend(nodes)
-        results = {name for node in nodes for name in node.output}
-        read = set(names_read(nodes)) - results
-        part.graph.initializer.extend(tensors[name] for name in sorted(read & tensors.keys()))
-        part.graph.input.extend(known[name] for name in sorted(read & known.keys()))
-        part.graph.value_info.extend(known[name] for name in sorted(results & known.keys()))
-        done = onnx.shape_inference.infer_shapes(part, **options)
-        _rename_made_up(done, f"{MADE_UP}{at}_")
-        graph.node.extend(done.graph.node)
-        inferred.update((port.name, port) for port in done.graph.value_info)
-        known.update(inferred)
-    outputs = {port.name: port for port in graph.output}
-    del graph.value_info[:]
-    graph.value_info.extend(port for name, port in inferred.items() if name not in outputs)
-    for name in outputs.keys() & inferred.keys():
-        outputs[name].type.CopyFrom(inferred[name].type)
-    return result
-
-
-def _parts(nodes: Sequence[NodeProto]) -> Iterator[list[NodeProto]]:
-    """Yield nodes in order, with a limited number of ops with bodies in each part."""
-    part: list[NodeProto] = []
-    owners = 0
-    for node in nodes:
-        part.append(node)
-        owners += node.op_type in BODIED
-        if owners == _MOST:
-            yield part
-            part, owners = [], 0
-    if part:
-        yield part
-
-
-def _rename_made_up(model: ModelProto, prefix: str) -> None:
-    """Give names that inference invented another prefix: each part counts from zero."""
-    for graph in all_graphs(model.graph):
-        for port in (*graph.input, *graph.value_info, *graph.output):
-            for dim in port.type.tensor_type.shape.dim:
-                if dim.dim_param.startswith(MADE_UP) and not dim.dim_param[len(MADE_UP) :].count("_"):
-                    dim.dim_param = prefix + dim.dim_param[len(MADE_UP) :]

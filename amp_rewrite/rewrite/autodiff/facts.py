@@ -20,7 +20,7 @@ from amp_rewrite.files.protos import refill
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.nodes import Op, ValueId
-from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES, StatedDims, infer_shapes, stated_dims
+from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES, StatedDims, stated_dims
 from amp_rewrite.ir.view import View
 
 Shape = StatedDims
@@ -70,7 +70,7 @@ def _shapes(view: View, ids: Sequence[Mapping[str, ValueId]]) -> dict[ValueId, S
 def _inferred(view: View, ids: Sequence[Mapping[str, ValueId]], bare: ModelProto) -> dict[ValueId, Shape]:
     """Shapes inferred by onnx, and those of constants."""
     try:
-        inferred = infer_shapes(bare, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as cause:
         raise ModelError(f"onnx cannot infer the shapes of the model: {' '.join(str(cause).split())}") from cause
     stated = stated_dims(view, inferred.graph)

@@ -13,8 +13,7 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.build import bodies
+from amp_rewrite.files.protos import bodies, clone, refill
 from amp_rewrite.ir.names import as_names, claimed
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import ValueId, View

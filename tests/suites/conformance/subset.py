@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from onnx import GraphProto
 
-from amp_rewrite.ir.build import bodies
+from amp_rewrite.files.protos import bodies
 from suites.conformance.case import Case
 
 SLOW = frozenset({"light/light_vgg19", "light/light_densenet121", "light/light_inception_v2", "light/light_resnet50"})

@@ -144,7 +144,7 @@ def test_only_the_modules_for_files_read_and_write_onnx_files() -> None:
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in ("onnx.load", "onnx.save", "onnx.load_model", "onnx.save_model")
     }
-    assert touching <= {"files.model", "files.text", "files.wire", "files.store"}
+    assert touching <= {"files.model", "files.loading", "files.wire", "files.store"}
 
 
 def test_only_the_command_line_prints_and_exits() -> None:

@@ -9,8 +9,8 @@ import pytest
 from onnx import helper
 
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files import function_expansion
-from amp_rewrite.files.function_expansion import check_expansion
+from amp_rewrite.files import loading
+from amp_rewrite.files.loading import check_expansion
 
 CIRCLE = "its local functions call each other in a circle, or more than 3 deep"
 
@@ -50,9 +50,9 @@ def model(calls: Mapping[str, str], *, branch: bool = False) -> onnx.ModelProto:
 def test_functions_are_inlined_within_limits(
     calls: Mapping[str, str], refusal: str, branch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(function_expansion, "_DEEPEST", 3)
-    monkeypatch.setattr(function_expansion, "_LARGEST", 30)
-    monkeypatch.setattr(function_expansion, "_GROWTH", 2)
+    monkeypatch.setattr(loading, "_DEEPEST_CALLS", 3)
+    monkeypatch.setattr(loading, "_LARGEST", 30)
+    monkeypatch.setattr(loading, "_GROWTH", 2)
     proto = model(calls, branch=branch)
     if not refusal:
         check_expansion(proto, "m")
@@ -64,12 +64,12 @@ def test_functions_are_inlined_within_limits(
 
 
 def test_large_nodes_count_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function_expansion, "_LARGEST", 10)
-    monkeypatch.setattr(function_expansion, "_GROWTH", 1)
+    monkeypatch.setattr(loading, "_LARGEST", 10)
+    monkeypatch.setattr(loading, "_GROWTH", 1)
     proto = model({"a": "bbbbbbbbb", "b": "R"})
     check_expansion(proto, "m")  # 1 + 9 + 9 nodes of 11, and 10
     proto.functions[1].node[0].doc_string = "w" * 3000
     with pytest.raises(ModelError, match="inlined, are 37 nodes, of 13 in the file"):
         check_expansion(proto, "m")
-    monkeypatch.setattr(function_expansion, "_GROWTH", 3)
+    monkeypatch.setattr(loading, "_GROWTH", 3)
     check_expansion(proto, "m")  # 10 + 3 · 13

@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store
 from amp_rewrite.files.model import Model, baked, scaled
-from amp_rewrite.files.prefetch import prefetch
+from amp_rewrite.files.store import prefetch
 from amp_rewrite.files.tensors import CHUNK, Sources
 
 SIZES = (3, CHUNK, CHUNK + 1, 7 * CHUNK + 5, 1, 30 * CHUNK)  # of several pieces, and of more than are in flight

@@ -11,8 +11,8 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from amp_rewrite.errors import ModelError
+from amp_rewrite.files.loading import format_of
 from amp_rewrite.files.targets import check_target, data_files, data_files_in, foreign_data, models_beside, outdated
-from amp_rewrite.files.text import format_of
 from amp_rewrite.fleet.tree import FileGlobs, find
 
 

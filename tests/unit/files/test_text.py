@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files.text import _deepest, text_model
+from amp_rewrite.files.loading import _deepest, text_model
 
 EMPTY = '<ir_version: 8, opset_import: ["": 17]> g (float x) => (float y) { y = Identity (x) }'
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx.helper
 from onnx import GraphProto, NodeProto
 
-from amp_rewrite.ir.build import bodies
+from amp_rewrite.files.protos import bodies
 from amp_rewrite.ir.nodes import ScopeId
 from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, Call, Family, GradientRule, Stop
 from amp_rewrite.rewrite.autodiff.vjp.subgraph import arrivals, body_graph, copied, declared_like, refuse_random

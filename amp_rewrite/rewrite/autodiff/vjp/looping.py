@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from onnx import GraphProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.build import bodies
+from amp_rewrite.files.protos import bodies, clone, refill
 from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.nodes import ValueId
 from amp_rewrite.ir.schema import TENSOR
