@@ -28,7 +28,7 @@ from amp_rewrite.ir.op_classes import (
     TENSOR_CORE_STEP,
 )
 from amp_rewrite.ir.ops import Need, OpRow, Trait, Way
-from amp_rewrite.ir.patterns.activations import snakes
+from amp_rewrite.ir.patterns.clusters import snakes
 from amp_rewrite.ir.schema import KEPT_VARIABLES
 from amp_rewrite.ir.shapes.onnx_shapes import declared_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId, View

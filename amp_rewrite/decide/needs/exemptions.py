@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, axes_of, float32_ops, number, sums_squares
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, LAYERS, MAGNIFIES, RANDOM, REDUCTIONS
-from amp_rewrite.ir.patterns.activations import CUBIC, snakes
-from amp_rewrite.ir.patterns.clusters import Cluster
+from amp_rewrite.ir.patterns.clusters import CUBIC, Cluster, snakes
 from amp_rewrite.ir.patterns.match import Search
 from amp_rewrite.ir.shapes.onnx_shapes import combined_elements
 from amp_rewrite.ir.view import Op, OpId, ValueId, View

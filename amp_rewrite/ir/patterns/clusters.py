@@ -7,10 +7,145 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import computes
-from amp_rewrite.ir.patterns import activations, norms
-from amp_rewrite.ir.patterns.match import ENTRY, Match, Pattern, Search, is_closed, readers, with_entry_casts
-from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
+from amp_rewrite.ir.dataflow import computes, float32_ops
+from amp_rewrite.ir.patterns.match import (
+    ANCHOR,
+    ENTRY,
+    AnyValue,
+    Either,
+    MadeOf,
+    Match,
+    Ops,
+    Pattern,
+    Search,
+    Through,
+    X,
+    behind_casts,
+    constant,
+    either,
+    is_closed,
+    op,
+    readers,
+    varying,
+    weight,
+    with_entry_casts,
+)
+from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View, once
+
+# -- normalizations: by deviation, by root mean square and by length ---------------------------------
+
+
+def _two(view: View, value: ValueId) -> bool:
+    """True for 2, and for an exponent that is not constant, which onnxruntime does not check."""
+    array = view.array(value)
+    return array is None or bool((array == 2).all())
+
+
+def _negative(view: View, value: ValueId) -> bool:
+    array = view.array(value)
+    return array is not None and bool((array < 0).all())
+
+
+def _per_feature(view: View, value: ValueId) -> bool:
+    """True for a weight, and for an input of one dimension: a scale or bias fed by the caller."""
+    held = view.values[behind_casts(view, value)[0]]
+    if held.role is not Role.INPUT:
+        return weight(view, value)
+    formals = view.scopes[held.scope].graph.input
+    return any(formal.name == held.name and len(formal.type.tensor_type.shape.dim) == 1 for formal in formals)
+
+
+def _normalized(value: Pattern, squared: Pattern, reductions: str, between: tuple[str, ...]) -> Either:
+    """Return the pattern of a value over the root of a mean or sum of squares, perhaps with an epsilon or a bound."""
+    square = either(op("Pow", squared, AnyValue(test=_two)), op("Mul", squared, squared))
+    total = op(reductions, square)
+    size = either(op("Add", total, AnyValue("guard", read=True)), op("Max|Clip", total), total)
+    power = AnyValue(test=lambda view, value: not _negative(view, value), read=True)
+    root = either(op("Sqrt", size, name=ANCHOR), op("Pow", size, power, name=ANCHOR))
+    divisor = Through(between, root)
+    inverse_root = op("Pow", size, AnyValue(test=_negative, read=True), name=ANCHOR)
+    inverse = either(inverse_root, op("Reciprocal", divisor), op("Div", AnyValue(test=weight), divisor))
+    return either(op("Div", value, divisor), op("Mul", value, inverse))
+
+
+_MEAN = op("ReduceMean", X)
+_CENTERED = op("Sub", X, _MEAN)
+_UNCENTERED = AnyValue(ENTRY, unless=_CENTERED, casts=True)
+_SUMS = "ReduceSum|GlobalAveragePool"
+_LENGTH = op("ReduceL2", X, name=ANCHOR)
+
+LAYER = _normalized(_CENTERED, op("Sub", X, _MEAN, name="d", casts=False), f"ReduceMean|{_SUMS}", ("Expand",))
+RMS = _normalized(_UNCENTERED, X, "ReduceMean", ("Expand",))
+L2 = _normalized(_UNCENTERED, X, _SUMS, ("Expand", "Clip", "Max"))
+REDUCED_L2 = op("Div", X, Through(("Expand",), either(op("Clip|Max|Add", _LENGTH), _LENGTH)))
+
+SCALE = op("Mul", AnyValue("normalized", casts=True), AnyValue("scale", _per_feature, read=True))
+BIAS = op("Add", AnyValue("normalized", casts=True), AnyValue("bias", _per_feature, read=True))
+
+
+# -- softmax and activations: GELU in both forms and its cube, quick GELU, snake ----------------------
+
+_WEIGHT = AnyValue(test=weight)
+
+_EXP = op("Exp", op("Sub", X, op("ReduceMax", X, name=ANCHOR)), name="exp")
+SOFTMAX = op("Div", _EXP, op("ReduceSum", _EXP))
+
+
+def _gated(bell: Ops) -> Either:
+    """Return the pattern of x · ½ · (1 + bell), the products in any order, with any numbers."""
+    x, one = AnyValue(ENTRY, varying), op("Add", bell, _WEIGHT)
+    return either(
+        op("Mul|Div", op("Mul", x, one), _WEIGHT),
+        op("Mul", x, op("Mul", one, _WEIGHT)),
+        op("Mul", op("Mul|Div", x, _WEIGHT, once=True), one),
+    )
+
+
+GELU_ERF = _gated(op("Erf", MadeOf(("Div", "Mul")), name=ANCHOR))
+GELU_TANH = _gated(op("Tanh", MadeOf(("Add", "Mul", "Pow")), name=ANCHOR))
+CUBIC = op("Add", X, op("Mul", op("Pow", X, AnyValue("exponent"), name=ANCHOR), AnyValue("factor")))
+QUICK_GELU = op(
+    "Mul", X, op("Sigmoid", either(X, op("Mul|Div", X, AnyValue(test=constant), name="scaled")), name=ANCHOR)
+)
+
+
+def _squares(view: View, value: ValueId) -> bool:
+    array = view.array(behind_casts(view, value)[0])
+    return array is not None and bool((array == 2).all())
+
+
+_SINE = op("Sin", op("Mul", X, AnyValue("slope", constant)), name=ANCHOR)
+_SINE_SQUARE = either(op("Mul", _SINE, _SINE, name="square"), op("Pow", _SINE, AnyValue(test=_squares), name="square"))
+SNAKE = op("Add", X, op("Mul", _SINE_SQUARE, AnyValue("factor", constant)))
+
+_MOST = 16.0
+"""Largest a: for x up to 4094 the argument a·x fits float16."""
+_MOST_GAIN = 4.0
+"""Largest product of a and the factor behind the square: 1 in a snake, but the beta form learns both."""
+_SNAKES = Search.of(SNAKE)
+"""Its sine is not that of a position. The slope of sin² is at most 1, so an argument off by a·x·ε moves sin²/a by x·ε,
+which is the rounding error of the sum with x. With a large a, a·x would overflow before x does."""
+
+
+@once
+def snakes(view: View) -> Mapping[OpId, OpId]:
+    """Return the sines of snakes whose a and factor are constant and moderate, each with the op that squares it."""
+    squares: dict[OpId, OpId] = {}
+    for sine in float32_ops(view, _SNAKES.after):
+        match = _SNAKES.direct(view, sine)
+        square = view.producer(match.values["square"]) if match is not None else None
+        if match is not None and square is not None and _moderate(view, match):
+            squares[sine.id] = square.id
+    return squares
+
+
+def _moderate(view: View, match: Match) -> bool:
+    arrays = (view.array(behind_casts(view, match.values[name])[0]) for name in ("slope", "factor"))
+    a, b = (abs(array) for array in arrays if array is not None)
+    return bool(a.max() <= _MOST and a.size == b.size and (a.ravel() * b.ravel()).max() <= _MOST_GAIN)
+
+
+# -- clusters -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +178,13 @@ class _ClusterKind:
 _LENGTHS = "l2_normalization"
 _TABLE = (
     (
-        _ClusterKind("layer_normalization", norms.LAYER, (norms.SCALE, norms.BIAS)),
-        _ClusterKind("rms_normalization", norms.RMS, (norms.SCALE,)),
-        _ClusterKind(_LENGTHS, norms.L2),
+        _ClusterKind("layer_normalization", LAYER, (SCALE, BIAS)),
+        _ClusterKind("rms_normalization", RMS, (SCALE,)),
+        _ClusterKind(_LENGTHS, L2),
     ),
-    (_ClusterKind(_LENGTHS, norms.REDUCED_L2),),
-    (_ClusterKind("softmax", activations.SOFTMAX),),
-    (_ClusterKind("gelu_erf", activations.GELU_ERF), _ClusterKind("gelu_tanh", activations.GELU_TANH)),
+    (_ClusterKind(_LENGTHS, REDUCED_L2),),
+    (_ClusterKind("softmax", SOFTMAX),),
+    (_ClusterKind("gelu_erf", GELU_ERF), _ClusterKind("gelu_tanh", GELU_TANH)),
 )
 """The kinds of clusters in the order in which they take ops. Rows of one group are tried at each anchor in turn."""
 _ANCHORS = tuple(frozenset(kind for row in rows for way in row.pattern.ways() for kind in way[0][0]) for rows in _TABLE)
@@ -70,10 +205,10 @@ def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cl
     taken: set[OpId] = set()
     result = []
     for rows, anchors in zip(_TABLE, _ANCHORS, strict=True):
-        for op in view.of_kinds(anchors):
-            if op.id in taken or not computes(view, op, dtypes):
+        for anchor in view.of_kinds(anchors):
+            if anchor.id in taken or not computes(view, anchor, dtypes):
                 continue
-            cluster = next(_clusters_at(view, rows, _search_for(rows), op), None)
+            cluster = next(_clusters_at(view, rows, _search_for(rows), anchor), None)
             if cluster is not None and taken.isdisjoint(cluster.ops):
                 taken.update(cluster.ops)
                 result.append(cluster)

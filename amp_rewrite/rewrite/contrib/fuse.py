@@ -16,7 +16,7 @@ from amp_rewrite.ir.attributes import float_attribute, int_attribute, text_attri
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.dataflow import alone, exposed, number, orders, trail
 from amp_rewrite.ir.op_classes import SCALINGS
-from amp_rewrite.ir.patterns.activations import QUICK_GELU
+from amp_rewrite.ir.patterns.clusters import QUICK_GELU
 from amp_rewrite.ir.patterns.match import ENTRY, Search
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, fixed, shape_at
 from amp_rewrite.ir.shapes.symbolic import Dim

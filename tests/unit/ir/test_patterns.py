@@ -6,7 +6,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.patterns import activations, norms
+from amp_rewrite.ir.patterns import clusters as patterns
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.patterns.match import (
     ANCHOR,
@@ -189,7 +189,7 @@ QUICK = "a = Mul (x, c)  s = Sigmoid (a)  y = Mul (x, s)"
 
 ROWS: list[tuple[Pattern, str, list[tuple[str, str]]]] = [
     (
-        norms.LAYER,
+        patterns.LAYER,
         LAYER,
         [
             ("d = Sub (x, m)", "d = Sub (m, x)"),
@@ -201,7 +201,7 @@ ROWS: list[tuple[Pattern, str, list[tuple[str, str]]]] = [
         ],
     ),
     (
-        norms.RMS,
+        patterns.RMS,
         RMS,
         [
             ("Mul (x, x)", "Mul (x, gain)"),
@@ -211,25 +211,25 @@ ROWS: list[tuple[Pattern, str, list[tuple[str, str]]]] = [
             ("Mul (x, r)", "Mul (gain, r)"),
         ],
     ),
-    (norms.L2, L2, [("ReduceSum", "ReduceMean"), ("Max (s", "Add (s"), ("Div (x, w)", "Mul (x, w)")]),
-    (norms.REDUCED_L2, REDUCED, [("ReduceL2", "ReduceL1"), ("Clip", "Mul"), ("Div (x, w)", "Div (w, x)")]),
+    (patterns.L2, L2, [("ReduceSum", "ReduceMean"), ("Max (s", "Add (s"), ("Div (x, w)", "Mul (x, w)")]),
+    (patterns.REDUCED_L2, REDUCED, [("ReduceL2", "ReduceL1"), ("Clip", "Mul"), ("Div (x, w)", "Div (w, x)")]),
     (
-        activations.SOFTMAX,
+        patterns.SOFTMAX,
         SOFTMAX,
         [("ReduceMax", "ReduceMin"), ("Sub (x, m)", "Sub (m, x)"), ("ReduceSum (e", "ReduceSum (d"), ("Exp", "Sqrt")],
     ),
     (
-        activations.GELU_ERF,
+        patterns.GELU_ERF,
         ERF,
         [("Add (b, one)", "Add (b, x)"), ("Div (x, root2)", "Add (x, root2)"), ("Mul (g, half)", "Mul (g, x)")],
     ),
     (
-        activations.GELU_TANH,
+        patterns.GELU_TANH,
         TANH,
         [("Mul (half, x)", "Neg (x)"), ("Add (b, one)", "Sub (b, one)"), ("Mul (i, c)", "Div (i, c)")],
     ),
     (
-        activations.SNAKE,
+        patterns.SNAKE,
         SNAKE,
         [
             ("Sin", "Cos"),
@@ -238,8 +238,8 @@ ROWS: list[tuple[Pattern, str, list[tuple[str, str]]]] = [
             ("Mul (p, half)", "Neg (p)"),
         ],
     ),
-    (activations.CUBIC, CUBIC, [("Add (x, a)", "Sub (x, a)"), ("Add (x, a)", "Add (k, a)")]),
-    (activations.QUICK_GELU, QUICK, [("Sigmoid", "Tanh"), ("Mul (x, s)", "Div (x, s)"), ("Mul (x, c)", "Add (x, c)")]),
+    (patterns.CUBIC, CUBIC, [("Add (x, a)", "Sub (x, a)"), ("Add (x, a)", "Add (k, a)")]),
+    (patterns.QUICK_GELU, QUICK, [("Sigmoid", "Tanh"), ("Mul (x, s)", "Div (x, s)"), ("Mul (x, c)", "Add (x, c)")]),
 ]
 TWINS = [(pattern, body, *swap) for pattern, body, swaps in ROWS for swap in swaps]
 
