@@ -39,7 +39,7 @@ GROUPS = {
         "locate": "Print where values of B depart from A, and the ops that add most.",
         "diff": "Print how B differs from A; exit with 1 if it does.",
         "gate": "Compare each FILE with the same file in a commit of git; exit with 1 if one differs.",
-        "bench": "Time models side by side: latency, throughput, memory, ops.",
+        "bench": "Time models side by side: latency, memory, ops.",
     },
     "Understand": {
         "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
@@ -55,17 +55,14 @@ COMMANDS = {name: words for group in GROUPS.values() for name, words in group.it
 _MODULES = {
     "compare": ("diff", "verify", "locate", "bench"),
     "inspect": ("report", "doctor"),
-    "make": ("emulate", "train-step", "completion"),
+    "make": ("calibrate", "emulate", "train-step", "completion"),
 }
 """Modules of `cli/commands/` that define several commands; each other command has one of its own name."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("model.onnx", "model.onnx --data batches.npz --tolerance 1e-2", "explain model.onnx NODE"),
     "bench": ("bench model.onnx model.float16.onnx --random",),
-    "calibrate": (
-        "calibrate model.onnx --data batches.npz",
-        "calibrate model.onnx --ranges a.json --ranges b.json -o c.json",
-    ),
+    "calibrate": ("calibrate model.onnx --data batches.npz",),
     "completion": ("completion zsh > ~/.zfunc/_amp-rewrite",),
     "convert": (
         "model.onnx",

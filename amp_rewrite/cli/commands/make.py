@@ -1,4 +1,4 @@
-"""`amp-rewrite emulate`, `train-step` and `completion`: what is made besides a conversion."""
+"""`amp-rewrite calibrate`, `emulate`, `train-step` and `completion`: what is made besides a conversion."""
 
 from __future__ import annotations
 
@@ -8,15 +8,72 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.files import beside
+from amp_rewrite.cli.data import DataOptions
+from amp_rewrite.cli.files import beside, check_report, write_report
 from amp_rewrite.cli.parameters import choice, option
 from amp_rewrite.reports.render import plain
+from amp_rewrite.settings.option import OUTPUT, PRECISION
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import Request
 
 if TYPE_CHECKING:
     from amp_rewrite.settings.loss_scale import LossScale
     from amp_rewrite.train.step.step import TrainingStep
+
+# -- calibrate -----------------------------------------------------------------------------------------------
+
+
+_SHOWN = 20  # rows, beside a file with all
+_RUNNING = (
+    option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]", PRECISION),
+    option("--chunk", "N", "Values to measure in one session.  [default: 2000]", type=int),
+    option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", type=int),
+)
+
+
+@parameters.command(
+    parameters.model,
+    *_RUNNING,
+    *parameters.FEEDING,
+    *parameters.FEEDBACK,
+    parameters.output("MODEL-stem.ranges.json", "file"),
+    parameters.report_file,
+    parameters.flag("--overwrite", "Replace an existing output.", OUTPUT),
+    parameters.quiet("errors, and ranges that go to stdout"),
+    parameters.config,
+    parameters.keys(*parameters.FEEDING_KEYS),
+)
+def calibrate(model: Path, output: Path | None, report_file: Path | None, **given: Any) -> None:
+    """Run MODEL on data and write the ranges of its values.
+
+    The file holds the largest and smallest magnitude of each value, and the number of elements that do not fit the
+    type. `amp-rewrite convert --ranges` reads it.
+    """
+    settings = parameters.in_force({name: given.pop(name) for name in ("to", "config")})
+    quiet, overwrite = given.pop("quiet"), given.pop("overwrite")
+    feeding = DataOptions.taken(given).completed(settings).needed()
+    output = output or beside(model, "ranges.json")
+    streamed = output == Path("-")
+    from amp_rewrite.evidence.calibrate import calibrate
+    from amp_rewrite.evidence.ranges import check_writable
+    from amp_rewrite.files.model import Model
+
+    if not streamed:
+        check_writable(output, overwrite)  # before the work, not after it
+    check_report(report_file, overwrite=overwrite, read=(model,))
+    with terminal.progress(model.name, quiet=quiet) as progress:
+        loaded = Model.load(model)
+        feed = feeding.feed(loaded, quiet=quiet)
+        ranges = calibrate(loaded, feed, to=settings.to, progress=progress, **given)
+    if streamed:
+        terminal.show(ranges.to_json())
+    else:
+        ranges.save(output, overwrite=overwrite)
+        if not quiet:
+            terminal.show(ranges.text(top=_SHOWN))
+        terminal.talk(f"wrote {output}", quiet=quiet)
+    write_report(ranges, report_file, quiet=quiet)
+
 
 # -- emulate -------------------------------------------------------------------------------------------------
 

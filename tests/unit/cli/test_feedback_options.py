@@ -87,10 +87,6 @@ def test_a_settings_file_may_name_them() -> None:
     [
         (("leaky.onnx", *KEYS), "--set feedback is about runs on data; add --data FILE, or --random"),
         (
-            ("calibrate", "sum.onnx", "--ranges", "r.json", "--steps", "2"),
-            "--steps describes a measurement; add --data FILE, or --random",
-        ),
-        (
             ("verify", "sum.onnx", "sum.onnx", "--data", "many.npz", "--tolerance", "0", "--steps", "2"),
             "--steps 2 needs --feedback OUT=IN, and 1 step or more",
         ),

@@ -28,27 +28,23 @@ COMMANDS = {
     "locate": ("locate", "full.onnx", "half.onnx", "--data", "large.npz", "--tolerance", "1e-2"),
     "diff": ("diff", "full.onnx", "half.onnx"),
     "calibrate": ("calibrate", "full.onnx", "--data", "large.npz", "-o", "-"),
-    "show": ("calibrate", "full.onnx", "--ranges", "r.json"),
-    "merge": ("calibrate", "full.onnx", "--ranges", "r.json", "--ranges", "s.json", "-o", "-"),
 }
 FIGURES = {
     "verify": {"outputs"},
     "locate": {"text"},
     "diff": {"graphs", "changes"},
-    **{name: {"ranges"} for name in ("calibrate", "show", "merge")},
+    "calibrate": {"ranges"},
 }
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A current folder with models, data and two files of ranges."""
+    """A current folder with models and data."""
     monkeypatch.chdir(tmp_path)
     for name, text in MODELS.items():
         onnx.save(onnx.parser.parse_model(text), name)
     np.savez("large.npz", x=np.float32([1, 300, 1000]))
     np.savez("small.npz", x=np.float32([1, 2, 3]))
-    for data, file in (("large.npz", "r.json"), ("small.npz", "s.json")):
-        outcome("calibrate", "full.onnx", "--data", data, "-o", file)
 
 
 def outcome(*words: str) -> tuple[int, str, str]:
@@ -78,7 +74,7 @@ def test_a_command_writes_its_page_and_prints_the_same(name: str) -> None:
 
 def test_json_holds_what_is_drawn() -> None:
     for name, words in COMMANDS.items():
-        more = {"diff": ("--format", "json"), "calibrate": (), "show": (), "merge": ()}.get(name, ("--json",))
+        more = {"diff": ("--format", "json"), "calibrate": ()}.get(name, ("--json",))
         _, stdout, _ = outcome(*words, *more, "--report", "page.html", "--overwrite")
         data = drawn()
         if name == "verify":
@@ -88,7 +84,7 @@ def test_json_holds_what_is_drawn() -> None:
             assert json.loads(stdout)["first_beyond"]["op"] == "up" and "up" in data["text"]["text"]
         elif name == "diff":
             assert data["changes"]["counts"] == json.loads(stdout)["counts"]
-        elif name in ("calibrate", "merge"):
+        else:
             values = json.loads(stdout)["values"]
             assert {row["value"]: row["absmax"] for row in data["ranges"]["values"]} == {
                 value: range_["absmax"] for value, range_ in values.items()
