@@ -59,8 +59,6 @@ SEEN_THROUGH = _ops(Trait.SEE_THROUGH)
 """Ops that onnxruntime looks through when it fuses a normalization."""
 ELEMENTLESS = _ops(Trait.ELEMENTLESS)
 """Ops that read the shape of a value and none of its elements."""
-VIEWS = RELABELS | ELEMENTLESS | {"Constant"}
-"""Ops that rename or relabel memory: a kernel moves nothing."""
 
 # -- sources of numbers ------------------------------------------------------------------------------
 

@@ -110,9 +110,9 @@ class Report(Result, ReportData):
 
     def sketches(self) -> Sequence[Figure]:
         """Return the summary."""
-        from amp_rewrite.reports.page.summary_cards import summary_cards  # late: most reports are not drawn
+        from amp_rewrite.reports.page.report_figures import summary_figure  # late: most reports are not drawn
 
-        return (summary_cards(self),)
+        return (summary_figure(self),)
 
     def to_json(self) -> str:
         """Return JSON with one row per line; equal reports give equal text. Ends with a newline."""

@@ -84,9 +84,11 @@ def _head(report: ReportData) -> _Part:
         facts.append(("Casts", str(totals.casts_existing)))
     if report.shifts:
         facts.append(("shifts", shift_counts(report.shifts)))
-    facts += [("needs", f"{plain(f.subject)} or later") for f in report.findings if f.kind == "needs_release"]
+    needs = [f"{plain(f.subject)} or later" for f in report.findings if f.kind == "needs_release"]
+    facts += [("target", ", ".join((plain(model.target), *needs)))] if model.target else []
     facts += [("findings", _finding_counts(report))] if report.findings else []
-    unusual = [f"{name} {plain(value)}" for name, value in model.settings.items() if value != "default"]
+    settings = {name: value for name, value in model.settings.items() if name != "target"}
+    unusual = [f"{name} {plain(value)}" for name, value in settings.items() if value != "default"]
     facts += [("settings", ", ".join(unusual))] if unusual else []
     facts += [("config", plain(model.config))] if model.config else []
     return [f"{plain(model.name)}{f' → {model.to}' if model.to else ''}", *table(facts)]

@@ -11,8 +11,11 @@ import onnx
 
 from amp_rewrite import DType, Model, View
 from amp_rewrite.decide.sizes import Sizes
-from amp_rewrite.ir.op_classes import PICKS, VIEWS
+from amp_rewrite.ir.op_classes import ELEMENTLESS, PICKS, RELABELS
 from amp_rewrite.ir.view import Op
+
+VIEWS = RELABELS | ELEMENTLESS | {"Constant"}
+"""Ops that rename or relabel memory: a kernel moves nothing."""
 
 FLOATS = (DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE)
 

@@ -1,17 +1,16 @@
-"""Facts of a model that its report does not hold: modules of ops, operations, and bytes moved."""
+"""Facts of a model that its report does not hold: modules and operations of ops, bytes of Casts, shapes of inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from onnx import NodeProto
 
 from amp_rewrite.decide.sizes import Sizes
-from amp_rewrite.ir.op_classes import VIEWS
-from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.reports.rows import DTYPES, FLOATING, LOW, CastRow, ReportData
+from amp_rewrite.ir.view import MAIN, ValueId, View
+from amp_rewrite.reports.rows import DTYPES, CastRow, ReportData
 from amp_rewrite.settings.selectors import TORCH_SCOPES, torch_scopes
 
 _NAMESPACE = "namespace"
@@ -19,19 +18,8 @@ _LONGEST = 4096
 """Characters of metadata that are read; more are not the modules of an op."""
 _MOST = 10**18
 """Elements of a value; more are no measure, but hostile dims."""
-
-
-@dataclass(frozen=True)
-class ModelWork:
-    """Operations and bytes of floats of a model in one run, all and those in a low type.
-
-    Free dimensions count as 128.
-    """
-
-    flops: float = 0.0
-    flops_low: float = 0.0
-    bytes: int = 0
-    bytes_low: int = 0
+_INPUTS = 4
+"""Inputs whose shapes are stated."""
 
 
 @dataclass(frozen=True)
@@ -55,42 +43,27 @@ class RowFacts:
         """Operations of each op; 0 for all but products, convolutions, recurrent ops and attention."""
         return tuple(self._sizes.flops(op) for op in self.view.ops)
 
-    @cached_property
-    def work(self) -> ModelWork:
-        """Sums over all ops."""
-        flops = low = 0.0
-        moved = moved_low = 0
-        for op, row, count in zip(self.view.ops, self.report.rows, self.flops, strict=True):
-            flops += count
-            low += count if row.dtype in LOW else 0.0
-            for dtype, size in self._ports(op, (*row.inputs, *row.outputs)):
-                moved += size
-                moved_low += size if dtype in LOW else 0
-        return ModelWork(flops, low, moved, moved_low)
+    @property
+    def shapes(self) -> str:
+        """Shapes of the inputs that FLOPs are counted for: "with x 128×3×224×224"; free dimensions are 128."""
+        inputs = [v for v in self.view.scopes[MAIN].inputs if self.view.values[v].tensor is None]
+        stated = [(self.view.value_name(v), "×".join(map(str, self._sizes.shape(v))) or "scalar") for v in inputs]
+        more = [f"{len(stated) - _INPUTS} more"] if len(stated) > _INPUTS else []
+        return "with " + ", ".join([f"{name} {shape}" for name, shape in stated[:_INPUTS]] + more) if stated else ""
 
     def cast_bytes(self, cast: CastRow) -> int | None:
         """Return the bytes that a Cast reads and writes; None where its types are unknown."""
         value = self._values.get((cast.scope, cast.value))
         if value is None or not {cast.from_, cast.to} <= DTYPES.keys():
             return None
-        return sum(DTYPES[dtype].nbytes(self._elements(value)) for dtype in (cast.from_, cast.to))
+        elements = min(self._sizes.size(value), _MOST)
+        return sum(DTYPES[dtype].nbytes(elements) for dtype in (cast.from_, cast.to))
 
     @cached_property
     def _values(self) -> Mapping[tuple[str, str], ValueId]:
         cast = {(row.scope, row.value) for row in self.report.casts}
         places = ((self.view.scopes[value.scope].path, value.name, value.id) for value in self.view.values)
         return {(scope, name): value for scope, name, value in places if (scope, name) in cast}
-
-    def _elements(self, value: ValueId) -> int:
-        return min(self._sizes.size(value), _MOST)
-
-    def _ports(self, op: Op, dtypes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-        """Yield type and bytes of the floats that an op reads and writes, if it moves some."""
-        if op.kind in VIEWS:
-            return
-        for value, dtype in zip((*op.inputs, *op.outputs), dtypes, strict=False):
-            if value is not None and dtype in FLOATING:
-                yield dtype, DTYPES[dtype].nbytes(self._elements(value))
 
 
 def module_of(node: NodeProto) -> str:

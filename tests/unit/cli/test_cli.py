@@ -462,9 +462,9 @@ def test_a_failure_inside_is_shown_whole_and_is_no_difference(model: str) -> Non
 
 CONVERTED = """\
 net.onnx → float16
-  work      100 % in float16: 2 of 2 compute ops
-  weights   224 B → 112 B
-  settings  target ort-cuda
+  work     100 % in float16: 2 of 2 compute ops
+  weights  224 B → 112 B
+  target   ort-cuda
 
 1 op stays float32
   1  on the deny list (1 Exp)

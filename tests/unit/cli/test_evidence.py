@@ -258,9 +258,9 @@ def test_data_is_real_or_random(model: str) -> None:
 def test_the_report_names_the_settings_that_a_file_changed(model: str) -> None:
     Path("amp.toml").write_text('to = "bfloat16"\nlevel = "default"\n')
     head = run(model, "--dry-run", "--report", "r.json").stdout
-    assert "  config    to = bfloat16, from ./amp.toml\n" in head
+    assert "  config   to = bfloat16, from ./amp.toml\n" in head
     assert json.loads(Path("r.json").read_text())["model"]["config"] == "to = bfloat16, from ./amp.toml"
-    assert "  config    to = bfloat16, from ./amp.toml\n" in run("report", "r.json").stdout
+    assert "  config   to = bfloat16, from ./amp.toml\n" in run("report", "r.json").stdout
 
 
 def test_a_file_that_changes_nothing_is_not_named(model: str) -> None:

@@ -80,7 +80,7 @@ def test_a_setting_is_what_the_file_and_the_keyword_are() -> None:
 @pytest.mark.parametrize(("word", "target"), [("cuda", "ort-cuda"), ("GPU", "ort-cuda"), ("trt", "tensorrt")])
 def test_targets_have_short_names(word: str, target: str) -> None:
     assert Target.parse(word).value == target
-    assert f"  settings  target {target}\n" in run(NET, "--dry-run", "--target", word).stdout
+    assert f"  target   {target}\n" in run(NET, "--dry-run", "--target", word).stdout
 
 
 @pytest.mark.parametrize(
