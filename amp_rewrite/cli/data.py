@@ -97,14 +97,16 @@ class DataOptions:
             "seed": self.seed or 0,
         }
 
-    def compared(self, function: Callable[..., R], a: Path, b: Path, *, quiet: bool, **words: Any) -> R:
+    def compared(
+        self, function: Callable[..., R], a: Path, b: Path, *, quiet: bool, verbose: bool = False, **words: Any
+    ) -> R:
         """Return the result of `verify` or `locate` for two models on the batches, with a progress bar."""
         from amp_rewrite.files.model import Model
 
         reference = Model.load(a)
         feed = self.feed(reference, quiet=True)  # its notes are those of the result
         words |= {"allow_nonfinite": bool(self.allow_nonfinite), "names": (str(a), str(b))}
-        with terminal.progress(function.__name__, quiet=quiet) as progress:
+        with terminal.progress(function.__name__, quiet=quiet, verbose=verbose) as progress:
             return function(reference, Model.load(b), feed, progress=progress, **words)
 
 

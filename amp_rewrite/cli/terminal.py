@@ -133,7 +133,7 @@ def stages(title: str, *, quiet: bool, verbose: bool = False) -> Iterator[Callab
     """Yield a callback that shows the stages of the body on stderr, by name; None if nobody looks.
 
     A terminal gets a bar for each, which moves while a stage is silent and goes at the end. With `verbose` another
-    stderr gets a line when a stage begins, and after each tenth of it.
+    stderr gets a line when a stage begins, and after each tenth of it, or each quarter of its bytes.
     """
     with _shown(quiet, verbose) as tell:
         yield None if tell is None else lambda stage, done, total: tell(f"{title}: {stage}", done, total)
@@ -157,11 +157,13 @@ def _lines() -> Tell:
     last: dict[str, int] = {}
 
     def tell(title: str, done: int, total: int | None) -> None:
-        tenths = 10 * done // total if total else 0
-        if last.get(title) != tenths:
-            last[title] = tenths
-            share = f" {done}/{total}" if total and total <= _COUNTED else f" {10 * tenths} %"
-            talk(f"{title}{share if tenths else ''}", quiet=False)
+        counted = total is not None and total <= _COUNTED
+        steps = 10 if counted else 4
+        step = steps * done // total if total else 0
+        if last.get(title) != step:
+            last[title] = step
+            share = f" {done}/{total}" if counted else f" {100 * step // steps} %"
+            talk(f"{title}{share if step else ''}", quiet=False)
 
     return tell
 

@@ -92,7 +92,7 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
     from amp_rewrite.evidence.verify import verify
 
     given |= {"outputs": given.pop("only"), **criterion}
-    verdict = feeding.compared(verify, a, b, quiet=quiet, **given)
+    verdict = feeding.compared(verify, a, b, quiet=quiet, verbose=verbose, **given)
     text = verdict.to_json() if as_json else verdict.text(verbose=verbose, command=_command(verdict, report_file))
     present(verdict, text, report_file, as_json=as_json, quiet=quiet)
     return 0 if verdict.ok else FINDING

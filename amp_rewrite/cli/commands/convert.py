@@ -102,7 +102,7 @@ def convert(
         lost = "the float32 precision of its weights"
         parameters.check_target(output, model, settings, asked=asked, lost=lost)  # before the work, not after it
     left = [] if dry_run else foreign_data(output)  # data files of the replaced model that stay
-    with terminal.stages(model.name, quiet=talk.quiet) as tell:
+    with terminal.stages(model.name, quiet=talk.quiet, verbose=talk.verbose) as tell:
         converted, repaired = measuring.converted(model, parameters.keywords(settings), tell, quiet=talk.quiet)
         solved = repaired is None or repaired.solved
         if solved and not dry_run:

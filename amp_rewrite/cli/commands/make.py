@@ -177,7 +177,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     asked, settings = _asked(given)
     lost = "the model that the step was made from"
     parameters.check_target(output, model, settings, asked=bool(given["overwrite"]), lost=lost)  # before the work
-    with terminal.progress(model.name, quiet=quiet) as progress:
+    with terminal.progress(model.name, quiet=quiet, verbose=verbose) as progress:
         step = training_step(model, **asked)
         save_step(step, output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
     if not quiet:
