@@ -12,9 +12,8 @@ from click.testing import CliRunner
 from onnx import numpy_helper
 
 import amp_rewrite
-from amp_rewrite import DType, EvidenceError, Model, Ranges, report_of, verify
+from amp_rewrite import EvidenceError, Model, Ranges, verify
 from amp_rewrite.cli import program
-from amp_rewrite.settings.op_lists import load_lists
 from unit.cli.test_cli import TEXT, run
 
 NET = "net.onnx"
@@ -79,24 +78,11 @@ def test_a_list_of_names_is_explained_as_its_names() -> None:
     assert str(amp_rewrite.explain(converted, [first, second])) == str(amp_rewrite.explain(converted, first, second))
 
 
-def test_what_a_report_is_made_of_is_named() -> None:
-    with pytest.raises(TypeError, match=r"report_of takes a View, not str; give View\.of\(Model\.load\(path\)\)"):
-        report_of(NET)  # type: ignore[arg-type]
-
-
-def test_lists_are_loaded_by_the_name_of_a_type() -> None:
-    assert load_lists("float16") == load_lists(DType.FLOAT16)
-
-
 def test_a_model_named_after_its_role_is_named_once() -> None:
     data = {"x": np.ones((2, 8), np.float32)}
     said = verify(NET, Model.load(NET).proto, data, rtol=1.0).text()
     assert "the candidate against net.onnx\n" in said
     assert "  candidate  float32 on CPUExecutionProvider\n" in said
-
-
-def test_a_session_shows_model_conversion_and_provider() -> None:
-    assert repr(amp_rewrite.Session(NET, cache=None)).startswith("<Session net.onnx ")
 
 
 def test_casts_of_the_model_itself_are_not_among_the_ops_that_stayed_float32() -> None:

@@ -86,19 +86,6 @@ def test_errors_of_another_model_color_no_page(model: str) -> None:
     assert done.exit_code == 2 and "give the errors of this model" in done.stderr and not Path("net.html").exists()
 
 
-def test_a_report_of_an_inventory_may_be_json(model: str) -> None:
-    done = run("report", model, "-o", "net.json")
-    assert (done.exit_code, done.stderr) == (0, "wrote net.json\n")
-    assert Path("net.json").read_text("utf-8") == run("report", model, "--json").stdout
-
-
-def test_a_page_is_replaced_where_that_is_asked_for(model: str) -> None:
-    Path("old.html").write_text("old")
-    assert run("report", model, "-o", "old.html", "--overwrite").exit_code == 0
-    assert drawn("old.html")
-    assert not [name for name in files() if name.endswith(".tmp")]
-
-
 def test_a_page_in_the_place_of_a_model_is_named_as_one(model: str) -> None:
     run("report", model, "-o", "net.html")
     done = run("report", "net.html")

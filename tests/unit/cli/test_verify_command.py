@@ -192,11 +192,6 @@ def test_locate_prints_where_the_error_jumps_and_what_adds_most() -> None:
     assert outcome(*words, "-q") == (0, "", "")
 
 
-def test_locate_on_random_data_says_so() -> None:
-    code, stdout, _ = outcome("locate", "full.onnx", "half.onnx", "--random", "--set", "seed=3")
-    assert (code, stdout.endswith("note: the data are random\n")) == (0, True)
-
-
 # -- the form of the JSON ------------------------------------------------------------------------------
 
 DOCS = ROOT / "docs" / "reference"

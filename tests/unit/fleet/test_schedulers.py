@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from amp_rewrite.cli.batch import _executor_for, _jobs
+from amp_rewrite.cli.commands.convert import _executor_for, _jobs
 from amp_rewrite.errors import MachineError
 from amp_rewrite.fleet.schedulers import executor_of
 

@@ -90,14 +90,6 @@ def test_what_is_not_a_low_type_is_refused(to: Any, message: str) -> None:
     assert str(error.value) == message
 
 
-@pytest.mark.parametrize("to", ["fp16", "half", "bf16"])
-def test_the_command_line_takes_the_same_words(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    onnx.save(NET, tmp_path / "net.onnx")
-    monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(program, ["net.onnx", "--to", to, "-q"]).exit_code == 0
-    assert Path(f"net.{low_type(to).spelling}.onnx").exists()
-
-
 # -- None, and values of a wrong type ------------------------------------------------------------------
 
 
@@ -225,14 +217,3 @@ def test_save_checks_its_keywords(keyword: str, tmp_path: Path) -> None:
             result.save(path, **{"overwrite": True, keyword: "no"})  # type: ignore[arg-type]
         assert path.read_bytes() == b"kept"
         result.save(path, overwrite=True, external_data=None)
-
-
-@pytest.mark.parametrize("word", ["tolerance", "rtol", "atol", "metric", "at_least", "at_most"])
-def test_a_measure_of_the_outputs_that_convert_does_not_take_names_those_that_do(word: str) -> None:
-    with pytest.raises(TypeError, match=rf"convert\(\) got .*'{word}'; repair and verify take it"):
-        convert(NET, **{word: 1e-2})
-
-
-def test_another_keyword_that_convert_does_not_take_names_the_nearest() -> None:
-    with pytest.raises(TypeError, match=r"convert\(\) got an unexpected keyword argument 'leve'; did you mean 'level'"):
-        convert(NET, leve="default")
