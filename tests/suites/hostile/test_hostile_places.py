@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -18,12 +17,8 @@ from onnx import ModelProto
 from amp_rewrite.deploy.session.cache import Cache
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.scratch import write_whole
-from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.reports.render import harmless
 from suites.fuzz.cage import Cage
-from support.paths import TESTS
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pipes and permissions are those of Linux")
 
@@ -108,43 +103,7 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(cage: Cage, folder: Path, nam
     assert outcome.code in (0, 2) and outcome.code != -9, outcome
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "link"])
-def test_only_a_regular_file_is_opened(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "f"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.symlink_to("/dev/zero" if kind == "device" else "target")
-    (tmp_path / "target").write_bytes(b"x")
-
-    with pytest.raises(OSError):
-        open_regular(path, follow=kind == "device")
-    with open_regular(tmp_path / "target") as file:
-        assert file.read() == b"x"
-
-
 # -- links and permissions --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("end", ["> out.bin", "| cat > out.bin"])
-def test_a_link_to_what_a_process_has_open_is_no_place_for_a_model(folder: Path, end: str) -> None:
-    (folder / "stdout").symlink_to("/proc/self/fd/1")
-
-    done = shell(folder, f"amp m.onnx -o stdout --overwrite -q {end}")
-
-    assert "stdout: it is not a regular file" in done.stderr, done
-    assert (folder / "stdout").is_symlink() and (folder / "out.bin").read_bytes() == b""
-
-
-def test_the_kernel_dump_replaces_no_link(cage: Cage, folder: Path) -> None:
-    (folder / "victim").write_text("mine")
-    for target in ("victim", "nowhere"):
-        (folder / "k.json").symlink_to(target)
-        assert cage.run("doctor", "--dump-kernels", "k.json", folder=folder).refused
-        (folder / "k.json").unlink()
-    assert (folder / "victim").read_text() == "mine" and not (folder / "nowhere").exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives files away")
@@ -291,21 +250,6 @@ def test_no_name_is_a_command_of_a_ci_runner(cage: Cage, tmp_path: Path) -> None
             assert any(mark in json.dumps(json.loads(outcome.out)) for mark in NAMES)
 
 
-def test_annotations_stay_commands_and_hold_no_other(cage: Cage, tmp_path: Path) -> None:
-    onnx.save(commanding(), tmp_path / "m.onnx")
-    convert(Model.load(tmp_path / "m.onnx")).save(tmp_path / "out.onnx")
-    outcome = cage.run("diff", "m.onnx", "out.onnx", "--format", "github", folder=tmp_path)
-
-    lines = [line for line in outcome.out.splitlines() if line.strip().startswith("::")]
-    assert lines and all(line.startswith(("::warning", "::error", "::notice")) for line in lines)
-
-
-def test_harmless_text_stays_as_it_is() -> None:
-    text = "a::b\n# head\n## head\n ##x y\n#[x]\nvalue: 1\n"
-    assert harmless(text) == text
-    assert json.loads(harmless(json.dumps([*NAMES, "\\##[x", "###[x"]))) == [*NAMES, "\\##[x", "###[x"]
-
-
 # -- the cache of sessions --------------------------------------------------------------------------------------
 
 KEY = "0" * 64
@@ -330,24 +274,6 @@ def test_a_cache_that_others_may_write_is_not_used(tmp_path: Path, mode: int) ->
     assert cache.load(KEY) is not None
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
-def test_remembered_digests_that_others_may_write_are_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
-) -> None:
-    monkeypatch.setattr("amp_rewrite.deploy.session.cache._RACY", 0)
-    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache")
-    big = weighted()
-    big.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((2, 6000), np.float32), "w"))
-    onnx.save(big, file)
-    right = digests._digest(Model.load(file))
-    (known,) = (digests.folder / "v1" / "digests").iterdir()
-    known.write_text("0" * 64)
-    assert digests._digest(Model.load(file)) == "0" * 64
-    (digests.folder / "v1" / "digests").chmod(mode)
-
-    assert digests._digest(Model.load(file)) == right
-
-
 @pytest.mark.skipif(os.geteuid() != 0 if hasattr(os, "geteuid") else True, reason="only root gives files away")
 def test_a_cache_of_another_user_is_not_used(tmp_path: Path) -> None:
     cache = stored(tmp_path)
@@ -364,14 +290,3 @@ def test_a_link_to_a_cache_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "cache" / "v1").symlink_to(tmp_path / "real" / "v1")
 
     assert Cache(tmp_path / "cache").load(KEY) is None
-
-
-# -- the sound ---------------------------------------------------------------------------------------------------
-
-
-def test_a_shipped_model_stands_in_for_all(cage: Cage, tmp_path: Path) -> None:
-    """The whole way, on a model of an exporter, in the surroundings above: nothing is in the way of the sound."""
-    shutil.copy(TESTS / "models" / "if_ts13.onnx", tmp_path / "m.onnx")
-    (tmp_path / "m.onnx").chmod(0o600)
-    assert cage.run("m.onnx", "-o", "m.onnx", "--overwrite", "--report", "r.json", folder=tmp_path).code == 0
-    assert stat.S_IMODE((tmp_path / "m.onnx").stat().st_mode) == 0o600

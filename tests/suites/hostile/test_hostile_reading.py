@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ import onnx.parser
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from amp_rewrite.errors import ModelError, ReportError
+from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store, tensors, wire
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.scratch import write_whole
@@ -134,16 +132,6 @@ def test_a_file_that_is_written_to_is_found_out_also_once_it_was_closed(
     assert not (tmp_path / "out.onnx").exists()
 
 
-def test_weights_that_are_written_to_while_they_are_looked_at_are_not_told_of(source: tuple[Path, Path]) -> None:
-    model, weights = source
-    found = Model.load(model)
-    looked = found.chunks(found.proto.graph.initializer[1], 1000)
-    next(looked)
-    append(weights)
-    with pytest.raises(ModelError, match="has changed since the model was loaded from it; load it again"):
-        list(looked)
-
-
 def test_a_model_that_is_written_to_while_it_is_loaded_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,19 +166,6 @@ def test_a_model_is_saved_where_no_thread_can_be_started(tmp_path: Path, monkeyp
     assert (tmp_path / "without.onnx").read_bytes() == (tmp_path / "with.onnx").read_bytes()
 
 
-def test_a_model_is_saved_while_python_ends(tmp_path: Path) -> None:
-    onnx.save(net(), tmp_path / "m.onnx")
-    program = (
-        "import atexit, sys\nfrom amp_rewrite.files import store\nfrom amp_rewrite.files.model import Model\n"
-        "store.WORTH_IT = 0\natexit.register(Model.load(sys.argv[1]).save, sys.argv[2])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "m.onnx", tmp_path / "out.onnx"], capture_output=True, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert onnx.load(tmp_path / "out.onnx") == net()
-
-
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP])
 @pytest.mark.parametrize("external", [False, True])
 def test_a_file_system_that_cannot_sync_advise_or_lock_is_written_to(
@@ -209,40 +184,6 @@ def test_a_file_system_that_cannot_sync_advise_or_lock_is_written_to(
     assert onnx.load(tmp_path / "out.onnx").graph.initializer[0].raw_data == net().graph.initializer[0].raw_data
     assert (tmp_path / "words").read_bytes() == b"whole"
     assert len(files(tmp_path)) == 2 + external
-
-
-@pytest.fixture
-def full(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 64 kB with an old report on it."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = shutil.which("mount")
-    done = mount and subprocess.run([mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True)
-    if not done or done.returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    (folder / "r.json").write_bytes(b"old")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_report_that_finds_no_room_leaves_the_old_one(full: Path) -> None:
-    from amp_rewrite.cli.files import write_file
-
-    with pytest.raises(ReportError, match=r"^cannot write .*r\.json: No space left on device; nothing was changed$"):
-        write_file(full / "r.json", "x" * 100_000, "nothing was changed")
-    assert files(full) == {"r.json": b"old"}
-    with pytest.raises(ReportError, match=r"No space left on device; half\.onnx is written, the report is not$"):
-        write_file(full / "r.json", "x" * 100_000, "half.onnx is written, the report is not")
-
-
-def test_a_report_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
-    from amp_rewrite.cli.files import write_file
-
-    old = tmp_path / "r.json"
-    old.write_text("old")
-    old.chmod(0o640)
-    write_file(old, "new", "nothing was changed")
-    assert (old.read_text(), old.stat().st_mode & 0o777) == ("new", 0o640)
 
 
 # -- data files that others read --------------------------------------------------------------------------------
@@ -288,11 +229,3 @@ def test_the_data_of_what_a_link_leads_to_stays_when_the_link_is_replaced(saved:
     saved.symlink_to("real.bin")
     Model.load(net(1)).save(saved, overwrite=True, external_data=True)
     assert same(saved.parent / "real.bin") and not same(saved)
-
-
-def test_what_only_looks_like_a_model_does_not_keep_a_save_waiting(saved: Path) -> None:
-    os.mkfifo(saved.parent / "pipe.onnx")
-    (saved.parent / "folder.onnx").mkdir()
-    (saved.parent / "words.onnx").write_bytes(b"no model")
-    Model.load(net(1)).save(saved, overwrite=True, external_data=False)
-    assert sorted(path.name for path in saved.parent.iterdir()) == ["folder.onnx", "m.onnx", "pipe.onnx", "words.onnx"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import zipfile
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +10,8 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto
 
-from amp_rewrite.errors import ConfigError, ModelError
+from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.settings.config_file import from_file
 from suites.fuzz.cage import Cage, Outcome
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limits of the cage are Linux's")
@@ -55,22 +52,6 @@ def test_text_nested_without_end_is_refused_wherever_it_hides(cage: Cage, tmp_pa
     assert outcome.refused and "nested deeper than 200 brackets" in outcome.err
 
 
-def test_a_quote_escaped_a_million_times_takes_a_linear_time(cage: Cage, tmp_path: Path) -> None:
-    assert attempt(
-        cage, tmp_path, f"{HEAD} net (float[2,4] x) => (float[2,4] y) {{ {chr(92)}{chr(34)} ".rstrip() * 300_000
-    ).refused
-
-
-def test_flat_text_with_many_graphs_is_no_deeper_for_it(tmp_path: Path) -> None:
-    branch = "g () => (z) { z = Identity (x) }"
-    nodes = "".join(f"y{i} = If (b) <then_branch = {branch}, else_branch = {branch}>\n" for i in range(300))
-    (tmp_path / "m.onnxtxt").write_text(
-        f'{HEAD} net (float[2] x, bool b) => (float[2] y) {{ {nodes} y = Identity (y299) }} # {{{{{{ " {"{" * 300}'
-    )
-
-    assert len(Model.load(tmp_path / "m.onnxtxt").proto.graph.node) == 301
-
-
 # -- functions --------------------------------------------------------------------------------------------------
 
 
@@ -101,15 +82,6 @@ def test_a_large_constant_in_a_function_called_often_is_refused() -> None:
     with pytest.raises(ModelError, match="inlined, are"):
         Model.load(model)
     Model.load(calling(3, 20))
-
-
-@pytest.mark.parametrize("calls", [1, 2])
-def test_functions_in_a_circle_are_refused(calls: int) -> None:
-    model = calling(3, calls)
-    model.functions[-1].node[0].CopyFrom(onnx.helper.make_node("f0", ["a"], ["c"], domain="l"))
-
-    with pytest.raises(ModelError, match="in a circle"):
-        Model.load(model)
 
 
 # -- constants --------------------------------------------------------------------------------------------------
@@ -153,44 +125,6 @@ def test_what_constants_would_make_is_computed_only_if_it_is_small(cage: Cage, t
     outcome = attempt(cage, tmp_path, model, "--target", "onnx", "--set", "level=lower-all")
 
     assert outcome.seconds < 8
-
-
-WINDOWS = {
-    "pads": "Conv <pads = [100000, 100000, 100000, 100000]>",
-    "dilations": "Conv <dilations = [100000, 100000]>",
-    "negative dilations": "Conv <dilations = [-5, 1]>",
-    "dilations of another rank": "Conv <dilations = [1, 1, 1]>",
-    "too few dilations": "Conv <dilations = [1]>",
-    "strides": "ConvTranspose <strides = [100000, 100000]>",
-    "strides of 0": "Conv <strides = [0, 0]>",
-    "output padding": "ConvTranspose <output_padding = [100000, 100000], strides = [100001, 100001]>",
-    "no groups": "Conv <group = 0>",
-    "a hundred million groups": "Conv <group = 100000000>",
-    "negative groups": "Conv <group = -4>",
-    "pads that leave nothing": "Conv <pads = [-1000, 0, 0, 0]>",
-}
-
-
-@pytest.mark.parametrize("name", WINDOWS)
-def test_a_window_of_any_size_before_a_batch_normalization_is_not_tried(cage: Cage, tmp_path: Path, name: str) -> None:
-    model = onnx.parser.parse_model(
-        f"{HEAD} n (float[?,4,?,?] x) => (float[?,4,?,?] y) <float[4] g = {{1, 1, 1, 1}}>"
-        f" {{ c = {WINDOWS[name]} (x, w) b = BatchNormalization (c, g, g, g, g) y = Relu (b) }}"
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4, 2, 2), np.float32), "w"))
-    attempt(cage, tmp_path, model)
-
-
-@pytest.mark.parametrize("slot", [1, 2, 3, 4])
-def test_statistics_of_other_channels_are_not_folded(cage: Cage, tmp_path: Path, slot: int) -> None:
-    names = ["c", "g", "g", "g", "g"]
-    names[slot] = "h"
-    nodes = f"c = Gemm (x, w, g) y = BatchNormalization ({', '.join(names)})"
-    model = onnx.parser.parse_model(
-        f"{HEAD} n (float[?,4] x) => (float[?,4] y) <float[4] g = {{1, 1, 1, 1}}, float[3] h = {{1, 1, 1}},"
-        f" float[4,4] w = {{1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}}> {{ {nodes} }}"
-    )
-    attempt(cage, tmp_path, model)
 
 
 # -- dims -------------------------------------------------------------------------------------------------------
@@ -237,13 +171,6 @@ def test_dims_that_no_value_has_are_refused_or_not_believed(cage: Cage, tmp_path
     attempt(cage, tmp_path, model, command="doctor")
 
 
-@pytest.mark.parametrize("name", DIMS)
-def test_verify_refuses_dims_that_no_value_has_or_does_not_believe_them(cage: Cage, tmp_path: Path, name: str) -> None:
-    onnx.save(with_dims(DIMS[name], "input"), tmp_path / "m.onnx")
-    outcome = cage.run("verify", "m.onnx", "m.onnx", "--random", "--set", "rtol=1", folder=tmp_path)
-    assert "Traceback" not in outcome.err and outcome.code in (0, 1, 2), outcome
-
-
 # -- settings and data ------------------------------------------------------------------------------------------
 
 SETTINGS = {
@@ -265,32 +192,3 @@ def test_settings_take_a_time_linear_in_their_size(cage: Cage, tmp_path: Path, n
     outcome = cage.run("m.onnx", "-o", "out.onnx", "--config", file, folder=tmp_path)
 
     assert outcome.refused and file in outcome.err and outcome.seconds < 5, outcome
-
-
-def test_a_pyproject_without_a_table_of_ours_is_not_parsed(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text("a." * 200_000)
-    with pytest.raises(ConfigError, match=r"has no table \[tool.amp-rewrite\]"):
-        from_file(tmp_path / "pyproject.toml")
-
-
-def test_a_key_of_a_few_parts_is_fine(tmp_path: Path) -> None:
-    words = "one.two.three " * 10_000
-    (tmp_path / "pyproject.toml").write_text(
-        f'[project]\ntext = """{words}"""\n[tool.a.b.c.d.e]\nx.y.z = 1\n[tool . "amp-rewrite"]\nto = "float16"\n'
-    )
-    assert from_file(tmp_path / "pyproject.toml") == {"to": "float16"}
-
-
-def test_twenty_thousand_batches_in_one_file_take_a_linear_time(cage: Cage, tmp_path: Path) -> None:
-    array = BytesIO()
-    np.save(array, np.zeros((1, 1), np.float32))
-    with zipfile.ZipFile(tmp_path / "batches.npz", "w") as archive:
-        for number in range(20_000):
-            archive.writestr(f"{number}/x.npy", array.getvalue())
-    onnx.save(
-        onnx.parser.parse_model(f"{HEAD} g (float[1,1] x) => (float[1,1] y) {{ y = Relu (x) }}"), tmp_path / "m.onnx"
-    )
-    words = ("calibrate", "m.onnx", "--data", "batches.npz", "-o", "ranges.json", "-q")
-    outcome = cage.run(*words, folder=tmp_path, seconds=120)
-
-    assert outcome.code == 0, outcome

@@ -93,23 +93,6 @@ def test_bytes_that_do_not_fit_are_refused(folder, dims, entries, fact):
         load(folder, "w.bin", dims, **entries)
 
 
-@pytest.mark.parametrize(("kind", "fact"), [(99, "unknown element type 99"), (TensorProto.STRING, "strings cannot be")])
-def test_types_that_cannot_be_external_are_refused(folder, kind, fact):
-    with pytest.raises(ModelError, match=fact):
-        load(folder, "w.bin", kind=kind)
-
-
-def test_entries_of_our_own_form_in_a_file_are_not_believed(folder):
-    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[8000])
-    status = (folder.parent / "outside.bin").stat()
-    stamp = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
-    where = {"offset": 0, "length": 32_000, "amp_rewrite.dtype": "FLOAT", "amp_rewrite.stamp": stamp}
-    external(tensor, str(folder.parent / "outside.bin"), **where)
-    (folder / "m.onnx").write_bytes(one(tensor).SerializeToString())
-    with pytest.raises(ModelError, match="leaves the model's folder; put the file there"):
-        Model.load(folder / "m.onnx")
-
-
 def test_a_model_behind_a_link_may_have_its_data_beside_the_link_or_beside_the_file(tmp_path, folder):
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[8000])
     external(tensor, "data")

@@ -61,15 +61,3 @@ def test_functions_are_inlined_within_limits(
     with pytest.raises(ModelError) as error:
         check_expansion(proto, "m")
     assert str(error.value).startswith(f"m: {refusal.format(*nodes)}")
-
-
-def test_large_nodes_count_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_LARGEST", 10)
-    monkeypatch.setattr(loading, "_GROWTH", 1)
-    proto = model({"a": "bbbbbbbbb", "b": "R"})
-    check_expansion(proto, "m")  # 1 + 9 + 9 nodes of 11, and 10
-    proto.functions[1].node[0].doc_string = "w" * 3000
-    with pytest.raises(ModelError, match="inlined, are 37 nodes, of 13 in the file"):
-        check_expansion(proto, "m")
-    monkeypatch.setattr(loading, "_GROWTH", 3)
-    check_expansion(proto, "m")  # 10 + 3 · 13

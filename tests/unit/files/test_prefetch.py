@@ -71,12 +71,6 @@ def pieces(count: int, sources: Sources, asked: list[int]) -> Iterator[memoryvie
         yield sources.made[:2].data
 
 
-def test_a_piece_stays_until_the_next_one_is_asked_for():
-    with Sources() as sources:
-        found = [int.from_bytes(bytes(piece)) for piece in prefetch(pieces(1000, sources, []), sources)]
-    assert found == list(range(1000))
-
-
 def test_what_making_a_piece_raises_is_raised_to_who_waits_for_it():
     def broken(sources: Sources) -> Iterator[memoryview]:
         yield from pieces(50, sources, [])
@@ -104,16 +98,3 @@ def test_a_file_that_vanished_is_one_line_also_in_the_other_thread(model, extern
     with pytest.raises(ModelError, match=r"^cannot read .*weights.onnx: No such file or directory$"):
         written(model, tmp_path / "out", external=external)
     assert list((tmp_path / "out").iterdir()) == []
-
-
-@pytest.mark.parametrize("threads", [True, False])
-def test_pieces_come_from_another_thread_where_one_can_be_started(model, threads, monkeypatch):
-    def refuse(*given):
-        raise RuntimeError("can't start new thread")
-
-    if not threads:
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-    with Sources() as sources:
-        seen = list(prefetch(((n, threading.current_thread().name) for n in range(50)), sources))
-    assert [n for n, _ in seen] == list(range(50))
-    assert {name.startswith("amp-rewrite") for _, name in seen} == {threads}

@@ -5,15 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from amp_rewrite.files.scratch import _lock, alone, replacing, scratch, sweep, sync, write_whole
+from amp_rewrite.files.scratch import alone, replacing, scratch, sweep, sync, write_whole
 
 OLD = time.time() - 3600
 
@@ -56,22 +54,6 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("words", b"second")]
 
 
-def test_an_interrupt_right_after_the_file_was_created_removes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    created = os.open
-
-    def interrupted(*args: Any) -> int:
-        os.close(created(*args))
-        assert len(list(tmp_path.iterdir())) == 1
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), ExitStack() as undo:
-        monkeypatch.setattr(os, "open", interrupted)
-        scratch(tmp_path / "words", undo)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EIO])
 def test_a_file_system_without_fsync_is_no_error_and_a_failed_write_is(
     code: int, monkeypatch: pytest.MonkeyPatch
@@ -96,25 +78,3 @@ def test_a_folder_is_held_by_one_at_a_time(tmp_path: Path) -> None:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(other)
-
-
-def test_a_file_is_locked_for_one_at_a_time(tmp_path: Path) -> None:
-    with (tmp_path / "a").open("wb") as one, (tmp_path / "a").open("wb") as two:
-        assert [_lock(file.fileno()) for file in (one, two, one)] == [True, False, True]
-        one.close()
-        assert _lock(two.fileno())
-
-
-def test_who_comes_second_to_a_folder_waits(tmp_path: Path) -> None:
-    entered = threading.Event()
-
-    def enter() -> None:
-        with alone(tmp_path):
-            entered.set()
-
-    with alone(tmp_path):
-        second = threading.Thread(target=enter)
-        second.start()
-        assert not entered.wait(0.05)
-    second.join()
-    assert entered.is_set()

@@ -12,7 +12,7 @@ from onnx import ModelProto, numpy_helper
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.loading import format_of
-from amp_rewrite.files.targets import check_target, data_files, data_files_in, foreign_data, models_beside, outdated
+from amp_rewrite.files.targets import check_target, data_files_in, foreign_data, outdated
 from amp_rewrite.fleet.tree import FileGlobs, find
 
 
@@ -50,27 +50,12 @@ def test_the_data_files_of_a_model_are_found_without_its_weights(inline: int) ->
     assert 0 < file.count < 200_000
 
 
-def test_what_is_not_a_model_names_none(tmp_path: Path) -> None:
-    for name, content in (("text", b"location"), ("empty", b""), ("inline", model().SerializeToString())):
-        (tmp_path / name).write_bytes(content)
-        assert data_files(tmp_path / name) == []
-    assert data_files(tmp_path / "missing") == data_files(tmp_path) == []
-
-
 def test_data_files_of_others_are_those_that_exist_under_another_name(tmp_path: Path) -> None:
     own = f"m.{'0' * 16}.data"
     for name in (own, "other.data", f"n.{'0' * 16}.data"):
         (tmp_path / name).write_bytes(b"")
     onnx.save(model(own, "other.data", f"n.{'0' * 16}.data", "missing.data"), tmp_path / "m.onnx")
     assert [path.name for path in foreign_data(tmp_path / "m.onnx")] == [f"n.{'0' * 16}.data", "other.data"]
-
-
-def test_models_beside_some_are_the_other_files_with_their_suffix(tmp_path: Path) -> None:
-    for name in ("a.onnx", "b.ONNX", "c.onnx", "d.txt"):
-        (tmp_path / name).write_bytes(b"")
-    (tmp_path / "folder.onnx").mkdir()
-    found = models_beside([tmp_path / "a.onnx", tmp_path / "c.onnx"])
-    assert [path.name for path in found] == ["b.ONNX"]
 
 
 def test_data_that_only_the_replaced_model_reads_are_outdated(tmp_path: Path) -> None:

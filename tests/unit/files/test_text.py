@@ -38,13 +38,3 @@ def test_text_that_is_nested_too_deep_is_not_parsed(tmp_path: Path) -> None:
     path.write_text("(" * 201 + EMPTY)
     with pytest.raises(ModelError, match="nested deeper than 200 brackets"):
         text_model(path, "onnxtxt")
-
-
-def test_the_weights_of_a_model_as_text_are_not_read_from_their_file(tmp_path: Path) -> None:
-    path = tmp_path / "m.textproto"
-    path.write_text(
-        'ir_version: 8 graph { initializer { name: "w" data_type: 1 dims: 2 data_location: EXTERNAL'
-        ' external_data { key: "location" value: "missing.data" } } }'
-    )
-    (tensor,) = text_model(path, "textproto").graph.initializer
-    assert (tensor.data_location, [entry.value for entry in tensor.external_data]) == (1, ["missing.data"])

@@ -122,11 +122,6 @@ def test_products_of_sizes_are_followed_through_casts_between_integers_alone(to:
     assert dims == (DOUBLE if known else ("b", "?", "?"))
 
 
-def test_what_two_unknown_lengths_broadcast_to_is_the_same_each_time() -> None:
-    body = "a = Add (x, w)  c = Add (w, x)  y = Concat <axis = 0> (a, c)"
-    assert followed(body, "float[b,n] x, float[m] w")[1] == "?"
-
-
 def test_a_length_that_may_be_less_is_not_taken_for_the_whole() -> None:
     """A must-fail twin: 32 positions cut at n are n only where the model then adds n of something to them."""
     cut = SHAPE + "p = Slice (table, zero, n1, one, one)  "
@@ -166,10 +161,6 @@ def test_another_name_for_what_is_known_is_the_same_name() -> None:
 )
 def test_equal_sizes_are_equal_however_they_were_computed(made: object, expected: object) -> None:
     assert made == expected
-
-
-def test_sums_that_grow_without_end_are_let_go() -> None:
-    assert product(plus(f"a{i}", f"b{i}") for i in range(4)) is None
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)

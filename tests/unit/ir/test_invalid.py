@@ -173,10 +173,6 @@ def test_an_operator_of_the_runtime_needs_its_inputs_too(op_type: str, least: in
     assert (check.inputs[0], set(check.needed_inputs)) == (least, set(range(least)))
 
 
-def test_opsets_stated_twice_alike_are_one() -> None:
-    assert View.of(Model.load(importing(("", 21), ("ai.onnx", 21)))).opsets[""] == 21
-
-
 def test_the_graph_of_a_view_has_an_edge_from_each_op_to_those_that_need_it() -> None:
     words = """[first] a = Relu (x)
         [pick] b = If (c) <then_branch = t () => (float[2] p) { [inner] p = Neg (a) },

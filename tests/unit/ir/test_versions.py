@@ -47,53 +47,10 @@ def inputs(op_type: str, opset: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("first", "op_types"),
-    [
-        (versions.FIRST_CLIP_WITH_INPUTS, ["Clip"]),
-        (versions.FIRST_PAD_WITH_INPUTS, ["Pad"]),
-        (versions.FIRST_RESIZE_WITH_REGION, ["Resize"]),
-        (versions.FIRST_AXES_INPUT, ["Squeeze", "Unsqueeze", "Split", "ReduceSum"]),
-        (versions.FIRST_REDUCTION_AXES_INPUT, ["ReduceMax", "ReduceMean", "ReduceL2", "ReduceProd"]),
-    ],
-)
-def test_inputs_come_with_their_opset(first: int, op_types: list[str]) -> None:
-    assert all(inputs(op_type, first) > inputs(op_type, first - 1) for op_type in op_types)
-
-
-@pytest.mark.parametrize(
-    ("first", "op_type", "attribute"),
-    [
-        (versions.FIRST_ALLOWZERO, "Reshape", "allowzero"),
-        (versions.FIRST_SCATTER_ADD, "ScatterND", "reduction"),
-        (versions.FIRST_TRAINING_MODE["BatchNormalization"], "BatchNormalization", "training_mode"),
-    ],
-)
-def test_attributes_come_with_their_opset(first: int, op_type: str, attribute: str) -> None:
-    at, before = (onnx.defs.get_schema(op_type, opset, "").attributes for opset in (first, first - 1))
-    assert attribute in at and attribute not in before
-
-
-@pytest.mark.parametrize(("op_type", "first"), [("Where", versions.FIRST_WHERE), *versions.FIRST_FUSED.items()])
-def test_operators_come_with_their_opset(op_type: str, first: int) -> None:
-    assert onnx.defs.get_schema(op_type, first, "").since_version == first
-
-
-@pytest.mark.parametrize(
     ("op_type", "opset"), [(op_type, opset) for op_type, opsets in versions.MEANING_CHANGES.items() for opset in opsets]
 )
 def test_a_change_of_meaning_is_a_new_version(op_type: str, opset: int) -> None:
     assert onnx.defs.get_schema(op_type, opset, "").since_version == opset
-
-
-def test_casts_come_with_their_opset() -> None:
-    types = onnx.defs.get_schema("Cast", versions.FIRST_BFLOAT16_CAST, "").type_constraints[1].allowed_type_strs
-    before = onnx.defs.get_schema("Cast", versions.FIRST_BFLOAT16_CAST - 1, "").type_constraints[1].allowed_type_strs
-    assert "tensor(bfloat16)" in types and "tensor(bfloat16)" not in before
-    words, codes = (
-        onnx.defs.get_schema("Cast", opset, "").attributes["to"].type
-        for opset in (versions.FIRST_CAST_BY_CODE - 1, versions.FIRST_CAST_BY_CODE)
-    )
-    assert (words, codes) == (onnx.defs.OpSchema.AttrType.STRING, onnx.defs.OpSchema.AttrType.INT)
 
 
 @pytest.mark.parametrize(
