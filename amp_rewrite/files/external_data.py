@@ -58,7 +58,6 @@ class Folder:
         return Source(path, offset, length, kind, file_stamp, explicit=True)
 
     def _file(self, location: str, where: str) -> tuple[str, int, str]:
-        """Return the real path, size and stamp of a location."""
         if not location or "\0" in location:
             raise ModelError(f"{where} has the location {location!r}, which does not name a file; export it again")
         kinds = PurePosixPath(location), PureWindowsPath(location)

@@ -88,7 +88,6 @@ def _digest(model: Model, values: Values) -> str:
 
 
 def _all_after_casts(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
-    """Yield the tensor's bytes in its own type; strings in a form that keeps them apart."""
     if DType.of(tensor.data_type) in (None, DType.STRING):
         yield tensor.SerializeToString(deterministic=True)
     else:
@@ -135,7 +134,6 @@ def _sampled(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | mem
 
 
 def _spread(length: int) -> Iterator[tuple[int, int]]:
-    """Offsets and lengths of the samples of `length` bytes."""
     if length <= _PIECE * _PIECES:
         yield 0, length
         return

@@ -132,7 +132,6 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
 
 
 def _read(file: Any) -> object:
-    """Return the bytes that are left in an open file. ModelError if it gives none, or text."""
     try:
         content = file.read()
     except (OSError, ValueError) as cause:  # ValueError: closed

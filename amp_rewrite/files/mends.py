@@ -85,7 +85,6 @@ def _of_free_initializers(proto: ModelProto) -> None:
 
 
 def _twice(proto: ModelProto) -> Iterator[Mend]:
-    """Yield mends of tensors and metadata of one name."""
     first: dict[str, TensorProto] = {}
     for tensor in proto.graph.initializer:
         known = first.setdefault(tensor.name, tensor)
@@ -147,7 +146,6 @@ _Holder = ModelProto | FunctionProto
 
 
 def _at(number: int, edit: Callable[[_Holder], None]) -> _Edit:
-    """Return an edit of the model, number 0, or of one of its functions."""
     return lambda proto: edit(proto.functions[number - 1] if number else proto)
 
 

@@ -68,8 +68,6 @@ class _Overlay:
 
 
 class _OverlayNodes(_Overlay):
-    """A graph or a function."""
-
     _nodes: list[object]
 
     def __iter__(self) -> Iterator[object]:
@@ -94,7 +92,6 @@ class _TensorStore:
         return _Overlay(model, graph=self._holder(model.graph), functions=functions)
 
     def _holder(self, holder: Any) -> Any:
-        """Return a graph or a function with its tensors replaced."""
         nodes = [self._with_attributes(node, _Overlay) for node in holder]
         if not hasattr(holder, "initializers"):
             return self._with_attributes(holder, _OverlayNodes, _nodes=nodes)
@@ -147,11 +144,9 @@ class _TensorStore:
         )
 
     def _found(self, tensor: Any) -> bool:
-        """True if the external tensor knows its folder, and no other one is given."""
         return self.folder is None and bool(os.fspath(tensor.base_dir))
 
     def _source(self, tensor: Any, kind: DType, explicit: bool) -> Source:
-        """Return the source of a tensor in a file or in memory."""
         import onnx_ir
 
         proto = onnx.TensorProto(name=tensor.name or "", data_type=kind.code, dims=tensor.shape.numpy())

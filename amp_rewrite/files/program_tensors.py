@@ -87,7 +87,6 @@ def any_held() -> bool:
 
 
 def _raw(tensor: Any) -> Any:
-    """Return the tensor that a lazy one stands for."""
     import onnx_ir
 
     while isinstance(tensor, onnx_ir.LazyTensor):

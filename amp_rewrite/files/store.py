@@ -122,7 +122,6 @@ class _Writing:
         return self.models[0][0]
 
     def run(self, progress: Progress) -> None:
-        """Write all files under other names, then rename them."""
         layout = Layout(self.first.shard) if self.first.external else None
         bodies = [
             wire.pieces(proto, Destinations(self.sources, layout)) or [proto.SerializeToString(deterministic=True)]
@@ -149,7 +148,6 @@ class _Writing:
             self._commit(finished, data)
 
     def _data(self, number: int, file: DataFile, written: _Counter) -> tuple[Path, Path]:
-        """Write a data file; return its place until all are written, and the one to take then."""
         path, name = self.first.path, self.first.name
         temporary, stream = scratch(path, self.undo)
         digest = _write_data(_Output(stream, written), file.placed, self.sources)
@@ -240,8 +238,6 @@ def _read_on(proto: ModelProto, path: Path, read: Path | None) -> frozenset[str]
 
 
 class _Counter:
-    """Bytes written so far, reported as they grow."""
-
     def __init__(self, total: int, progress: Progress) -> None:
         self.done, self.total, self.progress = 0, total, progress
 
@@ -274,7 +270,6 @@ class _Output:
         self.begun = self.end
 
     def finish(self) -> None:
-        """Sync the file to disk and close it."""
         self.file.flush()
         sync(self.file.fileno())
         self.file.close()
@@ -317,7 +312,6 @@ def _write_model(out: _Output, body: list[wire.Piece], sources: Sources) -> None
 
 
 def _soon(pieces: Generator[T, None, None], sources: Sources, total: int) -> Generator[T, None, None]:
-    """Prefetch the pieces, `total` bytes together, if that saves time."""
     return prefetch(pieces, sources) if total >= WORTH_IT else pieces
 
 
@@ -341,7 +335,6 @@ def _check_length(name: str, count: int, expected: int) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync renames to disk, if folders can be synced."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

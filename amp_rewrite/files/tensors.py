@@ -322,7 +322,6 @@ def in_memory(tensor: onnx.TensorProto) -> Array:
 
 
 def _unpacked(tensor: onnx.TensorProto, place: Source, sources: Sources) -> Array:
-    """Return the values of a stub of a sub-byte type."""
     packed = without_values(tensor)
     packed.raw_data = raw(place, sources)
     return in_memory(packed)

@@ -106,7 +106,6 @@ def tensors(message: Message, *, sparse: bool = False) -> Iterator[onnx.TensorPr
 
 
 def _children(message: Message, table: dict[type[Message], dict[int, tuple[str, type[Message]]]]) -> Iterator[Message]:
-    """Yield child messages that may contain tensors; for nodes, their attributes."""
     for name, _ in table.get(type(message), {}).values():
         value: Any = getattr(message, name)
         if name == "node":
@@ -146,7 +145,6 @@ def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] |
 
 
 def _plain(node: onnx.NodeProto) -> bool:
-    """True if no attribute of the node contains tensors or graphs."""
     # runs for every node: a slice halves the time of the loop, a generator doubles it
     for a in node.attribute[:]:  # noqa: SIM110
         if a.type not in _PLAIN_ATTRIBUTES:
@@ -169,7 +167,6 @@ def _spliced(message: Message, replaced: dict[int, list[tuple[Message, list[Piec
 
 
 def _alone(message: Message, name: str, value: Any) -> bytes:
-    """Return the wire format of one field of the message."""
     alone = type(message)()
     if isinstance(value, Message):
         getattr(alone, name).SetInParent()  # an empty message counts as present
@@ -225,7 +222,6 @@ class _FileWindow:
         return content
 
     def slide(self, position: int) -> None:
-        """Move the start of the buffer to `position`."""
         self.start = position
         self.buffer = self.read(position, min(position + _WINDOW, self.size))
 

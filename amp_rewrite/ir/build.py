@@ -214,7 +214,6 @@ class _Build:
         return ValueId(len(self.values))
 
     def _define(self, frame: _Frame, value: Value, vtype: ValueType | None) -> ValueId:
-        """Add a value, visible in the frame by its name."""
         if value.name in frame.own:
             raise ModelError(f"{frame.where}: value {value.name!r} is defined twice; rename one of the two")
         frame.own[value.name] = value.id
@@ -326,7 +325,6 @@ class _Build:
         return tuple(scopes)
 
     def _result(self, op: Op, slot: int, name: str, frame: _Frame, stated: Sequence[AttributeProto]) -> None:
-        """Define an output of an op."""
         vtype = result_type(op, slot, self.types, self.scopes)
         if op.signature is None and (vtype is None or vtype.dtype is None):
             vtype = frame.declared.get(name, vtype)  # an unknown op: only the declaration tells

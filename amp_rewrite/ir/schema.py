@@ -215,7 +215,6 @@ def of_runtime_alone(domain: str, op_type: str, opset: int) -> bool:
 
 
 def _params(formals: Iterable[Sequence[Any]], linked: Mapping[str, str]) -> tuple[Param, ...]:
-    """Return parameters from their names, types, options and, where stated, homogeneity."""
     return tuple(
         Param(name, spelling, option == "Variadic", all(homogeneous), linked.get(spelling, spelling))
         for name, spelling, option, *homogeneous in formals
@@ -229,7 +228,6 @@ def contrib_schemas() -> Mapping[str, Any]:
 
 @cache
 def _table(name: str) -> Mapping[str, Any]:
-    """Return a table of onnxruntime's own operators that ships with the package."""
     text = resources.files("amp_rewrite").joinpath("runtime", "_tables", f"{name}.json").read_text("utf-8")
     ops: dict[str, Any] = json.loads(text)["ops"]
     return ops

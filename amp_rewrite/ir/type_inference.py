@@ -190,7 +190,6 @@ def settle(
 
 
 def _by_readers(readers: Sequence[Op], uses: Sequence[Use], types: Types) -> ValueType | None:
-    """Return the type that the first reader with an opinion gives to a value."""
     for op, use in zip(readers, uses, strict=True):
         formal = op.signature.input(use.slot) if op.signature else None
         if op.signature is None or formal is None:
@@ -208,7 +207,6 @@ def _by_readers(readers: Sequence[Op], uses: Sequence[Use], types: Types) -> Val
 
 
 def _bound_by_result(op: Op, signature: Signature, variable: str, types: Types) -> ValueType | None:
-    """Return the type of a settled result of the op with this type variable."""
     for slot, result in enumerate(op.outputs):
         settled = types[result] if result is not None and variable else None
         if settled is not None and settled.dtype is not None and signature.output_variable(slot) == variable:

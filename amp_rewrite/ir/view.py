@@ -242,7 +242,6 @@ class View(Index):
         return graph
 
     def _edges(self) -> Iterator[tuple[OpId, OpId, Hashable, dict[str, bool]]]:
-        """Yield the edges of `graph`: producer, reader, key and attributes."""
         for value in self.values:
             for use in self.uses[value.id] if value.producer is not None else ():
                 yield cast(OpId, value.producer), use.op, (value.id, use.slot), {}
@@ -292,7 +291,6 @@ _Ports = tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
 
 
 def _ports(schema: Signature, no_input: _Present, no_output: _Present) -> _Ports:
-    """Return the type variables of an op, each with its inputs and its outputs."""
     variables: dict[str, tuple[list[int], list[int]]] = {}
     for side, (missing, named) in enumerate(((no_input, schema.input_variable), (no_output, schema.output_variable))):
         for slot, absent in enumerate(missing):
@@ -310,7 +308,6 @@ def _mended(model: Model, proto: ModelProto, note: str) -> Model:
 
 
 def _same(model: Model, a: TensorProto, b: TensorProto) -> bool:
-    """True if two tensors of a model hold the same values of one type and shape."""
     if (a.data_type, a.dims[:]) != (b.data_type, b.dims[:]):
         return False
     mine, theirs = model.array(a), model.array(b)

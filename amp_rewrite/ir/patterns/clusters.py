@@ -192,7 +192,6 @@ _ANCHORS = tuple(frozenset(kind for row in rows for way in row.pattern.ways() fo
 
 @cache
 def _search_for(rows: tuple[_ClusterKind, ...]) -> Search:
-    """Return the search for a group, built for the first model that has an anchor of it."""
     return Search.of(*(row.pattern for row in rows))
 
 

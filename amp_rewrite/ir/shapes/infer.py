@@ -74,7 +74,6 @@ class _ShapeWalk:
 
 
 def _better(followed: Dim, inferred: Dim) -> Dim:
-    """Choose between a followed size and that of onnx."""
     if not countable(followed) or isinstance(inferred, int):
         return inferred
     vague = any(name.startswith(MADE_UP) for name in names_in(followed))
@@ -89,7 +88,6 @@ _FAULTS = (ValueError, IndexError, ArithmeticError)
 
 
 def _ruled(rules: Mapping[str, Callable[[Reading], tuple[Dim, ...] | None]], reading: Reading) -> Dims | None:
-    """Apply the rule of an op; None without one, or where it fails on the inputs."""
     rule = rules.get(reading.op.kind)
     try:
         return rule(reading) if rule is not None else None

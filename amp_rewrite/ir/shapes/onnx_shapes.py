@@ -82,7 +82,6 @@ def _declarations(view: View) -> Mapping[tuple[ScopeId, str], ValueInfoProto]:
 
 
 def _formals(view: View, graph: GraphProto) -> Iterator[tuple[ScopeId, ValueInfoProto]]:
-    """Yield the declarations in the graph of a model and in the bodies that the view has."""
     for place, own in enumerate(all_graphs(graph) if len(view.scopes) > 1 else (graph,)):
         yield from ((ScopeId(place), formal) for formal in (*own.input, *own.value_info, *own.output))
 
@@ -120,7 +119,6 @@ def stated_dims(view: View, inferred: GraphProto) -> Mapping[tuple[ScopeId, str]
 
 
 def _inferred(view: View, through_values: bool) -> GraphProto:
-    """Infer shapes; return the graph as it is if onnx objects."""
     skeleton = view.model.skeleton()
     attempts, deep = [skeleton], through_values and not any(_long_range(view, op) for op in view.of_kinds(("Range",)))
     opsets = {o.version for o in skeleton.opset_import if normal_domain(o.domain) == ""}

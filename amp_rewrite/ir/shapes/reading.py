@@ -154,7 +154,6 @@ def _filled(reading: Reading) -> Contents | None:
 
 
 def _elementwise(rule: Callable[..., Dim]) -> Callable[[Reading], Contents]:
-    """Return the rule of an op that applies a function to each element of its operands."""
 
     def apply(reading: Reading) -> Contents:
         operands = [reading.elements(slot) for slot in range(len(reading.contents))]
