@@ -34,9 +34,9 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but after an import: compiled modules crash of it, and locks of imports lose it."""
+    """Raise KeyboardInterrupt, but after an import, whose locks lose it, and after a finalizer, where it is ignored."""
     while frame is not None and hasattr(signal, "setitimer"):  # not on Windows
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>" or frame.f_code.co_name == "__del__":
             signal.signal(signal.SIGALRM, _interrupt)
             signal.setitimer(signal.ITIMER_REAL, _MOMENT)
             return

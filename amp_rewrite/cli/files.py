@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from amp_rewrite.cli import terminal
 from amp_rewrite.errors import ModelError, ReportError
-from amp_rewrite.fleet.urls import local, url_of
+from amp_rewrite.fleet.stores import local, url_of
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.result import Result

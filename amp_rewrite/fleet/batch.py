@@ -8,23 +8,108 @@ from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, spelled, spelled_options
 from amp_rewrite.files.store import SaveOptions
-from amp_rewrite.fleet.configs import with_new_names
-from amp_rewrite.fleet.job import Job, Task, key_of
-from amp_rewrite.fleet.naming import SAME, NamingRule, fields_of, placed
-from amp_rewrite.fleet.outcome import FAILED, Outcome
+from amp_rewrite.fleet.job import Job, key_of, run
+from amp_rewrite.fleet.outcome import FAILED, Outcome, Summary
 from amp_rewrite.fleet.processes import Lost, cores, in_processes, through
-from amp_rewrite.fleet.staging import copy, run
-from amp_rewrite.fleet.summary import Summary
-from amp_rewrite.fleet.tree import FileGlobs, Item, Listing, find
-from amp_rewrite.fleet.urls import name_of, real, url_of
+from amp_rewrite.fleet.stores import copy, listed, local, name_of, real, url_of
+from amp_rewrite.fleet.tree import SAME, FileGlobs, Item, Listing, NamingRule, fields_of, find, placed
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.io_rules import parse_io
-from amp_rewrite.settings.request import Request
+from amp_rewrite.settings.keywords import checked, takes
+from amp_rewrite.settings.request import KEYWORDS, Options, Request
 from amp_rewrite.settings.selectors import parse_pattern
+
+Sources = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+@takes(KEYWORDS)
+@checked
+def convert_many(
+    sources: Sources,
+    *,
+    out: str | Path,
+    name: str = SAME,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    jobs: int | None = None,
+    executor: Executor | None = None,
+    data: str | Path | None = None,
+    ranges: str | Path | None = None,
+    tolerance: float | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    external_data: bool | None = None,
+    shard_size: str | int | None = None,
+    summary: str | Path | None = None,
+    **options: Unpack[Options],
+) -> Iterator[Outcome]:
+    """Convert the models of folders, globs and files into a folder, and copy what is not a model.
+
+    The tree is mirrored. A model that fails gives an outcome with an error and leaves the others alone; files appear
+    whole or not at all. Mistakes that concern all models are raised before anything is written: two models of one name,
+    results that exist, results that would replace a source.
+
+    Several jobs run in processes of their own, which share the cores; a script then needs `if __name__ == "__main__":`.
+    With `resume` and a summary, models that are done and have not changed since are not converted again. In `data` and
+    `ranges`, {stem} stands for the name of each model without .onnx, {folder} for its folder in the source. The summary
+    gets one line for each outcome, also if the run is interrupted.
+
+    Args:
+        sources: a folder, a glob or a file, or several; globs know `**`. With fsspec also URLs, such as "hf://…".
+        out: the folder to write to, or its URL.
+        name: the rule for names of results, such as "{stem}_fp16.onnx"; external data gets "_data" after it.
+        include: globs of files to take, by name or, with a "/", by path in the source.
+        exclude: globs of files to leave out.
+        jobs: conversions at a time; by default 1, and with an `executor` one per core of this machine.
+        executor: any of `concurrent.futures`, or Dask's; it reads the sources and writes the results where it runs.
+        data: input data, as a path.
+        ranges: a file that `Ranges.save` wrote.
+        tolerance: verify each model on its data and repair it, as `repair` does.
+        overwrite: replace existing files.
+        resume: leave finished results of an earlier run alone.
+        external_data: as `save` takes it.
+        shard_size: as `save` takes it.
+        summary: the .jsonl file to write.
+        **options: see docs/reference/options.md.
+
+    Returns:
+        An iterator of outcomes, each as soon as it is known. To go on is to convert; closing it stops.
+
+    Raises:
+        ModelError: a source does not exist, or a result cannot be where it would be.
+        PatternError: a pattern of `keep`, `lower` or `io` is malformed; at the end, if it matches in no model.
+        PolicyError: an option has an unknown value, or two models would get one name.
+        ReportError: the summary exists, or cannot be read or written.
+
+    Example:
+        >>> import amp_rewrite
+        >>> for outcome in amp_rewrite.convert_many(["model.onnx"], out="results", name="{stem}_fp16.onnx"):
+        ...     print(outcome.rc, outcome.target)
+        0 results/model_fp16.onnx
+    """
+    if jobs is not None and jobs < 1:
+        raise PolicyError(f"{spelled('jobs', jobs)} is not a number of conversions; use 1 or more")
+    if tolerance is not None and data is None:
+        raise PolicyError(f"{spelled('tolerance')} compares outputs and needs {spelled('data')}")
+    criterion = {} if tolerance is None else {"tolerance": tolerance}
+    guidance = Guidance(os.fspath(data or ""), ranges=os.fspath(ranges or ""), criterion=criterion)
+    asked = BatchSettings(
+        out=Path(local(out)),
+        name=name,
+        choice=FileGlobs(as_names(include), as_names(exclude)),
+        saving=SaveOptions(overwrite, external_data, shard_size),
+        resume=resume,
+        guidance=guidance,
+        summary=None if summary is None else Path(local(summary)),
+    )
+    named = [sources] if isinstance(sources, (str, os.PathLike)) else sources
+    batch = Batch.of(named, asked, options)
+    return batch.run(executor, jobs or (cores() if executor is not None else 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +128,11 @@ class BatchSettings:
 
 @dataclass(slots=True)
 class Batch:
-    """Jobs and copies of a batch.
-
-    `names`: results by the real paths of sources. `remarks`: what is left out, and why.
-    """
+    """Jobs and copies of a batch. `remarks`: what is left out, and why. `order`: places of sources by name."""
 
     asked: BatchSettings
     jobs: list[Job]
     copies: list[tuple[Path, Path]]
-    names: Mapping[str, Path]
     remarks: Sequence[str]
     order: Mapping[str, int]
     patterns: tuple[str, ...]
@@ -89,12 +170,26 @@ class Batch:
             summary.check(overwrite=asked.saving.overwrite, resume=asked.resume)
         _check_targets(targets, copies, listing, asked)
         known = summary.read() if summary is not None and asked.resume else {}
-        key = key_of(request, options, asked.guidance)
-        jobs = [replace(job, options=dict(options), key=key) for job in _jobs(targets, listing, rule, asked, known)]
-        order = {name_of(task.source): i for i, task in enumerate(task for job in jobs for task in job.tasks)}
+        key, saving, named = key_of(request, options, asked.guidance), asked.saving, spelled_options()
+        jobs = [
+            Job(
+                item.path,
+                target,
+                f"{target.name}_data",  # as optimum and transformers.js name weights
+                dict(options),
+                saving,
+                key,
+                _guidance(asked, item),
+                known.get(name_of(item.path)),
+                listing.data.get(item.path, ()) if url_of(item.path) else (),
+                asked.write,
+                named=named,
+            )
+            for target, item in targets.items()
+        ]
+        order = {name_of(job.source): number for number, job in enumerate(jobs)}
         earlier = {source: outcome for source, outcome in known.items() if source in order}
-        names = {real(item.path): target for target, item in targets.items()}
-        return cls(asked, jobs, copies, names, listing.remarks, order, (*patterns, *strict), earlier)
+        return cls(asked, jobs, copies, listing.remarks, order, (*patterns, *strict), earlier)
 
     def run(self, executor: Executor | None, jobs: int) -> Iterator[Outcome]:
         """Copy and convert; yield the outcome of each model as soon as it is known, and of copies that fail.
@@ -124,7 +219,7 @@ class Batch:
         threads = max(1, cores() // jobs) if executor is None else 1
         folder = os.fspath(Path.cwd()) if executor is not None else ""
         planned = (replace(job, threads=threads, folder=folder) for job in self.jobs)
-        results: Generator[list[Outcome] | Lost[Job], None, None]
+        results: Generator[Outcome | Lost[Job], None, None]
         if executor is not None:
             results = through(planned, run, executor, jobs)
         elif jobs > 1 and len(self.jobs) > 1:
@@ -133,17 +228,16 @@ class Batch:
             results = (run(job) for job in planned)
         with closing(results):
             for result in results:
-                yield from _failed(result.job, result.reason) if isinstance(result, Lost) else result
+                yield _failed(result.job, result.reason) if isinstance(result, Lost) else result
         for job in planned:
-            yield from _failed(job, "the executor lost its processes")
+            yield _failed(job, "the executor lost its processes")
 
     def _copied(self) -> Iterator[Outcome]:
-        """Copy the other files; yield an outcome for each that fails. Configurations get the new names of models."""
+        """Copy the other files; yield an outcome for each that fails."""
         asked = self.asked
         for source, target in self.copies:
             try:
-                content = with_new_names(source, target, self.names)
-                copy(source, target, overwrite=asked.saving.overwrite, resume=asked.resume, content=content)
+                copy(source, target, overwrite=asked.saving.overwrite, resume=asked.resume)
             except ModelError as error:
                 yield Outcome(name_of(source), name_of(target), rc=FAILED, error=str(error))
 
@@ -162,8 +256,8 @@ class Batch:
                 raise PatternError((where if len(models) > 1 else f"{first.source}: ") + first.unmatched[pattern])
 
 
-def _failed(job: Job, reason: str) -> list[Outcome]:
-    return [Outcome(name_of(task.source), name_of(task.target), rc=FAILED, error=reason) for task in job.tasks]
+def _failed(job: Job, reason: str) -> Outcome:
+    return Outcome(name_of(job.source), name_of(job.target), rc=FAILED, error=reason)
 
 
 def _absolute(option: Any) -> Any:
@@ -217,44 +311,12 @@ def _check_targets(
     if asked.out.exists() and not asked.out.is_dir():
         raise ModelError(f"cannot write to {asked.out}: it is a file; several models need a folder")
     if asked.write and not (asked.saving.overwrite or asked.resume):
-        from amp_rewrite.fleet.remote import present
-
-        exists = present(asked.out).__contains__ if url_of(asked.out) else os.path.lexists
+        exists = {path for path, _ in listed(asked.out)}.__contains__ if url_of(asked.out) else os.path.lexists
         there = [name_of(path) for path in (*targets, *copied) if exists(path)]
         if there:
             more = f" and {count(len(there) - 1, 'more file')}" if len(there) > 1 else ""
             ways = f"{spelled('resume', True)} goes on where a run stopped, {spelled('overwrite', True)} replaces all"
             raise ModelError(f"{there[0]}{more} exist{'' if more else 's'}; name another folder, or: {ways}")
-
-
-def _jobs(
-    targets: Mapping[Path, Item], listing: Listing, rule: NamingRule, asked: BatchSettings, known: Mapping[str, Outcome]
-) -> list[Job]:
-    """Return a job for each model, or for several of one folder that share external data.
-
-    `known`: outcomes of an earlier run, by source.
-    """
-    groups: dict[int, list[tuple[Path, Item]]] = {}
-    group_of: dict[str, int] = {}  # by data file
-    for number, (target, item) in enumerate(targets.items()):
-        files = listing.data.get(item.path, ()) if asked.saving.external_data is not False else ()
-        joined = {group_of[file] for file in files if file in group_of}
-        beside = [g for g in joined if groups[g][0][0].parent == target.parent]
-        own = min(beside, default=number)
-        members = [*(pair for g in sorted(beside) for pair in groups.pop(g)), (target, item)]
-        groups[own] = members
-        group_of.update((file, own) for _, member in members for file in listing.data.get(member.path, ()))
-    named = spelled_options()
-    jobs = []
-    for _, members in sorted(groups.items()):
-        shared = rule.shared(Path(listing.data[members[0][1].path][0])) if len(members) > 1 else ""
-        tasks = []
-        for target, item in members:
-            files = listing.data.get(item.path, ()) if url_of(item.path) else ()
-            data, outcome = shared or rule.data(target.name), known.get(name_of(item.path))
-            tasks.append(Task(item.path, target, data, _guidance(asked, item), outcome, files))
-        jobs.append(Job(tuple(tasks), {}, asked.saving, "", write=asked.write, named=named))
-    return jobs
 
 
 def _guidance(asked: BatchSettings, item: Item) -> Guidance:

@@ -1,4 +1,4 @@
-"""Jobs in other processes: a bounded number in flight, and each result as soon as it is ready."""
+"""Jobs in other processes or on other machines: a bounded number in flight, and each result as soon as it is ready."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from typing import Any, Generic, TypeVar
 
+from amp_rewrite.errors import MachineError
 from amp_rewrite.files.scratch import undo_all
 
 J = TypeVar("J")
 R = TypeVar("R")
 
 _KILLED = "the process that converted it was killed, twice; it may need more memory than there is"
+_INSTALL = "install the extra, from a checkout: pip install '.[fleet]'"
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,35 +85,31 @@ def through(
 
 
 def _submitted(executor: Executor, function: Callable[[J], R], job: J) -> Future[R]:
-    """Submit a job; an executor that is broken gives a future with that error."""
+    """Submit a job; an executor that is broken gives a future with that error.
+
+    A process that this starts begins with signals blocked, until `_watch` is ready for them.
+    """
+    resource_tracker.ensure_running()  # it unblocks signals once it has started
+    blocks = hasattr(signal, "pthread_sigmask")  # not on Windows
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS) if blocks else set()
     try:
         return executor.submit(function, job)
     except BrokenExecutor as error:
         future: Future[R] = Future()
         future.set_exception(error)
         return future
+    finally:
+        if blocks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Pool(ProcessPoolExecutor):
-    """An executor whose processes start with signals blocked: `_watch` waits for them, and Ctrl-C is the parent's."""
+    """An executor that notices the death of each of its processes."""
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        """Pass a job on, which may start a process, and have that process watched."""
-        future = self._signals_blocked(fn, *args, **kwargs)
-        with self._shutdown_lock:
-            # Python wakes the thread that watches processes before it starts one: that thread may have missed it.
-            self._executor_manager_thread_wakeup.wakeup()
+        future = super().submit(fn, *args, **kwargs)
+        super().submit(int)  # Python wakes its watching thread before it starts a process: that thread may miss it
         return future
-
-    def _signals_blocked(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        if not hasattr(signal, "pthread_sigmask"):  # Windows
-            return super().submit(fn, *args, **kwargs)
-        resource_tracker.ensure_running()  # it unblocks signals once it has started
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            return super().submit(fn, *args, **kwargs)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -119,28 +118,33 @@ def _processes(count: int) -> Iterator[Executor]:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads can hang
     reader, writer = context.Pipe(duplex=False)
     pool = _Pool(count, context, _watch, (reader,))
+    finished = False
     try:
         yield pool
-    except BaseException:
-        writer.close()
-        raise
+        finished = True
     finally:
+        if not finished:
+            writer.close()
         pool.shutdown(cancel_futures=True)
         writer.close()
 
 
 def _watch(pipe: connection.Connection) -> None:
-    """Let this process end as soon as the other end of a pipe is closed, or by SIGTERM."""
+    """Let this process end by SIGTERM, or when the other end of a pipe is closed; Ctrl-C is the parent's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    events: list[Callable[[], object]] = [lambda: connection.wait([pipe])]
-    if hasattr(signal, "sigwait"):  # not on Windows
-        events.append(lambda: signal.sigwait({signal.SIGTERM}))
-    for event in events:
-        threading.Thread(target=_end_after, args=(event,), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: _end())
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
 
 
-def _end_after(event: Callable[[], object]) -> None:
-    event()
+def _end_with(pipe: connection.Connection) -> None:
+    connection.wait([pipe])
+    _end()
+
+
+def _end() -> None:
+    """Undo whatever is half written, and end this process."""
     try:
         undo_all()
     finally:
@@ -150,3 +154,27 @@ def _end_after(event: Callable[[], object]) -> None:
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def executor_of(scheduler: str) -> Iterator[tuple[Executor, int]]:
+    """Yield the executor of a Dask scheduler, by its address or file, and the number of jobs at once on its workers.
+
+    MachineError without Dask, or if no scheduler answers.
+    """
+    try:
+        from distributed import Client
+    except ImportError as cause:
+        raise MachineError(f"the scheduler {scheduler} needs Dask's distributed; {_INSTALL}") from cause
+    try:
+        client = Client(scheduler_file=scheduler) if scheduler.endswith(".json") else Client(scheduler)
+    except (OSError, ValueError) as cause:  # ValueError: the address of another kind of server
+        ways = "give HOST:PORT of a running one, or its .json file; `dask scheduler` starts one"
+        raise MachineError(f"no scheduler answers at {scheduler}: {cause}; {ways}") from cause
+    with client:
+        threads = sum(client.nthreads().values())
+        if not threads:
+            raise MachineError(
+                f"the scheduler at {scheduler} has no workers; start some with `dask worker {scheduler}`"
+            )
+        yield client.get_executor(pure=False), threads

@@ -1,4 +1,4 @@
-"""Finding the files of a batch: models and others, in folders, by globs and by name."""
+"""Files of a batch: models and others, in folders, by globs and by name; and the names of results."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import fnmatch
 import glob
 import os
 import stat
+import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from amp_rewrite.errors import ModelError, spelled
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError, PolicyError, advice, spelled
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.files.loading import format_of
 from amp_rewrite.files.targets import data_files
-from amp_rewrite.fleet.urls import local, real, url_of
-
-SUFFIX = ".onnx"
+from amp_rewrite.fleet.stores import SUFFIX, listed, local, real, url_of
+from amp_rewrite.fleet.stores import data_files as stored_data_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +116,7 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: FileGlobs, out: Path
         raise ModelError(_no_models(words, len(listing.others)))
     weights: set[str] = set()
     for item in listing.models:
-        if url_of(item.path):
-            from amp_rewrite.fleet import remote
-
-            named_by = remote.data_files(item.path)
-        else:
-            named_by = data_files(item.path)
+        named_by = stored_data_files(item.path) if url_of(item.path) else data_files(item.path)
         if files := tuple(map(real, named_by)):
             listing.data[item.path] = files
             weights.update(files)
@@ -130,8 +126,6 @@ def find(sources: Iterable[str | os.PathLike[str]], choice: FileGlobs, out: Path
 
 def _in_store(place: Path, out: str) -> Iterator[Item]:
     """Yield the files below a URL, but none below `out`."""
-    from amp_rewrite.fleet.remote import listed
-
     for path, relative in listed(place):
         if not Path(real(path)).is_relative_to(out) or real(place) == out:
             yield Item(path, relative)
@@ -217,3 +211,51 @@ def _special(path: Path) -> bool:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError:
         return False
+
+
+# -- names -------------------------------------------------------------------------------------------
+
+SAME = "{stem}.onnx"
+"""The rule by which models keep their names."""
+_WORDS = ("stem", "type", "folder")
+
+
+@dataclass(frozen=True, slots=True)
+class NamingRule:
+    """A rule such as "{stem}_fp16.onnx"; {stem} is the source's name without .onnx, {type} the low type."""
+
+    text: str
+    to: DType
+
+    @classmethod
+    def of(cls, text: str, to: DType) -> NamingRule:
+        """Return the rule in a text. PolicyError for one that names no .onnx file in the same folder."""
+        words = fields_of(text, "name", _WORDS[:2])
+        if not text.endswith(".onnx") or "stem" not in words or {*text} & {"/", "\\", "\0"}:
+            way = "write {stem} once and .onnx at its end, without a folder, as in '{stem}_fp16.onnx'"
+            raise PolicyError(f"{spelled('name', text)} is not a rule for names; {way}")
+        return cls(text, to)
+
+    def model(self, source: Path) -> str:
+        """Return the name of the model that is made of a file."""
+        return self.text.format(stem=source.stem, type=self.to.spelling)
+
+
+def fields_of(text: str, keyword: str, known: tuple[str, ...] = _WORDS) -> set[str]:
+    """Return the words in braces in a rule. PolicyError for an unknown one, or braces that do not match."""
+    try:
+        parts = [part for part in string.Formatter().parse(text) if part[1] is not None]
+    except ValueError as error:
+        raise PolicyError(f"{spelled(keyword, text)}: {error}; double a brace that is part of a name") from error
+    for _, name, form, conversion in parts:
+        if name not in known or form or conversion:
+            words = ", ".join(f"{{{word}}}" for word in known)
+            raise PolicyError(
+                f"{spelled(keyword, text)}: unknown word {{{name}}}; {advice(name, known, f'use one of {words}')}"
+            )
+    return {str(part[1]) for part in parts}
+
+
+def placed(rule: str, source: Path, relative: Path) -> str:
+    """Return a path that belongs to a model: a rule with {stem}, and {folder} for its folder below the source's."""
+    return rule.format(stem=source.stem, folder=relative.parent.as_posix()) if "{" in rule else rule

@@ -21,7 +21,7 @@ from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.errors import ModelError, count, option_of
 from amp_rewrite.files.foreign import foreign
-from amp_rewrite.fleet.urls import name_of, url_of
+from amp_rewrite.fleet.stores import name_of, url_of
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.settings.option import OUTPUT
 
@@ -295,7 +295,7 @@ def _executor_for(jobs: int | str) -> Iterator[tuple[Executor | None, int]]:
     if isinstance(jobs, int):
         yield None, jobs
         return
-    from amp_rewrite.fleet.schedulers import executor_of
+    from amp_rewrite.fleet.processes import executor_of
 
     with executor_of(jobs) as scheduled:
         yield scheduled
@@ -304,8 +304,7 @@ def _executor_for(jobs: int | str) -> Iterator[tuple[Executor | None, int]]:
 def _asked(output: Path, asked: Mapping[str, Any], settings: Request, measuring: MeasuringOptions) -> BatchSettings:
     from amp_rewrite.files.store import SaveOptions
     from amp_rewrite.fleet.batch import BatchSettings
-    from amp_rewrite.fleet.naming import SAME
-    from amp_rewrite.fleet.tree import FileGlobs
+    from amp_rewrite.fleet.tree import SAME, FileGlobs
 
     return BatchSettings(
         out=output,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -91,14 +90,6 @@ def test_generation_gives_the_same_tokens(built: Path, tmp_path: Path, options: 
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)}
     assert {types[name] == CAST_TO for name in types if "key" in name or "value" in name} == {"io" in options}
     assert (types["logits"] == CAST_TO) is (options == {"io": "low"})
-
-
-def test_the_configuration_names_what_was_written(built: Path, tmp_path: Path) -> None:
-    converted(built, tmp_path, name="{stem}_fp16.onnx", io="caches")
-    config = json.loads((tmp_path / "genai_config.json").read_text())
-    assert config["model"]["decoder"]["filename"] == "model_fp16.onnx"
-    assert not (tmp_path / "model.onnx").exists()
-    assert len(generated(tmp_path)[0]) == LENGTH
 
 
 def test_operators_of_the_builder_get_low_inputs(built: Path, tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ import json
 import os
 import pickle
 import shutil
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +78,6 @@ def test_a_folder_that_is_converted_into_itself_stays_and_results_are_no_sources
     assert {name: content for name, content in tree(src).items() if "float16" not in name} == before
 
 
-def test_the_destination_may_be_inside_the_source(src: Path) -> None:
-    for _ in range(2):
-        done(src, out=src / "fp16", resume=True)
-    assert sorted(tree(src / "fp16")) == sorted(name for name in tree(src) if not name.startswith("fp16"))
-
-
 @pytest.mark.parametrize(
     ("given", "taken"),
     [
@@ -104,17 +96,6 @@ def test_a_glob_and_the_files_that_it_matches_give_the_same_tree(src: Path, tmp_
     done(f"{src}/**/*.onnx", out=tmp_path / "a")
     done([*src.rglob("*.onnx")], out=tmp_path / "b")
     assert tree(tmp_path / "a") == tree(tmp_path / "b") and len(left(tmp_path / "a")) == 3
-
-
-def test_several_folders_keep_their_names(src: Path, out: Path) -> None:
-    net(src.parent / "other" / "model.onnx")
-    done([src, src.parent / "other"], out=out, include="*.onnx")
-    assert left(out) == [
-        "other/model.onnx",
-        "src/decoder/model.onnx",
-        "src/decoder/plain.onnx",
-        "src/model.onnx",
-    ]
 
 
 # -- whole batches that cannot be -----------------------------------------------------------------------------
@@ -243,26 +224,11 @@ def test_names_that_are_not_unicode_are_copied_and_refused_for_models(src: Path,
     assert str(src / f"{name}.onnx") in {line["source"] for line in lines}
 
 
-def test_models_that_are_half_already_are_copied_as_they_are(src: Path, out: Path, tmp_path: Path) -> None:
-    done(src, out=out)
-    outcomes = done(out, out=tmp_path / "again")
-    assert {outcome.rc for outcome in outcomes} == {0}
-    assert tree(tmp_path / "again") == tree(out)
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_an_error_of_its_models(src: Path, out: Path) -> None:
     (out / "decoder").mkdir(parents=True)
     (out / "decoder").chmod(0o500)
     assert sorted(o.rc for o in done(src, out=out)) == [0, 2, 2, 2]
-
-
-def test_a_file_in_the_place_of_a_folder_is_an_error_of_its_models(src: Path, out: Path) -> None:
-    out.mkdir()
-    (out / "decoder").write_text("mine")
-    outcomes = done(src, out=out)
-    assert sorted(outcome.rc for outcome in outcomes) == [0, 2, 2, 2]
-    assert left(out) == ["config.json", "decoder", "model.onnx"]
 
 
 def test_a_source_that_changes_while_it_is_converted_fails(
@@ -302,12 +268,6 @@ def test_a_pattern_that_matches_in_no_model_is_an_error_at_the_end(src: Path, ou
     assert len(left(out)) == 5
 
 
-def test_a_pattern_that_matches_nothing_in_the_only_model_is_told_once(src: Path, out: Path) -> None:
-    with pytest.raises(PatternError, match=r"^\S+model.onnx: io 'caches': no float32 input or output") as caught:
-        done(src / "model.onnx", out=out, io="caches")
-    assert str(caught.value).count("model.onnx") == 1
-
-
 def test_caches_get_their_type_where_a_model_has_some(src: Path, out: Path) -> None:
     assert {outcome.rc for outcome in done(src, out=out, io="caches")} == {0}
     types = {
@@ -318,56 +278,6 @@ def test_caches_get_their_type_where_a_model_has_some(src: Path, out: Path) -> N
 
 
 # -- shared weights -----------------------------------------------------------------------------------------
-
-
-def test_external_data_that_models_share_is_converted_and_written_once(tmp_path: Path, out: Path) -> None:
-    src = tmp_path / "src"
-    for name in ("a", "b"):
-        net(src / f"{name}.onnx", data="shared.onnx_data")
-    start = time.perf_counter()
-    outcomes = done(src, out=out, name="{stem}_fp16.onnx")
-    assert all(0 < outcome.seconds < time.perf_counter() - start + 1 for outcome in outcomes)
-    assert left(out) == ["a_fp16.onnx", "b_fp16.onnx", "shared_fp16.onnx_data"]
-    assert (out / "shared_fp16.onnx_data").stat().st_size * 2 == (src / "shared.onnx_data").stat().st_size
-    for outcome in outcomes:
-        alone = convert(outcome.source).model
-        assert onnx.load(outcome.target).SerializeToString() == alone.SerializeToString()
-    again = done(src, out=out, name="{stem}_fp16.onnx", resume=True)
-    assert all(outcome.finished for outcome in again)
-    (out / "b_fp16.onnx").unlink()
-    before = tree(out)
-    assert {o.rc for o in done(src, out=out, name="{stem}_fp16.onnx", resume=True)} == {0}
-    assert tree(out).items() >= before.items() and len(left(out)) == 3
-
-
-@pytest.mark.parametrize(
-    ("data", "name", "made"),
-    [
-        ("weights", "{stem}.onnx", "weights.data"),
-        ("w.bin", "{stem}.onnx", "w.bin"),
-        ("model.onnx.data", "{stem}_fp16.onnx", "model_fp16.onnx_data"),
-        ("model.onnx_data_1", "{stem}_fp16.onnx", "model_fp16.onnx_data"),
-    ],
-)
-def test_shared_data_is_named_after_that_of_the_source(
-    tmp_path: Path, out: Path, data: str, name: str, made: str
-) -> None:
-    for stem in ("a", "b"):
-        net(tmp_path / "src" / f"{stem}.onnx", data=data)
-    assert {outcome.rc for outcome in done(tmp_path / "src", out=out, name=name)} == {0}
-    assert [file for file in left(out) if not file.endswith(".onnx")] == [made]
-
-
-def test_a_model_that_shares_weights_with_a_broken_one_is_converted(tmp_path: Path, out: Path) -> None:
-    src = tmp_path / "src"
-    for name in ("a", "b"):
-        net(src / f"{name}.onnx", data="w.bin")
-    proto = onnx.load(src / "b.onnx", load_external_data=False)
-    proto.graph.node[0].op_type = "NoSuchOp"
-    onnx.save_model(proto, src / "b.onnx")
-    rcs = {Path(o.source).stem: o.rc for o in done(src, out=out)}
-    assert rcs == {"a": 0, "b": 2}
-    assert left(out) == ["a.onnx", "w.bin"]
 
 
 # -- resuming -----------------------------------------------------------------------------------------------
@@ -435,30 +345,6 @@ def test_a_summary_is_not_replaced_unasked(src: Path, out: Path, tmp_path: Path)
         convert_many(src, out=out, summary=tmp_path / "model.onnx")
 
 
-def test_a_folder_that_holds_a_model_of_tensorflow_is_named_as_one(out: Path, tmp_path: Path) -> None:
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "saved_model.pb").write_bytes(b"\x08\x01\x12\x03\n\x01\n")
-    with pytest.raises(ModelError, match=r"saved_model\.pb is a TensorFlow SavedModel, not an ONNX model; "):
-        convert_many(tmp_path / "saved", out=out)
-
-
-def test_a_line_of_a_summary_has_milliseconds_and_leaves_out_what_says_nothing() -> None:
-    outcome = Outcome("a.onnx", "b.onnx", rc=0, seconds=1.23456)
-    line = json.loads(outcome.to_json())
-    assert line["seconds"] == 1.235
-    assert not {"error", "finished", "unmatched", "trace"} & line.keys()
-    assert Outcome.from_json(outcome.to_json()) == replace(outcome, seconds=1.235)
-    failed = replace(outcome, rc=2, error="no such file", finished=True)
-    assert json.loads(failed.to_json())["error"] == "no such file"
-    assert Outcome.from_json(failed.to_json()).finished
-
-
-@pytest.mark.parametrize("name", ["s.jsonl", "s.ndjson", "s.json", "S.JSON"])
-def test_a_summary_may_have_each_suffix_of_lines_of_json(src: Path, out: Path, tmp_path: Path, name: str) -> None:
-    done(src, out=out, summary=tmp_path / name, include="model.onnx")
-    assert {json.loads(line)["rc"] for line in (tmp_path / name).read_text().splitlines()} == {0}
-
-
 @pytest.mark.parametrize("suffix", [".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt"])
 def test_a_text_is_a_model_only_where_it_is_named_itself(out: Path, tmp_path: Path, suffix: str) -> None:
     text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
@@ -470,24 +356,6 @@ def test_a_text_is_a_model_only_where_it_is_named_itself(out: Path, tmp_path: Pa
     assert [outcome.rc for outcome in done(file, out=out)] == [0]
     with pytest.raises(ModelError):
         convert_many(file.parent, out=out.with_name("other"))
-
-
-@pytest.mark.parametrize("names", ["a", "ab"])
-def test_a_model_that_another_run_writes_in_the_meantime_is_done(
-    names: str, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def late(*given: Any) -> None:
-        save(*given)  # by the other run
-        with pytest.raises(ModelError, match="exists"):
-            save(*given)
-        raise ModelError("exists")
-
-    for name in names:  # one by itself, two with data that they share
-        net(tmp_path / "src" / f"{name}.onnx", data="shared.onnx_data")
-    save = store.save_together
-    for module in (store, job):
-        monkeypatch.setattr(module, "save_together", late)
-    assert [outcome.rc for outcome in done(tmp_path / "src", out=out)] == [0] * len(names)
 
 
 def test_an_interrupt_leaves_whole_files_and_a_summary_to_resume_from(
@@ -594,3 +462,24 @@ def test_weights_are_cast_ahead_where_a_job_has_two_cores(
     monkeypatch.setattr(batch, "cores", lambda: cores)
     assert [outcome.error for outcome in convert_many(tmp_path / "m.onnx", out=tmp_path / "out", jobs=1)] == [""]
     assert seen == [allowed]
+
+
+def test_models_that_share_external_data_get_weights_of_their_own(tmp_path: Path, out: Path) -> None:
+    for name in ("a", "b"):
+        net(tmp_path / "src" / f"{name}.onnx", data="shared.onnx_data")
+    outcomes = done(tmp_path / "src", out=out, external_data=True)
+    assert left(out) == ["a.onnx", "a.onnx_data", "b.onnx", "b.onnx_data"]
+    for outcome in outcomes:
+        assert onnx.load(outcome.target).SerializeToString() == convert(outcome.source).model.SerializeToString()
+
+
+def test_a_model_that_another_run_writes_in_the_meantime_is_done(
+    src: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*given: Any) -> None:
+        save(*given)  # by the other run
+        raise ModelError("exists")
+
+    save = store.save_together
+    monkeypatch.setattr(store, "save_together", late)
+    assert {outcome.rc for outcome in done(src, out=out)} == {0}

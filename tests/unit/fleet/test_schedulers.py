@@ -14,7 +14,7 @@ import pytest
 
 from amp_rewrite.cli.commands.convert import _executor_for, _jobs
 from amp_rewrite.errors import MachineError
-from amp_rewrite.fleet.schedulers import executor_of
+from amp_rewrite.fleet.processes import executor_of
 
 
 class Dask(ModuleType):
@@ -69,13 +69,6 @@ def test_a_running_scheduler_is_connected_to_and_left_running(
     with executor_of(scheduler) as (executor, threads):
         assert (executor, threads) == (module.executor, 12)
     assert module.calls == [("client", given, named), ("executor", {"pure": False}), "closed"]
-
-
-def test_the_connection_is_closed_when_the_body_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = dask(monkeypatch, {"a": 1})
-    with pytest.raises(KeyError), executor_of("head:8786"):
-        raise KeyError
-    assert module.calls[-1] == "closed"
 
 
 @pytest.mark.parametrize("refusal", [TimeoutError("too late"), ValueError("too late")])

@@ -1,0 +1,229 @@
+"""Files of this machine and of stores: their names, and stores through fsspec.
+
+A URL is held as a Path, from whose text `url_of` makes it again. An object store cannot rename, but an object appears
+whole: of a result, data files are put first, then the model that reads them.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from glob import has_magic
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from amp_rewrite.errors import AmpRewriteError, MachineError, ModelError, one_line, spelled
+from amp_rewrite.files.regular_files import open_regular
+from amp_rewrite.files.scratch import make_folder, replacing, undoing
+from amp_rewrite.files.targets import data_files_in
+from amp_rewrite.files.tensors import stamp
+
+SUFFIX = ".onnx"
+_INSTALL = "install the extra, from a checkout: pip install '.[remote]', and the package of the store, such as s3fs"
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,3}([^/].*)", re.DOTALL)
+_LOCAL = ("file", "local")
+_PIECE = 1 << 20  # bytes
+
+
+def url_of(place: str | os.PathLike[str]) -> str:
+    """Return the URL of a word or a path; empty for files of this machine, also for file:// ones."""
+    match = _URL.fullmatch(os.fspath(place))
+    if match is None or match[1].lower() in _LOCAL or os.path.lexists(place):
+        return ""
+    return f"{match[1]}://{match[2]}"
+
+
+def local(place: str | os.PathLike[str]) -> str:
+    """Return a word as it is, and a file:// URL as the path in it."""
+    match = _URL.fullmatch(os.fspath(place))
+    if match is None or match[1].lower() not in _LOCAL or os.path.lexists(place):
+        return os.fspath(place)
+    return f"/{match[2]}"
+
+
+def name_of(place: str | os.PathLike[str]) -> str:
+    """Return the name of a file for people: its URL, or its path."""
+    return url_of(place) or os.fspath(place)
+
+
+def real(place: str | os.PathLike[str]) -> str:
+    """Return the same text for all names of one file."""
+    return os.path.normpath(Path(place)) if url_of(place) else os.path.realpath(place)
+
+
+# -- stores ------------------------------------------------------------------------------------------
+
+
+def _store_of(place: Path) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it. MachineError if it is not installed or not known."""
+    url = url_of(place)
+    try:
+        from fsspec.core import url_to_fs
+
+        store, path = url_to_fs(url)
+    except ImportError as cause:
+        raise MachineError(f"{url} needs fsspec: {one_line(cause)}; {_INSTALL}") from cause
+    except ValueError as cause:
+        way = "name a store that fsspec knows, such as s3:// or hf://"
+        raise MachineError(f"{url}: {one_line(cause)}; {way}") from cause
+    return store, str(path)
+
+
+@contextmanager
+def _named_error(place: Path, verb: str) -> Iterator[None]:
+    """Turn errors of a store into a ModelError with the name of the file."""
+    try:
+        yield
+    except AmpRewriteError:
+        raise
+    except FileNotFoundError as cause:
+        raise ModelError(f"cannot {verb} {url_of(place)}: there is no such file; name another") from cause
+    except Exception as cause:  # the border to packages of stores, each with classes of its own
+        reason = one_line(cause) or type(cause).__name__
+        raise ModelError(f"cannot {verb} {url_of(place)}: {reason}; see that the store may be reached") from cause
+
+
+def listed(place: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the files below a URL, or those that it matches as a glob, sorted: path, and path below the URL.
+
+    Folders whose name begins with a dot are left out. ModelError if the store cannot be read.
+    """
+    store, root = _store_of(place)
+    with _named_error(place, "list"):
+        if has_magic(root):
+            entries = store.glob(root, detail=True)
+            parts = PurePosixPath(root).parts
+            base = PurePosixPath(*parts[: next(i for i, part in enumerate(parts) if has_magic(part))])
+            place = Path(*place.parts[: len(place.parts) - (len(parts) - len(base.parts))])
+        else:
+            entries, base = store.find(root, detail=True), PurePosixPath(root)
+        if set(entries) == {root}:  # a file
+            base, place = base.parent, place.parent
+    for path in sorted(entries):
+        relative = PurePosixPath(path).relative_to(base)
+        if entries[path]["type"] == "file" and not any(part.startswith(".") for part in relative.parts[:-1]):
+            yield place / relative, Path(relative)
+
+
+def data_files(place: Path) -> list[Path]:
+    """Return the data files that a model in a store names; only its graph is read where the store reads in parts."""
+    store, path = _store_of(place)
+    with _named_error(place, "read"), store.open(path, "rb") as file:
+        return data_files_in(file, int(store.size(path)), place)
+
+
+def size_of(place: Path) -> int | None:
+    """Return the bytes of a file; None if it is not there."""
+    if not url_of(place):
+        return place.stat().st_size if os.path.lexists(place) else None
+    store, path = _store_of(place)
+    with _named_error(place, "read"):
+        return int(store.size(path) or 0) if store.exists(path) else None
+
+
+def state_of(place: Path) -> str:
+    """Return a text that changes when a file does."""
+    if not url_of(place):
+        status = place.stat()
+        return f"{status.st_size}:{status.st_mtime_ns}"
+    store, path = _store_of(place)
+    with _named_error(place, "read"):
+        return str(store.ukey(path))
+
+
+def _fetched(source: Path, here: Path) -> Path:
+    if not url_of(source):
+        return source
+    store, path = _store_of(source)
+    here.parent.mkdir(parents=True, exist_ok=True)
+    with _named_error(source, "fetch"):
+        store.get_file(path, str(here))
+    return here
+
+
+def _put(here: Path, target: Path) -> None:
+    store, path = _store_of(target)
+    with _named_error(target, "write"):
+        store.makedirs(store._parent(path), exist_ok=True)
+        store.put_file(str(here), path)
+
+
+@contextmanager
+def staged(source: Path, target: Path, files: tuple[str, ...]) -> Iterator[tuple[Path, Path]]:
+    """Yield where to read a model and where to write it on this machine; files of stores go by a temporary folder.
+
+    `files`: the external data of a source in a store.
+    """
+    if not (url_of(source) or url_of(target)):
+        yield source, target
+        return
+    with undoing() as undo:
+        folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="amp-rewrite-")))
+        read, written = folder / "read", folder / "written"
+        try:
+            here = _fetched(source, read / source)
+            for file in files if url_of(source) else ():
+                _fetched(Path(file), read / file)
+            yield here, written / target if url_of(target) else target
+        except AmpRewriteError as error:  # whose text names places that the user does not know
+            text = str(error).replace(f"{read}{os.sep}", "").replace(f"{written}{os.sep}", "")
+            raise type(error)(text) from error
+        made = [path for path in written.rglob("*") if path.is_file()]
+        for path in sorted(made, key=lambda path: (path.suffix == SUFFIX, path)):
+            _put(path, path.relative_to(written))
+
+
+def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
+    """Copy a file, also from or to a store; with `resume`, leave a copy that is there already alone.
+
+    In a store, a file of the same size counts as equal. ModelError if another file has the name, or if it cannot be
+    copied.
+    """
+    if not (url_of(source) or url_of(target)):
+        _copy_here(source, target, overwrite=overwrite, resume=resume)
+        return
+    known = size_of(target)
+    if known is not None and not overwrite:
+        if resume and known == size_of(source):
+            return
+        raise ModelError(f"{name_of(target)} exists; {_another_folder()}")
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
+        here = _fetched(source, Path(folder, "file"))
+        if url_of(target):
+            _put(here, target)
+        else:
+            _copy_here(here, target, overwrite=overwrite, resume=resume)
+
+
+def _copy_here(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
+    """Copy a file of this machine whole or not at all, with its time of change."""
+    make_folder(target)
+    if source.exists() and target.exists() and source.samefile(target):
+        return  # the tree is converted into itself
+    try:
+        if os.path.lexists(target) and not overwrite:
+            if resume and target.is_file() and filecmp.cmp(source, target):
+                return
+            raise ModelError(
+                f"{target} exists{' and differs from ' + str(source) if resume else ''}; {_another_folder()}"
+            )
+        with open_regular(source, buffering=0) as file:
+            before = os.fstat(file.fileno())
+            with replacing(target) as out:
+                shutil.copyfileobj(file, out, _PIECE)
+                out.flush()
+                if stamp(before) != stamp(os.fstat(file.fileno())):
+                    raise ModelError(f"{source} was written to while it was copied; run again")
+                if os.utime in os.supports_fd:
+                    os.utime(out.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
+    except OSError as cause:
+        raise ModelError(f"cannot copy {source} to {target}: {cause.strerror or cause}") from cause
+
+
+def _another_folder() -> str:
+    return f"name another folder, or replace it with {spelled('overwrite', True)}"
