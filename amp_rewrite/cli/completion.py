@@ -1,4 +1,4 @@
-"""Completion in shells: scripts, which lie in `shells/`, and the words that they ask this program for.
+"""Completion in shells: the scripts in `shells/`, and the answers to them.
 
 A script sends the command line up to the cursor and gets a line for each candidate: its kind, the word and its help,
 separated by tabs. Kinds: `plain`; `open`, after which the word goes on; `glob`, files of that pattern and folders;
@@ -48,7 +48,7 @@ class _Bash(_Complete):
     name = "bash"
 
     def fitted(self, item: CompletionItem[str], option: str, written: str) -> CompletionItem[str]:
-        """Drop the text up to the last "=" or ":", where bash begins a new word."""
+        """Drop the text up to the last "=" or ":", the start of a word in bash."""
         current = os.environ.get("COMP_CUR", written)
         if item.type in ("plain", "open") and written.endswith(current):
             return CompletionItem(item.value[len(written) - len(current) :], item.type, item.help)
@@ -63,7 +63,7 @@ class _Fish(_Complete):
     name = "fish"
 
     def fitted(self, item: CompletionItem[str], option: str, written: str) -> CompletionItem[str]:
-        """Add the option before the value in `--option=value`, which fish replaces as one word."""
+        """Add the option before the value in `--option=value`, one word for fish."""
         if item.type in ("plain", "open"):
             return CompletionItem(option + item.value, item.type, item.help)
         return CompletionItem(item.value, item.type, option)  # the script puts it before each file
@@ -86,7 +86,7 @@ def script(shell: str) -> str:
 
 
 def patterns(incomplete: str) -> list[CompletionItem[str]]:
-    """Return candidates for a pattern of ops: keys of terms, and op types behind keys that take one."""
+    """Return candidates for a pattern of ops: keys of terms, and op types behind op=, feeds= and fed_by=."""
     done, comma, term = incomplete.rpartition(",")
     before = done + comma
     key, equals, start = term.partition("=")
@@ -97,7 +97,7 @@ def patterns(incomplete: str) -> list[CompletionItem[str]]:
 
 
 def ops(start: str) -> list[str]:
-    """Return the types of ONNX ops that start so."""
+    """Return the types of ONNX ops with this start."""
     from onnx.defs import get_all_schemas
 
     return sorted({schema.name for schema in get_all_schemas() if not schema.domain and schema.name.startswith(start)})

@@ -1,4 +1,4 @@
-"""Files of commands: models from stdin and to stdout, outputs whose folders are created, reports and pages."""
+"""Files of commands: models from stdin and to stdout, outputs with their folders, reports and pages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Models(click.Path):
 
 
 class _Outputs(_Models):
-    """The path of a file to write, in folders that are made; "-" is a model that goes to stdout at the end.
+    """The path of a file to write, with its folders; "-" is a model for stdout.
 
     `folders`: the word may be that of a folder, too; `as_folder` tells.
     """
@@ -87,12 +87,12 @@ def is_stdout(path: Path | None) -> bool:
 
 
 def as_folder(path: Path | None) -> str:
-    """Return the word by which a folder was named in place of a file; empty for other words."""
+    """Return the typed word of a folder in place of a file; empty for other words."""
     return str(click.get_current_context().meta.get(_FOLDERS, {}).get(path, ""))
 
 
 def beside(model: Path, suffix: str, *, needed: bool = True) -> Path:
-    """Return the path for an output that is named after a model. UsageError for a model from stdin, if `needed`."""
+    """Return the path for an output named after a model. UsageError for a model from stdin, if `needed`."""
     if needed and terminal.ALIASES.get(str(model)) == _STDIN:
         raise click.UsageError("a model from stdin leaves the output without a name; add -o FILE, or -o - for stdout")
     return model.parent / f"{model.stem}.{suffix}"
@@ -172,12 +172,12 @@ SUFFIXES = (".html", ".htm")
 
 
 def is_page(file: Path | None) -> bool:
-    """True if the suffix of a file says that it is a page."""
+    """True if a file has the suffix of a page."""
     return file is not None and file.suffix.lower() in SUFFIXES
 
 
 def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = ()) -> None:
-    """Raise ReportError, before the work, if a report cannot be written. `read`: files that it must not replace."""
+    """Raise ReportError, before the work, if a report cannot be written. `read`: files to keep."""
     if file is None or _streams(file):
         return
     if not (file.suffix == ".json" or is_page(file)) or file.is_dir():
@@ -212,7 +212,7 @@ def write_report(result: Result, file: Path | None, *, quiet: bool) -> None:
 
 
 def write_file(file: Path, text: str, fate: str) -> None:
-    """Write a text to a file, whole or not at all, or to a pipe or device. ReportError with the fate if that fails."""
+    """Write a text to a file, whole or not at all, or to a pipe or device. ReportError with the fate on failure."""
     from amp_rewrite.files.scratch import write_whole  # late: few runs write one
 
     text = terminal.spoken(text)

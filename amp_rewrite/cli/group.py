@@ -159,7 +159,7 @@ class Program(click.Group):
         sys.exit(self._outcome(list(sys.argv[1:] if args is None else args), extra))
 
     def _complete(self, request: str, extra: dict[str, Any]) -> NoReturn:
-        """Answer a shell that asks for completions, and exit; after an error there are none."""
+        """Answer the request of a shell for completions, and exit; after an error there are none."""
         register()
         try:
             sys.exit(shell_complete(self, extra, NAME, COMPLETE, request))

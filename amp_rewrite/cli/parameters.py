@@ -1,4 +1,4 @@
-"""The options that commands share, and the settings that they come to together with file and environment.
+"""Options shared by commands, and the settings of one run from options, file and environment.
 
 The options themselves are fields of `settings/request.py`.
 """
@@ -57,7 +57,7 @@ class _Fraction(click.types.FloatParamType):
 
 
 class _Grouped(click.Option):
-    """An option that stands below a heading of its command's help."""
+    """An option below a heading of its command's help."""
 
     def __init__(self, *names: Any, heading: str = ADVANCED, choices: Any = (), **more: Any) -> None:
         super().__init__(*names, **more)
@@ -74,7 +74,7 @@ class _Grouped(click.Option):
         return record[0].replace(kind, "NAME"), f"{words} One of {kind.replace('|', ', ')}.{default}{rest}"
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Return candidates for the value: choices, those that the metavar spells out, patterns, or files."""
+        """Return candidates for the value: choices, those in the metavar, patterns, or files."""
         kind = self.metavar or ""
         if kind == "PATTERN":
             return patterns(incomplete)
@@ -85,24 +85,24 @@ class _Grouped(click.Option):
 
 
 def _spelled_out(metavar: str) -> tuple[str, ...]:
-    """Return the values that a metavar such as "ort-cuda[:RELEASE]|onnx|FILE" spells out."""
+    """Return the values in a metavar such as "ort-cuda[:RELEASE]|onnx|FILE"."""
     words = (word.partition("[")[0] for word in metavar.split("|"))
     return tuple(word for word in words if word.islower()) if "|" in metavar else ()
 
 
 def _chosen(choices: Any, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    """Return the choices that start so; `choices` is a collection, or a function of the context that returns one."""
+    """Return the choices with this start; `choices` is a collection, or a function of the context for one."""
     known = choices(ctx) if callable(choices) else choices
     return [CompletionItem(word) for word in known if word.startswith(incomplete)]
 
 
 def argument(name: str, *, choices: Any, **more: Any) -> Callable[[F], F]:
-    """Return the decorator of an argument whose words shells complete."""
+    """Return the decorator of an argument with words for completion."""
     return click.argument(name, shell_complete=lambda ctx, _param, text: _chosen(choices, ctx, text), **more)
 
 
 class Command(click.Command):
-    """A command whose help shows examples, and many options below headings."""
+    """A command with examples in its help, and many options below headings."""
 
     def invoke(self, ctx: click.Context) -> Any:
         own = frozenset(name.lstrip("-") for param in self.params for name in param.opts)
@@ -136,12 +136,12 @@ def option(names: str, metavar: str | None, words: str, heading: str = ADVANCED,
 
 
 def choice(names: str, words: Sequence[str], says: str, heading: str = ADVANCED, **more: Any) -> Callable[[F], F]:
-    """Return the decorator of an option that takes one of a few words."""
+    """Return the decorator of an option with a few words as values."""
     return option(names, "|".join(words), says, heading, type=WordChoice(words), **more)
 
 
 def form(*words: str, says: str) -> Callable[[F], F]:
-    """Return the decorator of the option for the form of the output, which by default is text."""
+    """Return the decorator of the option for the form of the output, by default text."""
     return choice("--format form", words, f"Output format; {says}", OUTPUT, default="text", show_default=True)
 
 
@@ -151,7 +151,7 @@ def flag(names: str, words: str, heading: str = ADVANCED) -> Callable[[F], F]:
 
 
 def command(*options: Callable[[F], F]) -> Callable[[F], click.Command]:
-    """Return a decorator that makes a command with options, in the order of its help."""
+    """Return the decorator of a command with options, in the order of its help."""
 
     def decorate(function: F) -> click.Command:
         for decorator in reversed(options):
@@ -162,7 +162,7 @@ def command(*options: Callable[[F], F]) -> Callable[[F], click.Command]:
 
 
 def borrowed(*options: Callable[[F], F]) -> tuple[Callable[[F], F], ...]:
-    """Return decorators of options that the help of another command describes; the command's own text must name it."""
+    """Return decorators of options described in the help of another command; the command's own text must name it."""
 
     def marked(decorator: Callable[[F], F]) -> Callable[[F], F]:
         def decorate(function: F) -> F:
@@ -223,7 +223,7 @@ class _Keys(_Grouped):
         raise ConfigError(f"--set {key}: {ctx.info_name} does not read this setting; it reads {legal}")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Return candidates: keys, and the values that a metavar spells out."""
+        """Return candidates: keys, and the values in a metavar."""
         known = {row.key: row for row in self.keys.values()}
         key, equals, _ = incomplete.partition("=")
         if not equals:
@@ -264,14 +264,14 @@ REPORT = (report_file, flag("--overwrite", "Replace an existing report.", OUTPUT
 
 
 def output(default: str, what: str = "model") -> Callable[[F], F]:
-    """Return the option for the model, or the file, that a command writes."""
+    """Return the option for the output of a command, a model or another file."""
     metavar, kind = ("OUT", MODEL_OUT) if what == "model" else ("FILE", FILE_OUT)
     words = f"The {what} to write; - is stdout.  [default: {default}]"
     return option("-o --output", metavar, words, OUTPUT, type=kind)
 
 
 def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
-    """Return the option that silences a command, `but` for some output."""
+    """Return the option to silence a command, `but` for some output."""
     return flag("-q --quiet", f"Print only {but}.", OUTPUT)
 
 
@@ -323,7 +323,7 @@ MEASURING_KEYS = ("headroom", *CRITERION_KEYS, "budget", *FEEDING_KEYS, "feedbac
 
 
 def keywords(settings: Request) -> dict[str, Any]:
-    """Return the keywords of `convert` that settings state."""
+    """Return the settings for keywords of `convert`."""
     return {name: getattr(settings, name) for name in KEYWORDS}
 
 

@@ -75,7 +75,7 @@ def show(text: str, *, commands: bool = False) -> None:
 
 
 def talk(text: str, *, quiet: bool) -> None:
-    """Print a remark to stderr, unless `quiet`. A stderr that cannot be written changes no outcome."""
+    """Print a remark to stderr, unless `quiet`. A broken stderr changes no outcome."""
     if quiet:
         return
     try:
@@ -85,7 +85,7 @@ def talk(text: str, *, quiet: bool) -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Discard all that is written to a stream whose reader is gone or whose disk is full, also at the last flush."""
+    """Discard all further output to a stream without a reader or space, also at the last flush."""
     with suppress(io.UnsupportedOperation), Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
@@ -104,7 +104,7 @@ def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
 
 @contextmanager
 def progress(title: str, *, quiet: bool, verbose: bool = False) -> Iterator[Progress | None]:
-    """Yield a callback that shows on stderr how far the body is, as `stages` does."""
+    """Yield a callback for the progress of the body on stderr, as `stages` does."""
     with _shown(quiet, verbose) as tell:
         if tell is not None:
             tell(title, 0, None)  # visible from the start, before the total is known
@@ -130,7 +130,7 @@ def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
 
 @contextmanager
 def stages(title: str, *, quiet: bool, verbose: bool = False) -> Iterator[Callable[[str, int, int], None] | None]:
-    """Yield a callback that shows the stages of the body on stderr, by name; None if nobody looks.
+    """Yield a callback for the stages of the body on stderr, by name; None if nobody looks.
 
     A terminal gets a bar for each, which moves while a stage is silent and goes at the end. With `verbose` another
     stderr gets a line when a stage begins, and after each tenth of it, or each quarter of its bytes.

@@ -1,1 +1,1 @@
-"""Settings: policies, op lists, selectors, options, and the files and variables that state them."""
+"""Settings: policies, op lists, selectors and options, from keywords, files and variables."""

@@ -54,7 +54,7 @@ class Level(_Choice):
 
 
 class Target(_Choice):
-    """Runtime of the result, which decides what is legal.
+    """Runtime of the result: the judge of legal types.
 
     `ORT_CUDA`: onnxruntime's CUDA provider; an op is lowered only if a kernel runs its joint type assignment.
     `ONNX`: the schema alone decides. `WEBGPU`: onnxruntime's WebGPU provider, by its kernels; the longest sums stay
@@ -116,7 +116,7 @@ class Target(_Choice):
 
     @classmethod
     def _of(cls, family: Self, release: str) -> Self:
-        """Return the target of a release; PolicyError for one that is not known, and for runtimes without releases."""
+        """Return the target of a release; PolicyError for an unknown one, and for runtimes without releases."""
         if family is cls.ORT_CUDA:
             from amp_rewrite.runtime.kernels import known_release, release_number, releases  # late: few state one
 
@@ -130,7 +130,7 @@ class Target(_Choice):
 
     @classmethod
     def _made(cls, family: Self, word: str, release: str, kernels: Kernels | None = None) -> Self:
-        """Return a target that is not a member, as `enum.Flag` makes combinations; one of a release is single."""
+        """Return a target besides the members, as `enum.Flag` makes combinations; one of a release is single."""
         value = f"{family.value}:{word}"
         if kernels is None and value in cls._value2member_map_:
             return cast(Self, cls._value2member_map_[value])
@@ -143,17 +143,17 @@ class Target(_Choice):
 
     @property
     def release(self) -> str:
-        """The release of the runtime; "" for the newest that is known."""
+        """The release of the runtime; "" for the newest known one."""
         return self._release
 
     @property
     def family(self) -> Target:
-        """The member that names the runtime, whatever its release."""
+        """The member of the runtime, for any release."""
         return Target(self._family)
 
     @property
     def kernels(self) -> Kernels | None:
-        """The kernel table of the target; None for a runtime whose kernels are not known."""
+        """The kernel table of the target; None for a runtime of unknown kernels."""
         if self.family not in (Target.ORT_CUDA, Target.WEBGPU):
             return None
         from amp_rewrite.runtime.kernels import (  # late: not every command converts
@@ -198,7 +198,7 @@ class Target(_Choice):
 
     @property
     def opset(self) -> int | None:
-        """The newest ai.onnx opset that the runtime opens; None if unknown."""
+        """The newest ai.onnx opset of the runtime; None if unknown."""
         known = self.kernels or self.limits
         return None if known is None else known.opset
 
@@ -222,13 +222,13 @@ NEEDS = "needs"
 
 
 def stated_in(model: Model, word: str) -> str:
-    """Return what the metadata entry of a conversion states; "" where it does not."""
+    """Return a word of the metadata entry of a conversion; "" without one."""
     entry = next((p.value for p in model.proto.metadata_props if p.key == METADATA_KEY), "")
     return next((held for name, _, held in (pair.partition("=") for pair in entry.split()) if name == word), "")
 
 
 def target_of(model: Model) -> Target | None:
-    """Return the target that a model was converted for; None for a model that does not say."""
+    """Return the target of a converted model; None for a model without one."""
     stated = stated_in(model, "target")
     if not stated:
         return None
@@ -239,7 +239,7 @@ def target_of(model: Model) -> Target | None:
 
 
 class Safety(_Choice):
-    """Rules that protect numbers on top of the lists: this project's (`DEFAULT`), or none at all.
+    """Rules for numbers on top of the lists: this project's (`DEFAULT`), or none at all.
 
     `NONE` is TensorFlow's algorithm alone, also in the placement of Casts unless that is asked for.
     """
@@ -260,7 +260,7 @@ class Quantized(_Choice):
 
 
 class Placement(_Choice):
-    """Method that finds the border between the types.
+    """Method to find the border between the types.
 
     `MINCUT` moves the border that TensorFlow's rules leave to where it takes the fewest and smallest Casts;
     `PROPAGATE` leaves it.
@@ -282,7 +282,7 @@ class Fuse(_Choice):
     CONTRIB = "contrib"
 
     def on(self, target: Target) -> Fuse:
-        """Return what `AUTO` is for a target."""
+        """Return the fusions of a target in place of `AUTO`."""
         if self is not Fuse.AUTO:
             return self
         return Fuse.CONTRIB if target.family is Target.ORT_CUDA else Fuse.BASIC
@@ -296,7 +296,7 @@ Shift = str | int
 
 
 def parse_shift(spelling: Shift) -> Shift:
-    """Return "auto", "none" or a number. PolicyError for other text, and for an exponent that leaves no digits."""
+    """Return "auto", "none" or a number. PolicyError for other text, and for a useless exponent."""
     word = str(spelling).strip().lower()
     if word in (AUTO_SHIFT, NO_SHIFT) and isinstance(spelling, str):
         return word
@@ -312,7 +312,7 @@ Opset = str | int
 
 
 def parse_opset(spelling: Opset) -> Opset:
-    """Return "auto", "keep" or a number. PolicyError for other text, and for an opset that no model can be moved to."""
+    """Return "auto", "keep" or a number. PolicyError for other text, and for an opset out of reach."""
     if isinstance(spelling, str) and spelling in (AUTO_OPSET, KEEP_OPSET):
         return spelling
     from onnx.defs import onnx_opset_version  # late: most conversions stay at the opset of the model

@@ -50,12 +50,12 @@ def _spelled(value: object, file: Path) -> str:
 
 
 def _shown(file: Path) -> str:
-    """Return the path of a file in the current folder or below; of others the name, so that no report holds folders."""
+    """Return the path of a file in the current folder or below; of others the name, to keep folders out of reports."""
     return f"./{file.as_posix()}" if not file.is_absolute() and ".." not in file.parts else file.name
 
 
 def find(folder: Path) -> Path | None:
-    """Return `amp.toml` of a folder, else its `pyproject.toml` if that has a table of ours, else None."""
+    """Return `amp.toml` of a folder, else its `pyproject.toml` with a table of ours, else None."""
     own = folder / "amp.toml"
     if own.is_file():
         return own
@@ -64,7 +64,7 @@ def find(folder: Path) -> Path | None:
 
 
 def setting_of(key: str, where: str) -> Option:
-    """Return the row of a key, which is written with "-" or "_". ConfigError for an unknown one."""
+    """Return the option of a key, with "-" or "_". ConfigError for an unknown one."""
     option = SETTINGS.get(key.replace("-", "_"))
     if option is None:
         legal = [option.key for option in SETTINGS.values()]
@@ -74,7 +74,7 @@ def setting_of(key: str, where: str) -> Option:
 
 
 def from_file(file: Path) -> Mapping[str, object]:
-    """Return the settings that a file states. Relative paths start at the file's folder."""
+    """Return the settings of a file. Relative paths start at its folder."""
     text = _read(file)
     table = _table(file, text)
     if table is None:
@@ -133,7 +133,7 @@ def _table(file: Path, text: str) -> Mapping[str, object] | None:
 
 
 def _line(text: str, key: str, shared: bool) -> str:
-    """Return ":LINE" of a key, below our table's header in a shared file; "" for a key that is not written plainly."""
+    """Return ":LINE" of a key, below our table's header in a shared file; "" for a key with escapes."""
     start = 0
     if shared:
         blank = r"[ \t]*"

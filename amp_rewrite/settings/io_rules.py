@@ -24,7 +24,7 @@ spaces `past_conv.0` and `past_ssm.0`. Lengths, masks and data such as `past_val
 
 @dataclass(frozen=True, slots=True)
 class IoRule:
-    """A type (None: the low one) for inputs ("in"), outputs ("out") or both ("") whose whole name `names` matches.
+    """A type (None: the low one) for inputs ("in"), outputs ("out") or both ("") of names like `names`.
 
     `strict`: a float32 one must match. `cache`: the names are those of caches; a model whose caches have the type
     already needs no other.
@@ -48,7 +48,7 @@ def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
 
 
 def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId, DType]:
-    """Return the new types of the inputs and outputs that change: float32 ones, and those of another low type.
+    """Return new types of float32 inputs and outputs, and of those of another low type.
 
     The last rule that matches a value wins. PatternError for a type that is neither float32 nor the one that the model
     is lowered to; a rule that matches no such input or output is an error, too (`matches_nothing`).

@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def checked(function: F) -> F:
-    """Decorate a function: a value that a keyword's annotation excludes is a PolicyError, but None is the default.
+    """Decorate a function: a value beyond a keyword's annotation is a PolicyError, but None is the default.
 
     Aliases in annotations accept every value, because the function parses it; a name that its module imports for type
     checkers alone is that of a class.
@@ -50,7 +50,7 @@ def _check_known(function: Callable[..., Any], keywords: Collection[str]) -> Non
 
 
 def unexpected(function: Callable[..., Any], keyword: str, hint: str) -> TypeError:
-    """Return the error of a keyword that a function does not take; without a hint it names those that it takes."""
+    """Return the error of an unknown keyword; without a hint it names the known ones."""
     known = signature(function).parameters
     hint = hint or advice(keyword, known, f"it takes {', '.join(known)}")
     return TypeError(f"{function.__name__}() got an unexpected keyword argument {keyword!r}; {hint}")

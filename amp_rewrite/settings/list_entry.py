@@ -1,4 +1,4 @@
-"""Entries of op lists: the color of an op, the nodes that it applies to, its source and its reason."""
+"""Entries of op lists: the color of an op, its condition, its source and its reason."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def spell(domain: str, op_type: str) -> str:
 
 
 def parse_name(text: str, where: str) -> tuple[str, str]:
-    """Return the (domain, op type) of `Op` or `domain::Op`; ListError at `where` for other text."""
+    """Return the (domain, op type) of `Op` or `domain::Op`; ListError at a place for other text."""
     match = re.fullmatch(r"(?:([^\s:,]+)::)?([^\s:,]+)", text.strip())
     if match is None:
         raise ListError(f"{where}: {text!r} is not an op; write Op or domain::Op")
@@ -98,7 +98,7 @@ def parse_name(text: str, where: str) -> tuple[str, str]:
 
 
 def check_known(domain: str, op_type: str, where: str, known: Callable[[], Iterable[tuple[str, str]]]) -> None:
-    """Raise ListError at `where` for an op of ONNX's domains or com.microsoft that neither onnx nor `known` has."""
+    """Raise ListError for an op of ONNX's domains or com.microsoft unknown to onnx and to `known`."""
     import onnx.defs
 
     if domain not in _KNOWN_DOMAINS or onnx.defs.has(op_type, domain):
@@ -114,7 +114,7 @@ def check_known(domain: str, op_type: str, where: str, known: Callable[[], Itera
 
 
 def check_attribute(domain: str, op_type: str, attribute: str, where: str) -> None:
-    """Raise ListError at `where` if ONNX has the op, but at no opset with that attribute; other ops pass."""
+    """Raise ListError for an op of ONNX without this attribute at any opset; other ops pass."""
     import onnx.defs
 
     if not onnx.defs.has(op_type, domain):

@@ -22,7 +22,7 @@ SHIPPED = ("float16", "bfloat16", "tensorflow")
 
 @dataclass(frozen=True, slots=True)
 class ListFile:
-    """Statements of one file: the list that it starts from, its entries, and the entries that it removes."""
+    """Statements of one file: its base, its entries, and its removals."""
 
     name: str
     base: str | None = None
@@ -56,7 +56,7 @@ def read_mapping(mapping: Mapping[str, object], known: Known | None) -> ListFile
 
 
 class _ListNode(NamedTuple):
-    """A piece of a list file, the place that errors name, and the source that entries keep."""
+    """A piece of a list file, with its place for errors and its source for entries."""
 
     value: Scalar | list[_ListNode] | dict[str, _ListNode] | None
     where: str
@@ -161,7 +161,7 @@ def _scalar(loader: yaml.SafeLoader, event: yaml.ScalarEvent, where: str) -> Sca
 
 
 def _bounded(value: Scalar | None, where: str) -> Scalar | None:
-    """Return the value; ListError for an integer that no attribute can have."""
+    """Return the value; ListError for an integer of more than 64 bits."""
     if isinstance(value, int) and abs(value) >= 1 << 63:
         raise ListError(f"{where}: an integer of more than 64 bits; write a smaller one")
     return value

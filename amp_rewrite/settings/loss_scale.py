@@ -1,4 +1,4 @@
-"""Loss scales: a factor on the loss that keeps float16 gradients from underflowing, and its adaptation.
+"""Loss scales: a factor on the loss to keep float16 gradients from underflowing, and its adaptation.
 
 Method: Micikevicius et al., *Mixed Precision Training* (2018), section 3.2. Constants and the order of decisions are
 those of TensorFlow 2.1 to 2.3 (`tf.mixed_precision.experimental.LossScale`). Keras 3 differs: its dynamic scale has
@@ -74,7 +74,7 @@ NUMBERS = ScaleArithmetic(np.float32, lambda test, a, b: a if test else b, max, 
 def scale_after(
     rule: DynamicLossScale, by: ScaleArithmetic, scale: Any, good_steps: Any, finite: Any
 ) -> tuple[Any, Any]:
-    """Return the scale and the finite steps since its last change that follow a step, in any arithmetic."""
+    """Return the scale after a step, and the finite steps since its last change, in any arithmetic."""
     counted = good_steps + np.int64(1)
     due = counted >= np.int64(rule.increment_period)
     if rule.backoff_factor is None:
@@ -180,7 +180,7 @@ class FixedLossScale(LossScale):
 
 
 class DynamicLossScale(LossScale):
-    """A loss scale that grows after a run of finite steps and shrinks after a nonfinite step. It is always finite.
+    """A loss scale: it grows after a run of finite steps, shrinks after a nonfinite step, and is always finite.
 
     Args:
         initial_loss_scale: the first scale.
@@ -293,7 +293,7 @@ class DynamicLossScale(LossScale):
         return f"gradients are not finite at the least loss scale, {self.minimum:g}, so the step is skipped; {lower}"
 
     def after(self, state: ScaleState, finite: bool) -> ScaleState:
-        """Return the state that follows a step."""
+        """Return the state after a step."""
         with np.errstate(over="ignore"):
             scale, good_steps = scale_after(self, NUMBERS, state.scale, np.int64(state.good_steps), np.bool_(finite))
         return ScaleState(scale, int(good_steps))
@@ -382,7 +382,7 @@ def serialize(part: Any) -> dict[str, Any]:
 def class_of(
     config: Mapping[str, Any], what: str, classes: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Return class and configuration of a `serialize` result. TrainingError, naming `what`, for anything else.
+    """Return class and configuration of a `serialize` result. TrainingError for anything else.
 
     `classes`: those of the package, by name or by name in lower case. `custom_objects`: others by name.
     """

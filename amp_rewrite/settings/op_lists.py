@@ -56,7 +56,7 @@ class OpLists:
         object.__setattr__(self, "fingerprint", digest.hexdigest())
 
     def classify(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> Entry:
-        """Return the entry that decides for a node, UNLISTED without one."""
+        """Return the entry of a node, UNLISTED without one."""
         domain = normal_domain(domain)
         for entry in self.entries_of(domain, op_type):
             if entry.condition is None or entry.condition.holds(domain, op_type, attributes, operands):
@@ -68,7 +68,7 @@ class OpLists:
         return self.entries.get((normal_domain(domain), op_type), ())
 
     def otherwise(self, domain: str, op_type: str) -> Entry:
-        """Return the entry of a node that passes no condition of its op, or of an op on no list."""
+        """Return the entry for nodes beyond all conditions of their op, or for an op on no list."""
         because = "none of its conditions holds" if self.entries_of(domain, op_type) else "stands on no list"
         return Entry(domain, op_type, Color.UNLISTED, because, self.name)
 
@@ -78,7 +78,7 @@ class OpLists:
         return tuple(sorted(names))
 
     def at_level(self, level: Level) -> OpLists:
-        """Return the lists as a level sees them; those that change only the painting leave them as they are."""
+        """Return the lists at a level; most levels change only the painting."""
         if level not in _LEVEL_CHANGES:
             return self
         colors, now = _LEVEL_CHANGES[level]

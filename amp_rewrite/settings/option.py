@@ -1,4 +1,4 @@
-"""One option of a request: its form, words and parser; and the values that it may have."""
+"""One option of a request: its form, words and parser, and the types of its values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Kind(Enum):
 
 
 class Stated(Enum):
-    """Conversions whose report and metadata state an option: all, or those with an unusual value."""
+    """Conversions with an option in report and metadata: all, or those with an unusual value."""
 
     ALWAYS = auto()
     UNUSUAL = auto()
@@ -72,7 +72,7 @@ class Option:
         return self.name.replace("_", "-")
 
     def read(self, value: Any) -> Any:
-        """Return the value of the field for what is given; PolicyError for a value of another type."""
+        """Return the value of the field for a given one; PolicyError for another type."""
         value = self.default if value is None else value
         if value is None:
             return None
@@ -82,7 +82,7 @@ class Option:
         return as_names(value) if self.kind is Kind.LIST else value
 
     def of_word(self, text: str, where: str) -> object:
-        """Return the value that a word of the command line stands for. ConfigError if it is of another type."""
+        """Return the value of a word of the command line. ConfigError for another type."""
         value: object = text
         if self.kind is Kind.SWITCH:
             value = {"true": True, "false": False}.get(text.lower(), text)
@@ -111,7 +111,7 @@ class Option:
         raise ConfigError(f"{where}: {self.name} is {value!r}; write {_FORMS_IN_FILES[self.kind]}")
 
     def check(self, value: object, where: str) -> object:
-        """Return the value. ConfigError, beginning with `where`, if it is not a legal one."""
+        """Return the value. ConfigError, beginning with the place, for an illegal one."""
         if self.parse is not None:
             try:
                 self.parse(value)

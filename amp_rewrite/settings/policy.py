@@ -115,7 +115,7 @@ class Policy:
 
     @property
     def mixed(self) -> bool:
-        """True if parameters are stored in another type than that of the arithmetic."""
+        """True if parameters and arithmetic are of different types."""
         return self.param is not self.compute
 
     @property
@@ -154,7 +154,7 @@ class Policy:
 
 
 def low_type(to: object) -> DType:
-    """Return the low type of a conversion: a type in a form that `DType.parse` takes, or the arithmetic of a policy.
+    """Return the low type of a conversion: a type in a form of `DType.parse`, or the arithmetic of a policy.
 
     A text may be a policy's name, too ("mixed_float16", "p=f32,c=f16,o=f32"). PolicyError for what is neither type nor
     policy, for a type that is not low, and for a policy that lowers nothing or whose results are low.

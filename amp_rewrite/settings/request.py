@@ -49,7 +49,7 @@ ListSource = str | Path | Mapping[str, object]
 
 
 class Painting(TypedDict, total=False):
-    """Keywords of a conversion that a training step takes, too."""
+    """Keywords of a conversion and of a training step."""
 
     lists: Sequence[ListSource] | ListSource | None
     level: LevelName | Level | None
@@ -84,7 +84,7 @@ class CriterionKeywords(TypedDict, total=False):
 
 
 class OptionsAndCriterion(Options, CriterionKeywords, total=False):
-    """Keywords of a conversion that a criterion judges."""
+    """Keywords of a conversion and of a criterion."""
 
 
 USUAL_TOLERANCES = {"float16": "1e-2", "bfloat16": "8e-2"}
@@ -391,7 +391,7 @@ class Request:
 
     @classmethod
     def of(cls, *, progress: Progress | None = None, **options: Unpack[Options]) -> Request:
-        """Return the request of a conversion, for the installed runtime; environment variables fill in what is absent.
+        """Return the request of a conversion, for the installed runtime; environment variables fill gaps.
 
         Raises what `convert` raises, and TypeError for an unknown keyword.
         """
@@ -406,7 +406,7 @@ class Request:
         return request
 
     def _served(self) -> Request:
-        """Return the request for the installed runtime, with the fusions that it has. PolicyError for what it lacks."""
+        """Return the request for the installed runtime, with its fusions. PolicyError for what is beyond it."""
         target = _installed(self.target, self.to)
         if self.fuse is Fuse.CONTRIB and target.family is not Target.ORT_CUDA:
             raise PolicyError(
@@ -423,7 +423,7 @@ class Request:
         return load_lists(self.to, self.lists, environment_edits(os.environ))
 
     def tell(self, stage: str, done: int = 0, total: int = 1) -> None:
-        """Say that a stage of the work begins, or how far it is."""
+        """Report the begin of a stage of the work, or its progress."""
         if self.progress is not None:
             self.progress(stage, done, total)
 
@@ -434,13 +434,13 @@ class Request:
 
     @property
     def places(self) -> bool:
-        """True if the border between the types moves to where Casts cost least."""
+        """True if the border between the types moves to the cheapest Casts."""
         usual = Placement.MINCUT if self.safe else Placement.PROPAGATE
         return (self.placement or usual) is Placement.MINCUT
 
     @property
     def settings(self) -> dict[str, str]:
-        """Spellings of the options that report and metadata state."""
+        """Spellings of the options for report and metadata."""
         usual = Request(to=self.to, target=self.target)._served()
         pairs = {name: (_spelling(getattr(self, name)), _spelling(getattr(usual, name))) for name in STATED}
         always = [name for name in STATED if OPTIONS[name].stated is Stated.ALWAYS]
@@ -448,7 +448,7 @@ class Request:
 
 
 def _absent(name: str, value: object) -> bool:
-    """True for None, and for an empty list in place of which the environment may have one."""
+    """True for None, and for an empty list: the environment may have one."""
     return value is None or (OPTIONS[name].kind is Kind.LIST and isinstance(value, (list, tuple)) and not value)
 
 
@@ -457,7 +457,7 @@ def _spelling(value: object) -> str:
 
 
 def _installed(target: Target, to: DType) -> Target:
-    """Return the target, of the installed onnxruntime if it states no release; PolicyError for a type that it lacks."""
+    """Return the target, by default of the installed onnxruntime; PolicyError for a type beyond it."""
     if target is Target.WEBGPU and to is DType.BFLOAT16:
         raise PolicyError("target 'webgpu' has no bfloat16: WebGPU's shaders know float32 and float16; use float16")
     limits = target.limits

@@ -60,7 +60,7 @@ Before = Callable[[], View]
 
 
 def select(view: View, pattern: str, before: Before | None = None) -> tuple[OpId, ...]:
-    """Return the ops that a pattern matches, in order; none is an error (`matches_nothing`). O(uses) per term."""
+    """Return the ops of a pattern, in order; none is an error (`matches_nothing`). O(uses) per term."""
     terms = parse_pattern(pattern)
     by_term = [_CRITERIA[term.key].select(view, term.expression) for term in terms]
     chosen = frozenset.intersection(*by_term)
@@ -97,7 +97,7 @@ def matches_nothing(pattern: str, message: str) -> None:
 def overrides(
     view: View, keep: Sequence[str], lower: Sequence[str], before: Before | None = None
 ) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
-    """Return the ops that `keep` and `lower` name, each with its first pattern; PatternError if both name an op."""
+    """Return the ops of `keep` and `lower`, each with its first pattern; PatternError if both name an op."""
     kept, lowered = _first_pattern(view, keep, before), _first_pattern(view, lower, before)
     for op in kept:
         if op in lowered:
@@ -223,7 +223,7 @@ def _value_names(view: View) -> Iterable[str]:
 
 
 class _Criterion(NamedTuple):
-    """The key of a term: what it selects; and if that is nothing, the words of the error and the names to suggest."""
+    """The key of a term: its selection, the words of the error without one, and the names to suggest."""
 
     select: Callable[[View, re.Pattern[str]], Selected]
     nothing: str
@@ -262,7 +262,7 @@ def _nothing_matched(
 
 
 def _expanded(view: View, before: View, term: SelectorTerm) -> str | None:
-    """Describe the ops that replaced the first op that a term matches in the source model; None without a match."""
+    """Describe the ops in place of the first match of a term in the source model; None without a match."""
     criterion = _CRITERIA["op" if term.key in ("feeds", "fed_by") else term.key]
     gone = min(criterion.select(before, term.expression), default=None)
     if gone is None:
@@ -277,7 +277,7 @@ def _expanded(view: View, before: View, term: SelectorTerm) -> str | None:
 
 
 def _in_place_of(old: Op, before: View, view: View) -> tuple[Op, ...]:
-    """Return the ops of a view that compute the results of an op of an earlier view, from values of that view."""
+    """Return the ops of a view in place of an op of an earlier view, down to values of that view."""
     values = {value.name: value.id for value in view.values}
     made: set[OpId] = set()
     pending = [view.producer(values.get(name)) for name in old.node.output]

@@ -1,4 +1,4 @@
-"""`amp-rewrite explain`: the reasons behind the types of ops, and the words and lists that they come from."""
+"""`amp-rewrite explain`: the reasons behind the types of ops, and the words and lists behind these."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def known_names() -> list[str]:
 
 
 def known_words() -> set[str]:
-    """Return all that `described` knows: the names, and those of the cases of rules."""
+    """Return the words of `described`: the names, and those of the cases of rules."""
     return {*records(), *known_names()}
 
 
@@ -183,7 +183,7 @@ def rules_table() -> str:
 
 
 def rule_page(fact: dict[str, Any]) -> str:
-    """Return the text of what `described` returns."""
+    """Return the facts of `described` as text."""
     lines = [f"{fact['name']}: {fact['promise'] or fact['words']}"]
     if fact["promise"]:
         lines.append(f"  in reports  {fact['reason']}: {fact['words']}")

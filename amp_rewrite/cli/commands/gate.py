@@ -1,4 +1,4 @@
-"""`amp-rewrite gate`: models compared with those of a commit, and with what is expected of them."""
+"""`amp-rewrite gate`: models compared with those of a commit, and with expectations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HEAD = "HEAD"
 
 @dataclass(frozen=True)
 class _GatedFile:
-    """A file, its report, its difference from the commit (None: it is new there), and the expectations that it fails.
+    """A file, its report, its difference from the commit (None: it is new there), and its failed expectations.
 
     `differs`: the difference fails. `accepted`: what would fail and is accepted, in words.
     """
@@ -51,7 +51,7 @@ class _GatedFile:
         return self.differs or bool(self.failed)
 
     def accept(self, base: str) -> _GatedFile:
-        """Write what fails to the file beside it, and return the file as it is then."""
+        """Accept the failures in the file beside it, and return the new state."""
         words = self.delta.summary() if self.delta is not None and self.differs else ""
         expect = tuple(outcome.expected for outcome in self.failed)
         Acceptance(base, words, expect, self.report).write(self.file)
@@ -181,13 +181,13 @@ _SUFFIX = ".accepted.json"
 
 
 def place_of(file: Path) -> Path:
-    """Return the file that holds what is accepted for a model or report."""
+    """Return the file of accepted changes beside a model or report."""
     return file.with_name(file.name + _SUFFIX)
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The accepted report of a file, and the expectations that it need not meet.
+    """The accepted report of a file, and its waived expectations.
 
     `differences`: the accepted differences in words. `base`: the commit that they were seen against.
     """
@@ -199,7 +199,7 @@ class Acceptance:
 
     @classmethod
     def read(cls, file: Path) -> Acceptance | None:
-        """Return what is accepted for a file, None without one. ReportError if it cannot be read."""
+        """Return the acceptance beside a file, None without one. ReportError if it cannot be read."""
         place = place_of(file)
         if not place.exists():
             return None
@@ -219,7 +219,7 @@ class Acceptance:
         return cls(str(texts[0]), str(texts[1]), tuple(expect), report)
 
     def write(self, file: Path) -> Path:
-        """Write what is accepted for a file, whole or not at all, and return the place."""
+        """Write the acceptance beside a file, whole or not at all, and return the place."""
         place = place_of(file)
         stated = {"base": self.base, "differences": self.differences, "expect": list(self.expect)}
         text = f'{{\n"accepted": {json.dumps(stated)},\n"report": {self.report.to_json().rstrip()}\n}}\n'
@@ -227,7 +227,7 @@ class Acceptance:
         return place
 
     def covers(self, report: Report, fail_on: Collection[str] = ()) -> bool:
-        """True if a report differs from the accepted one in no kind that fails."""
+        """True if a report differs from the accepted one in no failing kind."""
         from amp_rewrite.reports.diff import diff  # late: few files have one
 
         delta: Delta = diff(self.report, report)
@@ -248,7 +248,7 @@ def in_commit(file: Path, ref: str | None) -> bool:
 
 
 def commit_of(ref: str, beside: Path) -> str | None:
-    """Return the commit that a ref names in the repository of a file, if there is one. ReportError outside of one."""
+    """Return the commit of a ref in the repository of a file; None without one. ReportError outside of a repository."""
     _git(beside, "rev-parse", "--git-dir")
     done = _asked_git(beside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
     return done.stdout.decode().strip() if done.returncode == 0 else None

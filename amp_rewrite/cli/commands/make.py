@@ -1,4 +1,4 @@
-"""`amp-rewrite calibrate`, `emulate`, `train-step` and `completion`: what is made besides a conversion."""
+"""`amp-rewrite calibrate`, `emulate`, `train-step` and `completion`: results besides conversions."""
 
 from __future__ import annotations
 
