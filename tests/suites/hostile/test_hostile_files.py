@@ -121,18 +121,6 @@ EXTERNAL: dict[str, tuple[Callable[[Path], None], dict[str, str], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXTERNAL)
-def test_external_data_that_is_not_there_or_not_allowed_is_refused(cage: Cage, folder: Path, name: str) -> None:
-    prepare, entries, fact = EXTERNAL[name]
-    prepare(folder)
-    (folder / "m.onnx").write_bytes(external(entries).SerializeToString())
-    before = names(folder)
-    outcome = convert(cage, folder)
-
-    assert outcome.refused and fact in outcome.err, outcome
-    assert names(folder) == before
-
-
 @pytest.mark.parametrize("change", ["shrinks", "is replaced", "vanishes"])
 @pytest.mark.parametrize("what", ["w.bin", "m.onnx"])
 def test_an_input_that_changes_while_it_is_converted_is_refused(folder: Path, what: str, change: str) -> None:
@@ -239,13 +227,6 @@ def test_of_a_link_as_output_the_link_is_replaced_and_not_what_it_leads_to(cage:
     assert not (folder / "out.onnx").is_symlink()
 
 
-@pytest.mark.parametrize("what", ["nothing.onnx", "/dev/zero", "/proc/self/mem", "."])
-def test_an_input_that_is_no_file_is_refused_at_once(cage: Cage, folder: Path, what: str) -> None:
-    for command in ("convert", "report"):
-        outcome = cage.run(command, what, folder=folder)
-        assert outcome.refused and outcome.peak < 200e6, outcome
-
-
 # -- death ------------------------------------------------------------------------------------------------------
 
 # Writes net 1 over net 0, and dies at the n-th thing that it does to the file system.
@@ -348,27 +329,3 @@ def test_two_processes_that_write_one_output_leave_one_whole_model(tmp_path: Pat
     assert [writer.wait(120) for writer in writers] == [0, 0]
     state(out)
     assert len(names(out)) == 2
-
-
-def test_an_outdated_entry_is_not_removed_once_another_process_has_rewritten_it(tmp_path: Path) -> None:
-    """The writer of net 1 is about to remove the data of net 0 when net 0 is saved again."""
-    for seed in (0, 1):
-        onnx.save(net(seed), tmp_path / f"{seed}.onnx")
-    out = tmp_path / "out" / "out.onnx"
-    out.parent.mkdir()
-    Model.load(tmp_path / "0.onnx").save(out, external_data=True)
-    program = (
-        "import sys, time\nfrom amp_rewrite.files.model import Model\n"
-        "def hook(event, arguments):\n"
-        "    if event == 'os.remove' and str(arguments[0]).endswith('.data'):\n"
-        "        print(1, flush=True)\n        time.sleep(1)\n"
-        "sys.addaudithook(hook)\n"
-        "Model.load(sys.argv[1]).save(sys.argv[2], overwrite=True, external_data=True)\n"
-    )
-    other = subprocess.Popen([sys.executable, "-c", program, tmp_path / "1.onnx", out], stdout=subprocess.PIPE)
-    assert other.stdout
-    with other, other.stdout:
-        assert other.stdout.readline()
-        Model.load(tmp_path / "0.onnx").save(out, overwrite=True, external_data=True)
-
-    assert state(out.parent) == "old"

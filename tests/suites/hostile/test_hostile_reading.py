@@ -214,18 +214,3 @@ def test_data_of_the_model_read_stays_when_another_model_with_it_is_replaced(
     again = Model.load(other, folder=folder).to_proto()
     assert [tensor.raw_data for tensor in again.graph.initializer] == [t.raw_data for t in net().graph.initializer]
     assert same(saved)
-
-
-@pytest.mark.parametrize("way", [shutil.copy, os.link])
-def test_the_data_of_a_copy_stays_when_the_model_is_replaced(saved: Path, way: Callable[[Path, Path], None]) -> None:
-    other = saved.parent / "copy.onnx"
-    way(saved, other)
-    Model.load(net(1)).save(saved, overwrite=True, external_data=True)
-    assert same(other) and not same(saved)
-
-
-def test_the_data_of_what_a_link_leads_to_stays_when_the_link_is_replaced(saved: Path) -> None:
-    saved.rename(saved.parent / "real.bin")
-    saved.symlink_to("real.bin")
-    Model.load(net(1)).save(saved, overwrite=True, external_data=True)
-    assert same(saved.parent / "real.bin") and not same(saved)

@@ -169,26 +169,3 @@ def test_dims_that_no_value_has_are_refused_or_not_believed(cage: Cage, tmp_path
         attempt(cage, tmp_path, model, *words)
     attempt(cage, tmp_path, model, "--json", command="report")
     attempt(cage, tmp_path, model, command="doctor")
-
-
-# -- settings and data ------------------------------------------------------------------------------------------
-
-SETTINGS = {
-    "a key of 200 000 parts": "a." * 200_000 + "a = 1\n",
-    "keys of 2000 parts": "\n".join(f"{'a.' * 2000}b{i} = 1" for i in range(100)),
-    "quoted keys of 2000 parts": "\n".join(f"{'a . ' * 2000}b{i} = 1".replace("a", '"a"') for i in range(100)),
-    "a table of 100 000 parts": "[" + "a." * 100_000 + "a]\n",
-    "four million line breaks": "\n" * 4_000_000 + "[tool.amp-rewrite]\n",
-    "four million blanks": " " * 4_000_000 + "[tool.amp-rewrite]\n",
-    "blank lines": "[tool.x]\n" + "\n \n" * 300_000 + "[tool.amp-rewrite]\nto = 3\n",
-}
-
-
-@pytest.mark.parametrize("file", ["amp.toml", "pyproject.toml"])
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_take_a_time_linear_in_their_size(cage: Cage, tmp_path: Path, name: str, file: str) -> None:
-    (tmp_path / file).write_text(SETTINGS[name])
-    onnx.save(calling(1, 1), tmp_path / "m.onnx")
-    outcome = cage.run("m.onnx", "-o", "out.onnx", "--config", file, folder=tmp_path)
-
-    assert outcome.refused and file in outcome.err and outcome.seconds < 5, outcome

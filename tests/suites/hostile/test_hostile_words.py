@@ -166,25 +166,6 @@ def test_a_report_that_is_none_is_refused(cage: Cage, folder: Path, name: str) -
     assert len(outcome.err) < 1000
 
 
-def test_an_input_read_far_outside_of_a_row_takes_no_memory(cage: Cage, folder: Path) -> None:
-    reads = [number for place in range(1000) for number in (0, 2**40 + place)]
-    far = report(
-        inputs=[{"name": "x", "dtype": "float32", "reads": reads}], outputs=[{"name": "y", "dtype": "float32"}]
-    )
-    (folder / "r.json").write_text(json.dumps(far))
-    outcome = run(cage, folder, "diff", "r.json", "r.json")
-
-    assert (outcome.code, outcome.peak < 200e6) == (0, True), outcome
-
-
-def test_a_report_of_300_megabytes_is_refused_without_being_read(cage: Cage, folder: Path) -> None:
-    with (folder / "r.json").open("wb") as file:
-        file.truncate(300_000_000)
-    outcome = run(cage, folder, "diff", "r.json", "r.json")
-
-    assert outcome.refused and outcome.peak < 200e6, outcome
-
-
 def test_reasons_that_go_round_in_a_circle_come_to_an_end(cage: Cage, folder: Path) -> None:
     model = {"name": "m", "ir_version": 10, "opsets": {}, "to": "float16"}
     row = {"op": "Relu", "dtype": "float32", "rule": "deny_forward"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -81,14 +80,6 @@ def test_what_making_a_piece_raises_is_raised_to_who_waits_for_it():
         for _ in prefetch(broken(sources), sources):
             seen += 1
     assert 0 < seen <= 50
-
-
-def test_who_leaves_early_leaves_no_thread_and_little_made():
-    before, asked = threading.active_count(), []
-    with Sources() as sources, closing(prefetch(pieces(10_000, sources, asked), sources)) as made:
-        next(made)
-    assert threading.active_count() == before
-    assert len(asked) < 100
 
 
 @pytest.mark.parametrize("external", [False, True])

@@ -7,11 +7,8 @@ import pytest
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import (
-    alone,
     behind,
-    exposed,
     first_input_of,
-    keeps_type,
     multiples,
     number,
     only_reader,
@@ -52,16 +49,6 @@ def test_a_value_that_is_read_twice_or_exposed_has_no_only_reader() -> None:
     assert graph.reader("b") is None
     assert graph.reader("v") is None
     assert only_reader(graph.view, None) is None
-
-
-def test_an_exposed_value_has_a_reader_that_is_not_alone() -> None:
-    graph = Graph("a=Exp(x);v=Neg(a)", "a v")
-    assert exposed(graph.view, graph.value("a"))
-    assert exposed(graph.view, graph.value("x"))
-    assert graph.reader("a") is None
-    assert graph.reader("a", yielded=True) == "v"
-    neg = next(op for op in graph.view.ops if op.kind == "Neg")
-    assert not alone(graph.view, graph.value("a"), neg)
 
 
 @pytest.mark.parametrize(
@@ -108,11 +95,6 @@ def test_what_a_value_is_a_multiple_of(op: str, plain: str, signed: str) -> None
     graph = Graph(f"a=Exp(x);v={op}")
     found = [origin(graph.view, graph.value("v"), multiples(graph.view, signs=signs)) for signs in (False, True)]
     assert [graph.name(value) for value in found] == [plain, signed]
-
-
-def test_a_cast_that_keeps_its_type() -> None:
-    graph = Graph("a=Cast[to=1](x);v=Cast[to=10](a)")
-    assert [keeps_type(graph.view, op) for op in graph.view.ops] == [True, False]
 
 
 @pytest.mark.parametrize(
