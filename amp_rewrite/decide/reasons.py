@@ -123,7 +123,7 @@ def words(rule: str) -> str:
 
 
 KINDS = {
-    "bias": "a bias far larger than what it is added to: added in float32, moved or dropped",
+    "bias": "a bias far larger than what it is added to, or one of attention: added in float32, moved or dropped",
     "calibrated": "the measured ranges behind the pins",
     "channels_last": "a convolutional model that CUDA runs faster with other options than the defaults of onnxruntime",
     "few_low": "less than a quarter of the operations of products and convolutions is low",
@@ -143,7 +143,6 @@ KINDS = {
     "runtime_hazard": "a valid model on which a release of a runtime crashes or miscomputes, and the workaround",
     "runtime_only": "operators of ai.onnx that onnxruntime alone knows",
     "saturated": "numbers beyond the type become its largest finite number",
-    "scaled": "a constant stored times a power of two, with the inverse in a neighbour",
     "selected": "a mask that was added, and is now applied by Where",
     "shifted": "values beyond the type, computed times a power of two",
     "target_limits": "an opset or IR version that the target does not open",
@@ -218,7 +217,6 @@ _SELF_EVIDENT = {
         "the process crashes, or numbers are wrong, in sessions with default settings",
         "open the model with the options that the message names",
     ),
-    "scaled": ("the same numbers, without digits lost to the low type", "nothing"),
     "selected": ("the same numbers in every type, also in rows that show no key", "nothing"),
     "shifted": ("the same numbers, and the ops stay low", "--set shift=none keeps them float32"),
     "mended": ("other tools may refuse the model as it was", "export it again, if they do"),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.ir.view import ValueId, View
 
 OUTWEIGHS = 2.0**11
 """How many times the norm of the weights a bias may have before a low type loses the product beside it."""
@@ -43,9 +43,3 @@ def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
         numbers = exact if rounded_to is None else chunk.astype(rounded_to.numpy).astype(np.float64) - exact
         squares += float(np.square(numbers).sum())
     return math.sqrt(squares)
-
-
-def float32_constant(view: View, op: Op, slot: int) -> ValueId | None:
-    """Return an input that is a float32 constant; None for other inputs and for one that is left out."""
-    value = op.inputs[slot] if slot < len(op.inputs) else None
-    return value if view.dtype(value) is DType.FLOAT and view.constant(value) is not None else None

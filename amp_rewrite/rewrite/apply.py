@@ -100,7 +100,6 @@ class _CastEmitter:
             yield new_cast(clamped, cast.name, cast.to, name=self._node_name(name), opset=self.opset)
 
     def _clamp(self, source: str, clamped: str, to: DType) -> Iterator[NodeProto]:
-        """Hold float32 values within the range of the low type."""
         name = self._node_name(clamped)
         if self.view.opset < FIRST_CLIP_WITH_INPUTS:
             yield new_node("Clip", [source], clamped, name=name, min=-to.max, max=to.max)
@@ -133,7 +132,6 @@ class _CastEmitter:
         yield new_node("Reshape", [source, stated], result, name=self._node_name(f"{result}_view"))
 
     def _node_name(self, name: str) -> str:
-        """Return a free node name derived from a value name."""
         return unused(name, self.view.names)
 
     # -- one node ------------------------------------------------------------------------------------
@@ -276,7 +274,6 @@ class _CastEmitter:
 
 
 def _widen_inside(node: NodeProto) -> None:
-    """Set a node's attributes for an inner low type to float32."""
     for a in node.attribute:
         if a.name in INNER_DTYPE_ATTRIBUTES and DType.of(a.i) in LOW_TYPES:
             a.i = DType.FLOAT.code

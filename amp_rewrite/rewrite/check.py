@@ -49,7 +49,6 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
 
 
 def _left_out(view: View) -> Iterator[Finding]:
-    """Yield a finding for each operator of ai.onnx that the check leaves out."""
     for kind, ops in view.by_kind.items():
         domain, op_type = ops[0].domain, ops[0].op_type
         if refused_by_onnx(domain, op_type, view.opset) and not of_runtime_alone(domain, op_type, view.opset):
@@ -129,7 +128,6 @@ def _passed(skeleton: ModelProto) -> tuple[_Fault, None] | tuple[None, ModelProt
 
 
 def _set_apart(proto: ModelProto) -> None:
-    """Give ops that onnx does not accept a domain of their own."""
     for holder, nodes in ((proto, proto.graph.node), *((function, function.node) for function in proto.functions)):
         opset = next((o.version for o in holder.opset_import if not normal_domain(o.domain)), 1)
         alone = [node for node in all_nodes(nodes) if refused_by_onnx(node.domain, node.op_type, opset)]
@@ -151,7 +149,6 @@ None: readers alone tell a type, and Casts stand before them now.
 
 
 def _planned(view: View, plan: Plan) -> _Planned:
-    """Return the type that every value of the result has by the plan."""
     gone = {result for op in plan.drop for result in view.ops[op].outputs}
     planned: dict[ScopeId, dict[str, DType]] = {scope.id: {} for scope in view.scopes}
     for value in view.values:
@@ -199,7 +196,6 @@ def _view_types(result: View) -> _Types:
 
 
 def _compare(planned: _Planned, types: _Types) -> None:
-    """Raise ConversionError for a value of another type than planned."""
     for scope, own in planned.items():
         for name, expected in own.items():
             actual = types.get(scope, {}).get(name)

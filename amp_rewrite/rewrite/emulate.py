@@ -128,7 +128,6 @@ class _Twin:
     # -- values --------------------------------------------------------------------------------------
 
     def _low(self, value: ValueId | None) -> DType | None:
-        """Return the low type of a value; None if it is of another one."""
         dtype = self.view.dtype(value)
         return dtype if dtype in LOW_TYPES else None
 
@@ -136,7 +135,6 @@ class _Twin:
         return self.view.tensor_dtype(value) is not None
 
     def _name(self, value: ValueId) -> str:
-        """Return the name of the float32 twin of a value."""
         return self.names.get(value, self.view.value_name(value))
 
     def _fresh(self, name: str) -> str:
@@ -158,7 +156,6 @@ class _Twin:
         return new_cast(source, target, to, name=self._fresh(f"{target}_cast"), opset=self.opset)
 
     def _rounded(self, source: str, value: ValueId) -> Iterator[NodeProto]:
-        """Yield Casts from a float32 name to the value's low type, and from there to its twin."""
         low = self._low_name(value)
         yield self._cast(source, low, self._low(value) or DType.FLOAT)
         if value not in self.kept or self.view.uses[value]:  # the twin of an output may have no reader
@@ -207,7 +204,6 @@ class _Twin:
     # -- one node ------------------------------------------------------------------------------------
 
     def _node(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield the node's twin and the Casts around it."""
         for slot, value in enumerate(op.inputs):
             if value is not None:
                 node.input[slot] = self._name(value)
@@ -259,7 +255,6 @@ class _Twin:
             yield new_node("Identity", [result], self._name(value), self._fresh(f"{self._name(value)}_written"))
 
     def _computed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield the node in float32, and each of its low results rounded."""
         casts: list[NodeProto] = []
         for slot, value in enumerate(op.outputs):
             dtype = self._low(value)
@@ -297,7 +292,6 @@ class _Twin:
             yield from self._computed(op, cast)
 
     def _same_in_twin(self, before: ValueId, after: ValueId) -> bool:
-        """True if a Cast of the model, from or to a low type, is a copy in the twin."""
         was, becomes = self.view.dtype(before), self.view.dtype(after)
         if not (self._low(before) or self._low(after)):
             return False
@@ -306,7 +300,6 @@ class _Twin:
         return {was, becomes} <= _FLOAT32_IN_TWIN
 
     def _stays_low(self, op: Op) -> bool:
-        """True if no float32 kernel can stand for the op."""
         if op.bodies or not any(map(self._low, op.ports)):
             return False
         if op.signature is None or op.kind == "BitCast":
@@ -318,7 +311,6 @@ class _Twin:
         return any(p is not None and not op.signature.admits(p, DType.FLOAT) for p in ports)
 
     def _island(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield the node in its low types, Casts around it."""
         casts: list[NodeProto] = []
         for slot, value in enumerate(op.inputs):
             dtype = self._low(value)
@@ -335,7 +327,6 @@ class _Twin:
     # -- attributes ----------------------------------------------------------------------------------
 
     def _widen(self, op: Op, attributes: Iterable[AttributeProto]) -> None:
-        """Widen tensors in attributes, and attributes that name a low type."""
         naming = {DTYPE_ATTRIBUTES.get((op.domain, op.op_type)), *INNER_DTYPE_ATTRIBUTES}
         for attribute in attributes:
             for tensor in (attribute.t, attribute.sparse_tensor.values, *attribute.tensors):

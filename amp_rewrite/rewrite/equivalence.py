@@ -216,7 +216,6 @@ def _run_by_reference(
 
 @cache
 def _formulas() -> list[type]:
-    """Return onnxruntime's own operators in the form that onnx's reference takes."""
     from onnx.reference.op_run import OpRun  # late: see `_run_by_reference`
 
     def results(op: Any, *operands: Array | None, **_: object) -> tuple[Array, ...]:

@@ -89,7 +89,6 @@ def _convolved(op: Any, x: Shape, weight: Shape) -> int:
 
 
 def _kernel(op: Any, weight: Shape = ()) -> int:
-    """Return the elements of a kernel with its dilations, if the reference writes it out."""
     steps = getattr(op, "dilations", None) or ()
     if max(steps, default=1) <= 1:
         return 0
@@ -133,7 +132,6 @@ def _reshape(attributes: Attributes, x: Array, shape: Array) -> Array:
 
 
 def _axes(attributes: Attributes, *listed: Array) -> Any:
-    """Return the axes that an input or an attribute lists; None for all."""
     axes = _integers(*listed) if listed else attributes.get("axes")
     return None if axes is None else tuple(axes)
 

@@ -112,7 +112,6 @@ class _KernelCheck:
 
 
 def _wholes(view: View, to: DType, target: Target, fuse: Fuse) -> Iterator[tuple[OpId, str]]:
-    """Yield the ops that some opset has one op for, and what that computes."""
     if target.family is not Target.TENSORRT and fuse is not Fuse.CONTRIB:
         for _, site in sites(view, Context(to)):
             if not isinstance(site, str):
@@ -126,7 +125,6 @@ _Coverage = Sequence[tuple[str, int]]
 
 
 def _gained(before: _Coverage, after: _Coverage) -> list[str]:
-    """Return the kinds of ops that are served more after."""
     return sorted({kind for (kind, a), (_, b) in zip(before, after, strict=True) if a < b})
 
 
@@ -194,7 +192,6 @@ def _candidates(view: View, judge: _KernelCheck) -> Iterator[int]:
 
 
 def _versions(types: Sequence[str], opset: int, steps: Sequence[int]) -> tuple[int, ...]:
-    """Return the schema versions of op types at an opset, and the steps that it has passed."""
     schemas = (onnx_schema("", op_type, opset) for op_type in types)
     return (*(s.since_version if s is not None else 0 for s in schemas), *(int(opset >= s) for s in steps))
 

@@ -55,7 +55,6 @@ def _rms_norm(attributes: _Attributes, x: Array, skip: Array, gamma: Array, bias
 
 
 def _gelu(attributes: _Attributes, x: Array, bias: Array | None = None) -> _Results:
-    """x Φ(x), of x plus a bias where there is one."""
     x = _plus(x, bias)
     erf = np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))
     return (x * (1 + erf) / 2,)
@@ -73,7 +72,6 @@ def _quick_gelu(attributes: _Attributes, x: Array) -> _Results:
 
 
 def _product(attributes: _Attributes, a: Array, b: Array) -> _Results:
-    """alpha · A · B, either of them with its last two axes swapped first."""
     a = a.swapaxes(-1, -2) if attributes.get("transA") else a
     b = b.swapaxes(-1, -2) if attributes.get("transB") else b
     return (attributes.get("alpha", 1.0) * (a @ b),)
@@ -96,7 +94,6 @@ def _attention(attributes: _Attributes, *operands: Array | None) -> _Results:
 
 
 def _split(array: Array, heads: int) -> Array:
-    """Heads before tokens."""
     if array.ndim == _SPLIT:
         return array
     batch, tokens, _ = array.shape

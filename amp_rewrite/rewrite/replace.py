@@ -54,7 +54,6 @@ def _replaced(view: View, replacements: Sequence[Replacement]) -> Model:
 
 
 def _import(proto: ModelProto, replacements: Sequence[Replacement]) -> None:
-    """Import the domains of new nodes."""
     imported = {normal_domain(i.domain) for i in proto.opset_import}
     for domain in sorted({normal_domain(each.node.domain) for each in replacements} - imported):
         proto.opset_import.add(domain=domain, version=1)
@@ -88,7 +87,6 @@ def _pure(op: Op) -> bool:
 
 
 def _named_elsewhere(proto: ModelProto) -> set[str]:
-    """Return the names by which quantization annotations and formal inputs refer to values."""
     names = {a.tensor_name for a in proto.graph.quantization_annotation}
     for annotation in proto.graph.quantization_annotation:
         names.update(entry.value for entry in annotation.quant_parameter_tensor_names)

@@ -23,7 +23,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import int_attribute, text_attribute
 from amp_rewrite.ir.builder import new_node, restate
-from amp_rewrite.ir.graphs import needed, rename_node, renamed
+from amp_rewrite.ir.graphs import rename_node, renamed
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape, fixed, shape_at
@@ -118,13 +118,11 @@ class _Case:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What nodes of one form have in common."""
         held = tuple((name, array.tobytes()) for name, array in self.constants.items())
         known = tuple(self.types.items()), tuple(self.shapes.items()), self.typed
         return self.node.SerializeToString(deterministic=True), *known, held
 
     def alone(self, prefix: str) -> GraphProto:
-        """Return a graph of this node alone, its names behind a prefix."""
         node = clone(self.node)
         rename_node(node, lambda name: prefix + name)
         declare = onnx.helper.make_tensor_value_info
@@ -137,75 +135,57 @@ class _Case:
 def restated(view: View, ops: Sequence[Op], opset: int) -> Mapping[OpId, Form] | tuple[Op, str]:
     """Return the form of each op at another opset; or the first op that has none, and why."""
     dims = known_dims(view) if ops else {}
-    cases: dict[tuple[object, ...], _Case] = {}
-    keys: dict[OpId, tuple[object, ...]] = {}
+    known: dict[tuple[object, ...], Form | str] = {}
+    found: dict[OpId, Form] = {}
     for op in ops:
         case = _Case.of(view, op, dims)
         if isinstance(case, str):
             return op, case
-        keys[op.id] = case.key
-        cases.setdefault(case.key, case)
-    forms: dict[tuple[object, ...], Form] = {}
-    for key, form in zip(cases, _forms(list(cases.values()), opset), strict=True):
+        if case.key not in known:
+            known[case.key] = _form(case, opset)
+        form = known[case.key]
         if isinstance(form, str):
-            return next(op for op in ops if keys[op.id] == key), form
-        forms[key] = form
-    return {op: forms[key] for op, key in keys.items()}
+            return op, form
+        found[op.id] = form
+    return found
 
 
 # -- the forms -------------------------------------------------------------------------------------
 
 
-def _forms(cases: Sequence[_Case], opset: int) -> list[Form | str]:
-    """Return the form of each case, or why it has none. One run of the converter, unless one of them fails."""
-    of_rows = [case.op_type in _ROWS and case.opset < FIRST_ROW_SOFTMAX <= opset for case in cases]
-    others = [case for case, own in zip(cases, of_rows, strict=True) if not own]
-    together = _converted(others, opset)
-    if isinstance(together, str):
-        alone = [_converted([case], opset) for case in others]
-        made = iter([form if isinstance(form, str) else form[0] for form in alone])
-    else:
-        made = iter(together)
-    forms = [_over_rows(case) if own else next(made) for case, own in zip(cases, of_rows, strict=True)]
-    return [form if isinstance(form, str) else _completed(case, form) for case, form in zip(cases, forms, strict=True)]
+def _form(case: _Case, opset: int) -> Form | str:
+    """Return the form of a case, or why it has none."""
+    own = case.op_type in _ROWS and case.opset < FIRST_ROW_SOFTMAX <= opset
+    form = _over_rows(case) if own else _converted(case, opset)
+    return form if isinstance(form, str) else _completed(case, form)
 
 
-def _converted(cases: Sequence[_Case], opset: int) -> list[Form] | str:
-    """Return what onnx's converter makes of each case, or what it says of one of them."""
-    if not cases:
-        return []
-    imports = [onnx.helper.make_opsetid("", cases[0].opset)]
-    model = onnx.helper.make_model(GraphProto(name="g"), opset_imports=imports)
-    for number, case in enumerate(cases):
-        own = case.alone(f"{number}/")
-        for field in ("node", "input", "output", "initializer"):
-            getattr(model.graph, field).extend(getattr(own, field))
+def _converted(case: _Case, opset: int) -> Form | str:
+    """Return what onnx's converter makes of a case, its Constants as constants; or what it says."""
+    imports = [onnx.helper.make_opsetid("", case.opset)]
+    model = onnx.helper.make_model(case.alone(_PREFIX), opset_imports=imports)
     try:
         made = onnx.version_converter.convert_version(model, opset).graph
-    except (RuntimeError, ValueError, onnx.version_converter.ConvertError) as cause:
+    except (RuntimeError, ValueError) as cause:
         return f"onnx's converter: {one_line(cause).rpartition('failed: ')[2][:120]}"
     given = {t.name for t in model.graph.initializer}
-    added = {t.name: t for t in made.initializer if t.name not in given}
-    return [_form(number, case, made.node, added) for number, case in enumerate(cases)]
-
-
-def _form(number: int, case: _Case, nodes: Sequence[NodeProto], added: Mapping[str, TensorProto]) -> Form:
-    """Return the part of a converted graph that makes the results of one case, its Constants as constants."""
-    prefix = f"{number}/"
-    own = needed(nodes, [prefix + name for name in case.node.output if name])
-    constants = {name: tensor for made in own for name in made.input if (tensor := added.get(name)) is not None}
-    constants.update({made.output[0]: made.attribute[0].t for made in own if made.op_type == "Constant"})
-    own = [made for made in own if made.op_type != "Constant"]
+    constants = {t.name: t for t in made.initializer if t.name not in given}
+    constants.update({node.output[0]: node.attribute[0].t for node in made.node if node.op_type == "Constant"})
+    own = [node for node in made.node if node.op_type != "Constant"]
+    constants = {name: constants[name] for node in own for name in node.input if name in constants}
     inner = {name: _word(name, own) for name in constants}
-    inner.update((name, made.op_type.lower()) for made in own for name in made.output if not name.startswith(prefix))
-    names = {name: inner.get(name, name.removeprefix(prefix)) for made in own for name in (*made.input, *made.output)}
+    inner.update((name, node.op_type.lower()) for node in own for name in node.output if not name.startswith(_PREFIX))
+    names = {name: inner.get(name, name.removeprefix(_PREFIX)) for node in own for name in (*node.input, *node.output)}
     held = []
     for name, tensor in constants.items():
         held.append(clone(tensor))
         held[-1].name = names[name]
-    for made in own:
-        made.ClearField("name")
-    return Form(tuple(renamed(made, names) for made in own), tuple(held))
+    for node in own:
+        node.ClearField("name")
+    return Form(tuple(renamed(node, names) for node in own), tuple(held))
+
+
+_PREFIX = "own/"  # of the names of a case: other names are the converter's
 
 
 def _word(name: str, nodes: Sequence[NodeProto]) -> str:

@@ -36,7 +36,6 @@ def write(site: FusibleAttention) -> WrittenAttention:
 
 
 def _with_freed(view: View, ops: Iterable[OpId], moves: Iterable[OpId]) -> tuple[OpId, ...]:
-    """Return the ops, and the moves that only replaced ops read."""
     gone = set(ops)
     for op_id in sorted(moves, reverse=True):
         result = view.ops[op_id].outputs[0]
@@ -80,7 +79,6 @@ class _AttentionWriter(Surroundings):
         return self.before("Transpose", (name,), f"{self.site.last.node.output[0]}_{words}", perm=source.perm)
 
     def _split(self, name: str) -> str:
-        """Make four axes of three, the first split in batch and heads."""
         heads = self.site.heads
         if heads == 1:
             return self.before("Unsqueeze", (name, self.constant(f"{name}_head_axis", np.array([1]))), f"{name}_head")
@@ -90,7 +88,6 @@ class _AttentionWriter(Surroundings):
         return self.before("Reshape", (name, shape), f"{name}_{heads}_heads_split")
 
     def _ended(self, result: str, seeing: str | None) -> str:
-        """Return the name of the operator's output, of which the nodes behind it make the result."""
         site, steps = self.site, list[Callable[[str, str], None]]()
         if seeing is not None:
             steps.append(lambda x, y: self.after("Where", (seeing, x, self._zero(seeing)), y))
@@ -104,7 +101,6 @@ class _AttentionWriter(Surroundings):
         return names[0]
 
     def _join(self, source: str, result: str) -> None:
-        """Make three axes of four, batch and heads as one."""
         if self.site.heads == 1:
             self.after("Squeeze", (source, self.constant(f"{result}_head_axis", np.array([1]))), result)
             return
@@ -132,7 +128,6 @@ class _AttentionWriter(Surroundings):
         return mask, seeing
 
     def _laid(self, value: ValueId) -> str:
-        """Return a mask or a bias, with batch and heads split where they are one axis of it."""
         name = self.view.value_name(value)
         return self._split(name) if value in self.site.split else name
 

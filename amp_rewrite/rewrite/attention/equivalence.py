@@ -126,13 +126,11 @@ def _trials(
 
 
 def _lie(source: OperandSource, x: Array) -> Array:
-    """Return four axes of an operand as its source has them."""
     laid = x.transpose(np.argsort(source.perm))
     return merged(laid) if source.heads else laid
 
 
 def _stand(source: OperandSource, x: Array) -> Array:
-    """Return the four axes of an operand that its source holds."""
     parted = x.reshape(-1, source.heads, *x.shape[1:]) if source.heads else x
     return parted.transpose(source.perm)
 
@@ -149,7 +147,6 @@ def _shapes(site: FusibleAttention, scores: tuple[int, ...]) -> Arrays:
 
 
 def _masks(site: FusibleAttention, rng: np.random.Generator, scores: tuple[int, ...]) -> tuple[dict[str, Array], Array]:
-    """Return feeds of mask and biases by the model's names, and where keys are shown."""
     view, form = site.view, site.form
     shown = np.ones(scores[-2:], bool)
     fed: dict[str, Array] = {}

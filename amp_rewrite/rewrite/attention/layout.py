@@ -137,7 +137,6 @@ def _carried(entry: Dims, steps: tuple[_Step, ...], heads: int) -> _Move | None:
 
 
 def _move_of(entry: Array | None, moved: Array | None, heads: int) -> _Move | None:
-    """Return how a result of moves comes from an array of distinct elements."""
     x, result = (_split(array, heads) for array in (entry, moved))
     if x is None or result is None:
         return None
@@ -159,19 +158,16 @@ def _split(array: Array | None, heads: int) -> Array | None:
 
 
 def _sizes(ends: Sequence[Dims]) -> dict[str, int] | None:
-    """Return distinct sizes for free dimensions, by name; None if there are too many."""
     names = dict.fromkeys(name for end in ends for d in end for name in sorted(names_in(d)))
     return dict(zip(names, _FREE, strict=False)) if len(names) + RANK <= len(_FREE) else None
 
 
 def _sized(dims: Dims, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
-    """Return the dimensions with sizes for their names; None if one is not known."""
     sized = tuple(renamed(d, sizes) for d in dims)
     return tuple(d for d in sized if isinstance(d, int)) if all(isinstance(d, int) for d in sized) else None
 
 
 def _marked(dims: Dims, sizes: Mapping[str, int] | None) -> Array | None:
-    """Return an array of these dimensions, no two elements alike."""
     if sizes is None:
         return None
     free = iter(_FREE[len(sizes) :])
@@ -181,7 +177,6 @@ def _marked(dims: Dims, sizes: Mapping[str, int] | None) -> Array | None:
 
 
 def _moved(kind: str, perm: tuple[int, ...], x: Array, shape: tuple[int, ...]) -> Array | None:
-    """Move an array to a result of this shape; None if it cannot have that shape."""
     if kind == "Transpose":
         if perm and len(perm) != x.ndim:
             return None

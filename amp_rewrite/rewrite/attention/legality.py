@@ -114,7 +114,6 @@ def _heads(view: View, form: AttentionForm, dims: AllDims) -> int | str:
 
 
 def _parted(view: View, form: AttentionForm, dims: AllDims, whole: Dims) -> Op | None:
-    """Return the op that alone reads the result, and splits it in batch and heads."""
     reader = only_reader(view, form.last.outputs[0], "Reshape")
     if reader is None or form.turned or None in whole:
         return None
@@ -135,7 +134,6 @@ def _misfit(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
 
 
 def _masked(site: FusibleAttention, dims: AllDims, queries: Dims, to: DType) -> FusibleAttention | str:
-    """Return the site with what is known of its mask and its biases."""
     view, form, hiding, biases = site.view, site.form, site.form.hiding, site.form.biases
     shown = hiding.shown if hiding is not None else None
     if shown is not None and bool(shown.all()):
@@ -166,7 +164,6 @@ def _masked(site: FusibleAttention, dims: AllDims, queries: Dims, to: DType) -> 
 
 
 def _stated(site: FusibleAttention, dims: AllDims, value: ValueId) -> Dims:
-    """Return the dimensions of a mask or bias; () if they are not known."""
     held = numbers(site.view, value)
     return held.shape if held is not None else dims_at(site.view, dims, value)
 
@@ -206,7 +203,6 @@ def _whole(stated: Sequence[Dims], lengths: Dims) -> bool:
 
 
 def _triangular(shown: Array) -> bool:
-    """True if each query sees the keys up to its own, in all batches and heads alike."""
     rows, keys = shown.shape[-2:] if shown.ndim > 1 else (0, 1)
     return rows == keys and bool((shown == np.tri(rows, dtype=bool)).all())
 
@@ -239,7 +235,6 @@ def _unbounded(view: View, bias: ValueId, to: DType) -> str | None:
 
 
 def _within_bounds(op: Op) -> bool:
-    """True if an op gives small numbers for any input."""
     fill = attribute(op.node, "value") if op.kind == "ConstantOfShape" else None
     held = to_array(fill.t) if fill is not None else np.zeros(1)
     return op.kind in SMALL or (op.kind == "ConstantOfShape" and bool(np.isfinite(held).all()))

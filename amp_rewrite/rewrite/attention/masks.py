@@ -97,7 +97,6 @@ def _multiple(view: View, op: Op, value: ValueId) -> ScoreMask | None:
 
 
 def _whole(view: View, value: ValueId | None) -> bool:
-    """True if a float is made of integers or bools by ops that keep numbers whole."""
     pending, seen = [value], 0
     while pending:
         read, seen = pending.pop(), seen + 1

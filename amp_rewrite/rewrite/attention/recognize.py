@@ -107,7 +107,6 @@ def _uncopied(view: View, value: ValueId | None) -> tuple[ValueId | None, Sequen
 
 
 def _copies(view: View, op: Op) -> bool:
-    """True for an Identity, and for a Cast to the type that it reads."""
     return op.kind == "Identity" or (op.kind == "Cast" and keeps_type(view, op))
 
 
@@ -174,7 +173,6 @@ class _Reading:
         return None
 
     def unscaled(self, product: Op, slot: int) -> ValueId:
-        """Return an operand of a product without the factors that only this product's operand has."""
         reader, value = product, product.inputs[slot]
         while (op := self.view.producer(value)) is not None and op.kind in SCALINGS:
             at = next((i for i in _SCORES[op.kind] if number(self.view, op.inputs[1 - i], axes=1) is not None), None)
@@ -235,7 +233,6 @@ class _Reading:
 
 
 def _unfit(view: View, form: AttentionForm) -> str | None:
-    """Return which types, readers or numbers of a form forbid fusing it."""
     inside = set(form.ops)
     for op_id in form.ops:
         if not only_float32(view, (op_id,)):

@@ -56,7 +56,6 @@ def _proved(site: OpIndex, match: Proposal) -> Outcome:
 
 
 def _declaring(view: View, context: Context, outcome: Outcome) -> Outcome:
-    """Return a fusion with the types of its results, which onnx cannot infer."""
     if isinstance(outcome, Refusal):
         return outcome
     results, dims, scope = [], context.dims(view), view.ops[outcome.last].scope
@@ -222,7 +221,6 @@ def _skip_norm(site: OpIndex, norm: Operator, add: Op, copies: Sequence[Op]) -> 
 
 
 def _odd_norm(site: OpIndex, norm: Operator, shape: Dims) -> str | None:
-    """Return what a norm has that its twin lacks."""
     if any(v is not None for v in norm.last.outputs[1:]):
         return "its mean or deviation is read"
     if int_attribute(norm.node, "axis", -1) not in (-1, len(shape) - 1):
@@ -285,14 +283,12 @@ _WIDTH = 61
 
 
 def _activation(site: OpIndex, kind: str, op_type: str, ops: Sequence[OpId], tried: Tried, **stated: float) -> Proposal:
-    """Return the match of ops that end in an activation of the values that are tried."""
     last = site.view.ops[max(ops)]
     node = fused_node(op_type, last, site.names(*tried), list(last.node.output), stated, DOMAIN)
     return Proposal(Replacement(kind, tuple(ops), last.id, node), tried, elementwise=True)
 
 
 def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId] | None:
-    """Return the Add before an activation that alone reads it, its operand, and its bias."""
     view = site.view
     add = view.producer(x, "Add")
     if add is None or add.scope != gelu.last.scope or not site.floats((add.id,)):

@@ -139,7 +139,6 @@ class _MultiHeadWriter(Surroundings):
         return (transpose, reshape) if fits else ()
 
     def _ended(self, result: str, seeing: str | None, *, packed: bool) -> str:
-        """Return the name of the node's output, from which the nodes behind it make the result."""
         if packed and seeing is None:
             return result
         attended = flat = self.name(f"{result}_attended")
@@ -234,14 +233,12 @@ class _MultiHeadWriter(Surroundings):
     # -- nodes -------------------------------------------------------------------------------------
 
     def _over(self, op_type: str, read: str, axis: int, stem: str, **stated: Any) -> str:
-        """Add a node over one axis, which is an attribute or an input, as the opset has it."""
         if self.site.view.opset < FIRST_AXES_INPUT:
             return self.before(op_type, (read,), stem, axes=[axis], **stated)
         return self.before(op_type, (read, self.constant(f"{stem}_axis", np.array([axis]))), stem, **stated)
 
 
 def _splits(before: Dims, after: Dims) -> bool:
-    """True if a Reshape from one to the other only splits the last of three axes in two."""
     if len(before) != RANK - 1 or len(after) != RANK or None in before or before[:2] != after[:2]:
         return False
     first, second = after[2:]

@@ -83,7 +83,6 @@ def log_sum_exp(b: LowBuilder, site: LowOp) -> list[str] | None:
 
 
 def _reduced_axes(site: LowOp) -> list[int] | None:
-    """Return the axes of a reduction, ascending; None if they are unknown."""
     shape = site.shape(0)
     if shape is None:
         return None
@@ -135,7 +134,6 @@ def _grid(shape: Shape, axes: Sequence[int]) -> tuple[int, int]:
 
 
 def _power_above(number: int) -> int:
-    """Return the smallest power of two that is at least as large."""
     return 1 << (max(1, number) - 1).bit_length()
 
 
@@ -157,7 +155,6 @@ def _added(b: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
 
 
 def _count(b: LowBuilder, site: LowOp, axes: Sequence[int]) -> str:
-    """Return the number of terms in the low type, which may round it, or make it infinite."""
     count = elements([(site.shape(0) or ())[axis] for axis in axes])
     if count is not None:
         return b.number(count)

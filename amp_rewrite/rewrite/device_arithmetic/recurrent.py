@@ -46,7 +46,6 @@ class _Cell(NamedTuple):
 
 
 def _total(b: LowBuilder, *terms: str) -> str:
-    """Add up those of the terms that are there, one by one."""
     return reduce(partial(b.low, "Add"), filter(None, terms))
 
 
@@ -66,12 +65,10 @@ def _tanh(b: LowBuilder, x: str) -> str:
 
 
 def _fused(b: LowBuilder, x: str, y: str, z: str) -> str:
-    """x · y + z, rounded once."""
     return b.low("Add", b.op("Mul", x, y), z)
 
 
 def _lstm(b: LowBuilder, gates: Sequence[_Gate], states: Sequence[str]) -> list[str]:
-    """Gates in the order i, o, f, c."""
     i, o, f = (_sigmoid(b, _sum(b, gate)) for gate in gates[:3])
     cell = _fused(b, f, states[1], b.low("Mul", i, _tanh(b, _sum(b, gates[3]))))
     return [b.low("Mul", o, _tanh(b, cell)), cell]
@@ -114,7 +111,6 @@ def layer(b: LowBuilder, site: LowOp) -> list[str] | None:
 
 
 def _joined(b: LowBuilder, parts: Sequence[str], axis: int) -> str:
-    """Return the results of all directions along a new axis."""
     return b.op("Concat", *(b.unsqueeze(part, [axis]) for part in parts), axis=axis)
 
 
@@ -153,11 +149,9 @@ class _Direction:
         return [sequence, *last]
 
     def _of(self, b: LowBuilder, slot: int) -> str:
-        """Return what an input holds for this direction."""
         return b.op("Gather", self.site.input(slot), b.constant(np.array(self.index, np.int64)), axis=0)
 
     def _blocks(self, b: LowBuilder, slot: int) -> str:
-        """Return weights as [blocks, terms of a block, gates · hidden]."""
         weight, (_, size, length) = self._of(b, slot), self.site.static(slot) or (0, 0, 0)
         terms = b.op("Transpose", b.filled(weight, length, _TERMS), perm=[1, 0])
         return b.shaped(terms, [-1, _TERMS, size])

@@ -1,8 +1,7 @@
 """Masks that are added to attention scores, rewritten as selections, and other constants there, made small.
 
 In float32 both give the same: beside −1e30 a score is lost, whatever it is. In a low type a sum with −3.4e38 overflows
-to −inf, and a row that is masked throughout becomes NaN; a selection keeps every score finite. A mask that also carries
-a bias, as the relative positions of a T5 do, is Where(shown, bias, −3.4e38): the bias is added, and the mask selects.
+to −inf, and a row that is masked throughout becomes NaN; a selection keeps every score finite.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
@@ -21,7 +20,6 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.dataflow import Flow, number
 from amp_rewrite.ir.names import claimed, unused
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
@@ -51,11 +49,6 @@ def select_masks(view: View, context: Context) -> Iterator[Replacement]:
     for added in (False, True):
         for op, mask in (pair for pair in masks if pair[1].added == added):
             yield _selected(view, op, mask, constants(mask.value, mask.shows, added))
-
-
-def select_biased(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each sum of scores and a mask that carries a bias by a sum with the bias, which the mask selects."""
-    yield from (_selected(view, op, mask) for op in _scored(view) if (mask := _biased_mask_of(view, op)) is not None)
 
 
 # -- sums of scores and masks ----------------------------------------------------------------------
@@ -91,14 +84,13 @@ def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
 class _Mask:
     """The operand `slot` of a sum: 0 where the condition holds and the fill elsewhere, or (not `shows`) the reverse.
 
-    `added`: it may stay a summand, since no row is masked throughout. `bias`: the number that stands for 0.
+    `added`: it may stay a summand, since no row is masked throughout.
     """
 
     value: ValueId
     slot: int
     shows: bool
     added: bool = False
-    bias: ValueId | None = None
 
 
 def _operands(op: Op) -> Iterator[tuple[int, ValueId]]:
@@ -108,7 +100,6 @@ def _operands(op: Op) -> Iterator[tuple[int, ValueId]]:
 
 
 def _mask_of(view: View, op: Op) -> _Mask | None:
-    """Return the mask among the operands of a sum."""
     for slot, value in _operands(op):
         shows = _shows(view, value)
         if shows is not None:
@@ -126,14 +117,12 @@ def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
 
 
 def _shown(view: View, value: ValueId, shows: bool) -> Array | None:
-    """Return where a mask is 0, if it is a constant or a Where by a constant condition."""
     where = view.producer(value, "Where")
     values = _readable(view, where.inputs[0] if where is not None else value)
     return None if values is None else np.asarray(values == (shows if where is not None else 0))
 
 
 def _readable(view: View, value: ValueId | None) -> Array | None:
-    """Return the elements of a constant that is small enough for a mask."""
     values = view.array(value, _LARGEST_MASK)
     return values if values is not None and values.ndim and values.size else None
 
@@ -152,34 +141,17 @@ def _shows(view: View, value: ValueId) -> bool | None:
     return True if -math.inf < least <= LOST and bool(((values == 0) | (values == least)).all()) else None
 
 
-def _biased_mask_of(view: View, op: Op) -> _Mask | None:
-    """Return the mask with a bias among the operands of a sum."""
-    for slot, value in _operands(op):
-        where = view.producer(value, "Where")
-        if where is None or where.scope != op.scope:
-            continue
-        for at, shows in ((2, True), (1, False)):
-            bias, fill = where.inputs[3 - at], number(view, where.inputs[at], axes=1)
-            if bias is not None and fill is not None and -math.inf < fill <= LOST and view.constant(bias) is None:
-                return _Mask(value, slot, shows, bias=bias)
-    return None
-
-
 # -- selections ------------------------------------------------------------------------------------
 
 
 def _selected(view: View, op: Op, mask: _Mask, weights: tuple[TensorProto, ...] = ()) -> Replacement:
     """Return the selection by a mask, or the sum with a fill in range; `weights` are its constants."""
     node, scores = clone(op.node), op.node.input[1 - mask.slot]
-    words, ahead = "a Where applies it instead, with the same result in every type", list[NodeProto]()
+    words = "a Where applies it instead, with the same result in every type"
     if mask.added:
         node.input[mask.slot] = weights[0].name
         words = f"its fill becomes {OUT_OF_REACH:g}, with the same result in every type"
     else:
-        if mask.bias is not None:
-            reads, scores = [scores, view.value_name(mask.bias)], unused(f"{node.output[0]}_biased", view.names)
-            ahead.append(new_node("Add", reads, scores, f"{node.name}_biased" if node.name else ""))
-            words = "its bias is added, and a Where applies the mask, with the same result in every type"
         where = view.producer(mask.value, "Where")
         if where is not None:
             condition, fill = where.node.input[0], where.node.input[2 if mask.shows else 1]
@@ -188,7 +160,7 @@ def _selected(view: View, op: Op, mask: _Mask, weights: tuple[TensorProto, ...] 
         node.op_type = "Where"
         node.input[:] = (condition, scores, fill) if mask.shows else (condition, fill, scores)
     finding = Finding("selected", op.node.input[mask.slot], f"a mask added to scores before a softmax: {words}")
-    return Replacement("mask", (op.id,), op.id, node, weights, ahead=tuple(ahead), findings=(finding,))
+    return Replacement("mask", (op.id,), op.id, node, weights, findings=(finding,))
 
 
 def _constants(view: View, value: ValueId, shows: bool, added: bool) -> tuple[TensorProto, ...]:
@@ -242,7 +214,6 @@ class _ConstantStore:
     held: dict[tuple[bytes, tuple[int, ...]], TensorProto] = field(default_factory=dict)
 
     def tensor(self, term: ScoreTerm, word: str, array: Array) -> TensorProto:
-        """Return numbers as a constant that is named after what a term reads."""
         key = (array.tobytes(), array.shape)
         if key not in self.held:
             name = claimed(f"{term.op.node.input[term.slot]}_{word}", self.taken)
@@ -272,7 +243,6 @@ def _beyond_range(row: ScoredRow, to: DType) -> ScoreTerm | None:
 
 
 def _with_term(kind: str, term: ScoreTerm, numbers: TensorProto, words: str) -> Replacement:
-    """Return the sum with other numbers in place of a term."""
     node = clone(term.op.node)
     name, node.input[term.slot] = node.input[term.slot], numbers.name
     return Replacement(kind, (term.op.id,), term.op.id, node, (numbers,), findings=(Finding(kind, name, words),))

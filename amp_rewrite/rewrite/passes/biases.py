@@ -131,14 +131,12 @@ class _Sum:
 
     @classmethod
     def before(cls, view: View, value: ValueId | None, reader: Op) -> _Sum | None:
-        """Return the sum that makes a value, if one op alone reads it."""
         made_by = view.producer(value, "Add")
         near = made_by is not None and made_by.scope == reader.scope and alone(view, value, reader)
         return cls.of(view, made_by) if near else None
 
 
 def _flat(view: View, value: ValueId) -> bool:
-    """True for a float32 constant that differs along the last of at most three axes alone."""
     tensor = view.constant(value)
     flat = tensor is not None and 1 <= len(tensor.dims) <= _TOKEN_AXES and all(d == 1 for d in tensor.dims[:-1])
     return flat and view.dtype(value) is DType.FLOAT
@@ -203,7 +201,6 @@ class _BiasMover:
         self.moved, self.negative = (unused(f"{result}_{word}", view.names) for word in ("bias", "negative_bias"))
 
     def replacement(self) -> Replacement | str:
-        """Return the nodes, or why biases stay where they are."""
         sums = [total for total in (self.keys, self.values) if total is not None]
         behind = [] if self.behind is None else [self.behind.zeroing, self.behind.product, self.behind.last]
         ops = sorted({op.id for op in (*(total.add for total in sums), self.op, *behind) if op is not None})

@@ -66,5 +66,4 @@ def _harmless(view: View, to: DType, uses: tuple[Use, ...], level: float) -> boo
 
 
 def _within(numbers: Array, least: float) -> Array:
-    """Return numbers with all finite ones within a bound."""
     return np.where(np.isfinite(numbers), np.clip(numbers, -least, least), numbers).astype(numbers.dtype)

@@ -24,8 +24,7 @@ from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
 from amp_rewrite.rewrite.contrib.fuse import fuse_attentions, fuse_contrib
-from amp_rewrite.rewrite.passes.attention_masks import select_biased, select_masks, shrink_score_constants
-from amp_rewrite.rewrite.passes.balanced_factors import balance_factors
+from amp_rewrite.rewrite.passes.attention_masks import select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.biases import move_attention_biases, split_biases, spread_gemms, widen_biases
 from amp_rewrite.rewrite.passes.bounded_fills import bound_fills
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
@@ -130,8 +129,7 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
 _SPELLING: tuple[tuple[Pass, ...], ...] = (
     (spell_out_casts,),
     (select_masks, split_biases),
-    (select_biased,),
-    (shrink_score_constants, balance_factors),
+    (shrink_score_constants,),
 )
 """The first selects no mask. A mask is bounded only where the scores are not selected by another one already."""
 

@@ -99,7 +99,6 @@ def _constants(view: View, linear: Op, norm: Op) -> list[tuple[str, Array]] | st
 
 
 def _channel_axis(linear: Op) -> int:
-    """Return the axis of the weight that counts output channels."""
     if linear.kind == "Gemm":
         return 0 if int_attribute(linear.node, "transB", 0) else 1
     return 1 if linear.kind == "ConvTranspose" else 0
@@ -165,7 +164,6 @@ def _channels_tried(linear: Op, weight: Array) -> int | None:
 
 
 def _cut(linear: Op, arrays: Arrays, few: int | None) -> dict[str, Array]:
-    """Return the first channels of weights, biases and statistics, in float64."""
     axis = _channel_axis(linear)
     at = {1: (slice(few),)}  # of a bias; of a weight its own axis
     return {

@@ -90,7 +90,6 @@ def _computed(view: View) -> Mapping[ValueId, Array]:
 
 
 def _small(view: View, value: ValueId) -> Array | None:
-    """Return the elements of a constant that is small enough to compute with."""
     return view.array(value, LARGEST) if view.dtype(value) in _TYPES else None
 
 

@@ -216,7 +216,6 @@ class _SpelledAttention(Surroundings):
 
     @property
     def known(self) -> bool:
-        """True if heads, widths, the rank of the mask and the length of what is causal are known."""
         sizes = all(self.heads) and all(self.widths) and self.heads[0] % self.heads[1] == 0
         return sizes and bool(self.length or not self.causal) and (self.mask_rank is None or self.mask_rank > 1)
 
@@ -257,7 +256,6 @@ class _SpelledAttention(Surroundings):
         return self.before("Where", (mask, scores, self._number("least", -np.inf)), f"{self.result}_{word}")
 
     def _laid(self, slot: int) -> str:
-        """Return an operand of four axes with as many heads as the queries have."""
         name: str = self.op.node.input[slot]
         stem = f"{self.result}_{'qkv'[slot]}"
         heads, width = self.heads[slot], self.widths[slot]

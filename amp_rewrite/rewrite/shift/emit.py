@@ -162,7 +162,6 @@ class _ShiftEmitter:
         return self._constant_allowed(value, exponent, summand=port.slot in _SUMMANDS.get(op.kind, ()))
 
     def _constant_allowed(self, value: ValueId, exponent: int, *, summand: bool) -> bool:
-        """True if a constant times 2⁻ᵉ is exact in float32, and keeps its digits in the low type."""
         key = value, exponent, summand
         if key not in self.keeps:
             tensor, model = self.view.constant(value), self.view.model
@@ -215,7 +214,6 @@ class _ShiftEmitter:
         )
 
     def _name(self, value: ValueId) -> str:
-        """Return the name of a value in the scale in which it is computed."""
         natural = self.natural.get(value, 0)
         if not natural:
             return self.view.value_name(value)

@@ -168,7 +168,6 @@ def kinds() -> frozenset[str]:
 
 
 def _ports(view: View, op: Op) -> Iterator[OpPort]:
-    """Yield the float32 tensors that an op reads and makes."""
     for side, values in (("y", op.outputs), ("x", op.inputs)):
         for slot, value in enumerate(values):
             if value is not None and view.tensor_dtype(value) is DType.FLOAT:
@@ -230,7 +229,6 @@ def _batch_norm(view: View, op: Op) -> str:
 
 
 def _div(view: View, op: Op) -> str:
-    """The inverse of a value takes the opposite exponent, whatever number is divided."""
     return "y0 = - x1" if view.constant(op.inputs[0]) is not None else "y0 = x0 - x1"
 
 
@@ -257,7 +255,6 @@ def _has(op: Op, *slots: int) -> bool:
 
 
 def _shows_scores(op: Op) -> bool:
-    """True if an attention gives its scores, or their softmax, as a result."""
     return len(op.outputs) > 3 and op.outputs[3] is not None
 
 
@@ -292,7 +289,6 @@ def _grouped(view: View, op: Op) -> str:
 
 
 def _fused(view: View, op: Op) -> str:
-    """The activation behind a product passes a shift if the operator of its name does."""
     if text_attribute(op.node, "activation") not in ("", "Relu", "LeakyRelu"):
         return ""
     return _rows()["Gemm" if op.op_type == "FusedGemm" else "Conv"] + (", y0 = x3" if op.op_type == "FusedConv" else "")

@@ -173,7 +173,6 @@ def is_residual(view: View, value: ValueId) -> bool:
 
 
 def _sums(view: View, op: Op) -> bool:
-    """True for a norm that adds two computed values first."""
     return op.kind in SKIP_NORMS and all(view.constant(v) is None for v in op.inputs[:2])
 
 

@@ -59,7 +59,6 @@ def constant_keeps(array: Array, exponent: int, to: DType, *, flush: bool) -> bo
 
 
 def _error(exact: Array, to: DType, flush: bool) -> float:
-    """Return the root of the summed squares of rounding errors."""
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = exact.astype(np.float32).astype(to.numpy).astype(np.float64)
         if flush:

@@ -18,7 +18,6 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.attention import masks
 from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH, hides
 from amp_rewrite.rewrite.passes.attention_masks import select_masks
 from amp_rewrite.rewrite.replace import run_round
@@ -176,53 +175,9 @@ def test_it_is_a_selection_where_a_row_may_be_masked_or_a_masked_score_is_seen(r
     assert kinds(selected(causal(reader, opset))).split()[1] == "Where"
 
 
-def test_a_mask_that_nothing_else_reads_is_gone_and_one_that_is_read_stays() -> None:
-    assert kinds(selected(model())) == "MatMul Where Softmax"
-    read = model(reader="s = Softmax (z)  y = Add (s, mask)")
-    assert kinds(selected(read)) == "MatMul Where Where Softmax Add"
-    stored = [tensor.name for tensor in selected(constant(LEAST)).model.proto.graph.initializer]
-    assert stored == ["zero", "least", "ten", "fair", "mask_shown", "mask_fill"]
-
-
-def test_a_mask_in_a_body_is_selected_there() -> None:
-    body = """y = If (flag) <then_branch = t () => (float[3,3] p) {
-            z = Add (a, mask)
-            p = Softmax (z)
-        }, else_branch = e () => (float[3,3] q) { q = Identity (a) }>"""
-    text = f"""<ir_version: 8, opset_import: ["": 18]>
-    g (float[3,8] x, float[8,3] w, bool[3,3] seen, bool flag) => (float[3,3] y)
-    <float zero = {{0}}, float least = {{{LOWEST}}}> {{
-        a = MatMul (x, w)
-        {WHERE}
-        {body}
-    }}"""
-    proto = onnx.parser.parse_model(text)
-    feed = {**SCORES, "flag": np.array(True)}
-    assert run(selected(proto).model.proto, feed).tobytes() == run(proto, feed).tobytes()
-    assert kinds(selected(proto)).count("Where") == 1
-
-
-def test_the_report_says_which_mask_selects_and_a_second_conversion_finds_none() -> None:
-    once = amp_rewrite.convert(model(reader="p = Softmax (z)  y = MatMul (p, x)"))
-    assert [finding.subject for finding in once.report.findings if finding.kind == "selected"] == ["mask"]
-    again = amp_rewrite.convert(once.model)
-    assert [finding.kind for finding in again.report.findings] == []
-    assert again.model == once.model
-
-
 def test_without_safety_rules_the_sum_stays() -> None:
     converted = amp_rewrite.convert(model(), safety="none")
     assert "Add" in kinds(converted.view)
-
-
-def test_a_constant_mask_that_two_kinds_of_softmax_read_gets_constants_for_each() -> None:
-    """One sum stays a sum with a bounded fill, the other becomes a selection by a bool."""
-    made = model("", "b = Neg (a)  u = Add (b, mask)  t = LogSoftmax (u)  s = Softmax (z)  y = Mul (s, t)")
-    mask = np.where(SHOWN | SHOWN.T, np.float32(0), np.float32(LOWEST))
-    made.graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
-    after = selected(made)
-    assert kinds(after) == "MatMul Add Neg Where LogSoftmax Softmax Mul"
-    np.testing.assert_array_equal(run(after.model.proto), run(made))
 
 
 @pytest.mark.parametrize(
@@ -241,15 +196,3 @@ def test_a_fill_hides_beside_a_score_that_its_row_shows_or_if_it_is_huge(
 ) -> None:
     fills = (OUT_OF_REACH / 2, OUT_OF_REACH, LOST / 2, LOST)
     assert [hides(fill, shown) for fill in fills] == [False, seen, seen, True]
-
-
-@pytest.mark.parametrize(("most", "whole"), [(6, False), (7, True)])
-def test_whole_numbers_are_followed_through_so_many_values(
-    most: int, whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = """<ir_version: 8, opset_import: ["": 18]> g (bool[2] m) => (float[2] d) {
-        a = Cast <to = 1> (m)  b = Identity (a)  c = Add (b, b)  d = Identity (c) }"""
-    view = View.of(Model.load(onnx.parser.parse_model(text)))
-    monkeypatch.setattr(masks, "_MOST_VALUES", most)
-    value = next(value.id for value in view.values if value.name == "d")
-    assert masks._whole(view, value) is whole

@@ -174,26 +174,9 @@ def test_a_fill_that_fits_stays_float32_where_a_temperature_makes_it_too_large()
         assert ("d" in lowered(converted)) is low
 
 
-def test_a_fill_of_constant_of_shape_is_bounded_where_it_is_made() -> None:
-    proto = model(f"a=MatMul(q,k);fill=ConstantOfShape(width);s=Where(m,a,fill);d=Div(s,half);{SOFT}", 0.0)
-    (node,) = (node for node in proto.graph.node if node.op_type == "ConstantOfShape")
-    number = onnx.numpy_helper.from_array(np.array([-1e9], np.float32))
-    node.attribute.append(onnx.helper.make_attribute("value", number))
-    converted = convert(proto, to="float16")
-    judge(proto, converted, "float16")
-    (node,) = (node for node in converted.result.proto.graph.node if node.op_type == "ConstantOfShape")
-    assert onnx.numpy_helper.to_array(node.attribute[0].t).tolist() == [-16376.0]
-
-
 def test_a_bound_keeps_the_whole_range_and_infinity_stays() -> None:
     bound = convert(model("a=MatMul(q,k);s=Max(a,fill);p=Softmax(s);z=MatMul(p,q)", -1e9), to="float16")
     stored = {t.name: onnx.numpy_helper.to_array(t) for t in bound.result.proto.graph.initializer}
     assert stored["fill"] == -65504
     infinite = convert(model(f"{S}d=Div(s,half);{SOFT}", -np.inf), to="float16")
     assert any(np.isneginf(onnx.numpy_helper.to_array(t)).any() for t in infinite.result.proto.graph.initializer)
-
-
-def test_uses_of_one_constant_are_judged_one_by_one() -> None:
-    both = convert(model(f"{S}{SOFT.replace('d', 's')};c=Where(m,a,fill);y=Identity(c)", -1e9), to="float16")
-    low = lowered(both)
-    assert "s" in low and "c" not in low

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,24 +19,14 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.reports.report import Report
 from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
 from amp_rewrite.settings.choices import Fuse, Target
 from support.contrib_models import (
-    ATTENDED,
-    HIDDEN,
     LAYER_NORM,
-    MASKED,
-    MERGED,
     NORM,
-    REST,
-    SOFTMAX,
-    SPLIT,
     SUM,
-    attention_of,
     fused,
     model_of,
-    random_feed,
 )
 from support.fusing import kinds, outputs_of
 from support.paths import TESTS
@@ -72,13 +61,6 @@ def test_converting_twice_changes_nothing() -> None:
     assert twice.model.SerializeToString() == once.SerializeToString()
 
 
-def test_nothing_is_fused_where_nothing_is_lowered() -> None:
-    model = model_of(SUM + NORM)
-    made = amp_rewrite.convert(model, fuse="contrib")
-    assert made.plan.empty
-    assert made.model.SerializeToString() == model.SerializeToString()
-
-
 @pytest.mark.parametrize("target", ["onnx", "tensorrt"])
 def test_another_target_refuses_operators_of_onnxruntime(target: str) -> None:
     said = (
@@ -87,22 +69,6 @@ def test_another_target_refuses_operators_of_onnxruntime(target: str) -> None:
     )
     with pytest.raises(PolicyError, match=f"^{re.escape(said)}$"):
         amp_rewrite.convert(model_of(SUM + NORM), fuse="contrib", target=target)
-
-
-def test_on_the_command_line_it_is_one_line_and_no_file(tmp_path: Path) -> None:
-    onnx.save(between_products(SUM + NORM), tmp_path / "net.onnx")
-    arguments = ["net.onnx", "--fuse", "contrib", "-o", "out.onnx", "-q"]
-    command = [sys.executable, "-m", "amp_rewrite", *arguments]
-    refused = subprocess.run([*command, "--target", "onnx"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (refused.returncode, refused.stdout, refused.stderr) == (
-        2,
-        "",
-        "error: fuse 'contrib' makes operators that only onnxruntime has, and the target is 'onnx'; use target"
-        " 'ort-cuda', or fuse 'basic'\n",
-    )
-    assert [file.name for file in tmp_path.iterdir()] == ["net.onnx"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
-    assert "SkipLayerNormalization" in kinds(onnx.load(tmp_path / "out.onnx"))
 
 
 def test_what_else_a_model_carries_stays() -> None:
@@ -131,16 +97,6 @@ def test_what_else_a_model_carries_stays() -> None:
     assert made.training_info == model.training_info
 
 
-def test_local_functions_are_inlined_before() -> None:
-    text = """<ir_version: 8, opset_import: ["": 18, "own": 1]>
-        g (float[2,3,8] x, float[2,3,8] z, float[8,8] w) => (float[2,3,8] y)
-        { t = MatMul (x, w)  n = own.block (t, z)  y = MatMul (n, w) }
-        <domain: "own", opset_import: ["": 18]>
-        block (a, b) => (c) { s = Add (a, b)  c0 = Sigmoid (s)  c = Mul (s, c0) }"""
-    made = amp_rewrite.convert(onnx.parser.parse_model(text), fuse="contrib").model
-    assert [k for k in kinds(made) if k != "Cast"] == ["MatMul", "Add", "QuickGelu", "MatMul"]
-
-
 def test_the_results_are_declared_for_those_that_do_not_know_the_operator() -> None:
     body = "a = MatMul (x, w)  t = Add (a, z)  n = Neg (t)  " + NORM + "  y1 = Relu (y)"
     made = fused(model_of(body, outputs=OUT1))[0]
@@ -149,21 +105,6 @@ def test_the_results_are_declared_for_those_that_do_not_know_the_operator() -> N
 
 
 # -- data ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("largest", "dtype"), [(1.0, "float16"), (60000.0, "float32")])
-@pytest.mark.parametrize("packed", [True, False])
-def test_what_fusing_brings_counts_as_what_it_moves(packed: bool, largest: float, dtype: str) -> None:
-    """The masks, selections and layouts around an attention were never there to be measured; what they move was."""
-    end = (REST + MERGED, ATTENDED) if packed else ("y = MatMul (h, v)", "float[2,2,3,4] y")
-    model = attention_of(SPLIT + HIDDEN + SOFTMAX + end[0], MASKED, end[1])
-    feed: dict[str, Any] = {name: np.abs(array) + 1 for name, array in random_feed(model).items()}
-    feed |= {"u": largest * feed["u"] / feed["u"].max(), "mask": np.ones((2, 1, 3, 5), bool)}
-    made = amp_rewrite.convert(model, fuse="contrib", shift="none", ranges=amp_rewrite.calibrate(model, feed))
-    rows = {row.dtype for row in made.report.rows if row.op == "com.microsoft::MultiHeadAttention"}
-    assert rows == {dtype}
-    told = {f.kind for f in made.report.findings} & {"unseen", "overflow"}
-    assert told == (set() if dtype == "float16" else {"overflow"})
 
 
 # -- emulation ----------------------------------------------------------------------------------------
@@ -206,32 +147,6 @@ def test_the_sum_of_a_norm_is_rounded_in_emulation(op_type: str, scale: float) -
 def words(made: amp_rewrite.Converted) -> dict[str, str]:
     (entry,) = (p.value for p in made.model.metadata_props if p.key == "amp_rewrite")
     return dict(word.split("=", 1) for word in entry.split(" "))
-
-
-def test_the_model_and_its_report_say_what_was_asked_beyond_the_usual() -> None:
-    wide = between_products(SUM + NORM)
-    made = amp_rewrite.convert(wide, fuse="basic", opset="auto", lower=["op=MatMul"])
-    asked = {"fuse": "basic", "opset": "auto"}
-    header = made.report.model
-    assert {name: words(made)[name] for name in asked} == asked
-    assert {name: getattr(header, name) for name in asked} == asked
-    assert Report.from_json(made.report.to_json(), "r.json").model == header
-    line = next(line for line in made.report.text().splitlines() if line.startswith("  settings"))
-    assert line.endswith("safety default, fuse basic, opset auto")
-
-
-def test_what_is_usual_is_not_stated() -> None:
-    made = amp_rewrite.convert(between_products(SUM + NORM))
-    assert sorted(words(made)) == ["level", "lists", "needs", "safety", "target", "to", "version"]
-    header = made.report.model
-    assert (header.fuse, header.opset) == (None, None)
-    assert amp_rewrite.convert(between_products(SUM + NORM), fuse="none").report.model.fuse == "none"
-
-
-def test_a_difference_in_fusing_is_a_difference_of_reports() -> None:
-    model = between_products(SUM + NORM)
-    delta = amp_rewrite.diff(*(amp_rewrite.convert(model, fuse=fuse).report for fuse in ("basic", "contrib")))
-    assert ("fuse", "basic", "default") in delta.settings
 
 
 # -- costs --------------------------------------------------------------------------------------------

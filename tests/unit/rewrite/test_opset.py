@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -15,13 +14,12 @@ import pytest
 from onnx import ModelProto, helper
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ConfigError, ModelError, PolicyError
+from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.opset import _listed, at_opset
+from amp_rewrite.rewrite.opset import at_opset
 from amp_rewrite.settings.choices import AUTO_OPSET as AUTO
-from amp_rewrite.settings.choices import Fuse, Opset, Target, parse_opset
-from amp_rewrite.settings.config_file import settings
+from amp_rewrite.settings.choices import Fuse, Opset, Target
 from support.paths import TESTS
 
 MODELS = TESTS / "models"
@@ -154,15 +152,6 @@ def test_a_number_is_obeyed_and_what_it_costs_is_said() -> None:
     assert (opset(made), told) == (22, "opset 21 became 22; it no longer serves MaxPool as well")
 
 
-@pytest.mark.parametrize("spelling", ["newest", "12", "99", "-1", 12, "1.5"])
-def test_what_is_no_opset_is_refused(spelling: Opset) -> None:
-    newest = onnx.defs.onnx_opset_version()
-    text = f"cannot move a model to opset {spelling!r}; use auto, keep or a number from 13 to {newest}"
-    with pytest.raises(PolicyError, match=f"^{re.escape(text)}$"):
-        parse_opset(spelling)
-    assert (parse_opset("18"), parse_opset("auto"), parse_opset("keep"), parse_opset(20)) == (18, "auto", "keep", 20)
-
-
 @pytest.mark.parametrize(
     "name", ["bert_ts13", "gpt2_ts17", "lstm_ts13", "moe_ts17", "t5_ts14", "unet_ts15", "vit_ts17"]
 )
@@ -187,33 +176,3 @@ def test_moving_does_not_import_the_runtime() -> None:
     moves = "amp_rewrite.rewrite.opset, amp_rewrite.rewrite.passes.canonicalize"
     code = f"import sys, {moves}; print('onnxruntime' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
-
-
-def test_a_file_states_the_opset_as_text_or_number(tmp_path: Path) -> None:
-    file = tmp_path / "amp.toml"
-    for stated, expected in (('"auto"', "auto"), ("20", 20), ('"20"', 20)):
-        file.write_text(f"opset = {stated}\n", encoding="utf-8")
-        assert settings({}, {}, config=file).opset == expected
-
-
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [
-        ("opset = true", "opset is True; write text in quotes"),
-        ("opset = 3", "cannot move a model to opset '3'; use auto, keep or a number from 13 to NEWEST"),
-        ('fuse = "all"', "unknown value 'all' for fuse; use one of auto, none, basic, contrib"),
-    ],
-)
-def test_a_mistake_in_a_file_is_named_with_its_line(line: str, fault: str, tmp_path: Path) -> None:
-    file = tmp_path / "amp.toml"
-    file.write_text(f"{line}\n", encoding="utf-8")
-    text = f"{file}:1: {fault.replace('NEWEST', str(onnx.defs.onnx_opset_version()))}"
-    with pytest.raises(ConfigError, match=f"^{re.escape(text)}$"):
-        settings({}, {}, config=file)
-
-
-@pytest.mark.parametrize(
-    ("count", "end"), [(1, "0"), (6, "0, 1, 2, 3, 4, 5"), (7, "4, 5 and 1 more"), (9, "5 and 3 more")]
-)
-def test_six_names_are_listed_and_the_others_counted(count: int, end: str) -> None:
-    assert _listed([str(number) for number in range(count)]).endswith(end)
