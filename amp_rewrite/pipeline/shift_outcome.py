@@ -9,7 +9,7 @@ from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.pipeline.draft import Draft
 
 if TYPE_CHECKING:
-    from amp_rewrite.rewrite.shift.shift import Shift
+    from amp_rewrite.rewrite.shift.emit import Shift
 
 
 @dataclass(frozen=True)

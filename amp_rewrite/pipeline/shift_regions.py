@@ -23,9 +23,9 @@ from amp_rewrite.pipeline.shift_rows import (
     region_rows,
     shift_findings,
 )
+from amp_rewrite.rewrite.shift.emit import Shift, refusal, shift_view, shifted_by
 from amp_rewrite.rewrite.shift.equations import Equations
 from amp_rewrite.rewrite.shift.plan import ShiftRequest, residual_plan
-from amp_rewrite.rewrite.shift.shift import Shift, refusal, shift_view, shifted_by
 from amp_rewrite.settings.choices import Target
 
 

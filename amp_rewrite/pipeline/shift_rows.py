@@ -14,8 +14,8 @@ from amp_rewrite.reports.render import count
 from amp_rewrite.reports.rows import ShiftRow
 
 if TYPE_CHECKING:
+    from amp_rewrite.rewrite.shift.emit import Shift
     from amp_rewrite.rewrite.shift.plan import ShiftPlan
-    from amp_rewrite.rewrite.shift.shift import Shift
 
 SHIFTED, UNSHIFTED = "shifted", "not_shifted"
 """Kinds of findings: a region that is shifted, and a value beyond the type that is not."""

@@ -28,8 +28,8 @@ from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, set_
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
+from amp_rewrite.rewrite.device_arithmetic.cuda import CUDA
 from amp_rewrite.rewrite.device_arithmetic.low_op import written_out
-from amp_rewrite.rewrite.device_arithmetic.table import CUDA
 from amp_rewrite.rewrite.passes.inline import inlined
 
 _KEPT_EDGES = {

@@ -37,7 +37,7 @@ from amp_rewrite.ir.versions import (
 )
 from amp_rewrite.ir.view import OpId, ScopeId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
-from amp_rewrite.rewrite.attention.fuse import sites
+from amp_rewrite.rewrite.attention.legality import sites
 from amp_rewrite.rewrite.check import examined
 from amp_rewrite.rewrite.fusions import FUSIONS
 from amp_rewrite.rewrite.passes.inline import inlined

@@ -14,9 +14,9 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import MAIN, View
+from amp_rewrite.rewrite.shift.emit import Shift, shifted_by
 from amp_rewrite.rewrite.shift.equations import Equations
 from amp_rewrite.rewrite.shift.plan import ShiftPlan, ShiftRequest, solve_classes
-from amp_rewrite.rewrite.shift.shift import Shift, shifted_by
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
 Arrays = Mapping[str, NDArray[Any]]

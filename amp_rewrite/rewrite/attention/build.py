@@ -1,33 +1,45 @@
-"""The nodes of an attention as one operator: itself, and the nodes that arrange its operands and its mask."""
+"""Attention written out op by op, as the one operator that opset 23 has for it, with nodes that arrange its operands.
+
+Rows that see no key are the trap. Softmax of finite fills gives every key the same weight; the operator, by its
+errata, gives 0, and runtimes have given that, NaN or the mean of all values. So no such row ever reaches the operator:
+it is shown every key by a query of zeros, which weighs all keys alike; where the model makes 0 of it, so does a Where.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from onnx import TensorProto
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import Surroundings
+from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.rewrite.attention.equivalence import mismatch_of
+from amp_rewrite.rewrite.attention.layout import OperandSource
+from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, forms, sites
 from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH
-from amp_rewrite.rewrite.replacement import Replacement, fused_node
-
-if TYPE_CHECKING:
-    from amp_rewrite.rewrite.attention.layout import OperandSource
-    from amp_rewrite.rewrite.attention.legality import FusibleAttention
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, fused_node, judged, too_old
 
 KIND = "attention"
 _QUERY_AXIS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenAttention(Replacement):
-    """A replacement by one operator. `shown`: its constant that stands for a mask whose numbers are known."""
-
-    shown: str | None = None
+def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
+    """Replace each attention that is written out by one operator, or refuse it."""
+    opset = view.opset
+    first = FIRST_FUSED["Attention"]
+    if opset < first:
+        for last, form in forms(view):
+            yield Refusal(KIND, last, form if isinstance(form, str) else too_old(opset, "Attention", first, context))
+        return
+    for last, site in sites(view, context):
+        if isinstance(site, str):
+            yield Refusal(KIND, last, site)
+        else:
+            written = write(site)
+            yield judged(KIND, last, mismatch_of(site, written) or written)
 
 
 def write(site: FusibleAttention) -> WrittenAttention:

@@ -16,9 +16,8 @@ from amp_rewrite.rewrite.equivalence import Arrays, double, mismatch, once_prove
 from amp_rewrite.rewrite.replacement import outside
 
 if TYPE_CHECKING:
-    from amp_rewrite.rewrite.attention.build import WrittenAttention
     from amp_rewrite.rewrite.attention.layout import OperandSource
-    from amp_rewrite.rewrite.attention.legality import FusibleAttention
+    from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention
 
 SPREADS = (1.0, 1e-3, 4.0)
 QUERIES, KEYS = 3, 5

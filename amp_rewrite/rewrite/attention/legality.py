@@ -5,12 +5,13 @@ Structure and shapes decide here; `equivalence` proves that the operator compute
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx.numpy_helper import to_array
 
+from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute
@@ -18,7 +19,7 @@ from amp_rewrite.ir.dataflow import number, only_reader
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PICKS, SMALL
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.shapes.symbolic import times
-from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.layout import (
     RANK,
     OperandSource,
@@ -29,8 +30,9 @@ from amp_rewrite.rewrite.attention.layout import (
     split,
     ungrouped,
 )
-from amp_rewrite.rewrite.attention.recognize import AttentionForm
+from amp_rewrite.rewrite.attention.recognize import AttentionForm, form_of
 from amp_rewrite.rewrite.const_eval import TRACED_MOVES, numbers
+from amp_rewrite.rewrite.replacement import Context, Replacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,33 @@ class FusibleAttention:
     def last(self) -> Op:
         """The op whose name and result the operator takes."""
         return self.form.last if self.end is None else self.end
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenAttention(Replacement):
+    """A replacement by one operator. `shown`: its constant that stands for a mask whose numbers are known."""
+
+    shown: str | None = None
+
+
+def sites(view: View, context: Context) -> Iterator[tuple[OpId, FusibleAttention | str]]:
+    """Yield each attention that is written out, at any opset, by its last op: its site, or why one operator cannot
+    compute it. Equivalence is not proved yet."""
+    for last, form in forms(view):
+        if isinstance(form, str):
+            yield last, form
+        elif form.biases and any(Facts.of(view, context.to).counts_far(bias) for bias in form.biases):
+            yield last, f"the bias of its scores grows with the position, and would be added in {context.to.spelling}"
+        else:
+            yield last, site_of(view, form, context.to, context.dims(view))
+
+
+def forms(view: View) -> Iterator[tuple[OpId, AttentionForm | str]]:
+    """Yield each attention that is written out, by its last op, as far as structure tells; or why it is not one."""
+    for op in view.of_kinds(("Softmax",)):
+        form = form_of(view, op)
+        if form is not None:
+            yield (op.id, form) if isinstance(form, str) else (form.last.id, form)
 
 
 def site_of(view: View, form: AttentionForm, to: DType, dims: AllDims) -> FusibleAttention | str:

@@ -19,11 +19,9 @@ from amp_rewrite.ir.dataflow import only_reader
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.attention.build import WrittenAttention
 from amp_rewrite.rewrite.attention.equivalence import KEYS, QUERIES, AttentionSizes, Feeds, compared
-from amp_rewrite.rewrite.attention.fuse import sites
 from amp_rewrite.rewrite.attention.layout import RANK, dims_at
-from amp_rewrite.rewrite.attention.legality import FusibleAttention
+from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, sites
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.reference import DOMAIN

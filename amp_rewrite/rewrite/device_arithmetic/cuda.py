@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import RECURRENT
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, elements
-from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp
+from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp, Recipe
+from amp_rewrite.rewrite.device_arithmetic.recurrent import layer
 
 _WARP, _THREADS, _BLOCKS, _LOADS = 32, 512, 512, 4
 """Of a sum over leading axes: columns and threads of a block, blocks of a grid, rows that a thread loads, at most."""
@@ -160,3 +162,46 @@ def _count(b: LowBuilder, site: LowOp, axes: Sequence[int]) -> str:
         return b.number(count)
     found = b.op("Gather", b.op("Shape", site.input(0)), b.ints(axes), axis=0)
     return b.rounded(b.op("Cast", b.reduce("ReduceProd", found, [0], keepdims=False), to=DType.FLOAT.code))
+
+
+# -- functions of one value ------------------------------------------------------------------------
+
+
+def softplus(b: LowBuilder, site: LowOp) -> list[str]:
+    """A logarithm of one plus an exponential, on the side where that does not overflow."""
+    x, one = site.input(0), b.number(1.0)
+    below = b.low("Log", b.low("Add", one, b.low("Exp", x)))
+    above = b.low("Add", x, b.low("Log", b.low("Add", one, b.low("Exp", b.op("Neg", x)))))
+    return [b.op("Where", b.op("Greater", x, b.number(0.0)), above, below)]
+
+
+def hard_swish(b: LowBuilder, site: LowOp) -> list[str]:
+    """A line between 0 and 1 whose slope is a quotient, times x."""
+    x, one, zero = site.input(0), b.number(1.0), b.number(0.0)
+    line = b.low("Add", b.low("Div", x, b.number(6.0)), b.number(0.5))
+    return [b.low("Mul", x, b.op("Max", zero, b.op("Min", one, line)))]
+
+
+def elu(b: LowBuilder, site: LowOp) -> list[str]:
+    """An exponential less one below zero."""
+    x, alpha = site.input(0), b.number(site.attribute("alpha", 1.0))
+    below = b.low("Mul", alpha, b.low("Sub", b.low("Exp", x), b.number(1.0)))
+    return [b.op("Where", b.op("Less", x, b.number(0.0)), below, x)]
+
+
+# -- the recipes -----------------------------------------------------------------------------------
+
+
+CUDA: Mapping[str, Recipe] = {
+    **dict.fromkeys(RECURRENT, layer),
+    **dict.fromkeys(("ReduceMean", "ReduceSum"), matrix_sum),
+    "Conv": conv,
+    "CumSum": cum_sum,
+    "Elu": elu,
+    "HardSwish": hard_swish,
+    "InstanceNormalization": instance_norm,
+    "ReduceLogSum": log_sum,
+    "ReduceLogSumExp": log_sum_exp,
+    "Softplus": softplus,
+}
+"""Recipes by kind of op, after the kernels of onnxruntime's CUDA provider 1.31.1; other ops are float32 inside."""

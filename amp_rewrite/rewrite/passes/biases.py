@@ -142,12 +142,18 @@ def _flat(view: View, value: ValueId) -> bool:
     return flat and view.dtype(value) is DType.FLOAT
 
 
+def _width(view: View, total: _Sum | None) -> int | None:
+    tensor = view.constant(total.bias) if total is not None else None
+    return tensor.dims[-1] if tensor is not None else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Projection:
     """The readers of an attention's result: zeros in rows that see no key, a product with a weight, its bias."""
 
     zeroing: Op | None
     product: Op
+    rows: int
     total: _Sum | None
 
     @classmethod
@@ -162,7 +168,7 @@ class _Projection:
         weight = view.constant(product.inputs[1]) if product is not None else None
         if product is None or weight is None or len(weight.dims) != 2 or not only_float32(view, (product.id,)):
             return None
-        return cls(zeroing, product, _Sum.of(view, only_reader(view, product.outputs[0], "Add")))
+        return cls(zeroing, product, weight.dims[0], _Sum.of(view, only_reader(view, product.outputs[0], "Add")))
 
     @property
     def last(self) -> Op:
@@ -177,13 +183,13 @@ def move_attention_biases(view: View, context: Context) -> Iterator[Outcome]:
     """
     for op in view.of_kinds((f"{DOMAIN}::MultiHeadAttention",)):
         # A cache holds keys and values with their biases; the op's own bias is added to both.
-        plain = all(v is None for slot, v in enumerate(op.inputs) if slot > 2 and slot != _ADDED) and not any(
-            op.outputs[1:]
-        )
-        if not plain or len(set(op.inputs[:3])) < 3 or not only_float32(view, (op.id,)):
+        more = [*op.inputs[3:_ADDED], *op.inputs[_ADDED + 1 :], *op.outputs[1:]]
+        if more.count(None) < len(more) or len(set(op.inputs[:3])) < 3 or not only_float32(view, (op.id,)):
             continue
         keys, values = (_Sum.before(view, value, op) for value in op.inputs[1:3])
         behind = _Projection.of(view, op) if values is not None else None
+        if behind is not None and values is not None and _width(view, values) != behind.rows:
+            behind = None
         if behind is not None or keys is not None:
             mover = _BiasMover(view, op, keys, values if behind is not None else None, behind, context.to)
             yield judged(ATTENTION_BIAS, op.id, mover.replacement())
@@ -259,7 +265,7 @@ class _BiasMover:
         view, rng = self.view, np.random.default_rng(0)
         shapes: dict[ValueId, tuple[int, ...]] = {}
         heads = int_attribute(self.op.node, "num_heads", 1)
-        keys, values = (self._width(total) or heads for total in (self.keys, self.values))
+        keys, values = (_width(view, total) or heads for total in (self.keys, self.values))
         for slot, width, total in ((0, keys, None), (1, keys, self.keys), (2, values, self.values)):
             shapes[self.op.operands[slot] if total is None else total.source] = (_BATCH, _TOKENS, width)
             if total is not None:
@@ -283,10 +289,6 @@ class _BiasMover:
             return mismatch(before, run(nodes, result, [after], view.opsets), [np.array(magnitude)])
 
         return once_proved([*plain_nodes(view, ops), *nodes], feed.items(), tuple(sorted(view.opsets.items())), tested)
-
-    def _width(self, total: _Sum | None) -> int | None:
-        tensor = self.view.constant(total.bias) if total is not None else None
-        return tensor.dims[-1] if tensor is not None else None
 
 
 _BATCH, _TOKENS, _COLUMNS = 2, 3, 7  # of random operands

@@ -22,11 +22,10 @@ from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INITIALIZERS, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
-from amp_rewrite.rewrite.attention.fuse import fuse_attention
+from amp_rewrite.rewrite.attention.build import fuse_attention
 from amp_rewrite.rewrite.contrib.fuse import fuse_attentions, fuse_contrib
-from amp_rewrite.rewrite.passes.attention_masks import select_masks, shrink_score_constants
+from amp_rewrite.rewrite.passes.attention_masks import bound_fills, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.biases import move_attention_biases, split_biases, spread_gemms, widen_biases
-from amp_rewrite.rewrite.passes.bounded_fills import bound_fills
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
 from amp_rewrite.rewrite.passes.fold_constants import fold_constants
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions

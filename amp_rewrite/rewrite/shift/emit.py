@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,16 +14,18 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import scaled
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.builder import new_node, restate
 from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import COMPARISONS, HEAVY
+from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
-from amp_rewrite.rewrite.replacement import Context, Replacement
+from amp_rewrite.rewrite.replace import run_round
+from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement
 from amp_rewrite.rewrite.shift.equations import Equations, value_at
 from amp_rewrite.rewrite.shift.laws import OpPort, attribute_value
-from amp_rewrite.rewrite.shift.plan import ShiftPlan, ShiftRequest
-from amp_rewrite.rewrite.shift.ports import PortProblem, solve_ports
+from amp_rewrite.rewrite.shift.plan import PortProblem, ShiftPlan, ShiftRequest, plan_shift, solve_ports
 from amp_rewrite.rewrite.shift.rounding import constant_keeps, is_exact, sampled, value_keeps
 
 KIND = "shifted"
@@ -306,3 +308,62 @@ class _ShiftEmitter:
         number = self._scaled_attribute(op, name, exponent)
         assert number is not None
         restate(node, name, number)
+
+
+# -- a shifted view --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A shifted view and how it came about.
+
+    `origins`: what each new value is; `results`: the names of what the replaced ops make now.
+    """
+
+    view: View
+    plan: ShiftPlan
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    results: Mapping[OpId, tuple[str, ...]] = field(default_factory=dict)
+    emitted: Shifted = field(default_factory=Shifted)
+
+
+def shift_view(
+    view: View, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], want: ShiftRequest
+) -> Shift:
+    """Return the view with values beyond the low type shifted into it; the view itself without such values.
+
+    `overflowing`: the values that the low type could not hold; `fits`: how all known values round to it.
+    """
+    if not overflowing or refusal(view):
+        return Shift(view, ShiftPlan())
+    equations = Equations.of(view)
+    return shifted_by(equations, plan_shift(equations, overflowing, fits, want), fits, want)
+
+
+def shifted_by(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: ShiftRequest) -> Shift:
+    """Return the view shifted by a plan, whatever its exponents are."""
+    view = equations.view
+    emitted = emit(equations, plan, fits, want)
+
+    def carried(_: View, __: Context) -> Iterable[Outcome]:
+        return emitted.replacements
+
+    after, _ = run_round(view, (carried,), Context(want.to))
+    return Shift(after, plan, emitted.origins, emitted.results, emitted)
+
+
+def refusal(view: View) -> str | None:
+    """Return why no part of a model may be shifted; None if one may."""
+    proto = view.model.proto
+    if proto.training_info:
+        return "the model carries its training"
+    if proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
+        return "its weights are inputs (IR version 3)"
+    for op in view.ops:
+        if op.kind == "BatchNormalization" and int_attribute(op.node, "training_mode", 0):
+            return f"{op.name} is in training mode"
+        if op.kind == "Dropout" and len(op.inputs) > 2 and op.inputs[2] is not None:
+            mode = view.array(op.inputs[2])
+            if mode is None or mode.any():
+                return f"{op.name} may be in training mode"
+    return None

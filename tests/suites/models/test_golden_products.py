@@ -29,7 +29,7 @@ from amp_rewrite.evidence.instrument.taps import tapped
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.reports.model_explorer import overlay
-from amp_rewrite.rewrite.shift.shift import refusal
+from amp_rewrite.rewrite.shift.emit import refusal
 from amp_rewrite.train import training_step
 from suites.models.test_golden_digests import MODELS, digest, parts, unversioned
 from support.one_op import Case as OperatorCase

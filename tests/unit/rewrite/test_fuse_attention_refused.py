@@ -13,8 +13,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.attention.build import WrittenAttention, write
 from amp_rewrite.rewrite.attention.equivalence import mismatch_of
-from amp_rewrite.rewrite.attention.fuse import sites
-from amp_rewrite.rewrite.attention.legality import FusibleAttention
+from amp_rewrite.rewrite.attention.legality import FusibleAttention, sites
 from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Target
 from support.attention_models import BIASED, INVERTED, KEYS, MASK, PLAIN, SCORES, WEIGHTS, model_of

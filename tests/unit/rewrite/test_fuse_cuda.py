@@ -113,6 +113,11 @@ def test_a_bias_stays_where_others_see_it(text: str, outputs: str, kept: str) ->
     assert found & biases == set(kept.split())
 
 
+def test_one_number_is_not_a_bias_of_each_feature() -> None:
+    result = after(model(HEADS + UNMASKED + REST, bv=np.full(1, 0.5, np.float32)))
+    assert "bv_wide" in {name for n in result.graph.node for name in n.input}
+
+
 def test_a_bias_beyond_the_range_behind_its_projection_stays() -> None:
     large = np.full(8, 6e4, np.float32)
     _, said = fused(model(HEADS + UNMASKED + REST, bv=large, wo=np.full((8, 8), 2, np.float32)))

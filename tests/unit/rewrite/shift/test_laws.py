@@ -11,8 +11,8 @@ import pytest
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.shift.emit import refusal
 from amp_rewrite.rewrite.shift.laws import kinds
-from amp_rewrite.rewrite.shift.shift import refusal
 from support import cases as texts
 from support.one_op import Case, cases
 from support.shifting import bits, sandwiched, shifted_at_random, shifted_to

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize
-from amp_rewrite.rewrite.shift.shift import refusal
+from amp_rewrite.rewrite.shift.emit import refusal
 from amp_rewrite.settings.request import Request
 from support.random_graphs import Graph, graphs
 from support.shifting import bits, shifted_at_random
