@@ -126,7 +126,6 @@ class _CastEmitter:
         yield from self._reshaped(ends[1], result, [0] * axes)
 
     def _reshaped(self, source: str, result: str, shape: Sequence[int]) -> Iterator[NodeProto]:
-        """Yield a Reshape; 0 keeps a dimension."""
         stated = self._node_name(f"{result}_shape")
         yield new_constant(stated, np.array(shape, np.int64))
         yield new_node("Reshape", [source, stated], result, name=self._node_name(f"{result}_view"))
@@ -240,7 +239,6 @@ class _CastEmitter:
         refill(graph, "value_info", listed)
 
     def _visible(self, scope: ScopeId) -> dict[str, Value]:
-        """Return the values that a graph inside a scope may read from it and from those around it, by name."""
         own, outer = {v.name: v for v in self.view.values_of[scope]}, self.view.scopes[scope].parent
         return {**self._visible(outer), **own} if outer is not None else own
 

@@ -185,7 +185,6 @@ def _dtype(stated: TypeProto) -> DType | None:
 
 
 def _inferred(schema: Signature | None) -> bool:
-    """True if onnx infers the results of an operator: not for other domains, nor for some old versions."""
     known = onnx_schema("", schema.op_type, schema.since) if schema is not None and not schema.domain else None
     return known is not None and bool(known.has_type_and_shape_inference_function)
 

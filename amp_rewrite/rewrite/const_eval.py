@@ -1,16 +1,32 @@
-"""Evaluation of values: the ops between a value and entries, and its numbers if it depends on constants alone."""
+"""Values that depend on constants alone: their numbers, the ops that make them, and the pass that folds them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
+import numpy as np
+from onnx.numpy_helper import from_array
+
+from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.attributes import ints_attribute
-from amp_rewrite.ir.dataflow import behind, first_input_of
-from amp_rewrite.ir.op_classes import BROADCASTS, CARRIERS, ELEMENTLESS, MOVES, SAME_SHAPE, SCATTERS, UNREPEATABLE
+from amp_rewrite.ir.attributes import int_attribute, ints_attribute
+from amp_rewrite.ir.builder import new_node
+from amp_rewrite.ir.dataflow import behind, first_input_of, reach
+from amp_rewrite.ir.op_classes import (
+    BROADCASTS,
+    CARRIERS,
+    CASTS,
+    CORRECTLY_ROUNDED,
+    ELEMENTLESS,
+    MOVES,
+    SAME_SHAPE,
+    SCATTERS,
+    UNREPEATABLE,
+)
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.equivalence import Arrays, runs_of
+from amp_rewrite.rewrite.equivalence import Arrays, run, runs_of
+from amp_rewrite.rewrite.replacement import Context, Replacement
 
 TRACED_MOVES = MOVES - {"Flatten"}
 """The moves that attentions are looked for through."""
@@ -22,6 +38,7 @@ _EVALUATED = frozenset(
 """Ops that take a moment per element; onnx's reference runs windows, cells and scatters in loops of Python."""
 _MOST_OPS = 64
 _MOST_ELEMENTS = 1 << 24  # of a constant that is looked at, and of what is computed from constants
+_MOST_FLAGS = 1 << 28  # of a constant mask, of which one batch is computed with if all are equal
 
 
 def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
@@ -46,7 +63,7 @@ def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) ->
         if read in entries:
             continue
         if (tensor := view.constant(read)) is not None:
-            if math.prod(tensor.dims) > _MOST_ELEMENTS:
+            if math.prod(tensor.dims) > _MOST_ELEMENTS and not _of_batches(view, read):
                 return None
             continue
         op = view.producer(read)
@@ -61,12 +78,114 @@ def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) ->
 def numbers(view: View, value: ValueId) -> Array | None:
     """Return the numbers of a value that is a constant or computed from constants; None if they are not known."""
     if view.constant(value) is not None:
-        return view.array(value, _MOST_ELEMENTS)
+        return _one_batch(view, value) if _of_batches(view, value) else view.array(value, _MOST_ELEMENTS)
     ops = ops_behind(view, value)
-    return computed(view, ops, value, {}) if ops else None
+    large = [v for op in ops or () for v in view.ops[op].operands if _of_batches(view, v)]
+    feed = {view.value_name(v): _one_batch(view, v) for v in large}
+    known = {name: array for name, array in feed.items() if array is not None}
+    return computed(view, ops, value, known) if ops and len(known) == len(feed) else None
+
+
+def _of_batches(view: View, value: ValueId) -> bool:
+    """True for a constant bool of four axes that is large for its batches alone."""
+    tensor = view.constant(value)
+    if tensor is None or len(tensor.dims) != 4 or view.dtype(value) is not DType.BOOL:
+        return False
+    return bool(_MOST_ELEMENTS < math.prod(tensor.dims) <= min(_MOST_FLAGS, _MOST_ELEMENTS * tensor.dims[0]))
+
+
+def _one_batch(view: View, value: ValueId) -> Array | None:
+    """Return the first batch of a constant, if the others equal it."""
+    held = view.array(value)
+    return held[:1] if held is not None and all(np.array_equal(batch, held[0]) for batch in held) else None
 
 
 def computed(view: View, ops: tuple[OpId, ...], value: ValueId, feed: Arrays) -> Array | None:
     """Run ops on a feed; None if onnx's reference cannot run them."""
     results = runs_of(view, ops, view.value_name(value), [feed])
     return None if isinstance(results, str) else results[0]
+
+
+# -- folding ---------------------------------------------------------------------------------------
+
+
+LARGEST = 1 << 12
+"""Largest number of elements of a folded result, and of its operands."""
+
+EXACT = MOVES | CASTS | CORRECTLY_ROUNDED | {"Concat", "ConstantOfShape", "Gather", "Shape", "Slice", "Where"}
+_TYPES = frozenset((DType.FLOAT, DType.INT32, DType.INT64, DType.BOOL))
+
+
+def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
+    """Replace each float32 value that is computed from constants, unless only other such values are made of it.
+
+    Only what every machine computes to the bit: copies, conversions, what IEEE 754 rounds correctly. Only small ones: a
+    large one is a weight, which stays where it lies. The ops before stay as far as others read them. O(nodes).
+    """
+    known = _computed(view)
+    for op in view.ops:
+        result = op.outputs[0] if len(op.outputs) == 1 else None
+        if result is None or result not in known or view.dtype(result) is not DType.FLOAT:
+            continue
+        step = all(known.keys() & set(view.ops[use.op].outputs) for use in view.uses[result])
+        if (step and result not in view.yielded) or not _worth(view, op, known):
+            continue
+        tensor = from_array(known[result])
+        node = new_node("Constant", [], op.node.output[0], op.node.name, value=tensor)
+        yield Replacement("constant", (op.id,), op.id, node)
+
+
+_MAKING = CORRECTLY_ROUNDED | CASTS | {"Expand", "Where"}
+
+
+def _worth(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
+    """True if folding does arithmetic. Chains that only reshape a weight are left alone, so it is not stored twice."""
+
+    def before(op_id: OpId) -> Iterator[OpId]:
+        read = (v for v in view.ops[op_id].operands if v in known and view.dtype(v) is DType.FLOAT)
+        return (made_by.id for v in read if (made_by := view.producer(v)) is not None)
+
+    return any(view.ops[step].kind in _MAKING for step in reach({op.id: None}, before))
+
+
+def _computed(view: View) -> Mapping[ValueId, Array]:
+    known: dict[ValueId, Array] = {}
+    for op in view.ops:
+        if op.kind not in EXACT or op.bodies or not op.inputs or len(op.outputs) != 1:
+            continue
+        result = op.outputs[0]
+        if result is None or view.values[result].public or view.dtype(result) not in _TYPES:
+            continue
+        if op.kind == "Shape":  # for the shape of a constant its values need not be read
+            if (tensor := view.constant(op.inputs[0])) is not None:
+                start, end = int_attribute(op.node, "start", 0), int_attribute(op.node, "end", len(tensor.dims))
+                known[result] = np.array(tensor.dims[start:end], np.int64)
+            continue
+        values = op.operands
+        if any(value not in known and value not in view.constants for value in values):
+            continue
+        if view.dtype(result) is not DType.FLOAT and any(view.dtype(v) is DType.FLOAT for v in values):
+            continue  # a Cast to integers, say, which machines saturate each in its way
+        small = (known[v] if v in known else _small(view, v) for v in values)
+        operands = [array for array in small if array is not None]
+        array = _run(view, op, operands) if len(operands) == len(values) else None
+        if array is None or array.size > LARGEST:
+            continue
+        # A NaN has several forms, and a division by zero is left to the runtime.
+        if array.dtype.kind != "f" or bool(np.isfinite(array).all()):
+            known[result] = array
+    return known
+
+
+def _small(view: View, value: ValueId) -> Array | None:
+    return view.array(value, LARGEST) if view.dtype(value) in _TYPES else None
+
+
+def _run(view: View, op: Op, operands: list[Array]) -> Array | None:
+    """Run an op; None if onnx's reference does not run it, or gives another type than the schema says."""
+    feed = dict(zip(filter(None, op.node.input), operands, strict=True))
+    results = run([op.node], op.node.output[0], [feed], view.opsets, LARGEST)
+    dtype = view.dtype(op.outputs[0])
+    if isinstance(results, str) or dtype is None or results[0].dtype != dtype.numpy:
+        return None
+    return results[0]

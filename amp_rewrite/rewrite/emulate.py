@@ -141,7 +141,6 @@ class _Twin:
         return claimed(name, self.taken)
 
     def _low_name(self, value: ValueId) -> str:
-        """Return the name of a value in its low type: its own at an edge that keeps its type."""
         name = self.view.value_name(value)
         return name if value in self.kept else self._fresh(f"{name}_{self.view.dtype(value).spelling}")  # type: ignore[union-attr]
 

@@ -227,7 +227,6 @@ def _formulas() -> list[type]:
 
 
 def _plain(view: View, op: Op) -> NodeProto:
-    """Return the node, with a Cast between floats as a copy and one from integers as one to float64."""
     node = clone(op.node)
     if op.kind == "Cast" and casts_floats(view, op):
         node.op_type = "Identity"

@@ -222,8 +222,6 @@ _SUCCESSORS = {"Scatter": "ScatterElements", "Upsample": "Resize"}
 
 
 def _relabelled(view: View, opset: int) -> View:
-    """Return the view with the schemas of another opset: its ids, values and types suffice to ask the target."""
-
     def schema(op_type: str) -> Signature | None:
         return signature("", op_type, opset) or signature("", _SUCCESSORS.get(op_type, op_type), opset)
 

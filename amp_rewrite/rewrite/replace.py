@@ -129,7 +129,6 @@ class _ReplacementWriter:
             refill(graph, name, [v for v in getattr(graph, name) if (scope.id, v.name) not in self.lost])
 
     def _declare(self, graph: GraphProto, scope: Scope) -> None:
-        """Declare the types of new results, where the graph does not."""
         new = {v.name: v for op in scope.ops if op in self.places for v in self.places[op].declared}
         for output in graph.output:
             if output.name in new and not output.HasField("type"):  # a branch may leave it out

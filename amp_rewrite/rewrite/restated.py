@@ -89,7 +89,6 @@ class _Case:
 
     @classmethod
     def of(cls, view: View, op: Op, dims: AllDims) -> _Case | str:
-        """Return the case of an op; or why none can be made."""
         if op.bodies or op.op_type in MEANING_CHANGES.keys() - {"Resize", *_ROWS}:
             return ""
         node = clone(op.node)
@@ -154,7 +153,6 @@ def restated(view: View, ops: Sequence[Op], opset: int) -> Mapping[OpId, Form] |
 
 
 def _form(case: _Case, opset: int) -> Form | str:
-    """Return the form of a case, or why it has none."""
     own = case.op_type in _ROWS and case.opset < FIRST_ROW_SOFTMAX <= opset
     form = _over_rows(case) if own else _converted(case, opset)
     return form if isinstance(form, str) else _completed(case, form)
@@ -189,7 +187,6 @@ _PREFIX = "own/"  # of the names of a case: other names are the converter's
 
 
 def _word(name: str, nodes: Sequence[NodeProto]) -> str:
-    """Return what the schema calls an input: "axes", "min"."""
     node, slot = next((node, slot) for node in nodes for slot, read in enumerate(node.input) if read == name)
     return onnx.defs.get_schema(node.op_type).inputs[slot].name
 

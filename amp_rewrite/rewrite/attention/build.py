@@ -63,7 +63,6 @@ class _AttentionWriter(Surroundings):
         self.shown: str | None = None
 
     def constant(self, stem: str, values: Array) -> str:
-        """Add a constant of at least one axis; return its name."""
         return super().constant(stem, np.ascontiguousarray(values))
 
     def written(self) -> WrittenAttention:
@@ -127,7 +126,6 @@ class _AttentionWriter(Surroundings):
     # -- the mask ----------------------------------------------------------------------------------
 
     def _mask(self, queries: str, keys: str) -> tuple[str | None, str | None]:
-        """Return the mask that the operator reads and, if a row may see no key, a bool for each row that sees one."""
         form, seeing = self.site.form, None
         mask = None
         for bias in (self._laid(bias) for bias in form.biases):

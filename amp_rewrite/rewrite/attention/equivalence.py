@@ -140,7 +140,6 @@ def merged(x: Array) -> Array:
 
 
 def _shapes(site: FusibleAttention, scores: tuple[int, ...]) -> Arrays:
-    """Return the shapes by which scores are split in batch and heads, and weights put together again."""
     ends = (site.form.parting, scores), (site.form.joining, (scores[0] * scores[1], *scores[2:]))
     return {op.node.input[1]: np.array(shape) for op, shape in ends if op is not None}
 
@@ -171,7 +170,6 @@ def _masks(site: FusibleAttention, rng: np.random.Generator, scores: tuple[int, 
 
 
 def _random_mask(site: FusibleAttention, rng: np.random.Generator, scores: tuple[int, ...]) -> Array:
-    """Return a random mask with the site's shape, including a row that shows nothing if the site may have one."""
     whole = (None, None, *site.lengths)[-len(site.mask) :]
     sizes = zip(site.mask, whole, scores[-len(site.mask) :], strict=True)
     shape = [1 if d == 1 and full != 1 else size for d, full, size in sizes]

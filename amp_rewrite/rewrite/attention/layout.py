@@ -151,7 +151,6 @@ def _move_of(entry: Array | None, moved: Array | None, heads: int) -> _Move | No
 
 
 def _split(array: Array | None, heads: int) -> Array | None:
-    """Return an array of four axes as it is; one of three with its first split in batch and heads."""
     if array is not None and array.ndim == RANK - 1 and heads and array.shape[0] % heads == 0:
         return array.reshape(-1, heads, *array.shape[1:])
     return array if array is not None and array.ndim == RANK else None

@@ -124,7 +124,6 @@ def site_of(view: View, form: AttentionForm, to: DType, dims: AllDims) -> Fusibl
 
 
 def _heads(view: View, form: AttentionForm, dims: AllDims) -> int | str:
-    """Return the number of heads of each batch in the first of three axes, 0 for four axes, or why neither is known."""
     rank = len(dims_at(view, dims, form.queries))
     parting, joining = form.parting, form.joining
     axis = attribute(form.softmax.node, "axis")
@@ -198,7 +197,6 @@ def _stated(site: FusibleAttention, dims: AllDims, value: ValueId) -> Dims:
 
 
 def _laid(site: FusibleAttention, dims: AllDims, value: ValueId) -> Dims:
-    """Return the dimensions of a mask or bias, batch and heads split where they are one axis of it."""
     stated = _stated(site, dims, value)
     merged = site.heads and (site.form.parting is None or value in site.form.merged)
     return split(stated, site.heads) if merged and len(stated) == RANK - 1 and stated[0] != 1 else stated

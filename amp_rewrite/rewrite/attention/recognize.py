@@ -153,7 +153,6 @@ class _Reading:
     ops: list[OpId] = field(default_factory=list)
 
     def take(self, path: Sequence[_Step]) -> str | None:
-        """Read the steps; return why they cannot be those of an attention."""
         for op, slot in path:
             self.ops.append(op.id)
             if op.kind == "Tanh":
@@ -200,7 +199,6 @@ class _Reading:
         return self._hide(hiding) if hiding is not None else f"{op.name} replaces scores by what is not a mask"
 
     def _add(self, value: ValueId | None) -> str | None:
-        """Take the summand of scores: a mask, a bias, or the sum of both."""
         view, form = self.view, self.form
         hiding, op = added(view, value), view.producer(value)
         if hiding is not None:

@@ -69,7 +69,6 @@ def _declaring(view: View, context: Context, outcome: Outcome) -> Outcome:
 
 
 def _stable(dim: Dim | None) -> int | str | None:
-    """Return a dimension that a declaration may state: a number, or a name that the model has."""
     return dim if isinstance(dim, int | str) and not str(dim).startswith(MADE_UP) else None
 
 

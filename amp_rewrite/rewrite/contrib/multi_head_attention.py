@@ -125,7 +125,6 @@ class _MultiHeadWriter(Surroundings):
     # -- its result -------------------------------------------------------------------------------
 
     def _moves(self) -> tuple[Op, ...]:
-        """Return the Transpose and the Reshape that lay the result out as tokens by features, if they do."""
         view, form = self.site.view, self.site.form
         transpose = only_reader(view, form.last.outputs[0], "Transpose")
         reshape = None if transpose is None else only_reader(view, transpose.outputs[0], "Reshape")
@@ -185,7 +184,6 @@ class _MultiHeadWriter(Surroundings):
         return self._merged(op.inputs[0]) if op is not None and permutation(op) == _SWAP else None
 
     def _merged(self, split: ValueId | None) -> ValueId | None:
-        """Return the same, from which a value with heads behind its tokens is made by splitting them off."""
         op = self.site.view.producer(split, "Reshape")
         if op is None:
             return None
@@ -200,7 +198,6 @@ class _MultiHeadWriter(Surroundings):
     # -- its mask ----------------------------------------------------------------------------------
 
     def _added(self) -> str:
-        """Return the name of the value to add to the scores; "" for none."""
         view, form, hiding = self.site.view, self.site.form, self.site.form.hiding
         bias, *more = [view.value_name(value) for value in form.biases] or [""]
         for other in more:
@@ -216,7 +213,6 @@ class _MultiHeadWriter(Surroundings):
         return self.before("Add", (bias, stem), f"{bias}{stem}_added") if bias else stem
 
     def _seeing(self) -> str:
-        """Return one bool for each token: true if its row sees a key."""
         hiding = self.site.form.hiding
         assert hiding is not None
         stem = self.site.view.value_name(hiding.value)
@@ -224,7 +220,7 @@ class _MultiHeadWriter(Surroundings):
         if hiding.counts:
             least = self.constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
             shown = self.before("Greater", (stem, least), f"{stem}_seen")
-        counted = self.before("Cast", (shown,), f"{stem}_counted", to=TensorProto.INT32)
+        counted = self.before("Cast", (shown,), f"{stem}_counted", to=TensorProto.FLOAT)
         keys = self._over("ReduceSum", counted, -1, f"{stem}_keys", keepdims=1)
         return self._over("Squeeze", self.before("Cast", (keys,), f"{stem}_rows", to=9), 1, f"{stem}_seeing")
 

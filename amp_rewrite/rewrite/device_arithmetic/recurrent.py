@@ -163,7 +163,6 @@ class _Direction:
         return b.picked(x, part * self.hidden, self.hidden, axis)
 
     def _begin(self, b: LowBuilder, slot: int) -> str:
-        """Return an initial state; zeros if the input is absent."""
         if self.site.input(slot):
             return self._of(b, slot)
         batch = b.picked(b.op("Shape", self.site.input(0)), 1, 1, 0)

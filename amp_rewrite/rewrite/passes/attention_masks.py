@@ -97,7 +97,6 @@ class _Mask:
 
 
 def _operands(op: Op) -> Iterator[tuple[int, ValueId]]:
-    """Yield the operands of a sum with their slots; none if both are one value."""
     if len(set(op.inputs)) > 1:
         yield from ((slot, value) for slot, value in enumerate(op.inputs) if value is not None)
 
@@ -131,7 +130,6 @@ def _readable(view: View, value: ValueId | None) -> Array | None:
 
 
 def _shows(view: View, value: ValueId) -> bool | None:
-    """True if a mask is 0 where its condition holds, False if it is 0 elsewhere; None for what is not a mask."""
     where = view.producer(value, "Where")
     if where is not None:
         branches = [n for v in where.inputs[1:] if (n := number(view, v, axes=1)) is not None and math.isfinite(n)]
@@ -148,7 +146,6 @@ def _shows(view: View, value: ValueId) -> bool | None:
 
 
 def _selected(view: View, op: Op, mask: _Mask, weights: tuple[TensorProto, ...] = ()) -> Replacement:
-    """Return the selection by a mask, or the sum with a fill in range; `weights` are its constants."""
     node, scores = clone(op.node), op.node.input[1 - mask.slot]
     words = "a Where applies it instead, with the same result in every type"
     if mask.added:

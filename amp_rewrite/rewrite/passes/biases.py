@@ -76,7 +76,6 @@ _OUTPUT = "an output"
 
 
 def _reader(view: View, value: ValueId) -> str | None:
-    """Return the kind of the only reader behind copies, or `_OUTPUT`; None for several."""
     while True:
         if value in view.yielded and not view.uses[value]:
             return _OUTPUT
@@ -254,8 +253,7 @@ class _BiasMover:
         bias, weight = numbers(self.values.bias), numbers(self.behind.product.operands[1])
         after = numbers(total.bias) if total is not None else np.zeros(1)
         assert bias is not None and weight is not None and after is not None
-        bias = bias.reshape(-1)
-        rows = range(0, len(bias), _ROWS)
+        bias, rows = bias.reshape(-1), range(0, bias.size, _ROWS)
         parts = (bias[i : i + _ROWS].astype(np.float64) @ weight[i : i + _ROWS].astype(np.float64) for i in rows)
         stored: dict[str, Array] = {self.moved: sum(parts, after.reshape(-1).astype(np.float64))}
         return {**stored, self.negative: -bias} if self.behind.zeroing is not None else stored
@@ -331,7 +329,6 @@ def spread_gemms(view: View, context: Context) -> Iterator[Replacement]:
 
 
 def _stated_shape(view: View, around: Surroundings, parts: Op, whole: Dims, weight: Sequence[int]) -> str | None:
-    """Return the name of the shape in which a product reads its rows; None if it is not known."""
     if all(isinstance(d, int) for d in whole):
         return around.constant(f"{parts.node.output[0]}_rows_shape", np.array(whole, np.int64))
     return parts.node.input[1] if weight[0] == weight[1] else None

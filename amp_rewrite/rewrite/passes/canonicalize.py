@@ -23,11 +23,11 @@ from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INIT
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.build import fuse_attention
+from amp_rewrite.rewrite.const_eval import fold_constants
 from amp_rewrite.rewrite.contrib.fuse import fuse_attentions, fuse_contrib
 from amp_rewrite.rewrite.passes.attention_masks import bound_fills, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.biases import move_attention_biases, split_biases, spread_gemms, widen_biases
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
-from amp_rewrite.rewrite.passes.fold_constants import fold_constants
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
 from amp_rewrite.rewrite.passes.spell_out import (
     GROUP_NORM,
@@ -226,7 +226,6 @@ def _key(view: View, op: OpId) -> _Key:
 
 
 def _objection(to: DType, target: Target, named: Collection[_Key], view: View, fusion: Replacement) -> str | None:
-    """Return why ops stay apart: a selector names one of them, or the target has no kernel for the node."""
     chosen = [op for op in fusion.ops if _key(view, op) in named]
     if chosen:
         return f"a pattern names {view.ops[chosen[0]].name}"

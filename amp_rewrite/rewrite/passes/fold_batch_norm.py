@@ -71,7 +71,6 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
 
 
 def _unfit(view: View, linear: Op, norm: Op) -> str | None:
-    """Return the obstacle to folding in the structure; None without one."""
     if int_attribute(norm.node, "training_mode", 0) or sum(out is not None for out in norm.outputs) > 1:
         return "it trains: its statistics change"
     if view.opset < FIRST_INFERENCE_BATCH_NORM:

@@ -95,7 +95,6 @@ def _since(domain: str, op_type: str, opset: int) -> int | None:
 
 
 def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, str]]:
-    """Return the functions of which a call handles these types, or an unknown one, and the functions that they call."""
     local = view.model.proto.functions
     called = {(f.domain, f.name): {(n.domain, n.op_type) for n in all_nodes(f.node)} for f in local}
     handled = {None, *dtypes}

@@ -220,7 +220,6 @@ class _SpelledAttention(Surroundings):
         return sizes and bool(self.length or not self.causal) and (self.mask_rank is None or self.mask_rank > 1)
 
     def replacement(self) -> Replacement:
-        """Return the ops; the last product has the name of the Attention."""
         r, scale = self.result, float_attribute(self.op.node, "scale", 1 / math.sqrt(self.widths[0]))
         query, key, value = (self._laid(slot) for slot in range(3))
         turned = self.before("Transpose", (key,), f"{r}_turned", perm=(0, 1, 3, 2))

@@ -105,7 +105,6 @@ _DIVIDED = ("layer_normalization", "rms_normalization")
 
 
 def _norm(case: _Case) -> _Candidate | str:
-    """Return the parts of a normalization over the last axis: a constant epsilon below the root, scale, then bias."""
     shape = case.context.shape(case.view, case.cluster.entry)
     width = shape[-1] if shape else None
     if shape is None or width is None:

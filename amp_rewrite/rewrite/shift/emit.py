@@ -25,8 +25,17 @@ from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement
 from amp_rewrite.rewrite.shift.equations import Equations, value_at
 from amp_rewrite.rewrite.shift.laws import OpPort, attribute_value
-from amp_rewrite.rewrite.shift.plan import PortProblem, ShiftPlan, ShiftRequest, plan_shift, solve_ports
-from amp_rewrite.rewrite.shift.rounding import constant_keeps, is_exact, sampled, value_keeps
+from amp_rewrite.rewrite.shift.plan import (
+    PortProblem,
+    ShiftPlan,
+    ShiftRequest,
+    constant_keeps,
+    is_exact,
+    plan_shift,
+    sampled,
+    solve_ports,
+    value_keeps,
+)
 
 KIND = "shifted"
 FACTORS = ("alpha", "scale")
@@ -109,7 +118,6 @@ class _ShiftEmitter:
     # -- exponents ---------------------------------------------------------------------------------------
 
     def solved(self) -> Iterator[tuple[Op, Mapping[OpPort, int]]]:
-        """Yield each op that reads or makes a shifted value, with the exponents of its ports, in order."""
         for op_id, laws in self.equations.laws.items():
             op = self.view.ops[op_id]
             read, made = map(self.natural.get, op.operands), map(self.plan.exponents.get, op.results)
@@ -179,7 +187,6 @@ class _ShiftEmitter:
     # -- nodes -------------------------------------------------------------------------------------------
 
     def emitted(self) -> Shifted:
-        """Return what carries out the plan: sources that are shifted are read through Muls."""
         for op, ports in self.solved():
             if not op.bodies:
                 self._emit(op, ports)
@@ -284,7 +291,6 @@ class _ShiftEmitter:
             yield new_node("Mul", [node.output[slot], factor.name], name, f"{node.output[slot]}_restored")
 
     def _is_kept(self, value: ValueId) -> bool:
-        """True for a value that others know by name: outputs, and what ops with bodies read."""
         return exposed(self.view, value) or any(self.view.ops[use.op].bodies for use in self.view.uses[value])
 
     # -- attributes ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
+from amp_rewrite.rewrite import const_eval
 from amp_rewrite.rewrite.equivalence import UNIT
 from support import cases
 from support.contrib_models import fused, random_feed
@@ -257,3 +258,15 @@ def test_a_constant_triangle_is_causality_for_all_batches_alike(shape: tuple[int
     triangle[..., 0, 1] = True
     other = after(model(text, shapes=FOUR, seen=triangle))
     assert "unidirectional" not in {a.name for n in other.graph.node for a in n.attribute}
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_large_mask_is_read_one_batch_for_all_that_are_alike(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(const_eval, "_MOST_ELEMENTS", 40)
+    text = (
+        "kt=Transpose[perm=0 1 3 2](k);p=MatMul(q,kt);c=And(seen,seen);s=Where(c,p,lowest);" + SOFTMAX + "y=MatMul(h,v)"
+    )
+    seen = np.broadcast_to(np.tri(5, dtype=bool), (2, 1, 5, 5)).copy()
+    seen[1, 0, 0, 1] = not alike
+    result = after(model(text, shapes=FOUR, seen=seen))
+    assert ("unidirectional" in {a.name for n in result.graph.node for a in n.attribute}) == alike

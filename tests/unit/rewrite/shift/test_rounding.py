@@ -8,7 +8,7 @@ import pytest
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.fit import Fit
-from amp_rewrite.rewrite.shift.rounding import MOST_ADDED_ERROR, constant_keeps, is_exact, sampled, value_keeps
+from amp_rewrite.rewrite.shift.plan import MOST_ADDED_ERROR, constant_keeps, is_exact, sampled, value_keeps
 
 TO = DType.FLOAT16
 NORMAL = np.random.default_rng(0).standard_normal(1 << 14)
