@@ -39,9 +39,10 @@ from amp_rewrite.ir.view import OpId, ScopeId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.legality import sites
 from amp_rewrite.rewrite.check import examined
+from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
 from amp_rewrite.rewrite.fusions import FUSIONS
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.rewrite.replacement import Context
+from amp_rewrite.rewrite.replacement import Context, Replacement
 from amp_rewrite.rewrite.restated import restated
 from amp_rewrite.settings.choices import AUTO_OPSET, Fuse, Opset, Target
 
@@ -112,9 +113,12 @@ class _KernelCheck:
 
 
 def _wholes(view: View, to: DType, target: Target, fuse: Fuse) -> Iterator[tuple[OpId, str]]:
-    if target.family is not Target.TENSORRT and fuse is not Fuse.CONTRIB:
-        for _, site in sites(view, Context(to)):
-            if not isinstance(site, str):
+    if target.family is not Target.TENSORRT:
+        context = Context(to)
+        own = multi_head_attentions(view, context) if fuse is Fuse.CONTRIB else ()
+        taken = {op for outcome in own if isinstance(outcome, Replacement) for op in outcome.ops}
+        for _, site in sites(view, context):
+            if not isinstance(site, str) and taken.isdisjoint(site.form.ops):
                 yield from ((op, ATTENTION) for op in site.form.ops)
     for cluster in clusters(view):
         if cluster.kind in _ONE_OP:

@@ -18,6 +18,8 @@ from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
 from amp_rewrite.settings.choices import Fuse, Target
 from support import stub
 from support.attention_models import BIASED, INVERTED, MASK, PLAIN, SCORES, TESTED, WEIGHTS, feed_of, model_of
+from support.contrib_models import MERGED, REST, SOFTMAX, SPLIT, attention_of
+from support.contrib_models import SCORES as SCORES_OF_HEADS
 from support.fusing import kinds, outputs_of
 from support.paths import TESTS
 
@@ -32,11 +34,17 @@ def test_the_opset_that_has_the_operator_is_the_better_one() -> None:
 
 @pytest.mark.parametrize(
     ("target", "fuse"),
-    [(Target.TENSORRT, Fuse.BASIC), (Target.ORT_CUDA, Fuse.NONE), (Target.ORT_CUDA, Fuse.CONTRIB)],
+    [(Target.TENSORRT, Fuse.BASIC), (Target.ORT_CUDA, Fuse.NONE)],
 )
 def test_it_is_not_where_nothing_will_be_fused(target: Target, fuse: Fuse) -> None:
     view = View.of(Model.load(model_of(PLAIN, opset=18)))
     assert at_opset(view, "auto", DType.FLOAT16, target, fuse=fuse)[0].opsets[""] == 18
+
+
+@pytest.mark.parametrize(("fuse", "opset"), [(Fuse.BASIC, 23), (Fuse.CONTRIB, 18)])
+def test_it_is_not_for_an_attention_that_becomes_the_runtimes_own(fuse: Fuse, opset: int) -> None:
+    view = View.of(Model.load(attention_of(SPLIT + SCORES_OF_HEADS + SOFTMAX + REST + MERGED)))
+    assert at_opset(view, "auto", DType.FLOAT16, Target.ORT_CUDA, fuse=fuse)[0].opsets[""] == opset
 
 
 def test_a_pool_that_would_lose_its_kernel_weighs_more() -> None:
