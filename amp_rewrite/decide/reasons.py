@@ -225,7 +225,7 @@ _SELF_EVIDENT = {
     KERNEL_GATE: ("", "--opset auto moves the model to an opset with kernels, if there is one"),
     SCHEMA_GATE: ("", "--opset auto moves the model to an opset that allows it, if there is one"),
     UNDERFLOW: ("", "nothing; --to bfloat16 holds smaller values"),
-    QUANTIZED: ("the quantizers keep float32 scales", "raise the opset, or leave --set quantized=rescale out"),
+    QUANTIZED: ("the quantizers keep float32 scales", "leave --set quantized=rescale out"),
     NONFINITE: ("the ops that compute with it stay float32", "check the float32 model on the data"),
     UNRAISED: ("the op keeps its low type", "name other ops, or convert the float32 model"),
 }

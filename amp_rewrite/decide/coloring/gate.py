@@ -146,7 +146,7 @@ class Gate:
             return None
         note = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable.name}"
         for opset, schema in _versions(op, range(op.signature.since, onnx.defs.onnx_opset_version() + 1)):
-            if schema.admits(variable.name, self.to):
+            if schema.admits(variable.name, self.to) and self.kernels is None:  # with kernels, few_low says what helps
                 return GateRefusal(reasons.SCHEMA_GATE, f"{note}; opset {opset} does")
         return GateRefusal(reasons.SCHEMA_GATE, note)
 
@@ -179,7 +179,7 @@ class Gate:
             if refusals:
                 why = next(iter(refusals.values())).note
                 if view.opset < FIRST_LOW_SCALES:
-                    why = f"quantizers have other scales from opset {FIRST_LOW_SCALES} on; raise the model's opset"
+                    why = f"quantizers have other scales from opset {FIRST_LOW_SCALES} on"
                 return f"ops between quantizers stay as they are, since {op.name!r} keeps its float32 scale: {why}"
         return None
 

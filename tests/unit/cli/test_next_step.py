@@ -14,7 +14,8 @@ import onnx
 import pytest
 
 import amp_rewrite
-from amp_rewrite import calibrate, convert, repair
+from amp_rewrite import View, calibrate, convert, repair
+from amp_rewrite.deploy.doctor.advice import on_cpu
 from amp_rewrite.errors import options_spelled
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import criterion
@@ -22,8 +23,9 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.reports.evidence import Evidence
 from amp_rewrite.reports.sources import report_in
 from amp_rewrite.reports.summary import next_command
-from support.corpus import text_model
-from support.paths import TESTS
+from amp_rewrite.runtime.kernels import load_kernels
+from support.corpus import exported, text_model
+from support.paths import ROOT, TESTS
 from unit.cli.test_cli import folder, run
 from unit.pipeline.test_repair import BATCH, needy
 
@@ -123,6 +125,31 @@ def test_the_tolerance_is_that_of_the_type_on_the_command_line_and_in_python(fol
     assert line(report.text()) == f"amp-rewrite model.onnx {words}--data batches.npz --tolerance {near}"
     np.savez("batches.npz", x=BATCH["x"])
     assert typed(line(report.text()))[1] == ""
+
+
+def test_every_place_that_prints_a_next_line_is_typed_by_a_test() -> None:
+    """Reports and verdicts: this file types those of reports, test_feedback_options.py those of verdicts."""
+    files = (ROOT / "amp_rewrite").rglob("*.py")
+    sources = {
+        file.relative_to(ROOT / "amp_rewrite").as_posix() for file in files if "next: " in file.read_text("utf-8")
+    }
+    shown = {"cli/terminal.py", "reports/page/report_figures.py"}  # they show those of reports
+    assert sources - shown == {"reports/summary.py", "evidence/verdict.py"}
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["bert_ts13", "vit_ts17", "t5_ts14", "cnn_ts13"])
+def test_no_report_advises_an_opset_at_which_ops_fall_to_the_cpu(name: str, to: str) -> None:
+    def fallen(opset: str | int) -> int:
+        converted = convert(exported(f"tests/models/{name}.onnx"), to=to, opset=opset)
+        return sum(map(len, on_cpu(View.of(converted.result), load_kernels()).values()))
+
+    report = convert(exported(f"tests/models/{name}.onnx"), to=to, opset="keep").report
+    words = " ".join([*(f.message for f in report.findings), *(row.note for row in report.rows)])
+    advised = {"auto"} if "--opset auto" in words else set()
+    advised |= set(re.findall(r"opset (\d+)(?= does| there is one)", words))
+    assert name != "bert_ts13" or advised == {"auto"}
+    assert all(fallen(opset) <= fallen("keep") for opset in advised)
 
 
 def test_in_python_the_step_is_a_call_where_there_is_no_file() -> None:
