@@ -152,7 +152,6 @@ def _states_type(signature: Signature, name: str) -> bool:
 
 @cache
 def _defaults(signature: Signature) -> Mapping[str, str]:
-    """Return the default of each attribute of an operator, spelled."""
     node = NodeProto(attribute=default_attributes(signature).values())
     spelled = {name: _spell(signature.domain, a, name, value) for a, name, value in plain(node)}
     return {**dict.fromkeys(INNER_DTYPE_ATTRIBUTES, "0"), **spelled}

@@ -8,9 +8,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.reports.delta import KINDS, Delta
+from amp_rewrite.reports.delta import KINDS, BothModels, CastChange, Change, Delta, Matches, PlacedCast, PlacedChange
 from amp_rewrite.reports.match import crossed, matched, order, paired
-from amp_rewrite.reports.op_changes import BothModels, CastChange, Change, Matches, PlacedCast, PlacedChange
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
@@ -80,7 +79,6 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
 
 
 def _alike(a: RowGraph, b: RowGraph, to_b: Mapping[int, int]) -> int:
-    """Return the number of pairs that compute the same from matching ops."""
     return sum(
         a.report.rows[i].key == b.report.rows[j].key
         and [to_b.get(read, read) if read >= 0 else NO_ROW for read in a.reads[i]]
@@ -98,7 +96,6 @@ _Move = tuple[str, str, str]
 
 
 def _changes(before: Row, after: Row) -> Iterator[Change]:
-    """Yield the changes of one op, the first of each kind."""
     if before[_COMPARED] == after[_COMPARED] and before.dtype == after.dtype and before.variables == after.variables:
         return
     moves = [*_main_moves(before, after), *_slot_moves(before, after)]
@@ -112,7 +109,6 @@ def _changes(before: Row, after: Row) -> Iterator[Change]:
 
 
 def _reordered(row: Row, places: Sequence[int] | None) -> Row:
-    """Return the row of an op that commutes, with its operands in the order of its pair."""
     if places is None or max(places, default=0) >= len(row.inputs) or places == sorted(places):
         return row
     via = {str(slot): row.via[str(place)] for slot, place in enumerate(places) if str(place) in row.via}
@@ -160,7 +156,6 @@ def _by_way(dtype: str, via: str) -> str:
 
 
 def _attribute_moves(before: Row, after: Row) -> Iterator[tuple[str, _Move]]:
-    """Yield the kind of difference and the values of attributes, the first attribute last."""
     for name in sorted({*before.attributes, *after.attributes}, reverse=True):
         was, now = (row.attributes.get(name, "default") for row in (before, after))
         if was != now:
@@ -188,7 +183,6 @@ def _port_changes(a: Report, b: Report, matches: Matches) -> Iterator[PlacedChan
 
 
 def _first_output(report: Report) -> int:
-    """Return the number of the first output among rows, inputs and outputs."""
     return len(report.rows) + len(report.inputs)
 
 
@@ -196,7 +190,6 @@ _TYPE = re.compile(r"\w+")
 
 
 def _kind(was: str, now: str) -> str:
-    """Return the direction of a change: by the narrowest type on the way, in the same container."""
     ranks = []
     for text in (was, now):
         types = _TYPE.findall(text.replace(" via ", " "))
@@ -261,7 +254,6 @@ def _types_of_loose(cast: CastRow) -> tuple[str, str]:
 
 
 def _casts(graph: RowGraph, identity: Mapping[int, Hashable]) -> dict[Hashable, list[tuple[int, CastRow]]]:
-    """Return the casts after a conversion and their positions in the report, by value and target type."""
     groups: dict[Hashable, list[tuple[int, CastRow]]] = defaultdict(list)
     for place, cast in enumerate(graph.report.casts):
         if cast.origin != "folded" and not cast.dead and cast.from_ != cast.to:

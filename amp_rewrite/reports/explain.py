@@ -163,7 +163,6 @@ def _region(report: ReportData, exponent: int) -> str:
 
 
 def _behind(report: ReportData, at: int) -> tuple[Row, ...]:
-    """Return an op and the ops behind its type."""
     seen: dict[int, Row] = {}
     while at != NO_ROW and at not in seen:
         seen[at] = report.rows[at]
@@ -172,7 +171,6 @@ def _behind(report: ReportData, at: int) -> tuple[Row, ...]:
 
 
 def _step(row: Row, *, first: bool) -> list[str]:
-    """Return the lines about one op: its types, its rule in words, and its list entry."""
     head = f"{'' if first else 'because '}{plain(row.path)} ({row.op}) is {_types(row)}"
     if row.rule is None:
         return [f"{head} in the model already" if row.dtype in LOW else f"{head}: it computes no float32"]

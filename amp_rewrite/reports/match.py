@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 from itertools import count
 
 from amp_rewrite.ir.op_classes import COMMUTATIVE, QUANTIZERS
-from amp_rewrite.reports.op_changes import Matches
+from amp_rewrite.reports.delta import Matches
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, Row
@@ -109,7 +109,6 @@ def paired(a: Sequence[PortRow], b: Sequence[PortRow]) -> tuple[tuple[int, int],
 def _numbered(
     inputs: Iterable[tuple[int, int]], outputs: Iterable[tuple[int, int]], side: int
 ) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    """Return the numbers of the pairs of inputs and of outputs, by the position in one report."""
     return tuple({pair[side]: number for number, pair in enumerate(pairs)} for pairs in (inputs, outputs))  # type: ignore[return-value]
 
 
@@ -162,7 +161,6 @@ class _ReportSide:
         return self._shapes["down", word]
 
     def _leaves(self) -> Mapping[int, Sequence[tuple[int, int]]]:
-        """Return the outputs of the model that rows give, in the form of readers."""
         leaves: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for place, port in enumerate(self.graph.outputs):
             if place in self.outputs:

@@ -6,27 +6,92 @@ A file of node data is one layer there: `{graph id: {"name": …, "results": {no
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import fsum
+from typing import NamedTuple
+
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.reasons import Strength
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ReportError
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone
+from amp_rewrite.files.protos import bodies, clone
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.op_classes import CASTS
+from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.view import View
 from amp_rewrite.reports.diff import diff
-from amp_rewrite.reports.located_errors import LocatedErrors, NamedOp
 from amp_rewrite.reports.match import match
-from amp_rewrite.reports.node_ids import Place, function_graph, places
+from amp_rewrite.reports.measurements import LocatedErrors, NamedOp
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import Row
 from amp_rewrite.rewrite.passes.inline import inlined
+
+_NAMELESS = "node"
+_NO_GRAPH_NAME = "<main>"
+
+
+class Place(NamedTuple):
+    """A node of a file and where Model Explorer shows it: the ids of its graph and of its node there."""
+
+    node: NodeProto
+    graph: str
+    id: str
+
+
+class _Named(NamedTuple):
+    """A node, its name, and its bodies by attribute."""
+
+    node: NodeProto
+    name: str
+    bodies: Sequence[tuple[str, Sequence[_Named]]]
+
+
+def places(proto: ModelProto) -> Iterator[Place]:
+    """Yield the nodes that Model Explorer shows, in the order of the file, those of local functions last. O(nodes)."""
+    main = proto.graph.name if proto.graph.HasField("name") else _NO_GRAPH_NAME
+    yield from _shown(_named(proto.graph, Counter()), main)
+    for function in proto.functions:
+        graph = function_graph(function.domain, function.name, function.overload)
+        yield from (Place(node, graph, name) for node, name, _ in _named(function, Counter()))
+
+
+def function_graph(domain: str, name: str, overload: str = "") -> str:
+    """Return the id of the graph that shows a local function."""
+    return f"[function]{normal_domain(domain)}::{name}" + (f"::{overload}" if overload else "")
+
+
+def _named(graph: GraphProto | FunctionProto, counter: Counter[str]) -> Sequence[_Named]:
+    """Return the nodes of a graph with names that are unique in it; the graph and its bodies share a counter."""
+    used: set[str] = set()
+    named: list[_Named] = []
+    for node in graph.node:
+        name = wished = node.name or _NAMELESS
+        while name in used:
+            counter[wished] += 1
+            name = f"{wished}_{counter[wished]}"
+        used.add(name)
+        named.append(_Named(node, name, [(attribute, _named(body, counter)) for attribute, body in bodies(node)]))
+    return named
+
+
+def _shown(nodes: Sequence[_Named], graph: str, before: str = "", *, main: bool = True) -> Iterator[Place]:
+    """Yield the nodes of a graph, each with those of its branches and bodies; `before`: the path of their branch."""
+    for node, name, inside in nodes:
+        own = before + name
+        yield Place(node, graph, own)
+        branches = node.op_type == "If" and not normal_domain(node.domain)
+        for attribute, body in inside:
+            if branches:
+                yield from _shown(body, graph, f"{own}/{attribute}/", main=main)
+            elif main:
+                yield from _shown(body, f"{own}/{attribute}", main=False)
+
 
 TYPES = {
     "float16": "#58c1f5",
@@ -214,7 +279,6 @@ def _matched(inventory: Report, view: View, report: Report) -> list[str | None]:
 
 
 def _errors(model: str, ops: Sequence[NamedOp | Row], errors: LocatedErrors | None) -> list[Result | None]:
-    """Return the share of each op in the sum of all local errors, in percent."""
     if errors is None:
         advice = "give the output of `amp-rewrite locate --json` with --errors"
         raise ReportError(f"{model}: holds no errors, because only data show them; {advice}")

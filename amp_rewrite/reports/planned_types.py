@@ -80,7 +80,6 @@ class PlannedTypes:
     def _variables(
         self, op: Op, inputs: tuple[ValueType | None, ...], outputs: tuple[ValueType | None, ...]
     ) -> dict[str, DType]:
-        """Return the floating variables, each with the type of its first port."""
         dtypes = {}
         for variable in self.view.variables[op.id]:
             ports = (*(inputs[i] for i in variable.inputs), *(outputs[o] for o in variable.outputs))
@@ -134,7 +133,6 @@ def spell(known: ValueType | None) -> str:
 def _main_dtype(
     op: Op, variables: Mapping[str, DType], outputs: tuple[ValueType | None, ...], inputs: tuple[ValueType | None, ...]
 ) -> str:
-    """Return the type that stands for the op: the target of a Cast, else a lowered variable, else the first float."""
     written = next((t for t in outputs if t is not None), None)
     if op.kind in CASTS and written is not None:
         return str(written)

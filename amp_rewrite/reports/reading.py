@@ -69,7 +69,6 @@ def load(
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return the members of an object. Malformed if two have one name: readers would differ in which they take."""
     members = dict(pairs)
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]

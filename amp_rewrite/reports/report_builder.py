@@ -27,10 +27,9 @@ from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, ValueType
 from amp_rewrite.ir.shapes.onnx_shapes import declared_dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.reports.attributes import NONE, Shape, counting, granularity, key_of, plain, spell_type
-from amp_rewrite.reports.lineage import Lineage
+from amp_rewrite.reports.lineage import Lineage, Roundings
 from amp_rewrite.reports.planned_types import PlannedTypes, RowTypes, retyped, spell
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.roundings import Roundings
 from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, LOW, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.list_entry import Color
@@ -106,7 +105,6 @@ def inventory_view(model: Model) -> View:
 
 @lru_cache(maxsize=64)  # called for each row, mostly with the same list file
 def _last_part(path: str) -> str:
-    """Return the file's own name, whichever system the path is from."""
     return PureWindowsPath(PurePosixPath(path).name).name
 
 
@@ -196,7 +194,6 @@ class _ReportBuilder:
         return Roundings(self.view, self._types.made, self._types.home, baked)
 
     def _kind(self, op: Op) -> str:
-        """Return the kind of the op once the plan is carried out: a Cast with nothing left to cast is a copy."""
         return "Identity" if self.plan and op.id in self.plan.identities else op.kind
 
     # -- inputs and outputs ------------------------------------------------------------------------
@@ -222,7 +219,6 @@ class _ReportBuilder:
             yield PortRow(formal.name, dtype, after, slot, self._roundings.via(value, dtype))
 
     def _port(self, known: ValueType | None, declared: TypeProto | None) -> str:
-        """Return a type in full: that of a map, or in several containers, is declared alone."""
         if declared is not None and (known is None or known.dtype is None):
             return spell_type(declared)
         return spell(known)
@@ -293,7 +289,6 @@ class _ReportBuilder:
             yield BakeRow(value.name, bake.to.spelling, *sizes, scope, bake.keeps_original)
 
     def _weights(self) -> Counter[str]:
-        """Return the bytes of all dense initializers and Constants by type, from their dims alone."""
         weights: Counter[str] = Counter()
         for value in self.view.values:
             if value.tensor is not None and (dtype := self.view.dtype(value.id)) is not None:

@@ -90,5 +90,4 @@ class RowGraph:
 
 
 def _most_reads(row: Row) -> int:
-    """Return the most reads of a row: its inputs, and what two bodies hand out. A report may say anything."""
     return len(row.inputs) + 2 * len(row.outputs) + 2

@@ -47,7 +47,6 @@ def report_and_view(source: ReportSource) -> tuple[Report, View | None]:
 
 
 def _content(file: Path) -> bytes:
-    """Return the bytes of a report, one more than a report may have at most."""
     with file.open("rb") as stream:
         status = os.fstat(stream.fileno())
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):

@@ -167,7 +167,6 @@ def _stayed(report: ReportData) -> _Part:
 
 
 def _raised(report: ReportData) -> _Part:
-    """Return the ops that became float32, by the pattern or rule behind it, in order."""
 
     def cause(row: Row) -> str:  # without the parts of a note that differ from op to op
         return row.note if row.note.startswith("kept by") else row.note.partition(": ")[0].partition(", because ")[0]
@@ -203,12 +202,10 @@ def _kinds(rows: Sequence[Row]) -> str:
 
 
 def _short(op: str) -> str:
-    """Return the type of an op without its domain."""
     return op.rpartition("::")[2]
 
 
 def _stock(report: ReportData) -> _Part:
-    """Return the op types, the most frequent first, each with its element types."""
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for row in report.rows:
         kinds[row.op][row.dtype] += 1
@@ -260,7 +257,6 @@ def _casts(report: ReportData) -> _Part:
 
 
 def _readers(report: ReportData) -> Mapping[tuple[int, str], Row]:
-    """Return the first row that reads a row in a type."""
     readers: dict[tuple[int, str], Row] = {}
     for row in report.rows:
         for read, dtype in zip(row.reads, row.inputs, strict=False):
@@ -269,7 +265,6 @@ def _readers(report: ReportData) -> Mapping[tuple[int, str], Row]:
 
 
 def _cause(report: ReportData, cast: CastRow, readers: Mapping[tuple[int, str], Row]) -> tuple[str, str]:
-    """Return the cause of a Cast in words, and the type of the op behind it."""
     if not cast.reason.startswith("read in "):
         return ("the model's outputs" if cast.reason.startswith("the model") else "outputs of bodies"), ""
     if cast.after == NO_ROW:
@@ -309,7 +304,6 @@ def _finding_counts(report: ReportData) -> str:
 
 
 def _findings(report: ReportData) -> _Part:
-    """Return the findings that need action, the first of each kind."""
     lines: list[str] = []
     for kind, group in by_kind(report.findings).items():
         if asked := [finding for finding in group if needs_action(finding)]:

@@ -103,7 +103,7 @@ def report(
 
 def _overlay(model: Path, layer: str | None, reasons: Path | None, errors: Path | None) -> str:
     from amp_rewrite.files.model import Model
-    from amp_rewrite.reports.located_errors import LocatedErrors
+    from amp_rewrite.reports.measurements import LocatedErrors
     from amp_rewrite.reports.model_explorer import overlay, overlay_of_report
     from amp_rewrite.reports.sources import is_report, report_in
 
@@ -115,7 +115,7 @@ def _overlay(model: Path, layer: str | None, reasons: Path | None, errors: Path 
 
 
 def _page(report: Report, view: View | None, errors: Path | None) -> Page:
-    from amp_rewrite.reports.located_errors import LocatedErrors
+    from amp_rewrite.reports.measurements import LocatedErrors
     from amp_rewrite.reports.page.page import Page
     from amp_rewrite.reports.page.report_figures import report_figures
 

@@ -204,7 +204,6 @@ def sample(kind: str, words: str, shape: str = "span") -> Element:
 
 
 def _below(x: Axis) -> Element:
-    """Return the ticks and the name of a horizontal axis."""
     ticks = x.ticks(_TICKS)
     ends = {0: "start", len(ticks) - 1: "end"} if len(ticks) > 1 else {}
     labels = []

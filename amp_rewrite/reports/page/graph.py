@@ -12,15 +12,14 @@ from xml.etree.ElementTree import Element
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
-from amp_rewrite.reports.page.layout import layers_of
 from amp_rewrite.reports.page.markup import element
 from amp_rewrite.reports.page.page import Figure
-from amp_rewrite.reports.page.scopes import Path, paths_of, tree_of
+from amp_rewrite.reports.page.scopes import Path, layers_of, paths_of, tree_of
 from amp_rewrite.reports.render import plain
 from amp_rewrite.reports.rows import DTYPES, FIRST_INPUT, FLOATING, LOW, NO_ROW, CastRow, PortRow, ReportData, Row
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.op_changes import Change
+    from amp_rewrite.reports.delta import Change
     from amp_rewrite.reports.page.facts import RowFacts
 
 _COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry", "inputs", "outputs", "variables")
@@ -58,7 +57,6 @@ def graph_data(
 
 
 def _side_of(row: Row) -> int:
-    """Return the side of a row: low, high, or other for one that computes no floats, whatever it reads."""
     if row.op in ELEMENTLESS:
         return OTHER_SIDE
     return HIGH_SIDE if row.variables and row.dtype not in LOW else _side_of_type(row.dtype)
@@ -293,7 +291,6 @@ class _Graph:
         return readers
 
     def _readers_behind(self, producer: int, cast: CastRow) -> list[int]:
-        """Return the readers that read a vertex through a Cast: in its type, or through it in another one."""
         if producer == NO_ROW:
             return []
         written = self._written(producer, cast.slot)
@@ -311,7 +308,6 @@ class _Graph:
         return read == cast.to and (read != written or cast.from_ in passed)
 
     def _read(self, at: int, slot: int) -> tuple[str, str]:
-        """Return the type in which a vertex reads one of its inputs, and those that round it on the way."""
         if at >= self.first_output:
             port = self.report.outputs[at - self.first_output]
             return port.dtype, port.via

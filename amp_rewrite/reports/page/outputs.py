@@ -83,7 +83,6 @@ def outputs_figure(
 
 
 def _badness(difference: Difference, allowed: CriterionLine) -> tuple[bool, float]:
-    """Return a key by which worse batches are larger."""
     score, ok = difference.score, difference.ok
     if score is None or math.isnan(score):
         return not ok, -math.inf if ok else math.inf

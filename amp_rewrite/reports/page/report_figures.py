@@ -76,7 +76,6 @@ def summary_figure(report: ReportData, shapes: str = "") -> Figure:
 
 
 def _verdict(report: ReportData) -> Element:
-    """Return the evidence, and the command that would tell more."""
     level, command = report.evidence.level, next_command(report)
     more = [element("p", "next: ", element("code", command))] if command else []
     return _card("evidence", _VERDICTS.get(level, level), str(report.evidence), *more, class_=f"card evidence {level}")
@@ -116,7 +115,6 @@ def _counts(report: ReportData, shapes: str) -> list[Element]:
 
 
 def _share(name: str, part: int, whole: int, unit: str) -> Element:
-    """Return a card with a share, and a bar of it."""
     filled = 100 * part / whole if whole else 0
     bar = element(
         "svg",
@@ -141,7 +139,6 @@ def _amount(number: float) -> str:
 
 
 def _regions(report: ReportData) -> Element:
-    """Return the table of regions: exponent, evidence, sizes and headroom before and after."""
     head = ("largest value", "evidence", "remarks", "times", "values", "magnitude", "headroom", "then")
     cells = []
     for row in report.shifts:

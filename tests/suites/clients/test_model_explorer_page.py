@@ -17,7 +17,7 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import Model
-from amp_rewrite.reports.located_errors import LocatedErrors
+from amp_rewrite.reports.measurements import LocatedErrors
 from amp_rewrite.reports.model_explorer import overlay
 from support.browser import CHROMIUM, WIDE, chromium
 from support.paths import ROOT

@@ -21,7 +21,7 @@ from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.reports.model_explorer import overlay
-from amp_rewrite.reports.page.changes import changes_figure
+from amp_rewrite.reports.page.linked_graphs import changes_figure
 from amp_rewrite.reports.page.markup import written
 from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure
 from amp_rewrite.reports.page.page import Figure

@@ -10,9 +10,8 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import Model, ReportError
-from amp_rewrite.reports.located_errors import LocatedErrors
-from amp_rewrite.reports.model_explorer import TYPES, overlay, overlay_of_report
-from amp_rewrite.reports.node_ids import places
+from amp_rewrite.reports.measurements import LocatedErrors
+from amp_rewrite.reports.model_explorer import TYPES, overlay, overlay_of_report, places
 from amp_rewrite.reports.sources import report_in
 from support.corpus import text_model
 from support.paths import ROOT

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.reports.roundings import _FORMATS, _holds
+from amp_rewrite.reports.lineage import _FORMATS, _holds
 
 WHOLE = [DType[f"{sign}INT{bits}"] for sign in ("", "U") for bits in (8, 16, 32, 64)]
 
