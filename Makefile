@@ -25,7 +25,7 @@ SKELETONS ?= build/gpu-skeletons
 MEASURED ?= tests/unit tests/suites/catalogue tests/suites/gate tests/suites/hostile/test_hostile_reading.py tests/suites/models/test_golden_digests.py tests/suites/models/test_golden_products.py
 # Tests that write the digests and numbers with which they compare.
 GOLDEN ?= suites/models/test_golden_digests suites/models/test_golden_products \
-	unit/decide/test_contexts_golden unit/reports/test_golden_figures unit/cli/test_help
+	unit/decide/test_contexts_golden unit/cli/test_help
 # Packages that `make integrations` tests against: NAME.txt beside tests/suites/integrations/test_NAME.py says what to install.
 INTEGRATIONS ?= $(patsubst tests/suites/integrations/%.txt,%,$(wildcard tests/suites/integrations/*.txt))
 INTEGRATION_VENVS ?= .venv-integrations

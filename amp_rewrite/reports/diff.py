@@ -8,8 +8,9 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.reports.delta import KINDS, BothModels, CastChange, Change, Delta, Matches, PlacedCast, PlacedChange
+from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.match import crossed, matched, order, paired
+from amp_rewrite.reports.op_changes import BothModels, CastChange, Change, Matches, PlacedCast, PlacedChange
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row

@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 from itertools import count
 
 from amp_rewrite.ir.op_classes import COMMUTATIVE, QUANTIZERS
-from amp_rewrite.reports.delta import Matches
+from amp_rewrite.reports.op_changes import Matches
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, Row

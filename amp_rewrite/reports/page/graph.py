@@ -19,7 +19,7 @@ from amp_rewrite.reports.render import plain
 from amp_rewrite.reports.rows import DTYPES, FIRST_INPUT, FLOATING, LOW, NO_ROW, CastRow, PortRow, ReportData, Row
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.delta import Change
+    from amp_rewrite.reports.op_changes import Change
     from amp_rewrite.reports.page.facts import RowFacts
 
 _COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry", "inputs", "outputs", "variables")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.reports.delta import BothModels
+from amp_rewrite.reports.op_changes import BothModels
 from amp_rewrite.reports.page.chart import table
 from amp_rewrite.reports.page.graph import GraphDifference, Words, board, graph_data, rules_of
 from amp_rewrite.reports.page.markup import element, short

