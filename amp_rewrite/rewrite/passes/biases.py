@@ -112,7 +112,7 @@ def _split(view: View, op: Op) -> Replacement:
 ATTENTION_BIAS = "attention_bias"
 _ADDED = 5  # the operand of MultiHeadAttention that is added to scores
 _TOKEN_AXES = 3  # batch, tokens, features
-_ROWS = 1 << 10  # rows of a weight that are in float64 at once
+_ROWS = 1 << 6  # rows of a weight that are in float64 at once
 
 
 @dataclass(frozen=True, slots=True)
