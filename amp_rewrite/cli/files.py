@@ -172,7 +172,6 @@ SUFFIXES = (".html", ".htm")
 
 
 def is_page(file: Path | None) -> bool:
-    """True if a file has the suffix of a page."""
     return file is not None and file.suffix.lower() in SUFFIXES
 
 

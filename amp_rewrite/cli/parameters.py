@@ -97,7 +97,6 @@ def _chosen(choices: Any, ctx: click.Context, incomplete: str) -> list[Completio
 
 
 def argument(name: str, *, choices: Any, **more: Any) -> Callable[[F], F]:
-    """Return the decorator of an argument with words for completion."""
     return click.argument(name, shell_complete=lambda ctx, _param, text: _chosen(choices, ctx, text), **more)
 
 
@@ -136,7 +135,6 @@ def option(names: str, metavar: str | None, words: str, heading: str = ADVANCED,
 
 
 def choice(names: str, words: Sequence[str], says: str, heading: str = ADVANCED, **more: Any) -> Callable[[F], F]:
-    """Return the decorator of an option with a few words as values."""
     return option(names, "|".join(words), says, heading, type=WordChoice(words), **more)
 
 
@@ -146,7 +144,6 @@ def form(*words: str, says: str) -> Callable[[F], F]:
 
 
 def flag(names: str, words: str, heading: str = ADVANCED) -> Callable[[F], F]:
-    """Return the decorator of an option without a value."""
     return option(names, None, words, heading, is_flag=True)
 
 
@@ -323,7 +320,6 @@ MEASURING_KEYS = ("headroom", *CRITERION_KEYS, "budget", *FEEDING_KEYS, "feedbac
 
 
 def keywords(settings: Request) -> dict[str, Any]:
-    """Return the settings for keywords of `convert`."""
     return {name: getattr(settings, name) for name in KEYWORDS}
 
 

@@ -135,7 +135,6 @@ def known_names() -> list[str]:
 
 
 def known_words() -> set[str]:
-    """Return the words of `described`: the names, and those of the cases of rules."""
     return {*records(), *known_names()}
 
 
@@ -166,7 +165,6 @@ def described(name: str) -> dict[str, Any]:
 
 
 def models_of(fact: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each model of a rule with a heading."""
     for case, models in fact["cases"].items():
         which = f": {case}" if len(fact["cases"]) > 1 else ""
         for end, head in _HEADINGS.items():
@@ -174,7 +172,6 @@ def models_of(fact: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def rules_table() -> str:
-    """Return a line for each rule, reason and kind of finding."""
     from amp_rewrite.reports.render import table
 
     facts = {name: described(name) for name in known_names()}
@@ -208,17 +205,14 @@ _WHERE = "lists"
 
 
 def lists_in_force(settings: Request) -> OpLists:
-    """Return the op lists as the level of settings sees them, with edits of the environment."""
     return settings.op_lists.at_level(settings.level)
 
 
 def list_rows(entries: Iterable[Entry]) -> list[Mapping[str, str]]:
-    """Return entries as rows of texts."""
     return [dict(zip(_LIST_HEAD, _cells(entry), strict=True)) for entry in entries]
 
 
 def list_table(entries: Iterable[Entry]) -> str:
-    """Return entries as a table."""
     return "\n".join(table(map(_cells, entries), head=_LIST_HEAD, indent=0))
 
 

@@ -181,7 +181,6 @@ _SUFFIX = ".accepted.json"
 
 
 def place_of(file: Path) -> Path:
-    """Return the file of accepted changes beside a model or report."""
     return file.with_name(file.name + _SUFFIX)
 
 
@@ -227,7 +226,6 @@ class Acceptance:
         return place
 
     def covers(self, report: Report, fail_on: Collection[str] = ()) -> bool:
-        """True if a report differs from the accepted one in no failing kind."""
         from amp_rewrite.reports.diff import diff  # late: few files have one
 
         delta: Delta = diff(self.report, report)
