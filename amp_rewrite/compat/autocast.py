@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from amp_rewrite.cli import program, terminal
-from amp_rewrite.compat.arguments import op_patterns
+from amp_rewrite.compat.float16 import op_patterns
 from amp_rewrite.dtypes import DType
 from amp_rewrite.settings.selectors import one_of_many
 
@@ -95,7 +95,6 @@ def _searched_from_start(expression: str) -> str:
 
 
 def _unused(given: argparse.Namespace) -> Iterator[str]:
-    """Yield the names of options that were given and have no effect."""
     for name in _WHY:
         value = getattr(given, name)
         honoured = name == "data_max" and given.calibration_data is not None

@@ -9,8 +9,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from amp_rewrite.compat.arguments import without_effect
-from amp_rewrite.compat.float16 import io_rules
+from amp_rewrite.compat.float16 import io_rules, without_effect
 from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import Tolerance
@@ -161,7 +160,6 @@ def _repaired(model: ModelSource, batch: Mapping[str, Array], bounds: Mapping[st
 
 
 def _searched(model: ModelSource, batch: dict[str, Array], near: Validate, io: list[str]) -> Converted:
-    """Return the conversion with a minimal set of regions in float32 that is near enough."""
     require("a conversion with data")
     draft = Draft.of(model, Request.of(io=io, fuse="basic"))
     expected = _outputs(draft.source, batch)
@@ -182,6 +180,5 @@ def _searched(model: ModelSource, batch: dict[str, Array], near: Validate, io: l
 
 
 def _outputs(model: Model, batch: dict[str, Array]) -> list[Any]:
-    """Return the outputs of a model on a batch, fed in the types of its inputs."""
     (fed,) = Feed.of(batch, model)
     return list(Runner.open(model).run(fed).values())

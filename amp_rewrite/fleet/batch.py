@@ -320,7 +320,6 @@ def _check_targets(
 
 
 def _guidance(asked: BatchSettings, item: Item) -> Guidance:
-    """Return the guidance of one model, with its own data."""
     guidance = asked.guidance
     if not guidance:
         return guidance

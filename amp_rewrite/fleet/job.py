@@ -151,7 +151,6 @@ def _do(job: Job, facts: dict[str, Any]) -> None:
 
 
 def _finished(known: Outcome) -> dict[str, Any]:
-    """Return the facts of an earlier outcome beside the names of files."""
     kept = {
         name: getattr(known, name) for name in ("rc", "digest", "made", "evidence", "totals", "findings", "seconds")
     }
@@ -159,7 +158,6 @@ def _finished(known: Outcome) -> dict[str, Any]:
 
 
 def _written(target: Path, made: str) -> bool:
-    """Return whether a file is the model with this digest."""
     if not target.is_file():
         return False
     try:

@@ -115,7 +115,6 @@ class Outcome(Result):
 
 
 def _text(value: object) -> str:
-    """Read a text, also one with names that are not Unicode."""
     if not isinstance(value, str):
         raise Malformed(f"must be text, but is {kind(value)}")
     return value

@@ -144,7 +144,6 @@ def _end_with(pipe: connection.Connection) -> None:
 
 
 def _end() -> None:
-    """Undo whatever is half written, and end this process."""
     try:
         undo_all()
     finally:

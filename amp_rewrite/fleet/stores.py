@@ -201,7 +201,6 @@ def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def _copy_here(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
-    """Copy a file of this machine whole or not at all, with its time of change."""
     make_folder(target)
     if source.exists() and target.exists() and source.samefile(target):
         return  # the tree is converted into itself

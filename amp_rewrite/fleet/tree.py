@@ -141,7 +141,6 @@ def _no_models(words: Sequence[str], others: int) -> str:
 
 
 def _base(named: Sequence[Path]) -> Path:
-    """Return the folder that all named files are in."""
     folders = {str(path.parent.resolve()) for path in named}
     try:
         return Path(os.path.commonpath(folders)) if folders else Path()

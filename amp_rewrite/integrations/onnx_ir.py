@@ -166,7 +166,6 @@ def _carry_meta(source: onnx_ir.Model, ir_model: onnx_ir.Model) -> None:
 
 
 def _named(model: onnx_ir.Model) -> Any:
-    """Yield the values and nodes of a model with keys by which they are found in another."""
     for number, holder in enumerate((model.graph, *model.functions.values())):
         for value in (*holder.inputs, *getattr(holder, "initializers", {}).values()):
             yield ("value", number, value.name), value

@@ -204,7 +204,6 @@ def _value(ort: Any, port: Port, tensor: object, device: str, index: int) -> Any
 
 
 def _any_value(ort: Any, tensor: object) -> Any:
-    """Return the value of a tensor on its own device."""
     if isinstance(tensor, ort.OrtValue):
         return tensor
     if not _speaks_dlpack(tensor):
@@ -230,7 +229,6 @@ def _target(ort: Any, port: Port, tensor: object, device: str, index: int) -> An
 
 
 def _bound_room(ort: Any, port: Port, device: str, index: int) -> Any:
-    """Allocate memory for an output of known shape."""
     dims = [d for d in port.shape or () if isinstance(d, int)]
     if port.shape is None or len(dims) != len(port.shape) or port.dtype is None:
         raise ModelError(

@@ -131,13 +131,11 @@ def turned(view: View, made: Made) -> Iterator[Op]:
 
 
 def _turned_and_cast(view: View, made: Made) -> Iterator[Op]:
-    """Yield those of the Transposes whose Cast is one of the model."""
     ends = ((op, product.results[0]) for op, product in _turned(view, made))
     return (op for op, result in ends if made(op.results[0]) is not made(result))
 
 
 def _turned(view: View, made: Made) -> Iterator[tuple[Op, Op]]:
-    """Yield Transposes and the products."""
     for product in view.of_kinds(_PRODUCTS):
         if product.signature is None or (not product.domain and product.signature.since < _FIRST_FUSED_PRODUCT):
             continue
@@ -196,12 +194,10 @@ def _biased_layers(view: View, made: Made) -> Iterator[Op]:
 
 
 def _low(view: View, made: Made, *kinds: str) -> Iterator[Op]:
-    """Yield ops of these kinds with a float16 result."""
     return (op for op in view.of_kinds(kinds) if any(made(value) is DType.FLOAT16 for value in op.results))
 
 
 def _low_norms(view: View, made: Made) -> Iterator[Op]:
-    """Yield float16 LayerNormalization."""
     return _low(view, made, "LayerNormalization")
 
 
@@ -213,7 +209,6 @@ def _captured(view: View, made: Made) -> Iterator[Op]:
 
 
 def _wide_heads(view: View, made: Made) -> Iterator[Op]:
-    """Yield float16 Attention with heads of more than 256 elements."""
     for op in _low(view, made, "Attention"):
         shape = shape_of(view, op.inputs[0])
         if shape is None or (width := shape[-1]) is None:
@@ -237,12 +232,10 @@ def _summed_norms(view: View, made: Made) -> Iterator[Op]:
 
 
 def _grouped(view: View, made: Made) -> Iterator[Op]:
-    """Yield float16 convolutions of several groups."""
     return (op for op in _low(view, made, "Conv", "ConvTranspose") if int_attribute(op.node, "group", 1) > 1)
 
 
 def _transposed(view: View, made: Made) -> Iterator[Op]:
-    """Yield float16 ConvTranspose."""
     return _low(view, made, "ConvTranspose")
 
 
@@ -283,7 +276,6 @@ def float32_products(view: View, made: Made) -> Iterator[Op]:
 
 
 def _untensored(view: View, made: Made) -> Iterator[Op]:
-    """Yield low convolutions beside float32 products."""
     if next(float32_products(view, made), None) is not None:
         yield from low_convolutions(view, made)
 
@@ -375,7 +367,6 @@ def avoiding(model: Model, kinds: frozenset[str], release: str, providers: Seque
 def _present(
     model: Model, kinds: frozenset[str], release: str, providers: Sequence[str], way: str
 ) -> list[RuntimeFault]:
-    """Return the faults of a model with a workaround of one kind."""
     possible = [
         fault for fault in FAULTS if getattr(fault, way) and fault.kinds <= kinds and fault.holds(release, providers)
     ]

@@ -90,7 +90,6 @@ def _release(kernels: Kernels) -> str:
 
 
 def _form(node: NodeProto) -> tuple[object, ...]:
-    """Return what releases may differ in."""
     return node.op_type, len(node.input), len(node.output), tuple(sorted(a.name for a in node.attribute))
 
 

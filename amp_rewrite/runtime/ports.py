@@ -140,7 +140,6 @@ def model_input(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]
 
 
 def _message(proto: ModelProto, heavy: Sequence[TensorProto]) -> tuple[bytes, Mapping[str, str]]:
-    """Serialize the model with stubs as onnxruntime reads them: files below one folder."""
     if not heavy:
         return proto.SerializeToString(), {}
     places = [place for tensor in heavy if not (place := source(tensor)).in_memory]

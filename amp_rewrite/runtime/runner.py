@@ -260,7 +260,6 @@ class Runner:
             return BufferedRunner.of(ort, (self.inner, self.provider), state, successors, told, self._written_to)
 
     def _place(self, device: int = 0) -> tuple[str, int]:
-        """Device of the model's inputs and outputs, from the opened provider."""
         return ("cuda", device) if self.provider in (CUDA, TENSORRT) else ("cpu", 0)
 
     def assignment(self) -> Assignment:
@@ -346,13 +345,11 @@ def _check_providers(providers: Sequence[str]) -> None:
 
 
 def _kinds(model: Model, options: SessionOptions) -> frozenset[str]:
-    """Return the kinds of ops that the optimizer sees."""
     bodies = (model.proto.graph.node, *(function.node for function in model.proto.functions))
     return frozenset(node.op_type for body in bodies if options.optimized for node in all_nodes(body))
 
 
 def _provider_options(model: Model, options: SessionOptions) -> tuple[dict[str, Mapping[str, str]], bool]:
-    """Return the options by provider, and whether channels last are among them to be tried."""
     providers, given = options.providers, options.provider_options
     release = installed_onnxruntime().__version__
     own: dict[str, Mapping[str, str]] = {providers[0]: avoiding(model, _kinds(model, options), release, providers)}

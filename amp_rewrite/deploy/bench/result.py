@@ -153,7 +153,6 @@ def _op_cells(change: OpChange) -> Sequence[str]:
 
 
 def _differences(change: OpChange) -> str:
-    """Return other differences of an op: its type, its provider, or that it is new."""
     if change.before is None:
         return "new"
     if change.after is None:

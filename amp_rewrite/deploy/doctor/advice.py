@@ -172,6 +172,5 @@ def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -
 
 
 def _main(view: View, op: Op) -> DType | None:
-    """Return the type that an op computes in: that of its first floating variable."""
     types = (v.type.dtype for v in view.variables[op.id] if v.type is not None)
     return next((dtype for dtype in types if dtype is not None and dtype.floating), None)

@@ -98,7 +98,6 @@ def opening(model: Path, ask: Callable[[], Asked] | None = None) -> Checkup:
 
 
 def _fits(model: Model, packages: Sequence[Package], provider: str) -> Iterator[Check]:
-    """Check what a converted model says it needs."""
     for package in packages[:1]:
         if (unfit := unfit_here(model, package.version, provider)) is not None:
             fact, _, remedy = unfit.partition("; ")
@@ -145,7 +144,6 @@ def _webgpu_model(model: Model, low: DType, packages: Sequence[Package]) -> Iter
 
 
 def _webgpu(told: Asked) -> Iterator[Check]:
-    """Check the WebGPU provider, which comes as a plugin of onnxruntime."""
     kernels = load_webgpu_kernels()
     if "failure" in told:
         yield Check("provider", FINDING, told["failure"], "install onnxruntime and its plugin anew")
@@ -220,7 +218,6 @@ def _version(package: str) -> str | None:
 
 
 def _older(packages: Sequence[Package], installed: Callable[[str], str | None]) -> Iterator[Check]:
-    """Yield what an older onnx or onnxruntime lacks."""
     releases = [(ONNX, ONNX, installed(ONNX) or ""), *((ONNXRUNTIME, p.name, p.version) for p in packages[:1])]
     for package, name, release in releases:
         if missing := lacking(package, release):
@@ -246,7 +243,6 @@ def _libraries(built: int, load: Loader) -> Iterator[Check]:
 
 
 def _plugins(told: Asked) -> Iterator[Check]:
-    """Return a check per package with a provider of its own."""
     for plugin in told.get("plugins", ()):
         named = f"{plugin['package']} {plugin['release']}"
         if plugin["failure"]:

@@ -69,7 +69,6 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
 
 
 def _opening(model: Model) -> Iterator[Check]:
-    """Yield what a session on CUDA should be given for the convolutions of a model."""
     options = cuda_options(model)
     if options.line:
         yield Check("session", ADVICE, "its convolutions run faster with channels last and a fused bias", options.line)
@@ -87,7 +86,6 @@ def _lowered(totals: Totals, low: DType) -> Check:
 
 
 def _fallen(view: View, kernels: Kernels) -> Iterator[Check]:
-    """Return one finding per reason."""
     by_reason = on_cpu(view, kernels)
     for (why, opset), names in by_reason.items():
         fact = f"{why}: {count(len(names), 'op')} would run on the CPU ({shortened(names)})"
@@ -98,7 +96,6 @@ def _fallen(view: View, kernels: Kernels) -> Iterator[Check]:
 
 
 def _unaligned(view: View, low: DType) -> Iterator[Check]:
-    """Return one piece of advice per kind of op, dimension and size."""
     groups = misaligned(view, low)
     for (kind, dimension, wide), ops in groups.items():
         yield Check(
@@ -112,7 +109,6 @@ def _unaligned(view: View, low: DType) -> Iterator[Check]:
 
 
 def _padded(size: int) -> str:
-    """Spell the next multiple of 8, and the size that is better still."""
     aligned, better = -(-size // ALIGNED) * ALIGNED, better_size(size)
     return f"{aligned}" if aligned == better else f"{aligned}, or to {better}: below 256 powers of two run best"
 

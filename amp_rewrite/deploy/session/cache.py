@@ -147,7 +147,6 @@ class Cache:
                 total -= entries[entry]
 
     def _digest(self, model: Model) -> str:
-        """Return `full_digest(model)`, remembered for weights in files that have not changed since."""
         state = _state(model)
         if state is None:
             return full_digest(model)

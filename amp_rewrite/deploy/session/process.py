@@ -63,7 +63,6 @@ def set_policy(policy: str | Policy | None) -> None:
 
 
 def _set(policy: str | Policy | None, blamed: int) -> None:
-    """Set the policy. `blamed`: stack level of warnings."""
     chosen = None if policy is None else Policy.of(policy)
     if chosen is not None and (chosen.compute is None or not chosen.compute.floating):
         raise PolicyError(

@@ -352,7 +352,6 @@ def _stored(cache: Cache | None, key: str, model: Model, report: str) -> _ModelT
 
 
 def _key(source: Model, asked: _SessionRequest, options: Mapping[str, Any], cache: Cache) -> str:
-    """Return the cache key of a conversion: everything that its result may depend on."""
     assert asked.to is not None
     named = {name: options[name] for name in ("lists", "level") if name in options}
     request = Request.of(to=asked.to, target=options["target"], **named)  # the environment counts, too

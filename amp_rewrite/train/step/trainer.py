@@ -64,7 +64,7 @@ class Trainer(HoldsSession):
         providers: those of onnxruntime; by default CUDA if available, else the CPU.
         emulated: False runs the step itself on a CPU; None: as above.
         threads: for one op; 0: one per core.
-        provider_options: options by provider; without any, CUDA computes float32 without TF32.
+        provider_options: options by provider; without any, the model decides whether CUDA computes in TF32.
 
     Example:
         >>> import numpy as np

@@ -81,11 +81,6 @@ def test_type_exclusions_and_inputs_are_honoured(source: Path, capfd: pytest.Cap
     assert "warning: no node matches 'absent.*', so it has no effect" in capfd.readouterr().err
 
 
-def test_names_are_matched_from_their_start(source: Path) -> None:
-    run(source, "--nodes_to_exclude", "irst")
-    assert weight_types(onnx.load(source.with_name("m.fp16.onnx")))["first"] == HALF
-
-
 def test_data_with_their_largest_value_become_ranges_with_a_headroom(
     source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,35 +127,7 @@ def test_a_log_level_is_how_much_is_printed(
     assert ("warning: --init_max has no effect" in err, out != "") == (warns, told)
 
 
-def test_at_debug_each_op_is_printed_and_at_info_a_summary(source: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run(source, "--log_level", "INFO")
-    summary = capfd.readouterr().out
-    run(source, "--log_level", "DEBUG")
-    assert len(capfd.readouterr().out) > len(summary)
-
-
-@pytest.mark.parametrize(("word", "dtype"), [("fp16", HALF), ("bf16", BF16)])
-def test_the_type_is_named_in_the_file_and_is_that_of_the_weights(source: Path, word: str, dtype: int) -> None:
-    run(source, "--low_precision_type", word)
-    assert weight_types(onnx.load(source.with_name(f"m.{word}.onnx"))) == {"first": dtype, "second": dtype}
-
-
-def test_the_help_says_which_of_our_options_an_option_is() -> None:
-    helps = {action.dest: action.help or "" for action in parser()._actions}
-    assert (helps["nodes_to_exclude"], helps["op_types_to_exclude"]) == ("--keep re:X", "--keep op=X")
-    assert (helps["nodes_to_include"], helps["op_types_to_include"]) == ("--lower re:X", "--lower op=X")
-    without = {name for name, text in helps.items() if text.startswith("no effect: ")}
-    assert without == {"init_max", "init_conversion_max_bytes", "max_depth_of_reduction", *EXTRAS}
-
-
 EXTRAS = {"providers", "trt_plugins", "trt_plugins_precision"}
-
-
-def test_a_model_is_required(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main([])
-    assert left.value.code == 2
-    assert capsys.readouterr().err.endswith("error: the following arguments are required: --onnx_path\n")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from amp_rewrite.compat import (
     convert_float_to_float16,
     convert_float_to_float16_model_path,
 )
+from amp_rewrite.compat.float16 import node_pattern, op_patterns, without_effect
 
 # Read with inspect.signature: the parameters in order, each with its default.
 COMMON_1_16 = {  # onnxconverter-common 1.16.0
@@ -85,11 +86,6 @@ def test_every_argument_of_the_other_converter_is_taken_at_its_place(peer: dict)
             assert theirs[name] == ("" if default is inspect.Parameter.empty else str(default)), name
 
 
-@pytest.mark.parametrize(("keep", "types"), [(True, [FULL, FULL]), (False, [HALF, HALF]), (["y"], [HALF, FULL])])
-def test_keep_io_types_is_true_false_or_a_list_of_names(keep: bool | list[str], types: list[int]) -> None:
-    assert io_types(convert_float_to_float16(model(), keep_io_types=keep)) == types
-
-
 def test_without_arguments_the_products_are_lowered_and_the_source_stays() -> None:
     source = model()
     before = source.SerializeToString()
@@ -144,3 +140,26 @@ def test_a_file_is_converted_from_its_path(tmp_path: Path) -> None:
     for name, value in (("max_finite_val", 1e4), ("min_positive_val", 1e-6)):
         with pytest.warns(UserWarning, match=f"{name}={value} has no effect"):
             convert_float_to_float16_model_path(tmp_path / "m.onnx", **{name: value})
+
+
+# -- arguments of other converters --
+
+
+@pytest.mark.parametrize(("value", "warned"), [(None, False), (False, False), (0, True), (True, True), ("x", True)])
+def test_only_what_was_given_is_said_to_have_no_effect(value: object, warned: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        without_effect({"name": value}, {"name": "nothing reads it"})
+    assert [str(w.message) for w in caught] == [f"name={value!r} has no effect: nothing reads it"] * warned
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"), [("a/b_1.c", "a/b_1.c"), ("a b", r"re:\Aa\ b\Z"), ("a[0]", r"re:\Aa\[0\]\Z"), ("", r"re:\A\Z")]
+)
+def test_a_node_is_selected_by_exactly_its_name(name: str, pattern: str) -> None:
+    assert node_pattern(name) == pattern
+
+
+def test_an_op_type_is_selected_in_every_domain() -> None:
+    assert op_patterns("Conv") == ("op=Conv", "op=*::Conv")
+    assert op_patterns("A*,B") == (r"op=A[*]\,B", r"op=*::A[*]\,B")

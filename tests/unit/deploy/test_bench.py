@@ -16,8 +16,9 @@ import onnx.parser
 import pytest
 
 import amp_rewrite
-from amp_rewrite import AmpRewriteError, FeedError, Model, ModelError, PolicyError
-from amp_rewrite.deploy.bench.bench import distinct_names
+from amp_rewrite import AmpRewriteError, Model, ModelError, PolicyError
+from amp_rewrite.deploy.bench import child
+from amp_rewrite.deploy.bench.bench import candidates, distinct_names
 from amp_rewrite.deploy.bench.child import (
     BenchJob,
     GpuMemory,
@@ -33,6 +34,8 @@ from amp_rewrite.deploy.bench.child import (
 )
 from amp_rewrite.deploy.bench.result import BenchEntry, Benchmark, OpChanges
 from amp_rewrite.deploy.bench.timing import SpeedUp, Timing, interleaved, runs_per_round, speed_up, warm_up
+from amp_rewrite.evidence.conditions import Conditions
+from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]> '
@@ -72,11 +75,6 @@ class Clock:
 # -- time --------------------------------------------------------------------------------------------
 
 
-def test_a_timing_holds_the_median_and_the_percentiles_of_all_runs() -> None:
-    seconds = np.arange(1, 102, dtype=np.float64).reshape(1, 101)
-    assert Timing.of(seconds) == Timing(101, median=51.0, p5=6.0, p95=96.0)
-
-
 def test_in_each_round_all_take_turns_and_another_one_begins() -> None:
     clock, log = Clock(), []
     calls = {"a": clock.taking(1, log), "b": clock.taking(2, log), "c": clock.taking(3, log)}
@@ -87,12 +85,6 @@ def test_in_each_round_all_take_turns_and_another_one_begins() -> None:
         "b": [[2.0]] * 4,
         "c": [[3.0]] * 4,
     }
-
-
-def test_the_speed_up_is_the_same_in_every_round_when_only_the_machine_slows_down() -> None:
-    slowing = np.array([[1.0], [2.0], [4.0], [8.0]])
-    found = speed_up(3 * slowing, slowing)
-    assert (found.factor, found.low, found.high) == pytest.approx((3, 3, 3), rel=1e-12)
 
 
 def test_rounds_are_paired_so_that_an_unpaired_order_widens_the_interval() -> None:
@@ -112,10 +104,6 @@ def test_the_interval_of_a_speed_up_holds_the_truth_in_about_95_of_100_cases() -
         held += found.low <= 2 <= found.high
     # A percentile interval of 20 rounds covers a little less than its 95 %; 200 cases give ± 4 at two deviations.
     assert 0.88 <= held / 200 <= 0.99
-
-
-def test_one_round_has_no_interval() -> None:
-    assert speed_up(np.array([[4.0, 4.0]]), np.array([[2.0, 2.0]])) == SpeedUp(2.0, None, None)
 
 
 def test_a_round_is_as_many_runs_as_take_50_ms_of_the_slowest() -> None:
@@ -240,13 +228,6 @@ def test_the_time_of_an_op_is_its_median_over_runs_of_which_the_first_do_not_cou
     ]
 
 
-def test_only_the_kernels_of_nodes_are_ops(tmp_path: Path) -> None:
-    waits = {**event("up", 2, 70), "name": "up_fence_before"}
-    elsewhere = {**event("session", 3, 80), "cat": "Session"}
-    found = read_profile(written(tmp_path, run_of(0), event("up", 1, 5), waits, elsewhere))
-    assert [(op.name, round(op.seconds, 12)) for op in found] == [("up", 5e-6)]
-
-
 def test_a_profile_of_too_few_runs_and_another_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"^profile.json holds 1 runs, and 3 do not count; run the model more often$"):
         read_profile(written(tmp_path, run_of(0)), skip=3)
@@ -328,14 +309,6 @@ def _small(**more: Any) -> Benchmark:
     return amp_rewrite.bench([parsed(FULL), parsed(HALF)], {"x": X}, **{**given, "memory": False, **more})
 
 
-def test_memory_is_measured_where_asked_for() -> None:
-    found = amp_rewrite.bench([parsed(FULL)], {"x": X}, provider=CPU, rounds=1, runs=1, warm=1, profile=False)
-    (entry,) = found.entries
-    assert entry.memory is not None and entry.memory > 0
-    assert entry.fault == ""
-    assert found.notes == ()
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -369,12 +342,6 @@ def test_numbers_that_are_none_are_told() -> None:
         [parsed(log)], {"x": given}, provider=CPU, rounds=1, runs=1, warm=1, memory=False, profile=False
     )
     assert found.notes == ("model 0 gives NaN or infinity for 2 of 3 numbers; `amp-rewrite verify` compares",)
-
-
-def test_a_model_that_takes_other_data_is_named() -> None:
-    other = FULL.replace("[n, 3]", "[n, 4]")
-    with pytest.raises(FeedError, match=r"^b: input 'x' of batch 0 has the shape \[2, 3\]; the input takes \[n, 4\]$"):
-        amp_rewrite.bench([parsed(FULL), parsed(other)], {"x": X}, names=["a", "b"], provider=CPU)
 
 
 @on_cpu
@@ -465,3 +432,80 @@ def test_machines_read_all_of_it() -> None:
     assert told["entries"][1]["speed_ups"] == {"a.onnx": {"factor": 2, "low": 1.9, "high": 2.1}}
     assert told["changed"][0]["ops"][0]["before"] is None
     assert set(told) == {"schema", *Benchmark.__dataclass_fields__}
+
+
+# -- parts of a benchmark by themselves --
+
+
+GPU = Gpu("Some GPU", (9, 0))
+
+
+@pytest.mark.parametrize(
+    ("provider", "offered", "machine", "name"),
+    [
+        (CUDA, "", Hardware((GPU,), driver="1.2"), "Some GPU, compute capability 9.0, driver 1.2"),
+        (CUDA, "", Hardware((GPU,)), "Some GPU, compute capability 9.0, driver unknown"),
+        (CUDA, "", Hardware(), "Some CPU, 3 cores"),
+        (CPU, "", Hardware((GPU,), driver="1.2"), "Some CPU, 3 cores"),
+        ("WebGPU", "an adapter", Hardware((GPU,)), "an adapter (WebGPU)"),
+    ],
+)
+def test_a_device_is_the_gpu_of_the_provider_or_the_processor(
+    provider: str, offered: str, machine: Hardware, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text("vendor_id\t: x\nmodel name\t: Some CPU\nmodel name\t: Another\n")
+    monkeypatch.setattr(child, "_CPUS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(child, "hardware", lambda: machine)
+    monkeypatch.setattr(child, "offered_device", lambda _: offered)
+    monkeypatch.setattr(child.os, "sched_getaffinity", {0: {0, 1, 5}}.__getitem__, raising=False)
+    assert child.device_name(provider) == name
+
+
+def test_the_memory_of_a_process_is_its_status_in_kilobytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_STATUS", tmp_path / "status")
+    assert child.resident() == 0
+    (tmp_path / "status").write_text("VmHWM:\t   300 kB\nVmRSS:\t  200 kB\nVmSwap:\t 7 kB\n")
+    assert (child.resident(), child.resident(peak=True)) == (200 << 10, 300 << 10)
+
+
+class OfGpu:
+    """The memory in use on a GPU, before and after a model ran."""
+
+    used = staticmethod(iter((70, 100, 100, 70)).__next__)
+
+
+def test_a_model_weighs_what_is_in_use_beyond_what_was_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_use = {False: 1000, True: 1500}
+    monkeypatch.setattr(child, "resident", lambda peak=False: in_use[peak])
+    monkeypatch.setattr(child, "GpuMemory", OfGpu)
+    monkeypatch.setattr(child, "_opened", lambda job: None)
+    monkeypatch.setattr(child, "_batch", lambda job: {})
+    runs = list[int]()
+    monkeypatch.setattr(child, "_run", lambda runner, batch, times: runs.append(times))
+    found = [child.outcome_of(child.BenchJob("m", "b", provider), tmp_path).memory for provider in (CPU, CUDA, CUDA)]
+    assert (found, runs) == ([500, 30, 0], [2, 2, 2])
+    in_use[True] = 0
+    assert (
+        child.outcome_of(child.BenchJob("m", "b", CPU), tmp_path).fault
+        == "this system does not tell how much is in use"
+    )
+
+
+def test_a_float32_model_that_comes_first_is_measured_with_tf32_too_on_cuda(tmp_path: Path) -> None:
+    def named(*texts: str, provider: str) -> list[tuple[str, bool, int, tuple[str, ...]]]:
+        models = [parsed(text) for text in texts]
+        conditions = Conditions(names=("a", "b"), provider=provider, threads=2)
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        found = candidates(models, {"x": X}, conditions, folder)
+        assert {side.threads for side in found} == {2}
+        return [(side.name, side.tf32, side.number, side.types) for side in found]
+
+    half = ("float16",)
+    assert named(FULL, HALF, provider=CUDA) == [
+        ("a", False, 0, ()),
+        ("a with TF32", True, 0, ()),
+        ("b", False, 1, half),
+    ]
+    assert named(HALF, FULL, provider=CUDA) == [("a", False, 0, half), ("b", False, 1, ())]
+    assert named(FULL, HALF, provider=CPU) == [("a", False, 0, ()), ("b", False, 1, half)]

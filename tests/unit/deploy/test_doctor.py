@@ -126,18 +126,6 @@ def test_which_types_a_gpu_is_fast_in_is_told_of_each(gpu: Gpu, to: str, check: 
     assert found.well is (check.state == "ok")
 
 
-def test_a_driver_that_is_older_than_the_runtime_wants_is_a_finding() -> None:
-    found = checked(Machine(H200, version=12040))
-    assert about(found, "driver") == [
-        Check(
-            "driver",
-            "finding",
-            "580.65.06, serves CUDA up to 12.4, and this onnxruntime is built for CUDA 13",
-            "update the driver",
-        )
-    ]
-
-
 @pytest.mark.parametrize(
     ("packages", "told", "state", "fact"),
     [
@@ -262,14 +250,6 @@ def test_gemm_and_convolution_are_read_as_products(graph: str, facts: list[str])
     assert [c.fact for c in about(checked(model=parsed(graph)), "alignment")] == facts
 
 
-def test_products_that_stay_float32_and_free_dimensions_are_no_matter() -> None:
-    model = parsed(
-        "g (float[n, 64] x, float[64, 64] w, double[3, 3] d) => (float[n, 64] y, double[3, 3] e)"
-        " { y = MatMul (x, w)  e = MatMul (d, d) }"
-    )
-    assert [c.state for c in about(checked(model=model), "alignment")] == ["ok"]
-
-
 @pytest.mark.parametrize(
     ("node", "opset", "fact", "remedy"),
     [
@@ -300,22 +280,6 @@ def test_without_a_gpu_the_model_alone_decides(node: str, well: bool) -> None:
     assert found.text().endswith(ended) is well
     assert not checked(Machine(), told=told).well
     assert not checked(Machine(H200, lost="libcudnn.so.9"), model).well
-
-
-def test_what_the_runtime_spells_out_itself_and_integers_are_not_claimed_to_fall() -> None:
-    """Mish is a function of ONNX, and its body has kernels; nobody asks where a shape is computed."""
-    model = parsed(
-        "g (float[8, 8] x) => (float[8, 8] y, int64[2] s)"
-        " { a = MatMul (x, x)  y = Mish (a)  n = Shape (x)  s = BitwiseNot (n) }"
-    )
-    assert [c.state for c in about(checked(model=model), "placement")] == ["ok"]
-
-
-def test_the_model_is_told_as_a_whole() -> None:
-    (check,) = about(checked(model=dense(64, 64)), "model")
-    assert (check.state, check.fact) == ("ok", "1 of 1 compute op in float16")
-    nothing = parsed("g (float[2] x) => (float[2] y) { y = Neg (x) }")
-    assert about(checked(model=nothing), "model") == [Check("model", "advice", "no op in it gains from a low type")]
 
 
 # -- a model that is half already ------------------------------------------------------------------------
@@ -478,11 +442,6 @@ def saying(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(subprocess, "run", lambda command, **options: RUN([command[0], "-c", program], **options))
 
 
-def test_a_runtime_that_chatters_is_a_finding_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    saying(monkeypatch, "print('hello {')")
-    assert asked() == {"failure": "onnxruntime gave an answer that cannot be read"}
-
-
 def test_the_driver_is_asked_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Hardware((H200, Gpu("Odd", (8, 0))), (13, 2), "580.65.06")
     told = {
@@ -526,16 +485,6 @@ def test_a_driver_that_dies_or_hangs_is_a_finding_and_no_crash(
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("there", "{} exists; name a new file"), ("no/where", "cannot write {}: ")]
-)
-def test_a_dump_replaces_nothing(tmp_path: Path, name: str, message: str) -> None:
-    (tmp_path / "there").touch()
-    with pytest.raises(MachineError) as error:
-        write_kernels(tmp_path / name)
-    assert str(error.value).startswith(message.format(tmp_path / name))
-
-
 def test_kernels_are_written_below_the_runtime_that_has_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     saying(monkeypatch, 'print(\'{"version": "1.30.0", "kernels": [1, 2]}\')')
     both = Package("ort", "1.31.1"), Package("b", "2")
@@ -544,12 +493,6 @@ def test_kernels_are_written_below_the_runtime_that_has_them(monkeypatch: pytest
         assert write_kernels(tmp_path / f"{runtime}.json") == 2
         written = json.loads((tmp_path / f"{runtime}.json").read_text("utf-8"))
         assert written == {"runtime": runtime, "version": "1.30.0", "kernels": [1, 2]}
-
-
-def test_an_error_of_ours_in_the_process_is_told_without_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = "amp_rewrite.errors.MachineError: models run in onnxruntime, and it is missing; pip install it"
-    saying(monkeypatch, f"import sys; sys.exit({error!r})")
-    assert asked() == {"failure": "it is missing"}
 
 
 @pytest.mark.stub

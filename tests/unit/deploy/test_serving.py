@@ -25,7 +25,7 @@ from amp_rewrite.deploy.session.session import IGNORE_PERFORMANCE, chosen_cache,
 from amp_rewrite.errors import ConfigError, ConversionError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.gpu import Gpu, Hardware
-from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Runner, SessionOptions, cuda_opens, has_provider
+from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Runner, SessionOptions, cuda_opens
 from support import stub
 from support.paths import ROOT
 
@@ -229,12 +229,6 @@ def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.Monke
     assert not Session(mlp()).converted
 
 
-def test_a_loss_scale_without_an_optimizer_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^loss scale 8 needs an optimizer; pass opt, or omit the loss scale$"):
-        amp_rewrite.enable_mixed_precision_graph_rewrite(None, 8)  # type: ignore[call-overload]
-    assert not process.state.rewriting
-
-
 # -- providers -----------------------------------------------------------------------------------------
 
 
@@ -244,30 +238,11 @@ def test_a_provider_that_was_asked_for_and_does_not_open_is_told() -> None:
     assert (session.provider, session.get_providers()) == (CPU, [CPU])
 
 
-def test_a_gpu_on_which_cuda_does_not_open_is_told_even_if_no_provider_was_named(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(home, "hardware", lambda: T4)
-    machine.setattr(home, "libraries", lambda _: ())
-    assert quietly(mlp()).notes == (
-        f"the model runs on {CPU}: CUDAExecutionProvider does not open, onnxruntime does not say why; `amp-rewrite"
-        " doctor` tells what is missing",
-    )
-
-
 def test_without_another_provider_to_fall_back_to_there_is_no_session() -> None:
     with pytest.raises(ModelError, match=r"^CUDAExecutionProvider cannot be opened on this machine"):
         Session(mlp(), providers=[CUDA])
     with pytest.raises(PolicyError, match=r"^providers is empty; leave it out, or name at least CPUExecutionProvider$"):
         Session(mlp(), providers=[])
-
-
-def test_a_conversion_is_made_for_the_provider_that_runs_it(machine: pytest.MonkeyPatch) -> None:
-    if not has_provider(TENSORRT):
-        pytest.skip("this onnxruntime is built without TensorRT")
-    session = quietly(mlp(), providers=[TENSORRT, CPU], policy="mixed_float16", ignore_performance=True)
-    assert session.report is not None and session.report.model.target == "tensorrt"
-    assert [note.partition(";")[0] for note in session.notes] == [
-        f"the model runs on {CPU}: onnxruntime cannot open the model: it cannot load the libraries of TensorRT"
-    ]
 
 
 # -- the cache -----------------------------------------------------------------------------------------
@@ -320,14 +295,6 @@ def test_whatever_the_result_depends_on_is_converted_anew(machine: pytest.Monkey
     (tmp_path / "l.yaml").write_text("deny: [{op: Relu, because: a}, {op: Tanh, because: b}]")
     quietly(mlp(), **base, lists=tmp_path / "l.yaml")
     assert len(made) == len(differing) + 2
-
-
-def test_without_a_cache_nothing_is_kept(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = count(machine)
-    for nothing in (None, False):
-        assert quietly(mlp(), policy="mixed_float16", ignore_performance=True, cache=nothing).converted
-    assert len(made) == 2
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_is_no_reason_not_to_convert(tmp_path: Path) -> None:
@@ -425,15 +392,6 @@ def test_low_types_are_bound_from_arrays_and_come_back_as_such() -> None:
     np.testing.assert_array_equal(found["c"], b)
     np.testing.assert_array_equal(found["i"], h)
     assert (found["c"].dtype, found["i"].dtype) == (ml_dtypes.bfloat16, np.float16)
-
-
-def test_results_are_written_into_what_is_given() -> None:
-    session = Session(mlp())
-    import onnxruntime
-
-    room = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((2, 2), np.float32))
-    session.bind({"x": np.eye(2, 8, dtype=np.float32)}, {"y": room}).run()
-    np.testing.assert_array_equal(room.numpy(), [[1, 2], [3, 4]])
 
 
 @pytest.mark.torch

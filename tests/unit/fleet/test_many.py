@@ -92,12 +92,6 @@ def test_globs_choose_files_by_name_or_by_path(src: Path, out: Path, given: dict
     assert left(out) == taken
 
 
-def test_a_glob_and_the_files_that_it_matches_give_the_same_tree(src: Path, tmp_path: Path) -> None:
-    done(f"{src}/**/*.onnx", out=tmp_path / "a")
-    done([*src.rglob("*.onnx")], out=tmp_path / "b")
-    assert tree(tmp_path / "a") == tree(tmp_path / "b") and len(left(tmp_path / "a")) == 3
-
-
 # -- whole batches that cannot be -----------------------------------------------------------------------------
 
 
@@ -224,13 +218,6 @@ def test_names_that_are_not_unicode_are_copied_and_refused_for_models(src: Path,
     assert str(src / f"{name}.onnx") in {line["source"] for line in lines}
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_is_an_error_of_its_models(src: Path, out: Path) -> None:
-    (out / "decoder").mkdir(parents=True)
-    (out / "decoder").chmod(0o500)
-    assert sorted(o.rc for o in done(src, out=out)) == [0, 2, 2, 2]
-
-
 def test_a_source_that_changes_while_it_is_converted_fails(
     src: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,15 +253,6 @@ def test_a_pattern_that_matches_in_no_model_is_an_error_at_the_end(src: Path, ou
     with pytest.raises(PatternError, match=r"nonsense.* matches in none of 3 models"):
         list(outcomes)
     assert len(left(out)) == 5
-
-
-def test_caches_get_their_type_where_a_model_has_some(src: Path, out: Path) -> None:
-    assert {outcome.rc for outcome in done(src, out=out, io="caches")} == {0}
-    types = {
-        name: onnx.load(out / name).graph.input[0].type.tensor_type.elem_type
-        for name in ("model.onnx", "decoder/model.onnx")
-    }
-    assert types == {"model.onnx": onnx.TensorProto.FLOAT, "decoder/model.onnx": FLOAT16}
 
 
 # -- shared weights -----------------------------------------------------------------------------------------
@@ -345,19 +323,6 @@ def test_a_summary_is_not_replaced_unasked(src: Path, out: Path, tmp_path: Path)
         convert_many(src, out=out, summary=tmp_path / "model.onnx")
 
 
-@pytest.mark.parametrize("suffix", [".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt"])
-def test_a_text_is_a_model_only_where_it_is_named_itself(out: Path, tmp_path: Path, suffix: str) -> None:
-    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
-    if suffix not in (".onnxtxt", ".onnxtext"):
-        text = str(onnx.parser.parse_model(text))
-    file = tmp_path / "texts" / f"model{suffix}"
-    file.parent.mkdir()
-    file.write_text(text, "utf-8")
-    assert [outcome.rc for outcome in done(file, out=out)] == [0]
-    with pytest.raises(ModelError):
-        convert_many(file.parent, out=out.with_name("other"))
-
-
 def test_an_interrupt_leaves_whole_files_and_a_summary_to_resume_from(
     src: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,13 +389,6 @@ def test_closing_the_iterator_stops_and_leaves_whole_files(src: Path, out: Path)
     first = next(outcomes)
     outcomes.close()  # type: ignore[attr-defined]
     assert [name for name in left(out) if name.endswith(".onnx")] == [os.path.relpath(first.target, out)]
-
-
-def test_outcomes_survive_pickling_and_json(src: Path, out: Path) -> None:
-    for outcome in done(src, out=out, keep="op=Relu"):
-        assert pickle.loads(pickle.dumps(outcome)) == outcome
-        assert Outcome.from_json(outcome.to_json()).to_json() == outcome.to_json()
-        assert outcome.source in outcome.text() and outcome.source in repr(outcome)
 
 
 def test_the_data_of_each_model_are_found_by_its_name(src: Path, out: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from amp_rewrite import Outcome, convert_many
 from amp_rewrite.errors import MachineError, ModelError, PatternError, ReportError
-from amp_rewrite.fleet.stores import copy, listed, local, name_of, size_of, url_of
+from amp_rewrite.fleet.stores import copy, listed, local, name_of, url_of
 from support.repositories import net, repository, tree
 from unit.cli.test_cli import run
 
@@ -99,26 +98,11 @@ def test_results_by_url_are_those_of_folders(
     assert not list(tmp_path.glob("memory*"))
 
 
-def test_the_size_of_a_file_is_told_from_none(memory: Any, tmp_path: Path) -> None:
-    for name, content in (("empty", b""), ("three", b"abc")):
-        memory.pipe_file(f"/sizes/{name}", content)
-        (tmp_path / name).write_bytes(content)
-    for folder in (Path("memory://sizes"), tmp_path):
-        assert [size_of(folder / name) for name in ("empty", "three", "missing")] == [0, 3, None]
-
-
 def test_the_data_of_a_model_come_along_and_are_not_copied(src: Path, tmp_path: Path) -> None:
     done("memory://hub/src/big", out=tmp_path / "out")
     assert sorted(tree(tmp_path / "out")) == ["model.onnx"]
     done("memory://hub/src/big/model.onnx", out=tmp_path / "one")
     assert tree(tmp_path / "one") == tree(tmp_path / "out")
-
-
-def test_globs_choose_in_a_store(src: Path, tmp_path: Path) -> None:
-    done("memory://hub/src/**/p*.onnx", out=tmp_path / "out")
-    assert sorted(tree(tmp_path / "out")) == ["decoder/plain.onnx"]
-    done("memory://hub/src", out=tmp_path / "some", include="*.onnx", exclude="decoder")
-    assert sorted(tree(tmp_path / "some")) == ["big/model.onnx", "model.onnx"]
 
 
 def test_a_file_url_is_a_path(src: Path, tmp_path: Path) -> None:
@@ -175,13 +159,6 @@ def test_failures_name_urls_and_leave_the_others(src: Path, memory: Any, tmp_pat
         done("memory://hub/src/model.onnx", out=tmp_path / "one", keep="nonsense")
     with pytest.raises(ModelError, match=r"no \.onnx model in memory:/+hub/none"):
         convert_many("memory://hub/none", out=tmp_path / "none")
-
-
-def test_threads_share_a_store(src: Path, memory: Any, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(2) as executor:
-        done("memory://hub/src", out="memory://hub/out", executor=executor, jobs=2)
-    done(src, out=tmp_path / "out")
-    assert files(memory, "hub/out") == tree(tmp_path / "out")
 
 
 def test_the_command_takes_urls(src: Path, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

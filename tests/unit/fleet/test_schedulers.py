@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from amp_rewrite.cli.commands.convert import _executor_for, _jobs
 from amp_rewrite.errors import MachineError
 from amp_rewrite.fleet.processes import executor_of
 
@@ -88,10 +87,3 @@ def test_without_dask_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(MachineError, match=r"needs Dask's distributed; install the extra, .*\[fleet\]"):
         executor_of("head:8786").__enter__()
-
-
-@pytest.mark.parametrize(("jobs", "at_once"), [("3", 3), ("head:8786", 12), ("/srv/scheduler.json", 12)])
-def test_a_scheduler_gets_a_job_for_each_thread(monkeypatch: pytest.MonkeyPatch, jobs: str, at_once: int) -> None:
-    module = dask(monkeypatch, {"a": 8, "b": 4})
-    with _executor_for(_jobs(jobs)) as (executor, count):
-        assert (executor, count) == (None if jobs == "3" else module.executor, at_once)

@@ -113,18 +113,6 @@ def test_the_parameters_are_the_options_of_convert_and_those_of_data(olive: Any)
     assert all(param.description and "`" not in param.description for param in config.values())
 
 
-def test_defaults_are_those_of_convert_and_a_search_tries_the_levels(olive: Any) -> None:
-    config = parameters(olive)
-    assert {name: config[name].default_value for name in KEYWORDS} == {
-        **{name: None if row.environment else row.default or None for name, row in KEYWORDS.items()},
-        "fuse": "basic",
-    }
-    assert config["headroom"].default_value == 2.0
-    assert {name: param.search_defaults for name, param in config.items() if param.search_defaults} == {
-        "level": ["default", "tensor-cores-only", "treat-gray-as-deny"]
-    }
-
-
 @pytest.mark.parametrize(
     ("provider", "target"),
     [
@@ -218,3 +206,15 @@ def test_a_tolerance_that_no_choice_of_ops_reaches_is_an_error_and_writes_nothin
     with pytest.raises(EvidenceError, match="no choice of ops in float32 brings the outputs within 1e-12"):
         run(olive, source, tmp_path / "out.onnx", data=str(data), tolerance=1e-12, io="low")
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_defaults_are_those_of_convert_and_a_search_tries_the_levels(olive: Any) -> None:
+    config = parameters(olive)
+    assert {name: config[name].default_value for name in KEYWORDS} == {
+        **{name: None if row.environment else row.default or None for name, row in KEYWORDS.items()},
+        "fuse": "basic",
+    }
+    assert config["headroom"].default_value == 2.0
+    assert {name: param.search_defaults for name, param in config.items() if param.search_defaults} == {
+        "level": ["default", "tensor-cores-only", "treat-gray-as-deny"]
+    }

@@ -78,15 +78,6 @@ def test_a_weight_that_stays_is_the_tensor_of_the_given_model() -> None:
     assert kept.model.graph.initializers["w"].const_value is source.graph.initializers["w"].const_value
 
 
-def test_a_weight_in_a_file_stays_there(tmp_path: Path) -> None:
-    ir.save(lazy_model([]), tmp_path / "model.onnx", external_data="weights", size_threshold_bytes=0)
-    kept = MixedPrecision(keep=["op=MatMul"])(ir.load(tmp_path / "model.onnx")).model
-    weight = kept.graph.initializers["w"].const_value
-    assert isinstance(weight, ir.ExternalTensor)
-    assert Path(weight.path) == tmp_path / "weights"
-    np.testing.assert_array_equal(weight.numpy(), values(96, 96))
-
-
 def test_tensors_in_every_place_come_back() -> None:
     proto = with_weights_everywhere()
     for tensor in wire.tensors(proto):
@@ -115,21 +106,6 @@ def test_metadata_are_kept_those_of_the_proto_and_those_beside_it() -> None:
     assert half.metadata_props["licence"] == "any"
     assert [thing.meta["seen"] for thing in (half, half.graph, found)] == ["m", "g", "n"]
     assert "v" in {value.meta.get("seen") for n in half.graph.all_nodes() for value in n.outputs}
-
-
-def test_a_second_run_changes_nothing_so_that_a_manager_stops() -> None:
-    into = MixedPrecision()
-    runs = PassManager([into, common.ShapeInferencePass()], steps=3)(ir.load(VIT))
-    assert runs.modified
-    assert not into(runs.model).modified
-
-
-def test_the_report_of_the_last_model_is_at_hand() -> None:
-    into = MixedPrecision()
-    assert into.report is None
-    into(ir.load(VIT))
-    assert into.report is not None
-    assert into.report.to_json() == amp_rewrite.convert(ir.load(VIT), fuse="basic").report.to_json()
 
 
 def test_an_unknown_value_of_an_option_fails_where_the_pass_is_made() -> None:

@@ -18,8 +18,6 @@ from onnx import ModelProto, numpy_helper
 
 import amp_rewrite
 from amp_rewrite.cli import program
-from amp_rewrite.deploy.doctor.advice import FINDING, OK
-from amp_rewrite.deploy.doctor.checkup import opening
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.graphs import all_nodes
 from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS, avoiding, skipped
@@ -120,12 +118,6 @@ def test_a_parted_transpose_gives_the_same_numbers(row: Row) -> None:
         np.testing.assert_allclose(low[name], expected, atol=2e-2)
 
 
-def test_a_transpose_in_bfloat16_is_parted_from_a_product_in_float32_alone() -> None:
-    """No CPU provider has the other product, and CUDA refuses that fusion in time."""
-    assert lowered(Row((1, 0, 2), between="Cast"), "bfloat16").plan.parted
-    assert not lowered(Row((1, 0, 2)), "bfloat16").plan.parted
-
-
 @pytest.mark.parametrize("case", MET)
 def test_a_product_of_a_turned_operand_is_found(case: str, tmp_path: Path) -> None:
     path, row = saved(half(MET[case]), tmp_path), ROWS["transposed_product"]
@@ -167,12 +159,6 @@ def test_only_affected_releases_and_providers_are_handled() -> None:
     assert avoided(proto, release="1.19.0") == []
     assert avoided(proto, release="1.32.0") == ["MatmulTransposeFusion"]
     assert avoided(proto, (CUDA, CPU)) == []
-
-
-def test_a_model_that_is_not_understood_takes_the_way_round() -> None:
-    proto = half(DYING)
-    proto.graph.node[0].op_type = "Unheard"
-    assert avoided(proto) == ["MatmulTransposeFusion"]
 
 
 def run_apart(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, str]:
@@ -247,15 +233,6 @@ def test_the_doctor_reports_the_signal_and_the_way_round(tmp_path: Path) -> None
     assert done.exit_code == 1
     assert "onnxruntime ends the process (SIGSEGV)" in done.stdout
     assert "pass disabled_optimizers=['MatmulTransposeFusion']" in done.stdout
-
-
-def test_the_doctor_reports_an_objection_of_the_runtime(tmp_path: Path) -> None:
-    proto = half(LIVING)
-    proto.graph.node[0].op_type = "Unheard"
-    (check,) = opening(saved(proto, tmp_path), dict).checks
-    assert check.state == FINDING and "Unheard" in check.fact
-    (check,) = opening(saved(half(LIVING), tmp_path), dict).checks
-    assert (check.state, check.fact) == (OK, f"opens with {CPU}")
 
 
 # -- other releases ------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -64,21 +63,6 @@ def test_gpus_are_told_by_name_capability_and_memory_with_the_driver_and_its_cud
 )
 def test_that_there_is_no_gpu_has_a_reason(shelf: Shelf, found: Hardware) -> None:
     assert hardware(shelf) == found
-
-
-def test_half_a_driver_is_none() -> None:
-    class Half:
-        def cuDriverGetVersion(self, out: Any) -> int:
-            return 0
-
-    found = hardware(Shelf(driver=Half()))
-    assert (found.gpus, found.cuda) == ((), None)
-    assert str(found.absence).startswith("libcuda.so.1 is not a whole NVIDIA driver: ")
-
-
-@pytest.mark.parametrize("shelf", [Shelf(), Shelf(nvml=Nvml(H200, starts=9))])
-def test_without_nvidias_management_library_nothing_is_claimed(shelf: Shelf) -> None:
-    assert (driver_version(shelf), listed_gpus(shelf)) == (None, ())
 
 
 def test_a_library_of_that_name_that_is_another_one_is_none() -> None:
@@ -162,20 +146,6 @@ def test_libraries_load_from_the_loader_or_pip_and_a_missing_one_has_a_command(
         "python -m pip install 'nvidia-curand~=10.0' 'nvidia-cufft~=12.0' 'nvidia-cuda-nvrtc~=13.0'"
         " 'nvidia-cudnn-cu13~=9.0'"
     )
-
-
-def test_two_libraries_of_one_package_are_installed_once() -> None:
-    def nothing(name: str) -> object:
-        raise OSError(name)
-
-    missing = libraries(12, nothing, [])
-    assert pip_line(missing).count("nvidia-cublas-cu12") == 1
-    assert [library.name for library in missing if library.needed] == [
-        "libcublasLt.so.12",
-        "libcublas.so.12",
-        "libcudart.so.12",
-        "libcurand.so.10",
-    ]
 
 
 # -- what a GPU can do ---------------------------------------------------------------------------------

@@ -45,20 +45,12 @@ def test_a_sound_package_of_any_name_has_no_fault(tmp_path: Path, name: str) -> 
     assert found(tmp_path, init) == []
 
 
-def test_a_package_may_have_a_later_build_of_the_release_that_its_module_states(tmp_path: Path) -> None:
-    assert found(tmp_path, installed(tmp_path, "onnxruntime-rocm", "1.22.2.post1", module="1.22.2")) == []
-
-
 def test_a_folder_of_that_name_inside_another_package_is_not_the_module(tmp_path: Path) -> None:
     info = tmp_path / "onnxscript-0.7.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxscript\nVersion: 0.7.2\n")
     (info / "RECORD").write_text("onnxscript/onnxruntime/__init__.py,sha256=x,1\n")
     assert packages([str(tmp_path)]) == ()
-
-
-def test_nothing_installed_is_no_fault_of_what_is_installed(tmp_path: Path) -> None:
-    assert found(tmp_path) == []
 
 
 def test_two_packages_over_each_other_are_removed_and_the_one_with_cuda_installed(tmp_path: Path) -> None:
@@ -115,20 +107,6 @@ def command(site: Path, *words: str, **extra: str) -> subprocess.CompletedProces
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = (sys.executable, "-S", "-P", "-c", program, *words)
     return subprocess.run(words, env=kept | extra, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        (["o/a.py"], "a.py"),
-        (["o/a.py", "o/b.py"], "a.py, b.py"),
-        (["o/a.py", "o/b.py", "o/c.py"], "a.py, b.py …"),
-        (["o/a.py", LIBRARY], "libonnxruntime_providers_cuda.so …"),
-        ([LIBRARY], "libonnxruntime_providers_cuda.so"),
-    ],
-)
-def test_libraries_are_named_before_other_files_and_two_at_most(files: list[str], said: str) -> None:
-    assert installation._some(files) == said
 
 
 @pytest.mark.parametrize("missing", ["InferenceSession", "SessionOptions", "get_available_providers"])
@@ -188,14 +166,6 @@ def test_the_module_is_its_file_or_else_its_folder(
 ) -> None:
     monkeypatch.setattr(installation, "find_spec", lambda name: found_spec)
     assert installation.module_origin() == origin
-
-
-def test_a_module_that_a_program_made_has_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find_spec(name: str) -> None:
-        raise ValueError(f"{name}.__spec__ is None")
-
-    monkeypatch.setattr(installation, "find_spec", find_spec)
-    assert installation.module_origin() is None
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""None"""
+
 from __future__ import annotations
 
 import json
@@ -8,7 +10,8 @@ import onnx.defs
 import pytest
 
 import amp_rewrite.runtime.kernels as kernels_module
-from amp_rewrite.runtime.kernels import Kernels, Registration, load_kernels
+from amp_rewrite.dtypes import DType
+from amp_rewrite.runtime.kernels import LIMITS, Kernels, Registration, load_kernels
 
 F16, BF16, F32, F64 = "tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"
 I32, I64 = "tensor(int32)", "tensor(int64)"
@@ -43,13 +46,6 @@ def test_one_registration_must_admit_all_types_together() -> None:
         False,
         True,
     ]
-
-
-def test_a_variable_that_is_absent_or_unconstrained_is_admitted() -> None:
-    table = kernels(registration(1, None, T=F16, M=I32))
-    assert table.runs("", "Op", 1, {"T": F16})
-    assert table.runs("", "Op", 1, {"T": F16, "Tind": I64})
-    assert not table.runs("", "Op", 1, {"T": F16, "M": I64})
 
 
 def test_a_version_that_the_runtime_lacks_is_read_as_its_alias() -> None:
@@ -97,23 +93,6 @@ def test_the_cuda_table_answers_for_onnx_operators(
     table = load_kernels()
     assert table.runs("", op_type, version, types) is runs
     assert table.runs("ai.onnx", op_type, version, types) is runs
-
-
-@pytest.mark.parametrize(
-    ("op_type", "types", "runs"),
-    [
-        ("GroupQueryAttention", {"T": F16, "M": I32}, True),
-        ("GroupQueryAttention", {"T": BF16, "M": I32}, True),
-        ("GroupQueryAttention", {"T": F32, "M": I32}, False),
-        ("FusedMatMul", {"T": BF16}, True),
-        ("BiasSoftmax", {"T": F16}, True),
-        ("BiasSoftmax", {"T": BF16}, False),
-        ("FusedConv", {"T": F32}, True),
-        ("FusedConv", {"T": F16}, False),
-    ],
-)
-def test_the_cuda_table_answers_for_contributed_operators(op_type: str, types: dict[str, str], runs: bool) -> None:
-    assert load_kernels().runs("com.microsoft", op_type, 1, types) is runs
 
 
 @pytest.mark.parametrize(
@@ -166,3 +145,37 @@ def test_constrained_variables_are_variables_of_each_schema_that_the_kernel_serv
         for name in kernel.types
         if name not in variables
     ] == []
+
+
+# -- documented limits of runtimes --
+
+
+HALF, BRAIN = DType.FLOAT16, DType.BFLOAT16
+
+
+def test_each_runtime_computes_in_float16_and_two_in_bfloat16() -> None:
+    low = {word: limits.low for word, limits in LIMITS.items()}
+    assert low == {
+        "tensorrt": {HALF, BRAIN},
+        "directml": {HALF},
+        "openvino": {HALF, BRAIN},
+        "coreml": {HALF},
+        "qnn": {HALF},
+    }
+    assert {word: limits.opset for word, limits in LIMITS.items() if limits.opset} == {"tensorrt": 24, "directml": 20}
+
+
+@pytest.mark.parametrize(
+    ("op_type", "half", "brain"),
+    [
+        ("Unique", "has no Unique", "has no Unique"),
+        ("SequenceAt", "has no SequenceAt", "has no SequenceAt"),
+        ("STFT", "has no STFT in float16", "has no STFT in bfloat16"),
+        ("RoiAlign", None, "has no RoiAlign in bfloat16"),
+        ("MatMul", None, None),
+    ],
+)
+def test_what_tensorrt_lacks_in_a_type_is_told(op_type: str, half: str | None, brain: str | None) -> None:
+    told = [LIMITS["tensorrt"].refusal(op_type, dtype) for dtype in (HALF, BRAIN)]
+    assert told == [why and f"TensorRT {why}" for why in (half, brain)]
+    assert LIMITS["qnn"].refusal(op_type, HALF) is None

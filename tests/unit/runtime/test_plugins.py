@@ -17,12 +17,22 @@ import pytest
 
 from amp_rewrite.deploy.doctor.checkup import _plugins
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime import plugins as plugins_module
+from amp_rewrite.runtime import plugins as webgpu
 from amp_rewrite.runtime import runner as runner_module
 from amp_rewrite.runtime.faults import CPU
-from amp_rewrite.runtime.plugins import Plugin, described, device_of, plugins, refusals, registered
+from amp_rewrite.runtime.plugins import (
+    WEBGPU,
+    Plugin,
+    absence,
+    assignment,
+    device_of,
+    names_on,
+    plugins,
+    refusals,
+    registered,
+)
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
 NAME, PROVIDER = "onnxruntime-ep-stub", "StubExecutionProvider"
@@ -76,13 +86,6 @@ def test_installed_packages_with_a_provider_are_found(package: ModuleType) -> No
     assert plugins() == (Plugin(NAME, "0.4.0", "/there/libstub.so", (PROVIDER,)),)
 
 
-def test_a_library_is_registered_once(package: ModuleType) -> None:
-    runtime = Runtime()
-    assert registered(runtime) is registered(runtime)
-    assert runtime.libraries == {NAME: "/there/libstub.so"}
-    assert [plugin.failure for plugin in registered(runtime)] == [""]
-
-
 @pytest.mark.parametrize(
     ("runtime", "failure"),
     [
@@ -102,12 +105,6 @@ def test_a_broken_package_says_why(package: ModuleType, monkeypatch: pytest.Monk
     (plugin,) = plugins()
     assert plugin.failure.startswith("AttributeError: ")
     assert list(refusals(Runtime(), PROVIDER)) == [f"{NAME} 0.4.0: {plugin.failure}"]
-
-
-def test_a_device_is_told_in_words() -> None:
-    runtime = Runtime()
-    runtime.libraries[NAME] = "there"
-    assert described(runtime.get_ep_devices()[1]) == "ACME GPU One"
 
 
 def test_an_unknown_provider_is_refused_with_the_reason_of_its_plugin(
@@ -153,13 +150,6 @@ def test_doctor_lists_plugins_with_their_devices() -> None:
     assert (fails.state, fails.fact) == ("unknown", "b 2: it offers no device on this machine")
 
 
-@pytest.mark.parametrize(("provider", "emulates"), [(None, True), ("CPUExecutionProvider", True), (PROVIDER, False)])
-def test_a_named_device_computes_itself(provider: str | None, emulates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.evidence.conditions.cuda_opens", lambda: False)
-    assert Conditions(provider=provider).emulates is emulates
-    assert Conditions(provider=provider, emulate=True).emulates
-
-
 # -- a real one ----------------------------------------------------------------------------------------
 
 
@@ -202,3 +192,44 @@ def test_a_device_that_does_not_exist_is_refused(number: str) -> None:
     offered = [SimpleNamespace(ep_name=PROVIDER) for _ in range(3)]
     with pytest.raises(PolicyError, match=f"^device {number} of {PROVIDER} does not exist; it has 3, from 0 on$"):
         device_of(offered, {"device_id": number})
+
+
+# -- the webgpu plugin of onnxruntime --
+
+
+def node(op_type: str, name: str = "", domain: str = "") -> Any:
+    return SimpleNamespace(op_type=op_type, name=name, domain=domain)
+
+
+def session() -> Any:
+    parts = [
+        SimpleNamespace(
+            ep_name=WEBGPU, get_nodes=lambda: [node("Conv", "a", "com.ms.internal.nhwc"), node("Conv", "b")]
+        ),
+        SimpleNamespace(ep_name="CPUExecutionProvider", get_nodes=lambda: [node("Gelu", "c", "com.microsoft")]),
+        SimpleNamespace(ep_name=WEBGPU, get_nodes=lambda: [node("Relu", "d")]),
+    ]
+    return SimpleNamespace(get_provider_graph_assignment_info=lambda: parts)
+
+
+def test_nodes_are_counted_by_provider_and_kind() -> None:
+    counts = {WEBGPU: {"Conv": 2, "Relu": 1}, "CPUExecutionProvider": {"com.microsoft::Gelu": 1}}
+    assert assignment(session()) == counts
+    assert names_on(session(), WEBGPU) == {"a", "b", "d"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"), [(None, "is not installed; python -m pip install"), (object(), "finds no GPU")]
+)
+def test_a_missing_device_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch, spec: object, words: str) -> None:
+    monkeypatch.setattr(webgpu, "registered", lambda ort: ())
+    monkeypatch.setattr(webgpu, "devices", lambda ort, provider: ())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    reason = absence(None)
+    assert reason is not None and words in reason
+
+
+def test_a_device_leaves_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webgpu, "registered", lambda ort: ())
+    monkeypatch.setattr(webgpu, "devices", lambda ort, provider: ("device",))
+    assert absence(None) is None

@@ -47,13 +47,6 @@ def test_the_registry_holds_kernels_limits_and_the_schemas_in_use(monkeypatch: p
     assert registry["opset"] >= 20 and registry["ir"] >= 9
 
 
-def test_the_probe_of_webgpu_tells_its_release_and_why_it_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "webgpu_absence", lambda: "no adapter")
-    for package, release in (("onnx", probes.metadata.version("onnx")), ("a-package-that-is-not-there", None)):
-        monkeypatch.setattr(probes, "REQUIREMENT", package)
-        assert probes.probe_webgpu() == {"release": release, "absence": "no adapter"}
-
-
 @pytest.mark.parametrize(("provider", "preloads"), [("CPUExecutionProvider", 0), ("CUDAExecutionProvider", 1)])
 def test_a_model_is_opened_plainly_without_fallback(
     provider: str, preloads: int, monkeypatch: pytest.MonkeyPatch

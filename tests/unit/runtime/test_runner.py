@@ -88,13 +88,6 @@ def test_a_runner_says_what_goes_in_and_what_comes_out() -> None:
     assert runner.provider == CPU
 
 
-def test_an_initializer_of_an_old_model_is_no_input() -> None:
-    runner = Runner.open(
-        parsed("g (float[2] x, float[2] w) => (float[2] y) <float[2] w = {3, 4}> { y = Mul(x, w) }", opset=8, ir=3)
-    )
-    assert [port.name for port in runner.inputs] == ["x"]
-
-
 # -- running -------------------------------------------------------------------------------------------
 
 
@@ -189,20 +182,6 @@ def test_bfloat16_goes_in_and_out() -> None:
     same(runner.run({"x": x, "f": np.float32([1])}, ["g"]), {"g": np.float32([-1])})
 
 
-def test_a_sequence_beside_bfloat16_is_refused() -> None:
-    runner = Runner.open(
-        parsed(
-            "g (bfloat16[2] x, seq(float[2]) s) => (bfloat16[2] y, seq(float[2]) t) { y = Identity(x) t = Identity(s) }"
-        )
-    )
-    with pytest.raises(ModelError) as error:
-        runner.run({"x": np.zeros(2, ml_dtypes.bfloat16), "s": [np.zeros(2, np.float32)]})
-    assert str(error.value) == (
-        "'s' is not a tensor, which onnxruntime cannot combine with bfloat16 tensors; make the"
-        " bfloat16 inputs and outputs float32, as emulate(model) does"
-    )
-
-
 # -- weights -------------------------------------------------------------------------------------------
 
 
@@ -219,27 +198,6 @@ def test_weights_stay_in_their_file(tmp_path: Path, external: bool) -> None:
     assert stubs(model) == ["w"]
     assert model.proto.SerializeToString(deterministic=True) == before
     np.testing.assert_allclose(runner.run({"x": ROW})["y"], ROW @ WEIGHT, atol=CLOSE, rtol=0)
-
-
-def test_weights_may_lie_in_two_folders(tmp_path: Path) -> None:
-    found = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        Model.load(heavy(twice="v")).save(tmp_path / name / "m.onnx", external_data=True)
-        found.append(Model.load(tmp_path / name / "m.onnx"))
-    one, other = found
-    one.proto.graph.initializer[1].CopyFrom(other.proto.graph.initializer[1])
-    y = Runner.open(one).run({"x": ROW})["y"]
-    np.testing.assert_allclose(y, ROW @ WEIGHT @ WEIGHT.T, atol=1e-3)
-
-
-def test_weights_of_a_branch_are_found_too(tmp_path: Path) -> None:
-    Model.load(heavy(in_body=True)).save(tmp_path / "m.onnx", external_data=True)
-    model = Model.load(tmp_path / "m.onnx")
-    assert stubs(model) == ["w"]
-    runner = Runner.open(model)
-    y = runner.run({"x": ROW, "c": np.array(True)})["y"]
-    np.testing.assert_allclose(y, ROW @ WEIGHT, atol=CLOSE, rtol=0)
 
 
 def test_a_pending_cast_is_done(tmp_path: Path) -> None:
