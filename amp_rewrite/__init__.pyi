@@ -30,8 +30,9 @@ from amp_rewrite.evidence.verify import verify as verify
 from amp_rewrite.files.model import Model as Model
 from amp_rewrite.fleet.batch import convert_many as convert_many
 from amp_rewrite.fleet.outcome import Outcome as Outcome
+from amp_rewrite.integrations.torch_export import export as export
 from amp_rewrite.ir.view import View as View
-from amp_rewrite.pipeline.convert import Converted as Converted
+from amp_rewrite.pipeline.conversion import Converted as Converted
 from amp_rewrite.pipeline.convert import convert as convert
 from amp_rewrite.pipeline.explain import explain as explain
 from amp_rewrite.pipeline.repaired import Repaired as Repaired

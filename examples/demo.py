@@ -101,7 +101,7 @@ def hard_models(names: Iterable[str], python: str, autocast: str) -> list[tuple[
                     subprocess.run(words, check=False, capture_output=True)
                 cells.append("–" if not there[peer] else judged(model, out, data) if out.exists() else "no model")
             plain, repaired = folder / "plain.onnx", folder / "repaired.onnx"
-            amp_rewrite.convert(model).save(plain, overwrite=True)
+            amp_rewrite.convert(model, check=True).save(plain, overwrite=True)  # as the command does
             found = amp_rewrite.repair(model, data, tolerance=TOLERANCE)
             found.converted.save(repaired, overwrite=True)
             rows.append((HARD[name], *cells, judged(model, plain, data), judged(model, repaired, data)))

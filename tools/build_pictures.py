@@ -41,7 +41,7 @@ class Scene:
 
 STORIES = {
     "terminal": (
-        Scene("model.onnx -o fp16.onnx", 9),
+        Scene("model.onnx -o fp16.onnx --no-check", 9),
         Scene(f"verify model.onnx fp16.onnx {DATA}", 0, 1),
         Scene("locate model.onnx fp16.onnx --data batches.npz --top 1", 0, 7),
         Scene(f"model.onnx -o mended.onnx {DATA}", 0, 1),

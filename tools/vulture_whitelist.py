@@ -23,6 +23,7 @@ _.kernel_registry
 _.log_severity_level
 _.intra_op_num_threads
 _.enable_mem_reuse
+_.enable_cpu_mem_arena
 _.enable_mem_pattern
 _.graph_optimization_level
 _.enable_profiling

@@ -18,7 +18,7 @@ from amp_rewrite.settings.request import CRITERION
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.files.model import Model
-    from amp_rewrite.pipeline.convert import Converted
+    from amp_rewrite.pipeline.conversion import Converted
     from amp_rewrite.pipeline.guidance import Guidance
     from amp_rewrite.pipeline.repaired import Repaired
     from amp_rewrite.settings.request import Request
@@ -33,24 +33,26 @@ class DataOptions:
     """Values of the options `FEEDING` and of their keys, and of `FEEDBACK`: None for a command without these."""
 
     data: str | None
-    random: bool
     shape: tuple[str, ...]
     int_range: tuple[str, ...]
     batches: int | None
     seed: int | None
     allow_nonfinite: bool | None
+    random: bool = False
     feedback: tuple[str, ...] | None = None
     steps: int | None = None
 
     @classmethod
     def taken(cls, given: dict[str, Any]) -> DataOptions:
         """Take the options out of all that were given. UsageError for options that contradict each other."""
+        checks = "random" not in given
         feeding = cls(**{name: given.pop(name) for name in cls.__slots__ if name in given})
         if feeding.data is not None and feeding.random:
             raise click.UsageError("--data and --random exclude each other; leave one out")
-        for name in ("shape", *_DRAWN):
-            if getattr(feeding, name) not in (None, ()) and not feeding.random:
-                raise click.UsageError(f"{option_of(name)} describes random input; add --random")
+        described = next((name for name in ("shape", *_DRAWN) if getattr(feeding, name) not in (None, ())), None)
+        if described and not (feeding.random or (checks and feeding.data is None)):
+            remedy = "leave it out, or the data" if checks else "add --random"
+            raise click.UsageError(f"{option_of(described)} describes random input; {remedy}")
         return feeding
 
     def __bool__(self) -> bool:
@@ -58,7 +60,7 @@ class DataOptions:
 
     def completed(self, settings: Request) -> DataOptions:
         """Return the same, with the data and keys of the settings where the command line states none."""
-        names = ("allow_nonfinite", *(_DRAWN if self.random else ()), *(() if self else ("data",)))
+        names = ("allow_nonfinite", *(() if self.data else _DRAWN), *(() if self else ("data",)))
         names = names if self.feedback is None else (*names, "feedback", "steps")
         silent = [name for name in names if getattr(self, name) in (None, ())]
         return replace(self, **{name: getattr(settings, name) for name in silent})
@@ -131,7 +133,7 @@ def without_drawing(words: Sequence[str]) -> Iterator[str]:
         elif name == "--set" and not assigned:
             value = next(rest, "")
             yield from () if _draws(value) else (word, value)
-        elif name != "--random":
+        else:
             yield word
 
 
@@ -148,13 +150,15 @@ class MeasuringOptions:
     feeding: DataOptions
     criterion: dict[str, Any]
     budget: int | None
+    check: bool | None
 
     @classmethod
     def taken(cls, given: dict[str, Any]) -> MeasuringOptions:
         """Take the options out of all that were given. UsageError for options that contradict each other."""
         criterion = stated_criterion(given)
-        ranges, headroom, budget = (given.pop(word) for word in ("ranges", "headroom", "budget"))
-        return cls(None if ranges is None else Path(ranges), headroom, DataOptions.taken(given), criterion, budget)
+        ranges, headroom, budget, check = (given.pop(word) for word in ("ranges", "headroom", "budget", "check"))
+        folder = None if ranges is None else Path(ranges)
+        return cls(folder, headroom, DataOptions.taken(given), criterion, budget, check)
 
     def completed(self, settings: Request) -> MeasuringOptions:
         """Return the same, completed by settings where the command line is silent.
@@ -171,14 +175,15 @@ class MeasuringOptions:
         if criterion or ranges is None or feeding:
             feeding = feeding.completed(settings)
         self._check(criterion, feeding, ranges)
+        check = settings.check if self.check is None else self.check
         headroom = settings.headroom if self.headroom is None else self.headroom
         budget = settings.budget if self.budget is None and criterion else self.budget
-        return MeasuringOptions(ranges, headroom, feeding, criterion, budget)
+        return MeasuringOptions(ranges, headroom, feeding, criterion, budget, check)
 
     def _check(self, criterion: dict[str, Any], feeding: DataOptions, ranges: Path | None) -> None:
         if criterion and not feeding:
             word = option_of(next(iter(criterion)))
-            raise click.UsageError(f"{word} compares outputs and needs input data; add --data FILE, or --random")
+            raise click.UsageError(f"{word} compares outputs and needs input data; add --data FILE")
         if self.budget is not None and not criterion:
             raise click.UsageError(f"{option_of('budget')} bounds the trials of a repair; add --tolerance X to repair")
         if self.headroom is not None and not feeding and ranges is None:
@@ -187,7 +192,7 @@ class MeasuringOptions:
                 " FILE"
             )
         if (feeding.feedback or feeding.steps) and not feeding:
-            raise click.UsageError(f"{option_of('feedback')} is about runs on data; add --data FILE, or --random")
+            raise click.UsageError(f"{option_of('feedback')} is about runs on data; add --data FILE")
         if ranges is not None and feeding and not criterion:
             raise click.UsageError(
                 "--ranges and input data both give ranges; leave one out, or add --tolerance X to repair"
@@ -201,7 +206,7 @@ class MeasuringOptions:
         feeding = self.feeding
         return Guidance(
             data=feeding.data or "",
-            random=feeding.drawn() if feeding.random and feeding.data is None else None,
+            check=feeding.drawn() if self.check else None,
             ranges=os.fspath(self.ranges or ""),
             headroom=self.headroom,
             criterion=self.criterion,

@@ -178,6 +178,7 @@ def _of(row: Option) -> Callable[[Any], Any]:
     if row.kind is Kind.LIST:
         more = {"multiple": True}
     elif row.kind is Kind.SWITCH:
+        names = f"{names}/--no-{row.key}" if row.default else names
         more = {"is_flag": True, "default": None}
     return option(names, row.metavar or None, row.help, row.group, **more)
 
@@ -314,7 +315,13 @@ CRITERION = _own(request.CRITERION)
 CRITERION_KEYS = tuple(name for name in _keyed(request.CRITERION) if name in SETTINGS)
 """Options and keys that say how near outputs must be."""
 
-MEASURING = (*FEEDING, ROWS["ranges"], *CRITERION)
+MEASURING = (
+    ROWS["data"],
+    ROWS["check"],
+    option("--shape", "NAME=1,128", "The shape of an input in the random batch.", DATA, multiple=True),
+    ROWS["ranges"],
+    *CRITERION,
+)
 MEASURING_KEYS = ("headroom", *CRITERION_KEYS, "budget", *FEEDING_KEYS, "feedback", "steps")
 """Options and keys of a conversion that data guides."""
 

@@ -1,16 +1,27 @@
-"""Conditions of a measurement: the keywords that `verify`, `calibrate`, `locate` and `bench` share."""
+"""Conditions of a measurement: keywords that commands share, and the models as they are opened for one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from onnx import NodeProto, TensorProto
+
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.view import View
+from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.files.tensors import is_stub, make_stub, source, without_values
+from amp_rewrite.ir.builder import new_cast
+from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.op_classes import RANDOM
+from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.check import misdeclared
 from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.runtime.gpu import main_memory
 from amp_rewrite.runtime.ort_errors import NO_KERNEL
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, WEBGPU, Runner, SessionOptions, cuda_opens, webgpu_opens
 from amp_rewrite.settings.choices import Target, target_of
@@ -122,3 +133,79 @@ def open_on(model: Model, name: str, options: SessionOptions) -> Runner:
             " needs"
         )
     return runner
+
+
+def name_of(model: object, default: str) -> str:
+    """Return the file name of a model, or the default."""
+    path = model.path if isinstance(model, Model) else model if isinstance(model, (str, os.PathLike)) else None
+    return Path(path).name if path is not None else default
+
+
+def low_types(model: Model) -> tuple[str, ...]:
+    """Return the names of the low types in a model and in its local functions."""
+    return tuple(sorted(dtype.spelling for dtype in View.of(inlined(model)).low_types))
+
+
+def drawing(model: Model, name: str) -> Iterator[str]:
+    """Yield a note if ops draw random numbers without a seed, because comparing their outputs is meaningless."""
+    view = View.of(model)
+    drawn = [op for op in view.ops if _draws(view, op) and all(a.name != "seed" for a in op.node.attribute)]
+    if drawn:
+        more = f" and {len(drawn) - 1} more" if drawn[1:] else ""
+        yield (
+            f"{drawn[0].name!r} ({drawn[0].kind}){more} in {name} draws random numbers without a seed, others in each"
+            " run; give it the attribute seed"
+        )
+
+
+def _draws(view: View, op: Op) -> bool:
+    """True if an op gives different numbers in each run; Dropout does if its third input, training mode, is true."""
+    if op.op_type != "Dropout":
+        return op.op_type in RANDOM
+    mode = op.inputs[2] if len(op.inputs) > 2 else None
+    tensor = view.constant(mode)
+    return mode is not None and (tensor is None or bool(view.model.array(tensor).any()))
+
+
+def casting_in_graph(model: Model) -> Model:
+    """Return the model with pending casts of weights as Cast nodes, if these give the same numbers.
+
+    A pending cast must finish, with its result in memory or in a file, before the model opens; a node casts the weight
+    when it is needed. A Cast gives infinity where a pending cast saturates, so weights that saturate keep their pending
+    cast. O(bytes of weights to round), streamed.
+    """
+    proto = clone(model.proto)
+    inputs = {v.name for v in proto.graph.input}
+    names = inputs.union((t.name for t in proto.graph.initializer), *(node.output for node in proto.graph.node))
+    casts: list[NodeProto] = []
+    for tensor in proto.graph.initializer:
+        stored = _stored(model, tensor) if tensor.name not in inputs else None
+        if stored is not None:
+            stored.name = claimed(stored.name, names)
+            casts.append(new_cast(stored.name, tensor.name, DType(tensor.data_type), name=f"{tensor.name}/cast"))
+            tensor.CopyFrom(stored)
+    refill(proto.graph, "node", [*casts, *proto.graph.node])
+    return replace(model, proto=proto)
+
+
+def opening(model: Model) -> Model:
+    """Return the model in the form that opens with the least work.
+
+    Pending casts become Cast nodes, which onnxruntime folds: their results are held in memory, while otherwise the
+    whole model is written to a temporary folder. This applies to models below a quarter of the machine's memory, since
+    two may be open; a larger one is better in a file, whose pages the system can release.
+    """
+    return casting_in_graph(model) if model.nbytes <= main_memory() // 4 else model
+
+
+def _stored(model: Model, tensor: TensorProto) -> TensorProto | None:
+    """Return the weight as stored in its file if a Cast node can replace its pending cast, else None."""
+    if not is_stub(tensor):
+        return None
+    place, to = source(tensor), DType.of(tensor.data_type)
+    if to is None or place.dtype is to or place.exponent or not (to.floating and place.dtype.floating):
+        return None
+    stored = without_values(tensor)
+    make_stub(stored, place)
+    stored.name, stored.data_type = f"{tensor.name}/stored", place.dtype.code
+    return None if to.low and model.fit(stored, to).overflow else stored

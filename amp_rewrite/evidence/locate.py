@@ -8,12 +8,16 @@ from dataclasses import asdict, dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
-from amp_rewrite.evidence.conditions import Conditions, check_as_is
+from amp_rewrite.evidence.conditions import Conditions, check_as_is, drawing, low_types, name_of
 from amp_rewrite.evidence.data.sources import Data
-from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
 from amp_rewrite.evidence.instrument.pairing import Pairing, reads
-from amp_rewrite.evidence.instrument.side_by_side import CHUNK, accumulated_errors, of_one_shape, shadow_errors
-from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
+from amp_rewrite.evidence.instrument.side_by_side import (
+    CHUNK,
+    ErrorStats,
+    accumulated_errors,
+    of_one_shape,
+    shadow_errors,
+)
 from amp_rewrite.evidence.states import unrolled
 from amp_rewrite.evidence.verdict import SCHEMA, FedData, json_of
 from amp_rewrite.files.model import Model, ModelSource

@@ -11,15 +11,21 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, spelled
-from amp_rewrite.evidence.conditions import Conditions, check_as_is, open_on, session_on
+from amp_rewrite.evidence.conditions import (
+    Conditions,
+    check_as_is,
+    drawing,
+    low_types,
+    name_of,
+    open_on,
+    opening,
+    session_on,
+)
 from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Data, nbytes
-from amp_rewrite.evidence.instrument.lazy_weights import opening
-from amp_rewrite.evidence.measured_models import drawing, low_types, name_of
 from amp_rewrite.evidence.metric import Criterion, criterion
-from amp_rewrite.evidence.state_pairs import state_pairs, words_of
-from amp_rewrite.evidence.states import Stepped
+from amp_rewrite.evidence.states import Stepped, state_pairs, words_of
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names

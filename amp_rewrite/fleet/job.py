@@ -25,6 +25,7 @@ from amp_rewrite.files.store import SaveOptions, Saving, prefetching
 from amp_rewrite.fleet.outcome import FAILED, MISSED, OK, Outcome
 from amp_rewrite.fleet.stores import name_of, size_of, staged, state_of, url_of
 from amp_rewrite.pipeline.guidance import Guidance
+from amp_rewrite.reports.evidence import FAILED as WRONG
 from amp_rewrite.settings.request import KEYWORDS, Request
 from amp_rewrite.settings.selectors import one_of_many
 from amp_rewrite.version import VERSION
@@ -137,13 +138,14 @@ def _do(job: Job, facts: dict[str, Any]) -> None:
             facts |= _finished(known)
             return
         with one_of_many() as unmatched:
-            converted, repaired = job.guidance.convert(model, job.options, job.guidance.feed(model))
+            converted, _ = job.guidance.convert(model, job.options, job.guidance.feed(model))
         report = converted.report
         evidence = {name: value for name, value in asdict(report.evidence).items() if value}
         facts |= {"evidence": evidence, "totals": asdict(report.totals), "findings": tuple(report.findings)}
         facts["unmatched"] = dict(unmatched)
-        if repaired is not None and not repaired.solved:
-            facts |= {"rc": MISSED, "error": "not written: the tolerance is not met"}
+        if report.evidence.level == WRONG:
+            missed = "the tolerance is not met" if report.evidence.criterion else report.evidence.objection
+            facts |= {"rc": MISSED, "error": f"not written: {missed}"}
             return
         facts |= {"rc": OK, "made": digest(converted.result)}
         if job.write:

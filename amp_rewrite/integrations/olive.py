@@ -16,7 +16,8 @@ from olive.passes.pass_config import BasePassConfig, PassConfigParam
 from olive.search.search_parameter import Categorical
 
 from amp_rewrite.errors import AmpRewriteError, EvidenceError
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.settings.choices import BY_PROVIDER, HEADROOM, Fuse, Level
 from amp_rewrite.settings.option import Kind, Option

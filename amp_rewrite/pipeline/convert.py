@@ -1,129 +1,26 @@
-"""One conversion: draft, guard, paint, plan, apply, check, report."""
+"""`convert`: the public function for one conversion."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from onnx import ModelProto
-
-from amp_rewrite.decide.cast_plan import plan_casts
-from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.plan import Plan
-from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding, PolicyError, count, spelled
+from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.files.store import Writable
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.few_low import few_low, in_float64
-from amp_rewrite.pipeline.shift import shift_draft
-from amp_rewrite.pipeline.shift_rows import refusing, unshifted
-from amp_rewrite.pipeline.target_findings import channels_last, needs_release, oldest_for, target_findings, unserved
-from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.report_builder import report_of
-from amp_rewrite.reports.result import Result
-from amp_rewrite.rewrite.apply import apply
-from amp_rewrite.rewrite.check import check, check_source
-from amp_rewrite.rewrite.shift.plan import SKIP_NORMS
-from amp_rewrite.runtime.faults import ONNXRUNTIME, told, turned
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.settings.choices import AUTO_OPSET, AUTO_SHIFT, HEADROOM, METADATA_KEY, NEEDS
+from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.keywords import checked, takes
-from amp_rewrite.settings.list_entry import Color
-from amp_rewrite.settings.request import KEYWORDS, Options, Request
-from amp_rewrite.version import VERSION
+from amp_rewrite.settings.request import KEYWORDS, Options, Progress, Request
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
-    from amp_rewrite.evidence.guard import Guarded
     from amp_rewrite.evidence.ranges import Ranges
-    from amp_rewrite.reports.page.page import Figure
-
-
-class HasResult(Protocol):
-    """Holder of a converted model."""
-
-    @property
-    def result(self) -> Model: ...
-
-
-@dataclass(frozen=True, repr=False)
-class Converted(Result):
-    """Result of `convert`: the model, the report, and the steps in between.
-
-    Attributes:
-        result: the model, with its weights still where they were; save it for models of any size.
-        report: the type of each op, with the reason.
-        view: the model that was painted, indexed.
-        coloring: the type of each type variable of each op.
-        plan: the Casts and other changes.
-    """
-
-    result: Model
-    report: Report
-    view: View
-    coloring: Coloring
-    plan: Plan
-
-    @property
-    def brief(self) -> str:
-        """Gist of the report."""
-        return self.report.brief
-
-    def text(self, *, verbose: bool = False) -> str:
-        """Return the text of the report, with `verbose` every row."""
-        return self.report.text(verbose=verbose)
-
-    def to_json(self) -> str:
-        """Return the report as JSON."""
-        return self.report.to_json()
-
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the rows of the report."""
-        return self.report.records()
-
-    def figures(self) -> Sequence[Figure]:
-        """Return the figures of the report, with the modules and the work of its model."""
-        from amp_rewrite.reports.page.report_figures import report_figures  # late: most conversions are not drawn
-
-        return report_figures(self.report, self.view)
-
-    def sketches(self) -> Sequence[Figure]:
-        """Return the summary of the report."""
-        return self.report.sketches()
-
-    @cached_property
-    def model(self) -> ModelProto:
-        """Converted model, whole in memory.
-
-        Raises:
-            ModelError: it is larger than 2 GB; `save` has no such limit.
-        """
-        return self.result.to_proto()
-
-    @checked
-    def save(
-        self: HasResult,
-        path: str | Path | Writable,
-        *,
-        overwrite: bool = False,
-        external_data: bool | str | None = None,
-        shard_size: str | int | None = None,
-    ) -> None:
-        """Write the model, weights streamed, whole or not at all. Arguments are those of `Model.save`.
-
-        Raises:
-            ModelError: the file cannot be written, or exists.
-            PolicyError: a keyword has a value of a wrong type.
-        """
-        said = {"overwrite": overwrite, "external_data": external_data, "shard_size": shard_size}
-        self.result.save(path, **said)  # type: ignore[arg-type]
 
 
 @takes(KEYWORDS)
@@ -136,6 +33,8 @@ def convert(
     ranges: Ranges | str | Path | None = None,
     headroom: float = HEADROOM,
     folder: str | Path | None = None,
+    check: bool | Mapping[str, Any] | Feed = False,
+    progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Converted:
     """Convert a float32 model to mixed precision; the report says why each op has its type.
@@ -150,6 +49,10 @@ def convert(
         ranges: the result of `calibrate`, or its file.
         headroom: safety factor: a value in `ranges`, times this, has to fit in `to`.
         folder: where the external data of a ModelProto lies.
+        check: without data or ranges, run one random batch in float32 and in half, and keep ops float32 if it shows the
+            result wrong; a mapping has keywords of `Feed.randomly`, a Feed is the batch itself. The report says what
+            came of it.
+        progress: called as `progress(stage, done, total)`.
         **options: see docs/reference/options.md.
 
     Returns:
@@ -172,172 +75,32 @@ def convert(
         raise PolicyError(f"{spelled('data')} and {spelled('ranges')} both give ranges; leave one out")
     if data is not None:
         require("a conversion with data")
-    request = Request.of(**options)
-    draft = Draft.of(model, request, folder=folder)  # load, view, canonicalize, find_hazards
+    request = Request.of(progress=progress, **options)
+    source = Model.load(model, folder=folder)
+    if check and data is None and ranges is None:
+        from amp_rewrite.pipeline.check import Check  # late: only a check runs models
+
+        batch = {} if check is True else check
+        return Check(partial(_converted, source), batch).checked(request)
+    return _converted(source, request, data, ranges, headroom)[1]
+
+
+def _converted(
+    source: Model,
+    request: Request,
+    data: Data | None = None,
+    ranges: Ranges | str | Path | None = None,
+    headroom: float = HEADROOM,
+) -> tuple[Draft, Converted]:
+    """Return the conversion by a request, guarded by ranges or those of data, and its draft."""
+    draft = Draft.of(source, request)  # load, view, canonicalize, find_hazards
     known = ranges_for(draft, ranges) if ranges is not None else None if data is None else _measured(draft, data)
     draft, measured = shifted_and_guarded(draft, known, headroom)
-    return finish(draft, draft.paint(measured.pins), measured.findings, measured=measured)  # plan_casts, apply, check …
+    coloring = draft.paint(measured.pins)
+    return draft, finish(draft, coloring, measured.findings, measured=measured)  # plan_casts, apply, report
 
 
 def _measured(draft: Draft, data: Data) -> Ranges:
-    from amp_rewrite.evidence.data.feed import Feed
+    from amp_rewrite.evidence.data.feed import Feed  # late: most conversions have no data
 
     return calibrated(draft, Feed.of(data, draft.source))
-
-
-def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
-    """Return ranges, or those in a file. EvidenceError for those of another model, PolicyError for another type."""
-    from amp_rewrite.evidence.ranges import Ranges
-
-    ranges = ranges if isinstance(ranges, Ranges) else Ranges.load(ranges)
-    ranges.check(draft.source)
-    to = draft.request.to.spelling
-    if ranges.to != to:
-        raise PolicyError(f"the ranges are for {ranges.to}, not for {to}; calibrate with {spelled('to', to)}")
-    return ranges
-
-
-def calibrated(
-    draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progress: Callable[[int, int], None] | None = None
-) -> Ranges:
-    """Calibrate a draft: return ranges of all values that it paints, under the fingerprint of its source."""
-    from amp_rewrite.evidence.calibrate import calibrate  # late: only conversions with data pay for it
-    from amp_rewrite.files.fingerprint import fingerprint
-
-    to = draft.request.to
-    ranges = calibrate(draft.view.model, feed, to=to, allow_nonfinite=allow_nonfinite, progress=progress)
-    of = fingerprint(draft.source)
-    return replace(ranges, model=model_name(draft), graph=of.graph, weights=of.weights)
-
-
-def model_name(draft: Draft) -> str:
-    """Return the file's own name, if there is one."""
-    return draft.source.path.name if draft.source.path is not None else "the model"
-
-
-def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> tuple[Draft, Guarded]:
-    """Return the draft, and the pins and findings that ranges imply for it; none without ranges.
-
-    It is shifted by the exponent that is asked for; `auto` shifts it only if that lowers more products, or as many, and
-    no other fused norms, with fewer ops and Casts.
-    """
-    tried = shift_draft(draft, ranges, headroom)
-    moved, plain = tried.draft, tried.plain
-    pinned = _guarded(moved, tried.ranges, headroom)
-    if tried.shift is None or moved.request.shift != AUTO_SHIFT or draft.view.low_types:
-        return moved, pinned
-    unmoved = _guarded(plain, ranges, headroom)
-    colorings = moved.paint(pinned.pins), plain.paint(unmoved.pins)
-    gained = _compute_lowered(colorings[0]) - _compute_lowered(colorings[1])
-    norms = _fused_norms(moved.view, colorings[0]) - _fused_norms(plain.view, colorings[1])
-    if gained > 0 or (gained == norms == 0 and _nodes(moved, colorings[0]) < _nodes(plain, colorings[1])):
-        return moved, pinned
-    rows = unshifted(moved.shifts, "a shift would neither lower more products nor save ops and Casts")
-    notes = (refusing(row.value, row.absmax, row.why) for row in rows)
-    return replace(plain, notes=(*plain.notes, *notes), shifts=(*plain.shifts, *rows)), unmoved
-
-
-def _compute_lowered(coloring: Coloring) -> int:
-    return sum(coloring.entries[op].color is Color.ALLOW for op in {op for op, _ in coloring.low})
-
-
-def _fused_norms(view: View, coloring: Coloring) -> int:
-    """Return the number of low norms that add first: a mean magnifies how such a sum of large values is rounded."""
-    return sum(view.ops[op].kind in SKIP_NORMS for op in {op for op, _ in coloring.low})
-
-
-def _nodes(draft: Draft, coloring: Coloring) -> int:
-    """Return the number of ops and new Casts of a painted draft."""
-    return len(draft.view.ops) + len(plan_casts(draft.view, coloring, draft.io, draft.hazards.saturate).casts)
-
-
-def _guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> Guarded:
-    """Return the pins and findings that ranges imply for a draft; none without ranges."""
-    from amp_rewrite.evidence.guard import Guarded, guard  # late: only conversions with data need all of it
-
-    if ranges is None:
-        return Guarded()
-    return guard(draft.view, draft.paint, ranges, headroom=headroom, saturate=draft.hazards.saturate)
-
-
-def finish(
-    draft: Draft,
-    coloring: Coloring,
-    findings: Sequence[Finding] = (),
-    words: Sequence[str] = (),
-    measured: Guarded | None = None,
-) -> Converted:
-    """Return the checked model of a painted draft, and its report. `words`: more words for the metadata entry.
-
-    `measured`: pins and evidence from ranges.
-
-    For an empty plan the result is the source itself, unexpanded.
-    """
-    view = draft.view
-    plan = plan_casts(view, coloring, draft.io, draft.hazards.saturate)
-    made, aim = _made(view, plan), draft.request.target.aim
-    if not plan.empty:
-        plan = replace(plan, parted=frozenset(op.id for op in turned(view, made)))
-    dangers = (*told(view, made, aim, plan.parted), *_parted(view, plan))
-    dangers += channels_last(view, made, draft.request.target)
-    view.forget()  # the checks need the memory, and little of what the rules shared
-    beyond = (*target_findings(view, draft.request.target, tried=draft.request.opset == AUTO_OPSET), *dangers)
-    findings = (*unserved(view, coloring), *beyond, *coloring.findings, *findings)
-    if plan.empty:
-        result = draft.base
-        check_source(result)
-    else:
-        oldest = oldest_for(view, draft.request.target, draft.request.to)
-        needs = () if oldest is None else (needs_release(view, oldest, draft.request.to),)
-        words = words if oldest is None else (*words, f"{NEEDS}={ONNXRUNTIME}>={oldest}")
-        result = _signed(apply(view, plan), draft.request, words)
-        unchecked = check(view.model, view, plan, result)
-        known = {(finding.kind, finding.subject) for finding in draft.hazards.findings}  # they say what harm it does
-        plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in known))
-        findings = (*draft.expansions, *needs, *draft.hazards.findings, *unchecked, *findings)
-    findings = (*findings, *in_float64(view, coloring), *few_low(view, coloring, draft.request))
-    report = _report(draft, coloring, plan, findings, measured)
-    return Converted(result, report, view, coloring, plan)
-
-
-def _made(view: View, plan: Plan) -> Callable[[ValueId], DType | None]:
-    """Return the types in which values are made by the plan."""
-    return lambda value: plan.retype.get(value) or view.dtype(value)
-
-
-def _parted(view: View, plan: Plan) -> Iterator[Finding]:
-    """Yield the finding about Transposes between Reshapes."""
-    if plan.parted:
-        number = count(len(plan.parted), "Transpose stands", "Transposes stand")
-        yield Finding(
-            "parted",
-            view.ops[min(plan.parted)].name,
-            f"{number} between two Reshapes, which move nothing: onnxruntime from 1.20 on swaps such a Transpose with"
-            " the Cast before a product, and crashes",
-        )
-
-
-def _report(
-    draft: Draft, coloring: Coloring, plan: Plan, findings: Sequence[Finding], measured: Guarded | None
-) -> Report:
-    request, view = draft.request, draft.view
-    name = draft.source.path.name if draft.source.path else None
-    report = report_of(
-        view, coloring, plan, name=name, tool=VERSION, lists=request.op_lists, findings=findings, **request.settings
-    )
-    if measured is not None:
-        report = replace(report, evidence=measured.evidence)
-    if draft.shifts:
-        report = replace(report, shifts=draft.shifts)
-    return report
-
-
-def _signed(result: Model, request: Request, more: Sequence[str]) -> Model:
-    """Return the model with a metadata entry about its conversion."""
-    lists = f"lists={request.op_lists.name}@{request.op_lists.fingerprint[:12]}"
-    settings = (f"{key}={value}" for key, value in request.settings.items())
-    words = (f"version={VERSION}", f"to={request.to.spelling}", lists, *settings, *more)
-    entries = result.proto.metadata_props
-    entry = next((p for p in entries if p.key == METADATA_KEY), None) or entries.add()
-    entry.key, entry.value = METADATA_KEY, " ".join(words)
-    return result

@@ -7,7 +7,8 @@ from typing import Unpack
 
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.ir.names import as_names
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.repaired import Repaired
 from amp_rewrite.reports.explain import Explanation, explained, makers, shifts
 from amp_rewrite.reports.report import Report

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.files.model import Model, ModelSource
-    from amp_rewrite.pipeline.convert import Converted
+    from amp_rewrite.pipeline.conversion import Converted
     from amp_rewrite.pipeline.repaired import Repaired
 
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 class Guidance:
     """Data that guide a conversion: as `convert` and `repair` take them, but as paths instead of loaded data.
 
-    `random`: keywords of `Feed.randomly`, in place of `data`. `criterion`: without one ranges guard.
+    `check`: without data or ranges, the keywords of `Feed.randomly` for a check; None: no check. `criterion`: without
+    one ranges guard.
     """
 
     data: str = ""
-    random: Mapping[str, Any] | None = None
+    check: Mapping[str, Any] | None = None
     ranges: str = ""
     headroom: float | None = None
     criterion: Mapping[str, Any] = field(default_factory=dict)
@@ -31,15 +32,13 @@ class Guidance:
     steps: int | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.data or self.ranges) or self.random is not None
+        return bool(self.data or self.ranges)
 
     def feed(self, source: Model) -> Feed | None:
         """Return the batches for a model; None without data."""
         from amp_rewrite.evidence.data.feed import Feed  # late: most conversions have no data
 
         back: dict[str, Any] = {"feedback": self.feedback, "steps": self.steps}
-        if self.random is not None:
-            return Feed.randomly(source, **self.random, **back)
         return Feed.of(self.data, source, allow_nonfinite=self.allow_nonfinite, **back) if self.data else None
 
     def convert(
@@ -55,7 +54,8 @@ class Guidance:
         stated = {"ranges": self.ranges or None, "headroom": self.headroom}
         words = {**options, **{word: value for word, value in stated.items() if value is not None}}
         if feed is None:
-            return convert(source, **words), None
+            check = False if self.check is None else self.check
+            return convert(source, **words, check=check, progress=progress), None
         from amp_rewrite.pipeline.repair import repair
 
         words |= {} if self.budget is None else {"budget": self.budget}

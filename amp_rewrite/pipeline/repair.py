@@ -19,17 +19,15 @@ from amp_rewrite.evidence.instrument.side_by_side import local_errors
 from amp_rewrite.evidence.instrument.switchable import Vertex, switchable_model
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
-from amp_rewrite.evidence.search import minimal_set
+from amp_rewrite.evidence.search import Trial, Trials, minimal_set, worst_score
 from amp_rewrite.evidence.states import unrolled
-from amp_rewrite.evidence.trial import Trial, Trials, worst_score
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
+from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.regions import Region, painted, regions_of, suspicion
-from amp_rewrite.pipeline.repaired import Repaired, search_summary
-from amp_rewrite.reports.evidence import FAILED, REPAIRED, SMOKE, VERIFIED, Evidence
+from amp_rewrite.pipeline.repaired import Region, Repaired, painted, regions_of, search_summary, suspicion
+from amp_rewrite.reports.evidence import FAILED, REPAIRED, VERIFIED, Evidence
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU
@@ -71,7 +69,7 @@ def repair(
 
     The reference is the model in float32, of a half model its widened twin. Trials run emulated on the CPU; the
     verdict is that of `verify` on the result. Without a criterion the conversion is guarded by the ranges of the data,
-    and no search follows; on random data it runs as well, and fails if outputs become infinite or NaN.
+    and no search follows.
 
     Args:
         model: as `convert` takes it.
@@ -116,24 +114,11 @@ def repair(
     draft, pinned = shifted_and_guarded(draft, ranges, headroom)
     if by is None:
         converted = finish(draft, draft.paint(pinned.pins), pinned.findings, measured=pinned)
-        if feed.random and not converted.plan.empty:
-            converted = _tried(draft, converted, feed)
-        solved = converted.report.evidence.level != FAILED
-        return Repaired(converted, None, ranges, (), False, 0, budget, (), solved)
-    return _Repair(draft, feed, by, ranges, pinned, budget, progress).repaired()
+        return Repaired(converted, None, ranges, (), False, 0, budget, (), True)
+    return Search(draft, feed, by, ranges, pinned, budget, progress).repaired()
 
 
-def _tried(draft: Draft, converted: Converted, feed: Feed) -> Converted:
-    """Return a conversion with the evidence of its outputs on random inputs: a smoke test, without a criterion."""
-    conditions = Conditions(names=(model_name(draft), "the conversion"))
-    by = MetricBound(MEASURES["scaled"], math.inf)
-    verdict = verdict_of(_reference(draft), converted.result, feed, Comparison(by, equal_nan=True), conditions)
-    lost = [row for row in verdict.rows if row.difference.nonfinite[0] < row.difference.nonfinite[1]]
-    why = f"output {lost[0].label!r}: {lost[0].difference.because}" if lost else ""
-    return _with_evidence(converted, _evidence_of(verdict, FAILED if lost else SMOKE, why))
-
-
-def _reference(draft: Draft) -> Model:
+def reference_of(draft: Draft) -> Model:
     """Return the model in float32 throughout: of a half model the widened twin."""
     half = draft.view.low_types or draft.widened
     return emulate(draft.source, rounding=False, io="float32") if half else draft.source
@@ -159,13 +144,13 @@ def _evidence_of(verdict: Verdict, level: str, why: str = "", pinned: int = 0) -
     )
 
 
-def _with_evidence(converted: Converted, evidence: Evidence) -> Converted:
+def with_evidence(converted: Converted, evidence: Evidence) -> Converted:
     return replace(converted, report=replace(converted.report, evidence=evidence))
 
 
 @dataclass(frozen=True)
-class _Repair:
-    """One search by a criterion, on a draft that is guarded already."""
+class Search:
+    """One search by a criterion, on a draft that is guarded already. `outputs`: those that count; () for all."""
 
     draft: Draft
     feed: Feed
@@ -174,6 +159,7 @@ class _Repair:
     guarded: Guarded
     budget: int
     progress: Progress | None
+    outputs: tuple[str, ...] = ()
 
     def repaired(self) -> Repaired:
         base = self.draft.paint(self.guarded.pins)
@@ -186,7 +172,7 @@ class _Repair:
 
     def _side(self, conditions: Conditions) -> Side:
         """Return the reference, open."""
-        return Side.of(_reference(self.draft), model_name(self.draft), conditions, keeps=True)
+        return Side.of(reference_of(self.draft), model_name(self.draft), conditions, keeps=True)
 
     def _searched(self, trials: Trials, regions: Sequence[Region], reference: Side) -> Repaired:
         """Search; again with a margin if the real model is not as near as its trial; in the end pin all."""
@@ -216,7 +202,7 @@ class _Repair:
         switchable = switchable_model(
             draft.view, vertices, draft.request.to, io=draft.io, saturate=draft.hazards.saturate
         )
-        return Trial(reference, self.feed, self.by, lambda c: finish(draft, c).result, switchable)
+        return Trial(reference, self.feed, self.by, lambda c: finish(draft, c).result, switchable, self.outputs)
 
     def _affine(self) -> Iterator[Vertex]:
         """Yield the scales and biases of norms, which may become low while the norm itself becomes float32."""
@@ -254,14 +240,15 @@ class _Repair:
         converted = finish(self.draft, painted(self.draft, self.guarded.pins, pinned), findings, words, self.guarded)
         names = (model_name(self.draft), "the conversion")
         conditions = Conditions(names=names, progress=_stage(self.progress, "verify"))
-        verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by, to_failure=first), conditions)
+        comparison = Comparison(self.by, self.outputs, to_failure=first)
+        verdict = verdict_of(reference, converted.result, self.feed, comparison, conditions)
         if first:
             trials.add(frozenset(), converted.coloring, verdict)
         minimal, solved, trail = minimal and verdict.ok, verdict.ok and decided, tuple(trials.trail)
         level = (REPAIRED if pinned else VERIFIED) if solved else FAILED
         why = verdict.because if not verdict.ok else "the budget ended before the search did"
         evidence = _evidence_of(verdict, level, "" if solved else why, len(pinned))
-        converted = _with_evidence(converted, evidence)
+        converted = with_evidence(converted, evidence)
         plain = trials.verdicts.get(frozenset())
         remark = plain.near_zero if plain is not None else ""
         return Repaired(

@@ -18,7 +18,8 @@ class Evidence:
     for the outputs. `error`: the largest one, relative to the largest value of its output, as text; empty where no
     outputs were compared. `emulated`: the low type was emulated. `pinned`: number of regions that a repair keeps in
     float32. `objection`: the reason of a failure. `largest_error`: the number behind `error`, None if it is not finite.
-    `score`: the worst score in the unit of the criterion, where that is not relative to the largest value.
+    `score`: the worst score in the unit of the criterion, where that is not relative to the largest value. `keep`: the
+    patterns by which a check keeps ops float32: with them, the same conversion needs no check.
     """
 
     level: str = NONE
@@ -32,11 +33,14 @@ class Evidence:
     objection: str = ""
     largest_error: float | None = None
     score: str = ""
+    keep: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.level == NONE:
-            return "not checked on data: what overflows on your inputs cannot be seen in a graph"
-        facts = [_FACTS[self.level].format(pinned=count(self.pinned, "region"), why=self.objection)]
+            why = f": {self.objection}" if self.objection else ""
+            return f"not checked on data{why}: what overflows on your inputs cannot be seen in a graph"
+        kept = count(self.pinned, "op" if self.keep else "region")
+        facts = [_FACTS[self.level].format(pinned=kept, why=self.objection)]
         largest = f"largest error {self.error} of an output's largest value" if self.error else ""
         facts += filter(None, [f"worst {self.score}" if self.score else largest])
         facts += [f"passes if {self.criterion}"] if self.criterion else []
@@ -54,7 +58,7 @@ UNCHECKED = Evidence()
 
 _FACTS = {
     GUARDED: "guarded by the ranges seen, outputs not compared",
-    SMOKE: "smoke test, outputs finite",
+    SMOKE: "no gross fault",
     VERIFIED: "verified",
     REPAIRED: "repaired with {pinned} in float32",
     FAILED: "failed: {why}",

@@ -294,7 +294,7 @@ def needs_action(finding: Finding) -> bool:
 
 
 _STATED = (reasons.KERNEL_GATE, reasons.SCHEMA_GATE)
-"""Kinds whose ops stand among those that stay float32; few_low says what to do if they matter."""
+"""Kinds whose ops stand among those that stay float32; mostly_float32 says what to do if they matter."""
 
 
 def _finding_counts(report: ReportData) -> str:
@@ -310,13 +310,13 @@ def _findings(report: ReportData) -> _Part:
             rest = f" (and {len(asked) - 1} more)" if len(asked) > 1 else ""
             subject = "" if asked[0].subject == "model" else f"{asked[0].subject}: "
             words = reasons.remarked(kind, asked[0].message, rest)
-            if kind == _FEW_LOW:
+            if kind == _MOSTLY:
                 words = words.partition(" · ")[2]  # the head and the table of ops say the rest
             lines += _wrapped(f"  {kind}: {subject}{words}")
     return ["to do", *lines] if lines else []
 
 
-_FEW_LOW = "few_low"
+_MOSTLY = "mostly_float32"
 
 
 def _wrapped(line: str) -> list[str]:

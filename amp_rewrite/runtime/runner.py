@@ -80,10 +80,11 @@ class SessionOptions:
     alone, in that order; ops that serve only others are not computed. `optimized`: False runs every node as it stands.
     `planned`: False spares planning the reuse of memory, which takes most of opening a graph of 1000 nodes. `pooled`:
     False lets each value take its memory by itself; else a second run takes that of all values at once, beside that of
-    the first one. `spinning`: False lets threads sleep while they wait, for graphs of many small ops. `threads` for one
-    op; 0: one per core. `provider_options` by provider; those that `cuda_options` chooses come after them.
-    `channels_last`: on CUDA, convolutional models run with channels last if a trial run does so.
-    `profile`: onnxruntime times every op from now on, for `end_profile` to write to a file whose path begins so.
+    the first one. `lean`: weights stay in their files, without copies, and memory is given back at once, for a single
+    run. `spinning`: False lets threads sleep while they wait, for graphs of many small ops. `threads` for one op; 0:
+    one per core. `provider_options` by provider; those that `cuda_options` chooses come after them. `channels_last`: on
+    CUDA, convolutional models run with channels last if a trial run does so. `profile`: onnxruntime times every op from
+    now on, for `end_profile` to write to a file whose path begins so.
     """
 
     providers: Sequence[str] = (CPU,)
@@ -91,6 +92,7 @@ class SessionOptions:
     optimized: bool = True
     planned: bool = True
     pooled: bool = True
+    lean: bool = False
     spinning: bool = True
     threads: int = 0
     provider_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -379,6 +381,9 @@ def _opened(
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if options.optimized else level.ORT_DISABLE_ALL
     for key, value in entries.items():
         settings.add_session_config_entry(key, value)
+    if options.lean:
+        settings.enable_cpu_mem_arena = False
+        settings.add_session_config_entry("session.disable_prepacking", "1")
     if not options.spinning:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if options.profile is not None:

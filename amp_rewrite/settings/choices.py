@@ -217,6 +217,8 @@ BY_PROVIDER = {
 """Targets by execution provider of onnxruntime."""
 METADATA_KEY = "amp_rewrite"
 """Key of the metadata entry of a converted model: version, type, lists and settings."""
+KEEP_KEY = "amp_rewrite.keep"
+"""Key of the metadata entry with the patterns of `keep`, one a line."""
 NEEDS = "needs"
 """Word of that entry for the oldest release of onnxruntime that runs the model right, if only onnxruntime does."""
 

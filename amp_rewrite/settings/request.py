@@ -297,6 +297,15 @@ class Request:
         help="Input data: .npz, .npy, or a folder of them.",
         keyword=False,
     )
+    check: bool = option(
+        True,
+        "without data or ranges, the command runs one random batch in float32 and in half, and keeps ops float32 where"
+        " that shows the result wrong; in Python `convert(…, check=True)` does",
+        group=DATA,
+        help="Without data, run one random batch in float32 and in half, and keep ops float32 where it shows the result"
+        " wrong.  [default: check]",
+        keyword=False,
+    )
     batches: int | None = option(
         None,
         "the number of random batches, by default 1; in Python an argument of `Feed.randomly`, as the next three",

@@ -55,6 +55,18 @@ def parse_pattern(text: str) -> tuple[SelectorTerm, ...]:
     return tuple(terms)
 
 
+def matched(view: View, pattern: str) -> bool:
+    """True if a pattern matches an op. O(uses) per term."""
+    return bool(_matching(view, parse_pattern(pattern))[0])
+
+
+def exactly(op: Op) -> str:
+    """Return the pattern of an op: its type and its name, or its first result where the model names no node."""
+    key, name = ("name", op.node.name) if op.node.name else ("output", next(filter(None, op.node.output), "*"))
+    glob = re.sub(r"([*[])", r"[\1]", re.sub(r"[,\s]", "?", name))
+    return f"op={op.kind},{key}={glob}"
+
+
 Before = Callable[[], View]
 """Source model of an expanded one; an error then says which ops replaced an op of the source."""
 
@@ -62,11 +74,16 @@ Before = Callable[[], View]
 def select(view: View, pattern: str, before: Before | None = None) -> tuple[OpId, ...]:
     """Return the ops of a pattern, in order; none is an error (`matches_nothing`). O(uses) per term."""
     terms = parse_pattern(pattern)
-    by_term = [_CRITERIA[term.key].select(view, term.expression) for term in terms]
-    chosen = frozenset.intersection(*by_term)
+    chosen, by_term = _matching(view, terms)
     if not chosen:
         matches_nothing(pattern, _nothing_matched(view, pattern, terms, by_term, before))
     return tuple(sorted(chosen))
+
+
+def _matching(view: View, terms: Sequence[SelectorTerm]) -> tuple[Selected, list[Selected]]:
+    """Return the ops that all terms match, and those that each one matches."""
+    by_term = [_CRITERIA[term.key].select(view, term.expression) for term in terms]
+    return frozenset.intersection(*by_term), by_term
 
 
 _UNMATCHED: ContextVar[dict[str, str] | None] = ContextVar("unmatched", default=None)

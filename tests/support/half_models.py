@@ -9,7 +9,8 @@ import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 
 HALF = "float16[8,8]"
 

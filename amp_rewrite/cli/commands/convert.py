@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from amp_rewrite.fleet.batch import Batch, BatchSettings
     from amp_rewrite.fleet.outcome import Outcome
-    from amp_rewrite.pipeline.convert import Converted
+    from amp_rewrite.pipeline.conversion import Converted
     from amp_rewrite.pipeline.repaired import Repaired
     from amp_rewrite.reports.page.page import Page
     from amp_rewrite.settings.request import Request
@@ -103,6 +103,7 @@ def convert(
     measuring = measuring.completed(settings)
     output = output or beside(model, f"{settings.to.spelling}.onnx", needed=not dry_run)
     from amp_rewrite.files.targets import data_files, foreign_data
+    from amp_rewrite.reports.evidence import FAILED
     from amp_rewrite.reports.summary import unchecked, usual_tolerance
 
     kept = (model, output, *data_files(model)) if report_file else ()  # what a report must not replace
@@ -113,7 +114,7 @@ def convert(
     left = [] if dry_run else foreign_data(output)  # data files of the replaced model that stay
     with terminal.stages(model.name, quiet=talk.quiet, verbose=talk.verbose) as tell:
         converted, repaired = measuring.converted(model, parameters.keywords(settings), tell, quiet=talk.quiet)
-        solved = repaired is None or repaired.solved
+        solved = converted.report.evidence.level != FAILED
         if solved and not dry_run:
             progress = None if tell is None else lambda done, total: tell("write", done, total)
             saving = {name: getattr(settings, name) for name in ("overwrite", "external_data", "shard_size")}

@@ -17,10 +17,9 @@ from amp_rewrite.deploy.bench.result import BenchEntry, Benchmark, OpChanges
 from amp_rewrite.deploy.bench.timing import MOST_RUNS, Timing, interleaved, runs_per_round, speed_up, warm_up
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, ModelError, PolicyError, spelled
-from amp_rewrite.evidence.conditions import Conditions, open_on, session_on
+from amp_rewrite.evidence.conditions import Conditions, low_types, name_of, open_on, session_on
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Data
-from amp_rewrite.evidence.measured_models import low_types, name_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.runtime.installation import packages, require
 from amp_rewrite.runtime.ports import input_ports

@@ -15,7 +15,7 @@ from amp_rewrite.deploy.doctor.model_checks import installed_kernels, model_chec
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.pipeline.target_findings import unfit_here
+from amp_rewrite.pipeline.findings import unfit_here
 from amp_rewrite.reports.render import size
 from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS, ONNXRUNTIME, WEBGPU
 from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line

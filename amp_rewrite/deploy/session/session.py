@@ -21,7 +21,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ConversionError, ModelError, PolicyError
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.pipeline.target_findings import unfit_here
+from amp_rewrite.pipeline.findings import unfit_here
 from amp_rewrite.reports.report import Report
 from amp_rewrite.runtime.buffers import Array, Binding
 from amp_rewrite.runtime.gpu import Hardware, hardware, libraries, refusal

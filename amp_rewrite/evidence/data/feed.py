@@ -18,7 +18,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, nearest, spelled
 from amp_rewrite.evidence.data.feedback import Feedback
 from amp_rewrite.evidence.data.npy import short
-from amp_rewrite.evidence.data.random_batches import drawn
+from amp_rewrite.evidence.data.random_batches import Drawing, drawn
 from amp_rewrite.evidence.data.sources import LIMIT, FileBatch, Raw, Source, as_array, named, source_of
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
@@ -161,12 +161,15 @@ class Feed:
         shapes: Mapping[str, Sequence[int]] | None = None,
         int_ranges: Mapping[str, tuple[int, int]] | None = None,
         seed: int = 0,
+        scale: float = 1.0,
+        free: int | None = None,
+        limit: int = LIMIT,
         feedback: Sequence[str] | str = (),
         steps: int | None = None,
     ) -> Feed:
         """Return random batches, the same for the same seed in each pass.
 
-        Floats are normal with mean 0 and deviation 1; integers are 0 and 1 by default; booleans are uniform. Inputs
+        Floats are normal with mean 0; integers are 0 and 1 by default; booleans are uniform. Inputs
         with a default are not fed.
 
         Args:
@@ -175,6 +178,9 @@ class Feed:
             shapes: those of inputs by name; otherwise free dimensions get usual sizes, which `origin` states.
             int_ranges: half-open ranges of integer inputs by name.
             seed: of the random numbers.
+            scale: the deviation of floats.
+            free: the size of free dimensions whose names say nothing; None: `shapes` must give it.
+            limit: the largest number of bytes of an array, counted as float64.
             feedback: as `of` takes it; a sequence begins with random states.
             steps: as `of` takes them.
 
@@ -182,7 +188,8 @@ class Feed:
             FeedError: an input has no known shape or is not a tensor of numbers, or an argument fits no input.
         """
         ports = [port for port in input_ports(model) if port.required]
-        origin, source = drawn(ports, batches=batches, shapes=shapes or {}, int_ranges=int_ranges or {}, seed=seed)
+        asked = Drawing(batches, shapes or {}, int_ranges or {}, seed, scale, free, limit)
+        origin, source = drawn(ports, asked)
         back = Feedback.of(feedback, steps, model)
         return _checking(origin, True, _without_states(input_ports(model), back), False, source, batches, back)
 

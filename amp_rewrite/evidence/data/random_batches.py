@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, advice, spelled
 from amp_rewrite.evidence.data.npy import short
-from amp_rewrite.evidence.data.sources import LIMIT, Raw, Source
+from amp_rewrite.evidence.data.sources import Raw, Source
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES
@@ -19,34 +20,42 @@ from amp_rewrite.runtime.ports import Port
 _DEFAULT_INTS = (0, 2)
 
 
-def drawn(
-    ports: Sequence[Port],
-    *,
-    batches: int,
-    shapes: Mapping[str, Sequence[int]],
-    int_ranges: Mapping[str, tuple[int, int]],
-    seed: int,
-) -> tuple[str, Source]:
-    """Return the origin of random batches, and their source; the arguments are those of `Feed.randomly`."""
-    if batches < 1:
-        raise FeedError(f"{batches} random batches requested; request at least one")
-    if seed < 0:
-        raise FeedError(f"the seed {seed} is negative; use a whole number of 0 or more")
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What `Feed.randomly` is asked for, under the same names."""
+
+    batches: int
+    shapes: Mapping[str, Sequence[int]]
+    int_ranges: Mapping[str, tuple[int, int]]
+    seed: int
+    scale: float
+    free: int | None
+    limit: int
+
+
+def drawn(ports: Sequence[Port], asked: Drawing) -> tuple[str, Source]:
+    """Return the origin of random batches, and their source."""
+    if asked.batches < 1:
+        raise FeedError(f"{asked.batches} random batches requested; request at least one")
+    if asked.seed < 0:
+        raise FeedError(f"the seed {asked.seed} is negative; use a whole number of 0 or more")
     assumed = dict[str, int]()
-    guessed = {port.name: _assumed(port, assumed) for port in ports if port.name not in shapes}
-    shapes = {**shapes, **{name: shape for name, shape in guessed.items() if shape is not None}}
-    shaped = _drawn_shapes(ports, shapes)
-    _check_ranges(ports, int_ranges)
+    guessed = {port.name: _assumed(port, assumed, asked.free) for port in ports if port.name not in asked.shapes}
+    shapes = {**asked.shapes, **{name: shape for name, shape in guessed.items() if shape is not None}}
+    shaped = _drawn_shapes(ports, shapes, asked.limit)
+    _check_ranges(ports, asked.int_ranges)
 
     def source() -> Iterator[Raw]:
-        generator = np.random.default_rng(seed)
-        for _ in range(batches):
-            yield {p.name: _drawn(generator, p, shaped[p.name], int_ranges.get(p.name, _DEFAULT_INTS)) for p in ports}
+        generator = np.random.default_rng(asked.seed)
+        for _ in range(asked.batches):
+            bounds = {p.name: asked.int_ranges.get(p.name, _DEFAULT_INTS) for p in ports}
+            yield {p.name: _drawn(generator, p, shaped[p.name], bounds[p.name], asked.scale) for p in ports}
 
-    return ", ".join((f"random, seed {seed}", *(f"{name} = {size}" for name, size in assumed.items()))), source
+    stated = [f"random, seed {asked.seed}", *([] if asked.scale == 1 else [f"deviation {asked.scale:g}"])]
+    return ", ".join((*stated, *(f"{name} = {size}" for name, size in assumed.items()))), source
 
 
-def _drawn_shapes(ports: Sequence[Port], chosen: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+def _drawn_shapes(ports: Sequence[Port], chosen: Mapping[str, Sequence[int]], limit: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of the random array for each input."""
     _check_known(chosen, ports, "shape")
     shapes = {}
@@ -69,8 +78,8 @@ def _drawn_shapes(ports: Sequence[Port], chosen: Mapping[str, Sequence[int]]) ->
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
         if len(sizes) > MOST_AXES:
             raise FeedError(f"input {port.name!r} has {len(sizes)} dimensions; arrays have at most {MOST_AXES}")
-        if math.prod(max(1, size) for size in sizes) * 8 > LIMIT:
-            raise FeedError(f"the shape {list(sizes)} of input {port.name!r} needs more than {LIMIT} bytes; take less")
+        if math.prod(max(1, size) for size in sizes) * 8 > limit:
+            raise FeedError(f"the shape {list(sizes)} of input {port.name!r} needs more than {limit} bytes; take less")
         shapes[port.name] = sizes
     return shapes
 
@@ -83,10 +92,10 @@ _USUAL = {
 """Usual sizes, and the names of dimensions that get them."""
 
 
-def _assumed(port: Port, assumed: dict[str, int]) -> tuple[int, ...] | None:
+def _assumed(port: Port, assumed: dict[str, int], free: int | None) -> tuple[int, ...] | None:
     """Return the shape of an input with usual sizes in place of free dimensions, and add these to `assumed`.
 
-    The first axis is taken for the batch unless its name says otherwise. None if no dimension tells.
+    The first axis is taken for the batch unless its name says otherwise. None if a dimension says nothing.
     """
     sizes, own = [], dict[str, int]()
     for axis, dim in enumerate(port.shape or ()):
@@ -94,7 +103,7 @@ def _assumed(port: Port, assumed: dict[str, int]) -> tuple[int, ...] | None:
             sizes.append(dim)
             continue
         word = (dim or "").lower()
-        size = next((size for size, names in _USUAL.items() if word in names), 1 if axis == 0 else None)
+        size = next((size for size, names in _USUAL.items() if word in names), 1 if axis == 0 else free)
         if size is None:
             return None
         own[short(dim)[1:-1] if dim else f"axis {axis} of {short(port.name)[1:-1]}"] = size
@@ -129,7 +138,9 @@ def _check_known(names: Iterable[str], ports: Sequence[Port], what: str) -> None
             raise FeedError(f"a {what} is given for {short(name)}, which is not an input; {hint}")
 
 
-def _drawn(generator: np.random.Generator, port: Port, shape: tuple[int, ...], bounds: tuple[int, int]) -> Array:
+def _drawn(
+    generator: np.random.Generator, port: Port, shape: tuple[int, ...], bounds: tuple[int, int], scale: float
+) -> Array:
     """Return a random array for an input."""
     assert port.dtype is not None
     dtype = port.dtype.numpy
@@ -137,7 +148,7 @@ def _drawn(generator: np.random.Generator, port: Port, shape: tuple[int, ...], b
         return generator.integers(0, 2, shape).astype(dtype)
     if dtype.kind in "iu":
         return generator.integers(*bounds, shape, dtype=dtype)
-    return generator.standard_normal(shape).astype(dtype)
+    return (generator.standard_normal(shape) * scale).astype(dtype)
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:

@@ -44,7 +44,7 @@ from amp_rewrite.runtime.operators import refusal
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, Fuse, Quantized, Target
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.request import Request
-from amp_rewrite.settings.selectors import overrides
+from amp_rewrite.settings.selectors import matched, overrides, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +67,35 @@ class Canonical:
 def canonicalize(source: View, request: Request, *, widen: bool = False) -> Canonical:
     """Bring a view into standard form, as far as the options ask for it and no selector names the ops.
 
-    `widen`: float32 in place of the low type, too.
+    A pattern that matches no op of the model may name one that a fusion makes. `widen`: float32 in place of the low
+    type, too.
     """
     base, notes = _through_float32(source, request, widen)
     plain, expansions = _expanded(base, request)
     rescale = request.quantized is Quantized.RESCALE
     refusal = Gate(request.target, request.to).rescale_refusal(plain) if rescale else None
-    keep, lower = overrides(plain, request.keep, request.lower, lambda: source)
+    late = [pattern for pattern in (*request.keep, *request.lower) if not matched(plain, pattern)]
+    keep, lower = overrides(plain, _apart(request.keep, late), _apart(request.lower, late))
     tried = request.opset == AUTO_OPSET
     view, fusions = fuse_operators(plain, request.to, request.target, {*keep, *lower}, request.fuse, tried=tried)
     if request.safe:
         view, outcomes = run_round(view, (bound_fills,), Context(request.to))
         fusions = (*fusions, *findings(view, outcomes))
-    marks = (followed(keep, plain, view), followed(lower, plain, view))
+    keep, lower = followed(keep, plain, view), followed(lower, plain, view)
+    if late:
+        unknown = [pattern for pattern in late if not matched(view, pattern)]
+        for pattern in unknown:
+            select(plain, pattern, lambda: source)  # says why nothing matches
+        past = [pattern for pattern in (*request.keep, *request.lower) if pattern not in late or pattern in unknown]
+        kept, lowered = overrides(view, _apart(request.keep, past), _apart(request.lower, past))
+        keep, lower = {**kept, **keep}, {**lowered, **lower}
     if refusal is not None:
         notes = (*notes, Finding(reasons.QUANTIZED, "model", refusal))
-    return Canonical(view, *marks, (*expansions, *fusions), base.model, rescale and refusal is None, notes)
+    return Canonical(view, keep, lower, (*expansions, *fusions), base.model, rescale and refusal is None, notes)
+
+
+def _apart(patterns: Sequence[str], others: Sequence[str]) -> list[str]:
+    return [pattern for pattern in patterns if pattern not in others]
 
 
 def _through_float32(view: View, request: Request, widen: bool = False) -> tuple[View, tuple[Finding, ...]]:

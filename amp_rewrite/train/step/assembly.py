@@ -20,7 +20,7 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.graphs import needed
 from amp_rewrite.ir.view import View
-from amp_rewrite.pipeline.convert import finish
+from amp_rewrite.pipeline.conversion import finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.report import Report
 from amp_rewrite.rewrite.autodiff.builder import Builder

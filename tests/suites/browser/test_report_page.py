@@ -9,7 +9,7 @@ import pytest
 
 from amp_rewrite import Report, convert
 from amp_rewrite.errors import Finding
-from amp_rewrite.pipeline.convert import Converted
+from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.reports.page.graph import graph
 from amp_rewrite.reports.page.page import Page
 from amp_rewrite.reports.page.report_figures import report_figures

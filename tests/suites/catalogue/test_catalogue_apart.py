@@ -261,7 +261,7 @@ def test_a_convolution_that_needs_a_newer_opset_in_bfloat16_is_named_with_that_o
     few, finding = converted(case).report.findings
     assert (finding.kind, finding.subject) == ("schema_gate", "Conv")
     assert "22" in finding.message
-    assert (few.kind, "schema_gate keeps 100 %" in few.message) == ("few_low", True)
+    assert (few.kind, "schema_gate keeps 100 %" in few.message) == ("mostly_float32", True)
 
 
 # -- 55: half on a CPU -----------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from onnx import ModelProto, TensorProto, numpy_helper
 import amp_rewrite
 from amp_rewrite.cli import program
 from amp_rewrite.errors import ConversionError, ModelError
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 from suites.catalogue.case import SQUARE, Case, converted
 from support import objections
 
@@ -170,7 +171,7 @@ def test_the_number_of_casts_is_reported() -> None:
 
 def test_a_result_that_came_out_wrong_is_never_handed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The rewrite is made to lose a node."""
-    module = import_module("amp_rewrite.pipeline.convert")
+    module = import_module("amp_rewrite.pipeline.conversion")
     whole = module.apply
 
     def lossy(view: amp_rewrite.View, plan: object) -> amp_rewrite.Model:

@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, helper, parser
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.pipeline.convert import Converted
+from amp_rewrite.pipeline.conversion import Converted
 from suites.conformance import trial
 from suites.conformance.case import Case
 from suites.conformance.judge import DEEP_ENOUGH, bound, objection, unlike

@@ -15,7 +15,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.ranges import Ranges
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 from suites.conformance import runtime
 from suites.conformance.case import Case, cases, inputs_to_feed
 from suites.conformance.judge import STANDARD_TOLERANCE, bound, objection, unlike

@@ -16,7 +16,8 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.emulate import emulate
 from support import objections
 from support.cases import IR_VERSIONS

@@ -18,7 +18,8 @@ from amp_rewrite.decide.plan import Plan
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.apply import apply
 from support import corpus, objections
 from support.counting import crossings, lowered_ops

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from amp_rewrite.pipeline.convert import Converted, finish
+from amp_rewrite.pipeline.conversion import Converted, finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.settings.request import Request
@@ -65,7 +65,7 @@ def made(case: Need, safety: str, place: bool = True) -> Converted:
 def warned(case: Need) -> bool:
     """True if the safety rules made a finding."""
     with_rules, without = ({f.kind for f in made(case, s).report.findings} for s in ("default", "none"))
-    return bool(with_rules - without - {"few_low"})
+    return bool(with_rules - without - {"mostly_float32"})
 
 
 @cache

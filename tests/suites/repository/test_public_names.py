@@ -18,7 +18,7 @@ NAMES = {
         Policy PolicyError Ranges Repaired Report ReportError Safety Session Target
         TrainingError Verdict View __version__ bench calibrate convert convert_many diff
         disable_mixed_precision_graph_rewrite doctor emulate enable_mixed_precision_graph_rewrite
-        explain global_policy gradients locate policy_scope progress_bar repair report_of set_policy
+        explain export global_policy gradients locate policy_scope progress_bar repair report_of set_policy
         train verify""",
     "amp_rewrite.train": """
         Accuracy Adagrad Adam AdamW BestCheckpoint CosineDecay DataParallelTrainer DynamicLossScale

@@ -112,8 +112,8 @@ def _pieces(rows: Sequence[dict[str, Any]], per_root: float) -> Iterator[str]:
         f"{_PRODUCTS} products with weights of a transformer of 12 layers, all in pieces of {least}, have "
         f"{_PRODUCTS * least} terms together, which is {per_root * (_PRODUCTS * least) ** 0.5:.1e}: beyond the "
         f"{BOUND:g} that conversions for this target keep. Each piece also writes a result of its own; speed was not "
-        "measured. So `--target webgpu` does not split products; the finding `few_low` says what stays float32, and "
-        "`--lower` lowers it all the same."
+        "measured. So `--target webgpu` does not split products; the finding `mostly_float32` says what stays float32, "
+        "and `--lower` lowers it all the same."
     )
 
 

@@ -46,15 +46,13 @@ def test_random_integers_are_drawn_from_the_range_given() -> None:
     assert (largest("two.json"), largest("three.json")) == (20, 300)
 
 
-@pytest.mark.parametrize("command", ["verify", "locate", "bench", "convert", "explain"])
+@pytest.mark.parametrize("command", ["verify", "locate", "bench"])
 def test_every_command_that_draws_integers_takes_a_range_for_them(command: str) -> None:
     """What is out of the table is refused by the runtime; that a wrong range is told shows that it arrives."""
     words = {
         "verify": ("verify", "lookup.onnx", "lookup.onnx", "--set", "rtol=0"),
         "locate": ("locate", "lookup.onnx", "lookup.onnx"),
         "bench": ("bench", "lookup.onnx"),
-        "convert": ("lookup.onnx", "--dry-run"),
-        "explain": ("explain", "lookup.onnx", "y"),
     }
     done = run(*words[command], "--random", "--set", "int-range=ids=9,3")
     said = "error: the int range 9,3 of input 'ids' is empty or does not fit int64\n"

@@ -23,7 +23,6 @@ SKLEARN = sorted(path.stem for path in (MODELS / "sklearn").glob("*.onnx"))
 KERAS = sorted(path.stem for path in (MODELS / "tf2onnx").glob("*.onnx"))
 LOWERED = {name for name in SKLEARN if "mlp" in name} | set(KERAS)
 """Models with products and convolutions; the others hold operators of ai.onnx.ml alone."""
-LENGTHS = ("--shape", "x=1,7")
 NEAR = ("--data", "batches.npz", "--tolerance", "1e-2")
 
 
@@ -62,15 +61,14 @@ def test_a_conversion_passes_verify_diff_and_gate(name: str) -> None:
         assert run("gate", "model.onnx").exit_code == (name in LOWERED)
 
 
-def test_data_repair_and_smoke_compare_all_outputs(name: str) -> None:
+def test_data_repair_and_check_compare_all_outputs(name: str) -> None:
     kept = ran("model.onnx", "-o", "guarded.onnx", "--data", "batches.npz")
     assert ("next: " in kept) == (name in LOWERED)
     assert ": verified, largest error " in ran("model.onnx", "-o", "low.onnx", *NEAR)
     assert ran("model.onnx", "-o", "tight.onnx", "--data", "batches.npz", "--tolerance", "1e-5", "--json")
     assert "ok: " in ran("verify", "model.onnx", "tight.onnx", "--data", "batches.npz", "--tolerance", "1e-5")
-    smoke = ("--random", *LENGTHS) if name.startswith("lstm") else ("--random",)
-    told = ran("model.onnx", "-o", "smoke.onnx", *smoke)
-    assert (": smoke test, outputs finite, " in told) == (name in LOWERED)
+    told = ran("model.onnx", "-o", "checked.onnx")
+    assert (": no gross fault, " in told) == (name in LOWERED)
     assert ("next: " in told) == (name in LOWERED)
 
 

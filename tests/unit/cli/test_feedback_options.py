@@ -85,7 +85,7 @@ def test_a_settings_file_may_name_them() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("leaky.onnx", *KEYS), "--set feedback is about runs on data; add --data FILE, or --random"),
+        (("leaky.onnx", *KEYS), "--set feedback is about runs on data; add --data FILE"),
         (
             ("verify", "sum.onnx", "sum.onnx", "--data", "many.npz", "--tolerance", "0", "--steps", "2"),
             "--steps 2 needs --feedback OUT=IN, and 1 step or more",

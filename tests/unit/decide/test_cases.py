@@ -14,7 +14,8 @@ import pytest
 from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 from support import cases, objections
 from support.counting import crossings, lowered_ops
 from support.paths import TESTS

@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from amp_rewrite import Model, View, convert
-from amp_rewrite.pipeline.convert import Converted
+from amp_rewrite.pipeline.conversion import Converted
 from support import objections
 
 

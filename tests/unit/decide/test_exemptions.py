@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import amp_rewrite
-from amp_rewrite.pipeline.convert import Converted
+from amp_rewrite.pipeline.conversion import Converted
 from support import cases
 
 ONE = ", ".join("1" if row == column else "0" for row in range(8) for column in range(8))

@@ -12,7 +12,8 @@ from onnx import ModelProto, numpy_helper
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.emulate import emulate
 from support import cases, objections, stub
 from support.paths import TESTS

@@ -11,7 +11,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.patterns.integers import integer_ops
 from amp_rewrite.ir.view import View
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 
 INPUTS = "int8[8,8] i, int8[8,8] j, float[8,8] x"
 CODES = "a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)"

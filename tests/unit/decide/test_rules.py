@@ -13,7 +13,8 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from amp_rewrite.errors import ListError, PolicyError
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 from support import cases, corpus, objections
 from support.counting import lowered_ops
 

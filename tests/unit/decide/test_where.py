@@ -32,7 +32,8 @@ from amp_rewrite.decide.flops import UNKNOWN_DIMENSION
 from amp_rewrite.decide.sizes import UNKNOWN_SIZE, Sizes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import View
-from amp_rewrite.pipeline.convert import Converted, convert, finish
+from amp_rewrite.pipeline.conversion import Converted, finish
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.settings.request import Request
 from support import cases, stub

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from amp_rewrite import DType, Feed, FeedError, Model, PolicyError, View, calibrate, convert, emulate
 from amp_rewrite.evidence.ranges import Range, key
-from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from support.cases import feeds
@@ -66,24 +64,6 @@ def test_the_ranges_are_those_of_the_activations_themselves(name: str) -> None:
     assert found.untapped == {}
 
 
-def test_bfloat16_has_bounds_of_its_own() -> None:
-    x = np.float32([[1e38, 1e-38], [3.4e38, 1e-45]])
-
-    found = calibrate(NET, {"x": x}, to="bfloat16")
-
-    assert found.to == "bfloat16"
-    assert found.values["x"] == Range(4, 0, float(x.max()), float(x.min()), overflow=1, flushed=1, subnormal=1)
-
-
-def test_several_batches_are_one_range() -> None:
-    found = calibrate(NET, [ONE, TWO])
-
-    assert found.batches == 2
-    x = np.concatenate([ONE["x"], TWO["x"]])
-    assert found.values["x"] == Range().merge(Fit.of([x.reshape(-1)], DType.FLOAT16))
-    assert (found.values["y"].nonfinite, found.values["y"].count) == (2, 6)  # exp(30 000) and exp(15 000)
-
-
 def test_shards_merged_are_the_whole() -> None:
     whole = calibrate(NET, [ONE, TWO])
 
@@ -116,23 +96,6 @@ def test_constants_count_once_per_batch() -> None:
     assert calibrate(NET, [ONE, TWO]).values["w"] == one.merge(one)
 
 
-def test_it_says_of_what_model_and_what_data() -> None:
-    found = calibrate(NET, ONE)
-
-    expected = fingerprint(Model.load(NET))
-    assert (found.model, found.graph, found.weights) == ("net", expected.graph, expected.weights)
-    assert (found.random, found.batches) == (False, 1)
-    found.check(Model.load(NET))
-
-
-def test_random_data_is_said_to_be_random() -> None:
-    model = Model.load(NET)
-
-    found = calibrate(model, Feed.randomly(model, batches=3, shapes={"x": (5, 2)}, seed=4))
-
-    assert (found.random, found.origin, found.batches, found.values["x"].count) == (True, "random, seed 4", 3, 30)
-
-
 def test_a_callable_is_read_once_for_each_session() -> None:
     passes = []
 
@@ -145,14 +108,6 @@ def test_a_callable_is_read_once_for_each_session() -> None:
     calibrate(NET, batches, chunk=1)
 
     assert len(passes) - once == once + 2  # x, h and y apart: two sessions more
-
-
-def test_a_model_without_floats_has_no_ranges() -> None:
-    model = text_model("strings_and_integers")
-
-    found = calibrate(model, feeds(model))
-
-    assert (found.values, found.untapped, found.batches) == ({}, {}, 1)
 
 
 def test_functions_are_looked_into_as_a_conversion_does() -> None:
@@ -282,13 +237,6 @@ def test_nonfinite_data_needs_to_be_allowed() -> None:
         calibrate(NET, data)
 
     assert calibrate(NET, data, allow_nonfinite=True).values["x"] == Range(2, 1, 1.0, 1.0)
-
-
-def test_data_of_other_names_is_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "d.npz", z=ONE["x"])
-
-    with pytest.raises(FeedError):
-        calibrate(NET, tmp_path / "d.npz")
 
 
 # -- memory --------------------------------------------------------------------------------------------------

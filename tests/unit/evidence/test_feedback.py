@@ -10,11 +10,10 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from amp_rewrite import calibrate, convert, locate, repair, verify
+from amp_rewrite import calibrate, convert, locate, verify
 from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.state_pairs import state_pairs, words_of
-from amp_rewrite.evidence.states import Stepped, unrolled
+from amp_rewrite.evidence.states import Stepped, state_pairs, unrolled, words_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import CPU, Runner
 
@@ -73,37 +72,9 @@ def test_a_sequence_begins_with_the_state_in_the_data_and_later_ones_are_not_rea
     assert outputs(Feed.of(batches, SUM, feedback="hn=h", steps=2)) == [[11, 22], [12, 24], [100, 101], [101, 103]]
 
 
-def test_an_array_alone_is_the_input_that_is_no_state() -> None:
-    assert outputs(Feed.of([X, X], SUM, feedback="hn=h")) == [[1, 2], [2, 4]]
-
-
-def test_a_state_with_a_default_begins_with_it() -> None:
-    held = model("(float[2] x, float[2] h) => (float[2] hn)", "hn = Add (h, x)", "float[2] h = {5, 5}")
-    assert outputs(Feed.of([X, X], held, feedback="hn=h"), held) == [[6, 7], [7, 9]]
-
-
 def test_free_dimensions_of_zeros_are_those_of_the_batch() -> None:
     free = model("(float[n,2] x, float[n,2] h) => (float[n,2] hn)", "hn = Add (h, x)")
     assert outputs(Feed.of(np.ones((3, 2), np.float32), free, feedback="hn=h", steps=2), free) == [[1] * 6, [2] * 6]
-
-
-def test_a_sequence_beside_a_state_tells_no_size() -> None:
-    ports = "(seq(float[m]) s, float[2] h) => (float[2] hn)"
-    fold = model(
-        ports,
-        "a = ConcatFromSequence <axis = 0> (s) b = Slice (a, i, j) hn = Add (h, b)",
-        "int64[1] i = {0}, int64[1] j = {2}",
-    )
-    assert outputs(Feed.of({"s": [X, np.ones(3, np.float32)]}, fold, feedback="hn=h", steps=2), fold) == [
-        [1, 2],
-        [2, 4],
-    ]
-
-
-def test_random_data_give_the_first_state_alone() -> None:
-    feed = Feed.randomly(SUM, feedback="hn=h", steps=3)
-    batch = next(iter(feed))
-    assert outputs(feed)[2] == pytest.approx((batch["h"] + 3 * batch["x"]).tolist(), rel=1e-5)
 
 
 def test_a_cache_grows_with_each_step() -> None:
@@ -202,22 +173,11 @@ def test_each_model_gets_its_own_states_also_where_other_outputs_are_compared() 
     assert values == [(0, "-2", "-4"), (1, "-6", "-12"), (2, "-12", "-24"), (3, "-20", "-40")]
 
 
-def test_states_take_the_types_of_each_model() -> None:
-    low = convert(LEAKY, target="onnx", io="low", safety="none")
-    assert verify(LEAKY, low, DRIP, feedback="hn=h", steps=5, tolerance=1e-2).ok
-    assert verify(low, low, DRIP, feedback="hn=h", steps=5, tolerance=0.0).ok
-
-
 def test_ranges_cover_all_steps() -> None:
     ranges = calibrate(SUM, CHUNKS[:1], feedback="hn=h", steps=100, chunk=1)
     assert (ranges.values["hn"].absmax, ranges.values["h"].absmax, ranges.values["x"].count) == (200, 198, 200)
     assert (ranges.batches, ranges.origin) == (1, "the batches given, 100 steps each, hn fed back to h")
     assert calibrate(SUM, CHUNKS, feedback="hn=h").values["hn"].absmax == 20
-
-
-def test_constants_of_a_calibrated_model_count_once_per_run() -> None:
-    ranges = calibrate(LEAKY, DRIP, feedback="hn=h", steps=3)
-    assert ranges.values["keep"].count == 3 * 64
 
 
 def test_a_conversion_keeps_in_float32_what_overflows_at_a_later_step() -> None:
@@ -230,14 +190,6 @@ def test_a_conversion_keeps_in_float32_what_overflows_at_a_later_step() -> None:
     x = np.ones((1, 8), np.float32)
     feeds = [Feed.of({"x": x}, growing, feedback="hn=h", steps=steps) for steps in (2, 7)]
     assert [convert(growing, data=feed, target="onnx", shift="none").plan.empty for feed in feeds] == [False, True]
-
-
-def test_a_repair_runs_all_steps() -> None:
-    assert repair(LEAKY, DRIP, tolerance=1e-2, target="onnx").regions == ()
-    repaired = repair(LEAKY, DRIP, tolerance=1e-2, target="onnx", feedback="hn=h", steps=300)
-    assert repaired.solved and [region.name for region in repaired.regions] == ["leak"]
-    assert verify(LEAKY, repaired, DRIP, feedback="hn=h", steps=300, tolerance=1e-2).ok
-    assert "300 steps each, hn fed back to h" in str(repaired.report.evidence)
 
 
 def test_locate_starts_each_step_from_the_states_of_the_reference() -> None:

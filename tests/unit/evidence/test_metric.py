@@ -52,22 +52,6 @@ def test_a_tolerance_decides_as_numpy_does(seed: int) -> None:
     assert compare(a, b, Tolerance(rtol, atol)).ok == bool(np.all(np.abs(a - b) <= atol + rtol * np.abs(a)))
 
 
-def test_the_reference_is_what_rtol_is_relative_to() -> None:
-    assert compare(f32(2), f32(1), Tolerance(rtol=0.5)).ok
-    assert not compare(f32(1), f32(2), Tolerance(rtol=0.5)).ok
-
-
-def test_where_the_reference_is_zero_rtol_alone_admits_only_zero() -> None:
-    assert compare(f32(0), f32(0), Tolerance(rtol=1.0)).ok
-    found = compare(f32(0), f32(1e-30), Tolerance(rtol=1.0))
-    assert (found.ok, found.score, found.max_rel, found.scaled) == (False, math.inf, math.inf, math.inf)
-
-
-def test_an_error_at_the_limit_passes_and_one_above_does_not() -> None:
-    assert compare(f32(1), f32(1.5), Tolerance(atol=0.5)).ok
-    assert not compare(f32(1), f32(1.5000001), Tolerance(atol=0.5)).ok
-
-
 # -- what is never ok ----------------------------------------------------------------------------------
 
 
@@ -105,16 +89,6 @@ def test_no_metric_admits_nan_on_both_sides(name: str) -> None:
     by = MetricBound(MEASURES[name], worst)
     assert compare(f32(1, 2), f32(1, 2), by).ok
     assert not compare(f32(NAN, 2), f32(NAN, 2), by).ok
-
-
-def test_a_refused_array_shows_the_first_element_that_is_refused() -> None:
-    found = compare(np.ones((2, 3)), np.array([[1, 1, 1], [1, NAN, INF]]), ANY)
-    assert (found.where, found.reference, found.candidate, found.nonfinite) == ((1, 1), "1", "nan", (0, 2))
-
-
-def test_integers_that_differ_show_where_and_by_how_much() -> None:
-    found = compare(np.array([[1, 2], [3, 9]]), np.array([[1, 2], [4, 5]]), ANY)
-    assert (found.where, found.reference, found.candidate, found.max_abs) == ((1, 0), "3", "4", 4.0)
 
 
 # -- what is ok, and said ------------------------------------------------------------------------------
@@ -207,10 +181,6 @@ def test_a_callable_gets_arrays_in_shape_and_its_bound_says_which_side_is_better
     assert compare(a, a, criterion(metric=rows, at_least=2)).because == "rows 2, required at least 2"
     assert not compare(a, a, criterion(metric=rows, at_least=2.5)).ok
     assert not compare(a, a, criterion(metric=rows, at_most=1.5)).ok
-
-
-def test_a_callable_that_gives_nan_never_passes() -> None:
-    assert not compare(f32(1), f32(1), criterion(metric=lambda a, b: math.nan, at_least=-1e308)).ok
 
 
 # -- criteria --------------------------------------------------------------------------------------------

@@ -12,12 +12,11 @@ from amp_rewrite import emulate
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import Criterion, criterion
-from amp_rewrite.evidence.search import BudgetSpent
-from amp_rewrite.evidence.trial import Trial, Trials
+from amp_rewrite.evidence.search import BudgetSpent, Trial, Trials
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.evidence.verify import Side
 from amp_rewrite.files.model import Model
-from amp_rewrite.pipeline.convert import finish
+from amp_rewrite.pipeline.conversion import finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.settings.request import Request

@@ -24,12 +24,9 @@ from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict, _worse
 from amp_rewrite.evidence.verify import Side, verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.measurements import Difference, OutputRow
-from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 
 X = {"x": np.float32([[1, 2, 3], [4, 5, -6]])}
-# Rounding of float32 in another order of three terms of at most 6: far above, and far below what the tests plant.
-NINE = "float[9,1] w = {1,2,3,4,5,6,7,8,9}"
 ONE = np.ones(1, np.float32)
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -68,10 +65,6 @@ def test_what_draws_random_numbers_without_a_seed_is_told(body: str, drawn: str)
     assert told == ([half.format("reference"), half.format("candidate")] if drawn else [])
 
 
-def test_one_output_may_be_named_without_a_list() -> None:
-    assert verify(RELU, RELU, X, rtol=0.0, outputs="y").outputs == ("y",)
-
-
 # -- ok --------------------------------------------------------------------------------------------------
 
 
@@ -103,14 +96,6 @@ def test_a_model_agrees_with_itself_exactly() -> None:
         ),
     )
     assert (verdict.ok, verdict.because) == (True, "6 values compared in 1 output and 1 batch")
-
-
-def test_a_conversion_agrees_with_its_source_and_says_that_it_was_emulated() -> None:
-    source = model("z = Concat <axis = 1> (x, x, x)  y = MatMul (z, w)", y="float[2,1] y", constants=NINE)
-    converted = amp_rewrite.convert(source.proto).result
-    # Inputs and weights are small whole numbers, so nothing is rounded.
-    verdict = verify(source, converted, X, rtol=0.0)
-    assert (verdict.ok, verdict.candidate.as_) == (True, f"float16 emulated on {CPU}")
 
 
 @pytest.mark.parametrize("low", ["float16", "bfloat16"])
@@ -161,13 +146,6 @@ def test_batches_are_read_one_after_the_other() -> None:
     verify(RELU, RELU, Feed.of(batches, RELU), rtol=0.0, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert verify(RELU, RELU, batches, rtol=0.0).fed == FedData("batches()", False, 4)
-
-
-def test_progress_counts_the_batches_that_are_done() -> None:
-    told: list[tuple[int, int]] = []
-    batches = [{"x": np.zeros((2, 3), np.float32)}] * 3
-    verify(RELU, RELU, batches, rtol=0.0, progress=lambda done, total: told.append((done, total)))
-    assert told == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_random_data_are_said_to_be_random() -> None:
@@ -275,16 +253,6 @@ def test_an_output_that_is_empty_in_one_batch_and_not_in_another_is_ok() -> None
     assert verify(some, some, [{"x": zero}, {"x": ones}], rtol=0.0).ok
 
 
-def test_an_output_that_is_infinite_everywhere_is_not_ok() -> None:
-    infinite = model("y = Div (x, z)", constants="float z = {0}")
-    assert not verify(infinite, infinite, X, rtol=1.0).ok
-
-
-def test_a_verdict_without_rows_is_not_ok() -> None:
-    empty = Verdict(ModelRun("a", ""), ModelRun("b", ""), FedData("d", False, 0), Tolerance(rtol=1.0), ())
-    assert (empty.ok, empty.because) == (False, "nothing was compared: there was no batch, or no output")
-
-
 @pytest.mark.parametrize("data", [[], {"x": np.zeros((0, 3), np.float32)}])
 def test_an_empty_feed_is_an_error(data: object) -> None:
     free = model("y = Relu (x)", x="float[N,3] x", y="float[N,3] y")
@@ -329,19 +297,7 @@ def test_emulation_is_the_default_only_where_no_cuda_provider_opens(monkeypatch:
     assert verdict.candidate.as_ == f"float16 on {CPU}"
 
 
-def test_an_emulated_model_is_float32_and_gives_the_same() -> None:
-    twin = emulate(SCALED_HALF, io="float32")
-    verdict = verify(SCALED_HALF, twin, X, rtol=0.0)
-    assert (verdict.ok, verdict.candidate.as_) == (True, f"float16 emulated on {CPU}")
-
-
 # -- what is given ------------------------------------------------------------------------------------------
-
-
-def test_inputs_that_the_candidate_does_not_have_are_left_out_and_said() -> None:
-    two = model("y = Relu (x)", x="float[2,3] x, float[1] unused")
-    verdict = verify(two, RELU, {**X, "unused": np.zeros(1, np.float32)}, rtol=0.0)
-    assert (verdict.ok, verdict.notes) == (True, ("the candidate has no input 'unused'",))
 
 
 def test_an_input_that_only_the_candidate_has_is_an_error_that_names_it() -> None:
@@ -427,7 +383,7 @@ def test_an_emulated_model_is_copied_to_a_file_only_if_memory_is_too_small(
     half.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     onnx.save(half, tmp_path / "half.onnx")
     made = []
-    monkeypatch.setattr("amp_rewrite.evidence.instrument.lazy_weights.main_memory", lambda: 1 << 40 if fits else 0)
+    monkeypatch.setattr("amp_rewrite.evidence.conditions.main_memory", lambda: 1 << 40 if fits else 0)
     folder = tempfile.TemporaryDirectory
     monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda **more: made.append(more) or folder(**more))
 
@@ -435,13 +391,6 @@ def test_an_emulated_model_is_copied_to_a_file_only_if_memory_is_too_small(
     verdict = verify(tmp_path / "half.onnx", tmp_path / "half.onnx", x, atol=0, emulate=True)
 
     assert (verdict.ok, len(made)) == (True, 0 if fits else 2)
-
-
-def test_a_verdict_is_true_if_the_candidate_passes() -> None:
-    same, other = model("y = Relu (x)"), model("y = Neg (x)")
-    x = {"x": np.ones((2, 3), np.float32)}
-    assert verify(same, same, x, tolerance=0.01)
-    assert not verify(same, other, x, tolerance=0.01)
 
 
 def test_a_failed_verdict_names_the_next_step_beside_its_figure() -> None:
@@ -465,11 +414,6 @@ def test_outputs_without_a_pair_of_tensors_are_judged_by_what_they_are(a: Any, b
     by = Tolerance(rtol=1.0)
     assert list(differences(a, b, by)) == [("", found)]
     assert list(differences([ONE, a], [ONE, b], by))[1] == ("[1]", found)
-
-
-def test_tensors_of_nested_sequences_are_compared_by_position() -> None:
-    nested = [[ONE], [ONE, ONE]]
-    assert [part for part, _ in differences(nested, nested, Tolerance(rtol=1.0))] == ["[0][0]", "[1][0]", "[1][1]"]
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,15 @@ import pytest
 from amp_rewrite.pipeline.guidance import Guidance
 
 ALWAYS = {"to": "bfloat16", "headroom": 2.0}
+PLAIN: dict[str, Any] = ALWAYS | {"check": False, "progress": print}
 
 
 @pytest.mark.parametrize(
     ("guidance", "fed", "expected"),
     [
-        (Guidance(headroom=2.0), False, ALWAYS),
-        (Guidance(headroom=2.0, ranges="r.json", budget=3), False, ALWAYS | {"ranges": "r.json"}),
+        (Guidance(headroom=2.0), False, PLAIN),
+        (Guidance(headroom=2.0, ranges="r.json", budget=3), False, PLAIN | {"ranges": "r.json"}),
+        (Guidance(headroom=2.0, check={}), False, PLAIN | {"check": {}}),
         (
             Guidance("d.npz", headroom=2.0, criterion={"rtol": 0.1}),
             True,
@@ -44,7 +46,7 @@ def test_a_model_is_repaired_where_there_are_data_with_all_that_was_asked_for(
     assert found == (("converted", repaired) if fed else (None, None))
 
 
-def test_data_random_data_and_ranges_guide_and_settings_alone_do_not() -> None:
-    guiding = [Guidance("d.npz"), Guidance(ranges="r.json"), Guidance("d.npz", ranges="r.json"), Guidance(random={})]
+def test_data_and_ranges_guide_and_settings_alone_do_not() -> None:
+    guiding = [Guidance("d.npz"), Guidance(ranges="r.json"), Guidance("d.npz", ranges="r.json")]
     assert all(guiding)
-    assert not any([Guidance(), Guidance(headroom=2.0, budget=3, criterion={"rtol": 0.1})])
+    assert not any([Guidance(), Guidance(check={}), Guidance(headroom=2.0, budget=3, criterion={"rtol": 0.1})])

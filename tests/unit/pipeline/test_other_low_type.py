@@ -13,7 +13,6 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PatternError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.tensors import is_stub
 from amp_rewrite.ir.view import View
@@ -53,7 +52,7 @@ def test_it_is_lowered_as_far_as_the_float32_model(name: str, to: str) -> None:
     assert result.report.totals.compute_lowered == result.report.totals.compute_ops
     assert result.report.totals.compute_lowered == direct.report.totals.compute_lowered > 0
     assert OTHER[to] not in types(result.model)
-    assert f"in {to} (100 %)" in result.report.text()
+    assert f"100 % in {to}: " in result.report.text()
     (finding,) = (finding for finding in result.report.findings if finding.kind == "widened")
     assert f"ops compute in {OTHER[to]}" in finding.message
 
@@ -80,24 +79,11 @@ def test_inputs_and_outputs_keep_their_type_unless_asked_otherwise() -> None:
     assert unchanged.input[0].type.tensor_type.elem_type == TensorProto.BFLOAT16
 
 
-def test_a_type_of_the_target_is_not_asked_for_at_an_edge_that_has_it() -> None:
-    with pytest.raises(PatternError, match="no float32 input or output"):
-        convert(text("y = MatMul (x, w)"), to="bfloat16", io="x=float32")
-
-
 def test_what_is_not_lowered_becomes_float32() -> None:
     result = convert(text("a = Softmax (x)  y = Exp (a)"), to="float16")
     assert types(result.model) == {"bfloat16": 2, "float32": 5}  # two of them weights that are not read
     assert [finding.kind for finding in result.report.findings] == ["widened"]
     assert {row.dtype for row in result.report.rows if row.op == "Exp"} == {"float32"}
-
-
-def test_a_second_conversion_changes_nothing() -> None:
-    once = convert(text("a = MatMul (x, w)  b = Softmax (a)  y = MatMul (b, w)"), to="float16")
-    twice = convert(once.model, to="float16")
-    assert twice.plan.empty
-    assert twice.model == once.model
-    assert "widened" not in {finding.kind for finding in twice.report.findings}
 
 
 def test_weights_stay_in_their_file_until_they_are_written(tmp_path: Path) -> None:

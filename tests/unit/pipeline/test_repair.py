@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import ModelProto
 
 import amp_rewrite
 import amp_rewrite.pipeline.repair
-from amp_rewrite.errors import EvidenceError, FeedError, PolicyError
-from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.measured_models import low_types
+from amp_rewrite.evidence.conditions import low_types
 from amp_rewrite.evidence.metric import criterion
-from amp_rewrite.evidence.trial import Trial
+from amp_rewrite.evidence.search import Trial
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.evidence.verify import verify
-from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.pipeline.repaired import Repaired
 from amp_rewrite.reports.measurements import Difference, OutputRow
-from amp_rewrite.reports.report import Report
 from support.cases import build
 from support.hard_models import HARD, halved
 
@@ -173,16 +167,6 @@ def test_what_cannot_be_pinned_cannot_be_repaired() -> None:
     assert found.candidates == 0
 
 
-def test_low_inputs_that_are_too_coarse_are_told() -> None:
-    found = repaired(needy(), io="low", tolerance=1e-9)
-
-    assert not found.solved
-    assert found.text().splitlines()[1] == (
-        "  all regions are float32, and the error is still larger: low inputs and outputs round it, or float32"
-        " itself is not nearer; allow more"
-    )
-
-
 def test_a_half_model_is_repaired_against_its_widened_twin() -> None:
     half = amp_rewrite.convert(needy(layers=3, needs=(1,)), target="onnx", io="low").model
 
@@ -225,25 +209,6 @@ def test_without_a_tolerance_data_only_guards() -> None:
     assert again.report.rows == found.converted.report.rows
 
 
-def test_several_batches_are_all_looked_at() -> None:
-    small = {"x": BATCH["x"] * 1e-3}
-    model = HARD["large_logits"]()
-
-    found = repair(model.model, [small | {"x": model.batch["x"] * 1e-3}, model.batch], **NEAR)
-
-    assert found.solved
-    assert found.verdict is not None
-    assert found.verdict.fed.batches == 2
-
-
-def test_the_same_is_found_twice() -> None:
-    first, second = repaired(needy(needs=(1, 5))), repaired(needy(needs=(1, 5)))
-
-    assert first.regions == second.regions
-    assert first.trail == second.trail
-    assert first.converted.report == second.converted.report
-
-
 def test_the_json_of_a_repair_has_its_outcome_and_its_parts() -> None:
     found = repaired(needy(needs=(1,)))
     document = json.loads(found.to_json())
@@ -276,17 +241,6 @@ def test_the_figures_of_a_repair_are_those_of_its_conversion_with_its_own_betwee
     assert names[: len(first)] == first and names[len(first)] == own[0]
 
 
-@pytest.mark.parametrize(
-    "said", [{"overwrite": True}, {"external_data": "w.bin"}, {"shard_size": 4096}, {"resume": True}]
-)
-def test_a_repaired_model_is_saved_as_its_model_is(said: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[dict[str, Any]] = []
-    monkeypatch.setattr(Model, "save", lambda self, path, **given: kept.append(given))
-    amp_rewrite.convert(needy()).save("m.onnx", **said)
-    usual = {"overwrite": False, "external_data": None, "shard_size": None, "resume": False}
-    assert kept == [usual | said]
-
-
 def test_functions_that_are_inlined_are_seen_too() -> None:
     model = build(
         "a=MatMul(x,w);b=Mish(a);y=MatMul(b,w)", ["y"], constants={"w": np.eye(8, dtype=np.float32)}, opset=18
@@ -308,54 +262,6 @@ def test_progress_counts_stage_by_stage() -> None:
 
 
 # -- bad input ---------------------------------------------------------------------------------------
-
-
-def test_a_budget_is_a_number_of_trials() -> None:
-    with pytest.raises(PolicyError) as error:
-        repaired(needy(), budget=0)
-    assert str(error.value) == "a budget of 0 trials finds nothing; use 1 or more"
-
-
-def test_data_must_fit_the_model() -> None:
-    with pytest.raises(FeedError, match="batch 0 has an array 'z', but the model's input is"):
-        repair(needy(), {"z": BATCH["x"]}, rtol=0.1)
-
-
-def test_ranges_must_be_those_of_the_model(tmp_path: Path) -> None:
-    other = repair(needy(layers=2), BATCH).ranges
-
-    with pytest.raises(EvidenceError, match="calibrate again on this one"):
-        repaired(needy(), ranges=other)
-
-
-def test_random_data_are_said_to_be_random() -> None:
-    model = needy(needs=())
-    feed = Feed.randomly(Model.load(model))
-
-    found = repair(model, feed, target="onnx", **NEAR)
-
-    assert any("random data is not real data" in f.message for f in found.converted.report.findings)
-    assert "random data show that the models run" in found.text()
-
-
-def test_a_model_in_a_file_stays_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "net.onnx"
-    onnx.save(needy(), path)
-    before = path.read_bytes()
-
-    found = repair(path, BATCH, target="onnx", **NEAR)
-
-    assert found.solved
-    assert found.ranges.model == "net.onnx"
-    assert path.read_bytes() == before
-
-
-def test_the_evidence_has_the_error_as_a_number_too() -> None:
-    hard = HARD["llama_outlier"]()
-    report = repair(hard.model, hard.batch, tolerance=1e-2).report
-    evidence = report.evidence
-    assert evidence.largest_error is not None and f"{evidence.largest_error:.2g}" == evidence.error
-    assert Report.from_json(report.to_json(), "r").evidence == evidence
 
 
 def test_a_half_model_is_repaired_with_few_of_its_regions() -> None:

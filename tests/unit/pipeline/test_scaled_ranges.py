@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amp_rewrite.evidence.ranges import Range
-from amp_rewrite.pipeline.shift_regions import _scaled
+from amp_rewrite.pipeline.shift import _scaled
 
 
 def test_a_range_times_a_power_of_two_overflows_only_where_its_largest_number_does() -> None:

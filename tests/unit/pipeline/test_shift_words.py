@@ -7,17 +7,10 @@ from typing import Any
 
 import pytest
 
-from amp_rewrite.pipeline.shift_rows import DATA, _some, _words, region_rows
+from amp_rewrite.pipeline.shift import DATA, _words, region_rows
 from amp_rewrite.reports.rows import ShiftRow
 
 ROOMS = "the largest goes from 131072 to 16384 (headroom 0.5, then 4)"
-
-
-@pytest.mark.parametrize(
-    ("names", "shown"), [("a", "a"), ("a b c", "a, b, c"), ("a b c d", "a, b, c and 1 more"), ("abcdef", "abcdef")]
-)
-def test_three_names_are_shown_and_others_counted(names: str, shown: str) -> None:
-    assert _some(names.split()) == shown
 
 
 @pytest.mark.parametrize(

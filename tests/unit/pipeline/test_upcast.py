@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
@@ -62,16 +60,6 @@ def test_without_keep_a_half_model_comes_back_as_it_is() -> None:
     assert written(convert(model).model) == written(model)
 
 
-def test_inputs_and_outputs_keep_their_type() -> None:
-    result = raised(half("y = Exp (x)"), "*").model
-    assert told(result) == [
-        "x_float32 = Cast<float32>(x)",
-        "y_float32 = Exp(x_float32)",
-        "y = Cast<float16>(y_float32)",
-    ]
-    assert {v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)} == {TensorProto.FLOAT16}
-
-
 def test_an_output_that_is_read_inside_too_is_read_before_it_is_rounded() -> None:
     model = half("a = Exp (x)  y = Tanh (a)", outputs=f"{HALF} y, {HALF} a")
     assert told(raised(model, "*").model) == [
@@ -81,20 +69,6 @@ def test_an_output_that_is_read_inside_too_is_read_before_it_is_rounded() -> Non
         "y_float32 = Tanh(a_float32)",
         "y = Cast<float16>(y_float32)",
     ]
-
-
-def test_what_is_declared_of_a_value_follows() -> None:
-    model = half("a = Exp (x)  y = Relu (a)", held=f"<{HALF} a>")
-    result = raised(model, "op=Exp").model
-    stated = {v.name: v.type.tensor_type.elem_type for v in result.graph.value_info}
-    assert stated == {"x_float32": TensorProto.FLOAT, "a": TensorProto.FLOAT, "a_float16": TensorProto.FLOAT16}
-
-
-def test_an_op_of_float32_in_a_half_model_is_kept_as_ever() -> None:
-    model = half("a = MatMul (x, x)  y = Cast <to = 10> (a)", inputs="float[4,4] x")
-    result = raised(model, "op=MatMul")
-    assert written(result.model) == written(model)
-    assert rules(result)["MatMul_0"] == ("float32", "keep")
 
 
 def test_bfloat16_ops_are_raised_where_their_model_is_to_stay_bfloat16() -> None:
@@ -108,7 +82,8 @@ def test_bfloat16_ops_are_raised_where_their_model_is_to_stay_bfloat16() -> None
         "b_bfloat16 = Cast<bfloat16>(b)",
         "y = Relu(b_bfloat16)",
     ]
-    assert "2 inserted (1 to bfloat16, 1 to float32)" in result.report.text()
+    totals = result.report.totals
+    assert (totals.casts_to_low, totals.casts_to_float32) == (1, 1)
 
 
 def test_raising_and_lowering_meet_in_one_plan() -> None:
@@ -153,14 +128,6 @@ def test_shape_takes_a_raised_value_as_it_comes() -> None:
 # -- weights -------------------------------------------------------------------------------------------
 
 
-def test_a_weight_is_widened_and_holds_the_same_numbers() -> None:
-    model = half("a = MatMul (x, w)  y = Relu (a)")
-    result = raised(model, "op=MatMul").model
-    assert weights(result) == {"w": "float32"}
-    before, after = (numpy_helper.to_array(m.graph.initializer[0]) for m in (model, result))
-    np.testing.assert_array_equal(after, before.astype(np.float32))
-
-
 def test_a_weight_that_others_read_keeps_its_low_version() -> None:
     result = raised(half("a = MatMul (x, w)  y = Add (a, w)"), "op=MatMul").model
     assert weights(result) == {"w": "float16", "w_float32": "float32"}
@@ -180,22 +147,7 @@ def test_a_constant_is_widened_for_its_readers_even_if_it_is_named_itself() -> N
     assert raised(model, "op=Constant").plan.empty
 
 
-def test_a_weight_in_a_file_stays_there_and_is_widened_when_it_is_saved(tmp_path: Path) -> None:
-    values = np.linspace(-1, 1, 128 * 128).astype(np.float16).reshape(128, 128)
-    model = half("y = MatMul (x, big)", "float16[4,128] x", "float16[4,128] y", held="<float16[128,128] big>")
-    model.graph.initializer.append(numpy_helper.from_array(values, "big"))
-    onnx.save(model, tmp_path / "half.onnx")
-    raised(tmp_path / "half.onnx", "op=MatMul").save(tmp_path / "raised.onnx")
-    (stored,) = onnx.load(tmp_path / "raised.onnx").graph.initializer
-    np.testing.assert_array_equal(numpy_helper.to_array(stored), values.astype(np.float32))
-
-
 # -- the model's own Casts -----------------------------------------------------------------------------
-
-
-def test_a_cast_to_float32_of_what_is_float32_now_goes() -> None:
-    model = half("a = Exp (x)  b = Cast <to = 1> (a)  y = Tanh (b)", outputs="float[4,4] y")
-    assert told(raised(model, "op=Exp").model) == ["x_float32 = Cast<float32>(x)", "a = Exp(x_float32)", "y = Tanh(a)"]
 
 
 def test_a_cast_to_float16_that_only_raised_ops_read_goes_with_its_rounding() -> None:
@@ -235,13 +187,6 @@ def test_no_rounding_is_left_between_raised_ops() -> None:
         "a = Exp(x_float32)",
         "y = Tanh(a)",
     ]
-
-
-def test_a_cast_from_integers_that_only_raised_ops_read_casts_to_float32() -> None:
-    model = half("a = Cast <to = 10> (i)  b = Exp (a)  y = Relu (b)", "int64[8,8] i")
-    result = raised(model, "op=Exp")
-    assert told(result.model)[:2] == ["a = Cast<float32>(i)", "b = Exp(a)"]
-    assert rules(result)["Cast_0"] == ("float32", "existing_cast")
 
 
 def test_ops_that_move_a_cast_value_to_raised_ops_are_raised_so_nothing_is_rounded() -> None:
@@ -292,10 +237,3 @@ def test_an_attribute_that_states_a_type_follows(body: str, inputs: str) -> None
     view = View.of(Model.load(result))
     made = next(value.id for value in view.values if value.name == "a")
     assert view.dtype(made) is DType.FLOAT
-
-
-def test_the_type_that_an_op_computes_in_inside_follows() -> None:
-    body = "y = LayerNormalization <stash_type = 16> (x, k)"
-    model = half(body, "bfloat16[4,4] x, bfloat16[4] k", "bfloat16[4,4] y")
-    (norm,) = [n for n in raised(model, "*").model.graph.node if n.op_type == "LayerNormalization"]
-    assert {a.name: a.i for a in norm.attribute} == {"stash_type": TensorProto.FLOAT}

@@ -61,9 +61,9 @@ def command(*words, code=0):
 
 first, low = models[0], out / f"{pathlib.Path(models[0]).stem}.float16.onnx"
 node = amp_rewrite.View.of(amp_rewrite.Model.load(first)).ops[0].name
-command("convert", first, "-o", out / "command.onnx", "--report", out / "page.html")
+command("convert", first, "--no-check", "-o", out / "command.onnx", "--report", out / "page.html")
 command("report", first)
-command("explain", first, node)
+command("explain", first, node, "--no-check")
 command("diff", first, low, code=1)
 command("emulate", low, "-o", out / "twin.onnx")
 command("explain", "MatMul")
@@ -81,6 +81,7 @@ attempts.clear()
 digits = sys.argv[3]
 command("verify", digits, digits, "--random", "--shape", "image=2,1,8,8", "--tolerance", "0.1", code=2)
 assert set(attempts) == {"onnxruntime"}, attempts
+command("convert", first, "-o", out / "unchecked.onnx")
 """
 
 
@@ -100,6 +101,8 @@ def test_converting_starts_no_thread_and_no_process_and_needs_no_onnxruntime(tmp
     )
     assert done.returncode == 0, done.stderr
     assert "verify runs models in onnxruntime, and" in done.stderr
+    assert "not checked on data: the check of a conversion runs models in onnxruntime, and" in done.stdout
+    assert (there / "unchecked.onnx").read_bytes() == (there / "command.onnx").read_bytes()
     for model in map(Path, models):
         for to in ("float16", "bfloat16"):
             convert(model, to=to).save(here / f"{model.stem}.{to}.onnx")

@@ -20,7 +20,8 @@ from amp_rewrite.decide.reasons import REASONS
 from amp_rewrite.errors import Finding, PatternError, ReportError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports import sources
 from amp_rewrite.reports.evidence import REPAIRED, Evidence
 from amp_rewrite.reports.explain import explained

@@ -9,7 +9,8 @@ import pytest
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite import check as module
 from amp_rewrite.rewrite.check import check
 

@@ -12,7 +12,8 @@ import onnxruntime
 import pytest
 from onnx import ModelProto
 
-from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.emulate import emulate
 from support import cases
 

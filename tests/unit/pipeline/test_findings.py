@@ -18,7 +18,7 @@ CHAIN = ";".join(f"v{i + 1}=MatMul(v{i},w)" for i in range(8))
 def found(graph: str = CHAIN, output: str = "v8", **options: Any) -> list[str]:
     model = build(graph, [output], constants={"w": W})
     findings = amp_rewrite.convert(model, target=options.pop("target", "onnx"), **options).report.findings
-    return [finding.message for finding in findings if finding.kind == "few_low"]
+    return [finding.message for finding in findings if finding.kind == "mostly_float32"]
 
 
 def test_a_model_of_which_nothing_becomes_low_is_told_with_cause_and_remedy() -> None:
@@ -43,13 +43,13 @@ def test_operations_count_and_not_ops() -> None:
     model = build(graph, ["c", "z"], constants=constants)
     report = amp_rewrite.convert(model, target="onnx", keep=["output=y"]).report
     assert (report.totals.compute_lowered, report.totals.compute_ops) == (3, 4)
-    (told,) = (f.message for f in report.findings if f.kind == "few_low")
+    (told,) = (f.message for f in report.findings if f.kind == "mostly_float32")
     assert told.startswith("float16 has 1 % of the operations")
 
 
 def test_long_sums_of_a_target_are_the_cause() -> None:
     model = build("a=MatMul(x,w);y=MatMul(a,w)", ["y"], shapes={"x": (4, 512)}, constants={"w": np.eye(512)})
-    (told,) = (f for f in amp_rewrite.convert(model, target="webgpu").report.findings if f.kind == "few_low")
+    (told,) = (f for f in amp_rewrite.convert(model, target="webgpu").report.findings if f.kind == "mostly_float32")
     assert "long_sum keeps 100 %" in told.message and "--lower 'op=MatMul'" in told.message
 
 
@@ -68,14 +68,14 @@ IMAGES = {"shapes": {"x": (1, 8, 6, 6)}, "constants": {"k": np.ones((8, 8, 3, 3)
 def test_only_ways_to_more_kernels_are_named(graph: str, options: dict[str, str], remedy: str) -> None:
     model = build(graph, ["y"], opset=17, **IMAGES)
     findings = amp_rewrite.convert(model, to="bfloat16", **options).report.findings
-    (told,) = (finding.message for finding in findings if finding.kind == "few_low")
+    (told,) = (finding.message for finding in findings if finding.kind == "mostly_float32")
     assert told.rpartition(" · ")[2] == remedy
 
 
 def test_a_model_that_was_to_keep_its_opset_is_told_of_the_move() -> None:
     model = build("y=MatMul(x,w)", ["y"], opset=12, shapes={"x": (64, 64)}, constants={"w": np.eye(64)})
     findings = amp_rewrite.convert(model, to="bfloat16", opset="keep").report.findings
-    (told,) = (finding.message for finding in findings if finding.kind == "few_low")
+    (told,) = (finding.message for finding in findings if finding.kind == "mostly_float32")
     assert told.rpartition(" · ")[2].startswith("more kernels: without --opset keep the model moves to opset 13")
 
 
@@ -88,7 +88,7 @@ def test_a_repair_that_pins_everything_is_told() -> None:
     data = {"x": np.full((8, 8), 1 / 7, np.float32)}
     repaired = amp_rewrite.repair(model, data, tolerance=1e-6, target="onnx")
     assert repaired.report.totals.compute_lowered == 0
-    (told,) = (f.message for f in repaired.report.findings if f.kind == "few_low")
+    (told,) = (f.message for f in repaired.report.findings if f.kind == "mostly_float32")
     assert told.startswith("float16 has no compute op: ") and "a wider tolerance" in told
 
 

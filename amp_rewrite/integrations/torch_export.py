@@ -1,0 +1,86 @@
+"""A module of PyTorch as a converted file, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Unpack
+
+from amp_rewrite.errors import FeedError, MachineError, ModelError
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.files.model import Model
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.reports.evidence import FAILED
+from amp_rewrite.reports.report import Report
+from amp_rewrite.settings.keywords import checked, takes
+from amp_rewrite.settings.request import KEYWORDS, Options
+
+
+@takes(KEYWORDS)
+@checked
+def export(
+    module: Any,
+    args: Any,
+    path: str | Path,
+    *,
+    dynamic_shapes: Sequence[Any] | Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    check: bool = True,
+    overwrite: bool = False,
+    **options: Unpack[Options],
+) -> Report:
+    """Export a module of PyTorch to ONNX, convert it, check it on its arguments, and write the file.
+
+    The module is exported in evaluation mode by `torch.onnx.export(…, dynamo=True)`. The check is that of `convert`,
+    on `args` in place of a random batch.
+
+    Args:
+        module: a `torch.nn.Module`; its mode stays as it is.
+        args: its arguments, a tuple, or one tensor.
+        path: the file to write.
+        dynamic_shapes: as `torch.onnx.export` takes them, such as `({0: torch.export.Dim("batch")},)`.
+        input_names: names of the inputs in the file.
+        output_names: names of the outputs in the file.
+        check: False converts without a check.
+        overwrite: replace an existing file.
+        **options: those of `convert`, see docs/reference/options.md.
+
+    Returns:
+        The report of the conversion.
+
+    Raises:
+        MachineError: PyTorch or onnxscript is not installed.
+        ModelError: the check fails; nothing is written.
+        AmpRewriteError: as `convert` and `Converted.save` raise it.
+    """
+    missing = [name for name in ("torch", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise MachineError(f"export needs {' and '.join(missing)}; pip install {' '.join(missing)}")
+    import torch
+
+    given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    named: Mapping[str, Any] = {"input_names": input_names, "output_names": output_names}
+    training = module.training
+    try:
+        program = torch.onnx.export(
+            module.eval(), given, dynamo=True, verbose=False, dynamic_shapes=dynamic_shapes, **named
+        )
+    finally:
+        module.train(training)
+    source = Model.load(program)
+    converted = convert(source, check=_fed(source, given) if check else False, **options)
+    evidence = converted.report.evidence
+    if evidence.level == FAILED:
+        raise ModelError(f"the conversion fails its check: {evidence.objection}; nothing was written")
+    converted.save(path, overwrite=overwrite)
+    return converted.report
+
+
+def _fed(source: Model, args: Sequence[object]) -> Feed | bool:
+    """Return the arguments as a batch; True, for a random one, if they are not those of the model's inputs."""
+    try:
+        return Feed.of(tuple(value for value in args if hasattr(value, "__array__")), source)
+    except FeedError:
+        return True

@@ -1,0 +1,215 @@
+"""The check of a conversion without data: one random batch in float32 and in half, and the repair of what it shows.
+
+Nothing here depends on a clock or on the number of cores, so that the same request gives the same file everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import AmpRewriteError, FeedError, ModelError
+from amp_rewrite.evidence.conditions import casting_in_graph, drawing
+from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.guard import Guarded, guard
+from amp_rewrite.evidence.metric import MEASURES, MetricBound
+from amp_rewrite.evidence.search import widened
+from amp_rewrite.evidence.verify import Comparison, rows_of
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import OpId
+from amp_rewrite.pipeline.conversion import Converted, calibrated
+from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.repair import BUDGET, Search, reference_of, with_evidence
+from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Evidence
+from amp_rewrite.reports.measurements import OutputRow
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.installation import require
+from amp_rewrite.runtime.runner import Given, Runner, SessionOptions
+from amp_rewrite.settings.choices import HEADROOM
+from amp_rewrite.settings.request import Request
+from amp_rewrite.settings.selectors import exactly
+
+WRONG = 0.1
+"""Error, relative to the largest value of an output, above which a random batch shows a conversion wrong."""
+MOST_WEIGHTS = 10**9
+"""Bytes of weights above which a conversion is not checked unless asked."""
+_FREE = 16
+"""Size of free dimensions whose name does not say what they are."""
+_MOST_INPUT = 1 << 28
+"""Bytes of an input above which a conversion is not checked: what it declares may be a mistake."""
+_LIGHT = SessionOptions(optimized=False, planned=False, pooled=False, lean=True, spinning=False)
+"""Options for one run: weights stay in their files, and no graph is optimized."""
+
+Convert = Callable[[Request], tuple[Draft, Converted]]
+"""A conversion of one model by a request, with its draft."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check. `batch`: the data, or keywords of `Feed.randomly`."""
+
+    convert: Convert
+    batch: Feed | Mapping[str, Any]
+
+    def checked(self, request: Request) -> Converted:
+        """Return the conversion with its evidence; with ops kept float32 where the batch shows it wrong."""
+        draft, converted = self.convert(request)
+        if converted.plan.empty:
+            return converted
+        try:
+            reference = _Reference.of(draft, self.batch)
+            request.tell("check", 1, 2)
+            rows = reference.rows(converted.result)
+            request.tell("check", 2, 2)
+            wrong = [row for row in rows if _is_wrong(row)]
+            if not wrong and all(row.difference.scaled is None for row in rows):
+                raise ModelError("no output of floats to compare")
+            if any(map(_is_off, wrong)) and not any(map(_is_lost, wrong)):
+                reference.check_stable(request.to)
+        except AmpRewriteError as why:
+            if isinstance(why, FeedError) and _asked(self.batch):
+                raise
+            return with_evidence(converted, Evidence(NONE, objection=str(why)))
+        return self._repaired(draft, converted, reference, rows) if wrong else reference.judged(converted, rows, SMOKE)
+
+    def _repaired(
+        self, draft: Draft, converted: Converted, reference: _Reference, rows: Sequence[OutputRow]
+    ) -> Converted:
+        """Keep ops float32, by name, until the result is right: those beyond the range, then those of a search."""
+        request, found = draft.request, list[str]()
+        for pins in (self._beyond, self._searched, self._searched):
+            outputs = tuple(dict.fromkeys(row.output for row in rows if _is_wrong(row)))
+            if not outputs:
+                break
+            with suppress(ModelError):  # values inside of the model cannot be measured
+                ops = [draft.view.ops[op] for op in pins(draft, reference.feed, outputs) if op not in draft.lower]
+                found += [pattern for op in ops if (pattern := exactly(op)) not in found]
+                draft, converted = self.convert(replace(request, keep=(*request.keep, *found)))
+                rows = reference.rows(converted.result)
+        return reference.judged(converted, rows, FAILED if any(map(_is_wrong, rows)) else REPAIRED, found)
+
+    def _beyond(self, draft: Draft, feed: Feed, _outputs: tuple[str, ...]) -> Iterator[OpId]:
+        """Yield the ops that the ranges of the batch pin."""
+        ranges = calibrated(draft, feed, progress=_stage(draft, "calibrate"))
+        guarded = guard(draft.view, draft.paint, ranges, saturate=draft.hazards.saturate)
+        yield from (pin.op for pin in guarded.pins)
+
+    def _searched(self, draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Iterator[OpId]:
+        """Yield the ops that a search pins for these outputs to be right."""
+        ranges = calibrated(draft, feed, progress=_stage(draft, "calibrate"))
+        search = Search(draft, feed, _BY, ranges, Guarded(), BUDGET, draft.request.progress, outputs)
+        yield from (op for region in search.repaired().regions for op in region.ops)
+
+
+_BY = MetricBound(MEASURES["scaled"], WRONG)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """A float32 model, the random batches, and its outputs for each."""
+
+    model: Model
+    feed: Feed
+    outputs: tuple[Mapping[str, Given], ...]
+
+    @classmethod
+    def of(cls, draft: Draft, batch: Feed | Mapping[str, Any]) -> _Reference:
+        """Run the reference. AmpRewriteError, saying why, for a model that is not checked."""
+        require("the check of a conversion")
+        source = draft.source
+        if source.nbytes > MOST_WEIGHTS:
+            raise ModelError(f"its weights take {source.nbytes / 1e9:.1f} GB, and more than 1 GB is not fed unasked")
+        drawn = {"scale": HEADROOM, "free": _FREE, "limit": _MOST_INPUT, **_asked(batch)}
+        feed = batch if isinstance(batch, Feed) else Feed.randomly(source, **drawn)
+        for note in drawing(source, "the model"):
+            raise ModelError(note)
+        model = reference_of(draft)
+        outputs = tuple(_run(model, feed))
+        for name, value in ((name, value) for found in outputs for name, value in found.items()):
+            if _floating(value) and np.isnan(value).any():  # type: ignore[arg-type]
+                raise ModelError(f"output {name!r} of the float32 model is NaN ({feed.origin})")
+        return cls(model, feed, outputs)
+
+    def rows(self, result: Model) -> list[OutputRow]:
+        """Return the differences of a conversion, emulated, in its floating outputs."""
+        return self._compared(_run(emulate(casting_in_graph(result), io="float32"), self.feed))
+
+    def check_stable(self, to: DType) -> None:
+        """Raise ModelError if the reference itself gives other outputs once its inputs are rounded."""
+        rounded = ({name: _rounded(value, to) for name, value in batch.items()} for batch in self.feed)
+        if any(_is_off(row) for row in self._compared(_run(self.model, rounded))):
+            raise ModelError(
+                f"float32 itself is off by more than {WRONG:g} of an output once its inputs are rounded to"
+                f" {to.spelling}"
+            )
+
+    def judged(
+        self, converted: Converted, rows: Sequence[OutputRow], level: str, kept: Sequence[str] = ()
+    ) -> Converted:
+        """Return a conversion with the evidence of the rows."""
+        errors = [row.difference.scaled for row in rows if row.difference.scaled is not None]
+        worst = next((row for row in rows if _is_wrong(row)), None)
+        evidence = Evidence(
+            level,
+            self.feed.origin,
+            len(self.feed),
+            self.feed.random,
+            error=f"{max(errors):.2g}" if errors else "",
+            emulated=True,
+            pinned=len(kept),
+            objection=f"output {worst.label!r}: {worst.difference.because}" if worst else "",
+            largest_error=max(errors, default=None),
+            keep=tuple(kept),
+        )
+        return with_evidence(converted, evidence)
+
+    def _compared(self, found: Iterator[Mapping[str, Given]]) -> list[OutputRow]:
+        comparison, rows = Comparison(_BY, equal_nan=True), list[OutputRow]()
+        for number, (expected, results) in enumerate(zip(self.outputs, found, strict=True)):
+            rows += rows_of((number, None), expected, results, expected, comparison)
+        return rows
+
+
+def _stage(draft: Draft, name: str) -> Callable[[int, int], None]:
+    return partial(draft.request.tell, name)
+
+
+def _asked(batch: Feed | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keywords of a batch that state something."""
+    if isinstance(batch, Feed):
+        return {}
+    usual = {"batches": 1, "shapes": {}, "int_ranges": {}, "seed": 0}
+    return {name: value for name, value in batch.items() if value != usual.get(name)}
+
+
+def _run(model: Model, batches: Feed | Iterator[Batch]) -> Iterator[Mapping[str, Given]]:
+    runner = Runner.open(model, _LIGHT)
+    return (runner.run(widened(batch)) for batch in batches)
+
+
+def _floating(value: Given) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.name in ("float16", "bfloat16", "float32", "float64")
+
+
+def _rounded(value: Any, to: DType) -> Any:
+    return value.astype(to.numpy).astype(value.dtype) if _floating(value) else value
+
+
+def _is_wrong(row: OutputRow) -> bool:
+    return _is_lost(row) or _is_off(row)
+
+
+def _is_lost(row: OutputRow) -> bool:
+    """True if more values are infinite or NaN than in float32."""
+    reference, candidate = row.difference.nonfinite
+    return candidate > reference
+
+
+def _is_off(row: OutputRow) -> bool:
+    return row.difference.scaled is not None and row.difference.scaled > WRONG  # None for integers and other shapes

@@ -1,0 +1,157 @@
+"""The check of a conversion on a random batch: what it shows, what it repairs, and what it leaves unchecked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from amp_rewrite import Converted, Model, View, convert, verify
+from amp_rewrite.errors import FeedError, PatternError
+from amp_rewrite.pipeline import check
+from amp_rewrite.settings.choices import KEEP_KEY
+from amp_rewrite.settings.selectors import exactly, select
+from support.hard_models import HARD
+from unit.cli.test_cli import folder, run
+
+__all__ = ["folder"]
+
+SHOWN = ("llama_outlier", "t5_outlier", "large_logits", "vae_decoder")
+"""Hard models that a random batch shows wrong."""
+RIGHT = (*SHOWN, "masked_rows", "far_rotary")
+
+
+def parsed(body: str, into: str = "float[4, 8] x", out: str = "float[4, 8] y") -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> g ({into}) => ({out}) {{ {body} }}')
+
+
+PRODUCT = "w = Constant <value = float[8, 8] {" + ", ".join(["0.5"] * 64) + "}> () h = MatMul (x, w) "
+
+
+def loud() -> onnx.ModelProto:
+    """Up to some 10⁶ between products that are low."""
+    return parsed(f"{PRODUCT} c = Constant <value = float {{1e6}}> () k = Mul (h, c) m = MatMul (k, w) y = Sub (m, k)")
+
+
+def keep_lines(converted: Converted) -> list[str]:
+    entries = {entry.key: entry.value for entry in converted.result.proto.metadata_props}
+    return entries.get(KEEP_KEY, "").splitlines()
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_checked_conversion_is_right_on_real_data_and_repeats_without_a_check(name: str) -> None:
+    hard = HARD[name]()
+    checked = convert(hard.model, check=True)
+    evidence = checked.report.evidence
+    assert (evidence.level == "repaired", evidence.random, evidence.emulated) == (name in SHOWN, True, True)
+    assert bool(evidence.keep) == (name in SHOWN)
+    assert keep_lines(checked) == list(evidence.keep)
+    assert verify(hard.model, checked, hard.batch, tolerance=1e-2)
+    again = convert(hard.model, keep=list(evidence.keep))
+    assert again.model.SerializeToString() == checked.model.SerializeToString()
+    totals = checked.report.totals
+    assert totals.compute_lowered >= 0.9 * totals.compute_ops
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_without_a_check_these_are_wrong(name: str) -> None:
+    hard = HARD[name]()
+    plain = convert(hard.model)
+    assert plain.report.evidence.level == "none" and not keep_lines(plain)
+    assert not verify(hard.model, plain, hard.batch, tolerance=1e-2)
+
+
+def test_what_no_random_batch_shows_stays_and_the_report_says_so() -> None:
+    hard = HARD["offset_norm"]()
+    checked = convert(hard.model, check=True)
+    assert "no gross fault" in str(checked.report.evidence) and "never proof" in str(checked.report.evidence)
+    assert not verify(hard.model, checked, hard.batch, tolerance=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (parsed(f"{PRODUCT} n = Neg (h) a = Abs (n) m = Sub (n, a) s = Log (m) y = Mul (s, h)"), "'y' of the float32"),
+        (parsed(f"{PRODUCT} r = RandomNormalLike (h) y = Add (h, r)"), "draws random numbers"),
+        (parsed(PRODUCT + "y = ArgMax (h)", out="int64[1, 8] y"), "no output of floats"),
+        (parsed(PRODUCT + "y = Relu (h)", "float[9999999, 8] x", "float[9999999, 8] y"), "needs more than"),
+        (parsed(PRODUCT + "s = Constant <value = float {1e6}> () b = Mul (h, s) y = Sin (b)"), "float32 itself is off"),
+    ],
+    ids=["nan", "random", "integers", "large", "unstable"],
+)
+def test_what_is_not_checked_says_why_and_is_the_plain_conversion(model: onnx.ModelProto, why: str) -> None:
+    checked = convert(model, check=True, safety="none")
+    evidence = checked.report.evidence
+    assert evidence.level == "none" and why in evidence.objection and why in str(evidence)
+    assert checked.model == convert(model, safety="none").model
+
+
+def test_many_weights_are_not_fed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "MOST_WEIGHTS", 100)
+    assert "more than 1 GB" in convert(loud(), check=True).report.evidence.objection
+
+
+def test_a_batch_that_is_asked_for_must_fit() -> None:
+    with pytest.raises(FeedError, match=r"the shape \[3, 8\] does not fit"):
+        convert(loud(), check={"shapes": {"x": (3, 8)}})
+
+
+def test_free_dimensions_are_small_and_the_report_names_them() -> None:
+    told = convert(
+        parsed(PRODUCT + "y = Relu (h)", into="float[batch, odd, 8] x", out="float[batch, odd, 8] y"), check=True
+    )
+    assert told.report.evidence.data == "random, seed 0, deviation 2, batch = 1, odd = 16"
+
+
+def test_a_conversion_with_data_is_not_checked() -> None:
+    data = {"x": np.ones((4, 8), np.float32)}
+    assert convert(loud(), data=data, check=True).report.evidence.level == "guarded"
+
+
+def test_what_the_user_lowers_fails_and_is_not_written(folder: Path) -> None:
+    onnx.save(loud(), "loud.onnx")
+    asked: dict[str, Any] = {"lower": ["op=Mul"], "safety": "none"}
+    assert convert("loud.onnx", check=True, **asked).report.evidence.level == "failed"
+    done = run("loud.onnx", "-o", "low.onnx", "--lower", "op=Mul", "--set", "safety=none")
+    assert (done.exit_code, Path("low.onnx").exists()) == (1, False)
+    assert "failed: output 'y'" in done.stdout and "not written: low.onnx" in done.stderr
+    batch = run("loud.onnx", "-o", "out/", "--lower", "op=Mul", "--set", "safety=none")
+    assert batch.exit_code == 1 and "not written: output 'y'" in batch.stderr
+    assert run("loud.onnx", "-o", "low.onnx", "--lower", "op=Mul", "--set", "safety=none", "--no-check").exit_code == 0
+
+
+def test_the_command_checks_and_its_lines_give_the_same_file(folder: Path) -> None:
+    onnx.save(HARD["large_logits"]().model, "net.onnx")
+    assert run("net.onnx", "-o", "checked.onnx", "-q").exit_code == 0
+    lines = keep_lines(Converted(Model.load("checked.onnx"), *[None] * 4))  # type: ignore[arg-type]
+    assert lines
+    keep = [word for line in lines for word in ("--keep", line)]
+    assert run("net.onnx", "-o", "again.onnx", "--no-check", *keep).exit_code == 0
+    assert Path("again.onnx").read_bytes() == Path("checked.onnx").read_bytes()
+    assert run("net.onnx", "-o", "many/").exit_code == 0
+    assert Path("many/net.onnx").read_bytes() == Path("checked.onnx").read_bytes()
+    Path("amp.toml").write_text("check = false\n")
+    assert run("net.onnx", "-o", "plain.onnx").exit_code == 0
+    assert Path("plain.onnx").read_bytes() != Path("checked.onnx").read_bytes()
+
+
+def test_a_pattern_may_name_what_a_fusion_makes() -> None:
+    model = HARD["llama_outlier"]().model
+    kind = "com.microsoft::SkipSimplifiedLayerNormalization"
+    kept = convert(model, keep=[f"op={kind}"])
+    rows = [row for row in kept.report.rows if row.op == kind]
+    assert rows and all(row.dtype == "float32" for row in rows)
+    with pytest.raises(PatternError, match="no op is of type 'LayerNorm"):
+        convert(model, keep=[f"op={kind}", "op=LayerNormalization"])
+
+
+@pytest.mark.parametrize("name", ["a[0]/b*", "a,b c", "(x, y", "tab\tline\n", ""])
+def test_the_pattern_of_an_op_matches_it_alone(name: str) -> None:
+    model = parsed(PRODUCT + "m = MatMul (h, w) y = MatMul (m, w)")
+    model.graph.node[2].name = name
+    view = View.of(Model.load(model))
+    assert select(view, exactly(view.ops[2])) == (2,)
