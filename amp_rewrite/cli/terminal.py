@@ -30,7 +30,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 """Styles of words at the start of a line, where no name of a file or op stands."""
 _CELLS: dict[str, tuple[str, dict[str, Any]]] = {
-    "to do": (r"(?<=^  )[a-z_]+(?=:)", {"fg": "yellow"}),
+    "to do": (r"(?<=^  )[a-z_0-9]+(?=:)", {"fg": "yellow"}),
     "findings": (r"(?<=^  )\S.*?(?= {2}|$)", {"fg": "yellow"}),
     "expected": (r"(?<=^  )failed(?= {2})", {"fg": "red", "bold": True}),
 }
