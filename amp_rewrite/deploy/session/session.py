@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -221,18 +222,24 @@ class Session:
 class CudaGraphs:
     """Recorded runs of a model on CUDA: one for each set of shapes, up to a limit; other shapes run as usual.
 
-    The first run with new shapes is a usual one, which shows the shapes of the results; the second one is recorded.
-    Results are copied from the device before the next replay writes over them.
+    The first run with new shapes is a usual one, which shows the shapes of the results, and is then recorded. Results
+    are copied from the device before the next replay writes over them; threads take turns.
     """
 
     runner: Runner
     device: int
     bindings: dict[tuple[object, ...], Binding | None] = field(default_factory=dict)
+    _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def run(self, feeds: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
         """Run as `Runner.run` does."""
+        with self._turn:
+            return self._run(feeds, outputs)
+
+    def _run(self, feeds: Mapping[str, Given], outputs: Sequence[str] | None) -> dict[str, Given]:
         given = {name: value for name, value in feeds.items() if isinstance(value, (np.ndarray, np.generic))}
-        key = (*((name, array.shape, array.dtype.str) for name, array in sorted(given.items())), tuple(outputs or ()))
+        shapes = ((name, array.shape, array.dtype.str) for name, array in sorted(given.items()))
+        key = (*shapes, None if outputs is None else tuple(outputs))
         binding = self.bindings.get(key)
         if binding is not None:
             binding.feed(given)
