@@ -197,7 +197,7 @@ def _write(text: str, stream: TextIO) -> None:
     click.echo("\n".join(_painted(lines) if color else lines), stream, color=color)
 
 
-_VERBATIM = ("{", "[", "|", "::", "next: ")
+_VERBATIM = ("{", "[", "|", "::", "next: ", "on CUDA: ")
 """Starts of lines of JSON, Markdown, annotations and commands. People copy these lines, so they are not wrapped."""
 
 

@@ -67,7 +67,7 @@ _PLAIN: dict[int, Callable[[AttributeProto], object]] = {
 
 
 def counting(domain: str, signature: Signature | None, attributes: Plain) -> Mapping[str, str]:
-    """Return the attributes that count, spelled, without those that have their default."""
+    """Return the counting attributes, spelled, without defaults."""
     if not attributes:
         return NONE
     if signature is None:
@@ -114,7 +114,7 @@ def granularity(
 
 
 def key_of(kind: str, attributes: Plain, weights: Mapping[int, tuple[int, ...]]) -> str:
-    """Return the key of an op: its kind, and the shape of each weight that it reads, by input slot. 12 hex digits.
+    """Return the key of an op, of its kind and the shapes of its weights by input slot. 12 hex digits.
 
     Tensors among the attributes count by their shapes; bodies do not count.
     """

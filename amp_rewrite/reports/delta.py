@@ -184,7 +184,7 @@ class Delta(Result):
         return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def markdown(self) -> str:
-        """Return a section that fits a comment on a pull request: sums by type, and each op. Ends with a newline."""
+        """Return a section for a comment on a pull request: sums by type, and each op. Ends with a newline."""
         lines = [f"**Precision: {self.summary()}**"]
         rows = list(self._rows())
         if len(rows) > _UNSUMMED:
@@ -200,7 +200,7 @@ class Delta(Result):
         return "\n".join(lines) + "\n"
 
     def github(self, fail_on: Collection[str] | None = None) -> str:
-        """Return annotations, one per difference: errors for the kinds that the check fails on, warnings for others.
+        """Return annotations, one per difference: errors for failing kinds, warnings for others.
 
         Args:
             fail_on: as in `fails`: empty means every kind; None means that no kind fails.

@@ -70,7 +70,7 @@ class Expectation:
 
     @classmethod
     def parse(cls, text: str) -> Expectation:
-        """Return the expectation that a text states. PolicyError, with the way to write it, for other texts."""
+        """Parse an expectation. PolicyError, with the way to write it, for other texts."""
         form = _FORM.fullmatch(text)
         if form is None:
             raise PolicyError(f"expectation {text!r} is not a comparison; {_HELP}")

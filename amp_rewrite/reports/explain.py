@@ -105,7 +105,7 @@ class Explanation(Result):
 
 
 def makers(view: View) -> Mapping[str, int]:
-    """Return the row of the op that makes each value; NO_ROW for inputs and weights."""
+    """Return the row of each value's op; NO_ROW for inputs and weights."""
     return {
         value.name: NO_ROW if value.producer is None else int(value.producer)
         for value in reversed(view.values)  # of equal names in several bodies the first counts

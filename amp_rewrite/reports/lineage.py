@@ -30,7 +30,7 @@ class Lineage:
 
     @cached_property
     def source(self) -> Sequence[ValueId]:
-        """Value behind each value, through casts between floats and those that copy; mostly the value itself."""
+        """Value behind each value, through copies and Casts between floats; mostly the value itself."""
         source = [value.id for value in self.view.values]
         for op in self.casting:
             read, result = op.inputs[0], op.outputs[0]
@@ -40,18 +40,18 @@ class Lineage:
 
     @cached_property
     def rows(self) -> Sequence[int]:
-        """Row that computes each value; NO_ROW for one that no op computes."""
+        """Row of each value's op; NO_ROW for inputs and weights."""
         constants = {op.id for op in self.view.ops if op.kind == "Constant"}
         producers = [self.view.values[source].producer for source in self.source]
         return [NO_ROW if producer is None or producer in constants else producer for producer in producers]
 
     @cached_property
     def inputs(self) -> Sequence[ValueId]:
-        """Inputs of the model, without those that an initializer gives a default."""
+        """Inputs of the model, without those with an initializer as default."""
         return [v for v in self.view.scopes[MAIN].inputs if self.view.values[v].tensor is None]
 
     def reads_of(self, sources: Collection[ValueId]) -> Mapping[ValueId, Sequence[int]]:
-        """Return where these values are read, also behind casts: op and position in its reads, in turn, in order."""
+        """Return the readers of these values, also behind Casts: op and position in its reads, in turn, in order."""
         behind = [op.outputs[0] for op in self.casting if op.outputs[0] is not None]
         reads: dict[ValueId, list[tuple[OpId, int]]] = {source: [] for source in sources}
         for value in dict.fromkeys((*sources, *behind)):
@@ -72,7 +72,7 @@ class Lineage:
 
     @cached_property
     def dead(self) -> frozenset[OpId]:
-        """Ops from which no output of the model is computed. O(values)."""
+        """Ops without effect on the model's outputs. O(values)."""
         unread = (self.view.producer(ValueId(v)) for v, uses in enumerate(self.view.uses) if not uses)
         waiting = [op for op in unread if op is not None]
         dead: set[OpId] = set()
@@ -101,7 +101,7 @@ class Lineage:
 
     @cached_property
     def casting(self) -> Sequence[Op]:
-        """Casts of the model that the plan does not make copies."""
+        """Casts of the model, without those made copies by the plan."""
         return [op for op in self.view.ops if op.kind in CASTS and op.id not in self.identities]
 
 
@@ -125,7 +125,7 @@ class Roundings:
     baked: Collection[tuple[ValueId, str]] = ()
 
     def via(self, value: ValueId, read: str) -> str:
-        """Return the types that narrow a value before it is read in the type `read`, without that type itself.
+        """Return the narrowing types of a value on its way to a reader, without the type `read` itself.
 
         For a constant that is read in a wider type this is the type that it is stored in.
         """

@@ -27,7 +27,7 @@ _Interned = defaultdict[Hashable, int]
 
 
 def match(a: Report, b: Report) -> tuple[tuple[int, int], ...]:
-    """Return the pairs (row of `a`, row of `b`) that are the same op, in the order of `b`. O(rows + reads), nearly."""
+    """Return the pairs of equal ops (row of `a`, row of `b`), in the order of `b`. O(rows + reads), nearly."""
     return matched(RowGraph(a), RowGraph(b))
 
 
@@ -49,7 +49,7 @@ def matched(a: RowGraph, b: RowGraph) -> tuple[tuple[int, int], ...]:
 
 
 def crossed(a: RowGraph, b: RowGraph, matches: Matches) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield operands of matching ops that are computed alike, by other ops than those that match, in other types.
+    """Yield operands of matching ops computed alike by ops of other types.
 
     Each is a pair of readers, the place in their reads, and the rows above it that differ first; an output of the model
     is a reader at place `NO_ROW`, by its position. Ops whose operands commute read them in any order.
@@ -85,7 +85,7 @@ def _operands(a: RowGraph, b: RowGraph, i: int, j: int, to_b: Mapping[int, int])
 
 
 def order(row: Row, mine: Sequence[int], theirs: Sequence[int], to_b: Mapping[int, int]) -> list[int] | None:
-    """Return the places at which a commuting op reads the operands of its pair; None if it reads others."""
+    """Return the order of a commuting op's operands in its pair; None for other operands."""
     if row.op not in COMMUTATIVE:
         return None
     mine, theirs = ([*reads, *[NO_ROW] * (len(row.inputs) - len(reads))] for reads in (mine, theirs))
@@ -98,7 +98,7 @@ def order(row: Row, mine: Sequence[int], theirs: Sequence[int], to_b: Mapping[in
 
 
 def paired(a: Sequence[PortRow], b: Sequence[PortRow]) -> tuple[tuple[int, int], ...]:
-    """Return the positions of inputs, or of outputs, that are the same: by name, then the others in order."""
+    """Return the positions of equal inputs, or outputs: by name, then the others in order."""
     places = {port.name: j for j, port in enumerate(b)}
     named = [(i, places[port.name]) for i, port in enumerate(a) if port.name in places]
     taken_a, taken_b = {i for i, _ in named}, {j for _, j in named}
@@ -130,7 +130,7 @@ class _ReportSide:
         return self.graph.report.rows
 
     def up(self, word: Word, interned: _Interned) -> Sequence[int]:
-        """Return the shape of the graph above each row, where a word stands for each op.
+        """Return the shape of the graph above each row, with a word for each op.
 
         Equal numbers stand for equal shapes, across both sides: subgraphs are interned, not hashed. An op of no word
         has the shape of what it reads.
@@ -238,7 +238,7 @@ class _Pairs:
                 self.join(i, j)
 
     def by(self, evidence: _Evidence, word: Word, interned: _Interned) -> None:
-        """Join the unmatched rows that share this evidence, in order, where both sides have as many of them."""
+        """Join unmatched rows by shared evidence, in order, if both sides have as many."""
         self._forget_matched()
         if not (self.left_a and self.left_b):
             return
@@ -252,7 +252,7 @@ class _Pairs:
         self.left_b = [j for j in self.left_b if j not in self.to_a]
 
     def align(self, word: Word) -> None:
-        """Join rows between pairs that stand in the same order, by a longest common run of words."""
+        """Join rows between pairs in the same order, by longest common runs of words."""
         self._forget_matched()
         if len(self.left_a) * len(self.left_b) > _ALIGNED:
             return

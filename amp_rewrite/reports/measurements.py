@@ -127,7 +127,7 @@ class LocatedErrors:
 
     @classmethod
     def load(cls, path: str | Path) -> LocatedErrors:
-        """Return the errors in a file; ReportError if it is not one that `locate --json` printed."""
+        """Read the output of `locate --json`; ReportError for another file."""
         try:
             text = Path(path).read_bytes()
         except OSError as error:
@@ -139,7 +139,7 @@ class LocatedErrors:
         return self.errors.get((op.name, op.op))
 
     def shares(self, rows: Sequence[NamedOp | Row], model: str) -> dict[int, float]:
-        """Return the share of each op in the sum of the errors that are finite; 1 for an op that is lost.
+        """Return the share of each op in the sum of finite errors; 1 for a lost op.
 
         `model`: its name. ReportError if it lacks most of the ops that were measured: they are of another model.
         """

@@ -53,7 +53,7 @@ class _Named(NamedTuple):
 
 
 def places(proto: ModelProto) -> Iterator[Place]:
-    """Yield the nodes that Model Explorer shows, in the order of the file, those of local functions last. O(nodes)."""
+    """Yield the nodes in Model Explorer, in the order of the file, those of local functions last. O(nodes)."""
     main = proto.graph.name if proto.graph.HasField("name") else _NO_GRAPH_NAME
     yield from _shown(_named(proto.graph, Counter()), main)
     for function in proto.functions:
@@ -62,7 +62,7 @@ def places(proto: ModelProto) -> Iterator[Place]:
 
 
 def function_graph(domain: str, name: str, overload: str = "") -> str:
-    """Return the id of the graph that shows a local function."""
+    """Return the id of a local function's graph."""
     return f"[function]{normal_domain(domain)}::{name}" + (f"::{overload}" if overload else "")
 
 
@@ -175,7 +175,7 @@ def _indexed(model: Model) -> tuple[Sequence[Place], View, Sequence[int | None]]
 
 
 def overlay_of_report(report: Report, layer: str = "type", *, errors: LocatedErrors | None = None) -> str:
-    """Return the node data of one layer for the graph that is open, by the names in a report alone.
+    """Return the node data of one layer for the open graph, by the names in a report alone.
 
     A report does not hold the nodes of its file: inserted Casts, nodes without names and those in bodies are left out.
     """

@@ -90,7 +90,7 @@ class PlannedTypes:
         return free or dtypes  # without ports of one fixed type, "tensor(float)", if there are others
 
     def read(self, op: Op, slot: int) -> ValueType | None:
-        """Return the type in which an op reads an input."""
+        """Return the type of an input as the op reads it."""
         value = op.inputs[slot]
         if value is None:
             return None
@@ -99,7 +99,7 @@ class PlannedTypes:
         return retyped(self.view.types[value], self._painted(read_variable(op, slot)))
 
     def written(self, op: Op, slot: int) -> ValueType | None:
-        """Return the type in which an op gives a result."""
+        """Return the type of a result as the op writes it."""
         value = op.outputs[slot]
         if value is None:
             return None
@@ -108,7 +108,7 @@ class PlannedTypes:
         return retyped(self.view.types[value], self._painted(made_variable(self.view, value)))
 
     def home(self, op: Op) -> DType | None:
-        """Return the type of an op's first result, also of a Cast that the plan drops."""
+        """Return the type of an op's first result, also of a dropped Cast."""
         result = op.outputs[0]
         if result is None:
             return None

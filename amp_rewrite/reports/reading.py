@@ -57,7 +57,7 @@ def load(
     error: type[AmpRewriteError],
     decode: Callable[[Content], Value],
 ) -> Value:
-    """Return what `decode` makes of a JSON text, or raise `error`, naming `source`, and `kind` or `advice`."""
+    """Decode a JSON text, or raise `error`, naming `source`, and `kind` or `advice`."""
     try:
         return decode(content)
     except RecursionError as cause:
@@ -84,7 +84,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def text(value: object) -> str:
-    """Read a text that UTF-8 can hold."""
+    """Read a text, without half surrogate pairs."""
     if not isinstance(value, str):
         raise Malformed(f"must be text, but is {kind(value)}")
     if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
@@ -102,12 +102,12 @@ def integer(value: object) -> int:
 
 
 def natural(value: object) -> int:
-    """Read an integer that is not negative."""
+    """Read an integer from 0 on."""
     return _not_negative(integer(value))
 
 
 def size(value: object) -> float:
-    """Read a finite number that is not negative."""
+    """Read a finite number from 0 on."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise Malformed(f"must be a number, but is {kind(value)}")
     return float(_not_negative(value))
@@ -203,7 +203,7 @@ def record(
     without: Collection[str] = (),
     make: Callable[..., Any] | None = None,
 ) -> Reader:
-    """Read an object as a record: each field by its annotation, but those of `readers`, which may be further ones.
+    """Read an object as a record: each field by its annotation, or by its reader, also further ones.
 
     `needed`: the fields that must be there, by default those without a default; `without`: fields that JSON does not
     have. `make` makes the record of the fields. A "_" at the end of a name keeps it apart from a word of Python.

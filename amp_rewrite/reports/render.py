@@ -34,7 +34,7 @@ def _seen(character: str) -> bool:
 
 
 def harmless(text: str) -> str:
-    """Return lines in which no CI runner sees a command: GitHub reads `::` at the start, Azure `##…[` anywhere.
+    """Escape commands of CI runners: GitHub reads `::` at the start of a line, Azure `##…[` anywhere.
 
     Names come out of model files. JSON stays the same JSON.
     """
@@ -66,7 +66,7 @@ def table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), right: str
 def blocks(
     rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), right: str = "", indent: int = 2
 ) -> list[list[str]]:
-    """Return the lines of each row of a table: one, or several where cells wrap."""
+    """Return the lines of each row of a table: one, or several for wrapped cells."""
     cells = [[plain(cell) for cell in row] for row in rows]
     if head:  # a name for each cell
         cells = [list(head), *([cell for _, cell in zip(head, row, strict=True)] for row in cells)]
@@ -127,7 +127,7 @@ def cut(text: str, width: int) -> str:
 
 
 def taken(text: str) -> int:
-    """Return the columns that a text takes: two for a wide character, none for a mark on another one."""
+    """Return the columns of a text: two for a wide character, none for a mark on another one."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
@@ -186,7 +186,7 @@ def shortened(names: Sequence[str], limit: int = 3) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table. Cells are code, so that no name can break out of one."""
+    """Return the lines of a Markdown table. Cells are code, so no name can break out of one."""
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     lines += ["| " + " | ".join(_code(cell) for cell in row) + " |" for row in rows]
     return lines

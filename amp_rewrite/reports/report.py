@@ -81,7 +81,7 @@ class Report(Result, ReportData):
         return (row._asdict() for row in self.rows)
 
     def find(self, op: str) -> tuple[Row, ...]:
-        """Return the rows of an op by its name or path, of all ops of a type, or of those that a pattern matches.
+        """Return the rows of an op by its name or path, of all ops of a type, or of a pattern.
 
         Raises:
             PatternError: nothing matches; with names to use instead.
@@ -93,7 +93,7 @@ class Report(Result, ReportData):
         raise PatternError(f"{self.model.name}: no op is named {op!r}, or of that type; {hint}")
 
     def text(self, *, verbose: bool = False, more: str = "", command: str | None = None) -> str:
-        """Return one screen of summary, which ends with the evidence. Ends with a newline.
+        """Return one screen of summary, with the evidence at its end. Ends with a newline.
 
         Args:
             verbose: add every row.

@@ -96,7 +96,7 @@ def report_of(
 
 
 def inventory_view(model: Model) -> View:
-    """Return the view of a model that an inventory describes: with its local functions in place of their calls.
+    """Return the view of a model for an inventory, with local functions in place of their calls.
 
     ModelError if a graph cannot run, or functions cannot be put in place of their calls.
     """
@@ -199,7 +199,7 @@ class _ReportBuilder:
     # -- inputs and outputs ------------------------------------------------------------------------
 
     def inputs(self) -> Iterator[PortRow]:
-        """Yield the inputs of the model, without those that an initializer gives a default."""
+        """Yield the inputs of the model, without those with an initializer as default."""
         declared = {formal.name: formal.type for formal in self.view.model.proto.graph.input}
         for value, reads in self._lineage.reads_of(self._lineage.inputs).items():
             name = self.view.values[value].name

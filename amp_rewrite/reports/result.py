@@ -39,11 +39,11 @@ class Result:
         raise NotImplementedError
 
     def figures(self) -> Sequence[Figure]:
-        """Return the drawings of the result, in reading order; none for a result that is text alone."""
+        """Return the drawings of the result, in reading order; none for a result of text alone."""
         return ()
 
     def sketches(self) -> Sequence[Figure]:
-        """Return the figures that notebooks show: those that are small and need no script."""
+        """Return the figures for notebooks: small ones without script."""
         return tuple(figure for figure in self.figures() if figure.notebook)
 
     def page(self) -> Page:
@@ -64,7 +64,7 @@ class Result:
         return self.page().to_html()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `to_json` writes, as a dictionary."""
+        """Return the JSON of the result as a dictionary."""
         encoded: dict[str, Any] = json.loads(self.to_json())
         return encoded
 

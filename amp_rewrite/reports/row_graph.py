@@ -62,7 +62,7 @@ class RowGraph:
 
     @cached_property
     def live(self) -> tuple[int, ...]:
-        """Rows that count as ops. A report of version 1 does not tell what its outputs are computed from."""
+        """Rows of ops. A report of version 1 does not tell the sources of its outputs."""
         rows, reads = self.report.rows, self.reads
         counting = [not _passed_over(row) for row in rows]
         if not self.outputs:
@@ -80,7 +80,7 @@ class RowGraph:
 
     @cached_property
     def readers(self) -> Sequence[Sequence[tuple[int, int]]]:
-        """By row the places in live rows that read it: position in the reads, and row."""
+        """Readers of each row among live rows: position in the reads, and row."""
         readers: list[list[tuple[int, int]]] = [[] for _ in self.report.rows]
         for i in self.live:
             for place, read in enumerate(self.reads[i]):

@@ -237,16 +237,16 @@ class ReportData:
 
     @property
     def refused(self) -> tuple[Row, ...]:
-        """Ops that the lists would lower, but for which the target has no kernel; `note` says why."""
+        """Ops on the way to a low type, without a kernel in the target; `note` says why."""
         return tuple(row for row in self.rows if row.rule == reasons.KERNEL_GATE)
 
     @property
     def raised(self) -> tuple[Row, ...]:
-        """Ops that had a low type in the model and are float32 now; `note` names the pattern or rule."""
+        """Low ops of the model, float32 now; `note` names the pattern or rule."""
         return tuple(row for row in self.rows if row.rule == reasons.RAISED)
 
     def positions(self, name: str) -> tuple[int, ...]:
-        """Return the positions of the ops that a text names, () for none: "#12", a path, a name, a type, or a pattern.
+        """Return the positions of ops by a text, () for none: "#12", a path, a name, a type, or a pattern.
 
         The first of these forms that names an op counts. A pattern is one of `convert`, with the terms of a single op.
         """

@@ -19,7 +19,8 @@ from amp_rewrite.settings.request import USUAL_TOLERANCES
 LOW = ("float16", "bfloat16")
 _LINES, _COLUMNS = 19, 80
 """The screen that a summary fits; the line about the file that was written follows it."""
-_NEXT = "next: "
+_NEXT, _OPEN = "next: ", "on CUDA: "
+"""Starts of lines to copy, which are never broken: a command, and Python that opens the result."""
 _LEAST = 1
 """Lines that a table keeps where the screen is short."""
 _UNASKED = {"Constant", *CASTS, *ELEMENTLESS}
@@ -43,7 +44,8 @@ def summary(report: ReportData, *, verbose: bool = False, more: str = "", comman
     token = WIDTH.set(min(WIDTH.get() or _COLUMNS, _COLUMNS))
     try:
         findings = _findings(report)
-        last = sum(1 if line.startswith(_NEXT) else len(_wrapped(line)) for line in ending)  # as a terminal shows it
+        lines = (1 if line.startswith((_NEXT, _OPEN)) else len(_wrapped(line)) for line in ending)
+        last = sum(lines)  # as a terminal shows them
         room = _LINES - last - (len(findings) + 1 if findings else 0)
         fitted = _fitted([_head(report), *_tables(report), _casts(report)], room)
         return _joined([*fitted, findings, extra, ending])
@@ -119,7 +121,7 @@ def _weights(report: ReportData) -> str:
 
 
 def shift_counts(shifts: Sequence[ShiftRow]) -> str:
-    """Return the number of regions by exponent, and of values that are left alone."""
+    """Return the number of regions by exponent, and of values left alone."""
     exponents = Counter(row.exponent for row in shifts)
     parts = [f"{count(n, 'region')} times 2^-{exponent}" for exponent, n in sorted(exponents.items()) if exponent]
     parts += [f"{count(exponents[0], 'value')} beyond the type not shifted"] if exponents[0] else []
@@ -335,9 +337,8 @@ def _evidence(report: ReportData, command: str) -> _Part:
     """Return the evidence and the next step; nothing for an inventory, and where nothing was low or changed."""
     if report.inventory or (report.evidence == UNCHECKED and not _affected(report)):
         return []
-    steps = [command] if command else []
-    steps += [f"on CUDA, {finding.message}" for finding in report.findings if finding.kind == "channels_last"]
-    return [plain(str(report.evidence)), *(f"{_NEXT}{plain(step)}" for step in steps)]
+    opened = [f"{_OPEN}{plain(finding.message)}" for finding in report.findings if finding.kind == "channels_last"]
+    return [plain(str(report.evidence)), *opened, *([f"{_NEXT}{plain(command)}"] if command else [])]
 
 
 def unchecked(report: ReportData) -> bool:
@@ -351,7 +352,7 @@ def usual_tolerance(report: ReportData) -> str:
 
 
 def next_command(report: ReportData) -> str:
-    """Return the command that checks a conversion on data; a call of Python for a model without a file, "" for none."""
+    """Return the command to check a conversion on data; a call of Python for a model without a file, "" for none."""
     if not unchecked(report):
         return ""
     model, tolerance = report.model, usual_tolerance(report)

@@ -40,7 +40,7 @@ class Axis:
 
     @classmethod
     def linear(cls, label: str, numbers: Iterable[float | None]) -> Self:
-        """Return an axis that holds the finite numbers."""
+        """Return an axis for the finite numbers."""
         known = _finite(numbers) or [0.0]
         low, high = min(known), max(known)
         if low == high:
@@ -49,7 +49,7 @@ class Axis:
 
     @classmethod
     def logarithmic(cls, label: str, numbers: Iterable[float | None]) -> Self:
-        """Return a logarithmic axis of whole powers of ten that holds the finite numbers above zero."""
+        """Return a logarithmic axis of whole powers of ten for the finite numbers above zero."""
         powers = [math.log10(number) for number in _finite(numbers) if number > 0]
         first = max(math.floor(min(powers, default=0.0)), _LEAST)
         last = min(math.ceil(max(powers, default=0.0)), _MOST)
@@ -115,7 +115,7 @@ def percent(share: float) -> str:
 
 
 def finite(number: float | None) -> float | None:
-    """Return a number for JSON: None for one that is not finite."""
+    """Return a number for JSON: None for infinities and NaN."""
     return number if number is not None and math.isfinite(number) else None
 
 
@@ -148,7 +148,7 @@ def upright(axis: Axis, number: float, kind: str) -> list[Element]:
 
 
 def spot(axis: Axis, number: float | None, kind: str, words: str = "") -> list[Element]:
-    """Return a dot, whose words hovering shows; a triangle at the end beyond the axis, no mark for None."""
+    """Return a dot with words to hover; a triangle at the end beyond the axis, no mark for None."""
     if number is None:
         return []
     if not axis.holds(number):
@@ -219,7 +219,7 @@ def _below(x: Axis) -> Element:
 
 
 def numbers(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0, note: str = "") -> Element:
-    """Return a table to unfold: the numbers of a chart for those who do not see it."""
+    """Return a table to unfold: the numbers of a chart for screen readers."""
     parts = [element("p", note, class_="lead")] if note else []
     return folded("Numbers", *parts, table(head, records, right=right))
 
@@ -230,7 +230,7 @@ def folded(name: str, *parts: Element) -> Element:
 
 
 def table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0) -> Element:
-    """Return a table that scrolls where it is wide; long cells are cut."""
+    """Return a scrolling table; long cells are cut."""
     first = len(head) - right
     top = element("tr", *(element("th", name, scope="col", **_side(i, first)) for i, name in enumerate(head)))
     numbered = (enumerate(cell for _, cell in zip(head, record, strict=True)) for record in records)

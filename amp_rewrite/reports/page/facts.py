@@ -35,7 +35,7 @@ class RowFacts:
 
     @cached_property
     def modules(self) -> tuple[str, ...]:
-        """Module of each op as its metadata tell, "encoder/layers.0"; empty where they do not."""
+        """Module of each op by its metadata, "encoder/layers.0"; empty without them."""
         return tuple(module_of(op.node) for op in self.view.ops)
 
     @cached_property
@@ -45,14 +45,14 @@ class RowFacts:
 
     @property
     def shapes(self) -> str:
-        """Shapes of the inputs that FLOPs are counted for: "with x 128×3×224×224"; free dimensions are 128."""
+        """Shapes of the inputs behind FLOPs: "with x 128×3×224×224"; free dimensions are 128."""
         inputs = [v for v in self.view.scopes[MAIN].inputs if self.view.values[v].tensor is None]
         stated = [(self.view.value_name(v), "×".join(map(str, self._sizes.shape(v))) or "scalar") for v in inputs]
         more = [f"{len(stated) - _INPUTS} more"] if len(stated) > _INPUTS else []
         return "with " + ", ".join([f"{name} {shape}" for name, shape in stated[:_INPUTS]] + more) if stated else ""
 
     def cast_bytes(self, cast: CastRow) -> int | None:
-        """Return the bytes that a Cast reads and writes; None where its types are unknown."""
+        """Return the bytes moved by a Cast; None for unknown types."""
         value = self._values.get((cast.scope, cast.value))
         if value is None or not {cast.from_, cast.to} <= DTYPES.keys():
             return None
@@ -67,7 +67,7 @@ class RowFacts:
 
 
 def module_of(node: NodeProto) -> str:
-    """Return the module that computes a node, as PyTorch's exporter notes it: "encoder/layers.0"; "" if it does not."""
+    """Return the module of a node, as PyTorch's exporter notes it: "encoder/layers.0"; "" without a note."""
     stated = {entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _LONGEST}
     if TORCH_SCOPES in stated:
         names = torch_scopes(stated[TORCH_SCOPES])

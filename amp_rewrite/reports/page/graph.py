@@ -49,7 +49,7 @@ def graph_data(
     errors: Mapping[int, float] | None = None,
     comparison: GraphDifference | None = None,
 ) -> dict[str, object]:
-    """Return everything that a graph shows, in columns: docs/how-to/look.md names them.
+    """Return the data of a graph, in columns: docs/how-to/look.md names them.
 
     Its texts are added to `words`; `errors`: share of the error by row.
     """
@@ -67,7 +67,7 @@ def _side_of_type(dtype: str) -> int:
 
 
 def board(name: str) -> Element:
-    """Return the place that the script fills with the graphs of a figure."""
+    """Return the place for the graphs of a figure, filled by the script."""
     off = element("p", _WITHOUT_SCRIPT, class_="script-off")
     return element("div", off, class_="graph", id=f"{name}-board", data_graphs=name)
 
@@ -136,7 +136,7 @@ class _Graph:
 
     @cached_property
     def reads(self) -> list[list[int]]:
-        """Vertices behind each input of each vertex; NO_ROW for weights and for what is left out."""
+        """Vertices behind each input of each vertex; NO_ROW for weights and missing inputs."""
         reads = [list(row.reads) for row in self.report.rows]
         for at, port in enumerate(self.report.inputs, self.first_input):
             for row, slot in zip(port.reads[::2], port.reads[1::2], strict=True):
@@ -153,7 +153,7 @@ class _Graph:
 
     @cached_property
     def order(self) -> list[int]:
-        """Vertices that have a place, each after those that it reads: inputs, rows, outputs.
+        """Drawn vertices, each after its inputs: inputs, rows, outputs.
 
         Constants have none, and Casts of the model between floats stand on edges, but for those that are read.
         """
@@ -171,11 +171,11 @@ class _Graph:
         return paths
 
     def edges(self) -> Iterator[tuple[int, int]]:
-        """Yield the edges: a vertex, and one that reads it."""
+        """Yield the edges: a vertex and a reader."""
         return ((producer, at) for at, reads in enumerate(self.reads) for producer in reads if producer != NO_ROW)
 
     def data(self, errors: Mapping[int, float]) -> dict[str, object]:
-        """Return everything that the graph shows, as `graph_data` does."""
+        """Return the data of the graph, as `graph_data` does."""
         tree = tree_of(self.paths, self.order, self.labels)
         places = layers_of(tree, self.edges(), self.order)
         ends = 2 * self.number

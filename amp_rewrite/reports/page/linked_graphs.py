@@ -37,7 +37,7 @@ def changes_figure(
     settings: Sequence[tuple[str, str, str]] = (),
     places: Places | None = None,
 ) -> Figure:
-    """Return the ops that changed as a table, the kinds of difference counted."""
+    """Return the changed ops as a table, the kinds of difference counted."""
     shown = changes[:_ROWS]
     head = ("change", "op", "type", "dtype", "why")
     cells = ([change[name] for name in ("kind", "title", "op", "types", "why")] for change in shown)
@@ -78,7 +78,7 @@ LEAD = (
 
 @gc_paused()
 def linked_graphs(titles: Sequence[str], sides: BothModels) -> Figure:
-    """Return both models of a difference as graphs whose ops are linked."""
+    """Return both models of a difference as linked graphs."""
     words = Words()
     pairs = list(sides.pairs())
     graphs: list[dict[str, object]] = []

@@ -31,7 +31,7 @@ def short(text: str) -> str:
 
 
 def hint(words: str) -> Element | str:
-    """Return the title that hovering shows, cut if it is long; an empty text for no words."""
+    """Return a title to hover, cut if it is long; an empty text for no words."""
     return element("title", cut(plain(words), _HINT)) if words else ""
 
 

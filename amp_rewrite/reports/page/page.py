@@ -46,7 +46,7 @@ class Page:
     figures: Sequence[Figure]
 
     def data(self) -> dict[str, object]:
-        """Return everything that is drawn, by name of the figure."""
+        """Return the data of all figures by name."""
         return {figure.name: figure.data for figure in self.figures}
 
     def to_html(self) -> str:
@@ -74,7 +74,7 @@ class Page:
 
 
 def fragment(figures: Iterable[Figure]) -> str:
-    """Return figures as HTML for a notebook: without script, with a style that holds in the fragment alone."""
+    """Return figures as HTML for a notebook: without script, with a style of its own."""
     drawings = "".join(written(figure.drawing) for figure in figures)
     return f'<div class="amp-rewrite"><style>{_style()}</style>{drawings}</div>'
 

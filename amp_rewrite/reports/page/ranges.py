@@ -41,7 +41,7 @@ class _DrawnRange:
 
     @property
     def mask(self) -> bool:
-        """True for a value that reaches the largest float32: no layer computes that, a mask is filled with it."""
+        """True for the largest float32: no layer computes it, a mask is filled with it."""
         return not self.fit.nonfinite and self.fit.absmax >= DType.FLOAT.max
 
     @property

@@ -50,7 +50,7 @@ def report_figures(
 
 
 def summary_figure(report: ReportData, shapes: str = "") -> Figure:
-    """Return verdict, what to do, counts and findings of a report. `shapes`: those of the inputs, in words."""
+    """Return verdict, steps, counts and findings of a report. `shapes`: those of the inputs, in words."""
     groups = [_group(kind, group) for kind, group in by_kind(report.findings).items()]
     asked, quiet = ([group for group in groups if bool(group["fact"]) is fact] for fact in (False, True))
     parts = [] if report.inventory else [_verdict(report)]

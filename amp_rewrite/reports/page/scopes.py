@@ -95,7 +95,7 @@ def _named(row: Row) -> Path:
 
 
 def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> Tree:
-    """Return the tree of scopes. A scope of one part gives way to that part, and a large one is split into groups."""
+    """Return the tree of scopes. A scope of one part gives way to its part, and a large one is split into groups."""
     whole = Tree()
     known: dict[Path, int] = {(): ROOT}
     for path in paths:

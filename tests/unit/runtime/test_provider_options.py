@@ -77,7 +77,7 @@ def test_a_report_and_the_doctor_print_the_line_of_a_plain_session() -> None:
     line += '"CPUExecutionProvider"])'
     report = amp_rewrite.convert(network(8, "float")).report
     assert [finding.message for finding in report.findings if finding.kind == "channels_last"] == [line]
-    assert report.text().splitlines()[-1] == f"next: on CUDA, {line}"
+    assert report.text().splitlines()[-2] == f"on CUDA: {line}"
     assert [c.remedy for c in amp_rewrite.doctor(network(8)).checks if c.topic == "session"] == [line]
     for other in ({"model": network(7, "float")}, {"model": network(8, "float"), "target": "tensorrt"}):
         assert "InferenceSession" not in amp_rewrite.convert(**other).report.text()
