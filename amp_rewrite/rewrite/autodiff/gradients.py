@@ -12,8 +12,7 @@ from amp_rewrite.ir.nodes import MAIN, Op, Role, ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.lowering.batch_norm import spelled_out
-from amp_rewrite.rewrite.autodiff.lowering.function_bodies import with_bodies
+from amp_rewrite.rewrite.autodiff.lowering.forms import spelled_out, with_bodies
 from amp_rewrite.rewrite.autodiff.lowering.recurrent import recurrent, stepwise
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, floating, nested, paths
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, GradientRule, Joint, Refuse, Stop, element_type

@@ -100,7 +100,6 @@ def scale_gradients(
 
 
 def _seed(view: View, loss: str, grads: Sequence[str], seed: str | None) -> ValueId:
-    """Return the value where the backward pass starts, checked."""
     main = {v.name: v.id for v in view.values if v.scope == MAIN}
     outputs = {view.value_name(v) for v in view.scopes[MAIN].outputs}
     for what, name in (("loss", loss), ("seed", seed)):
@@ -182,7 +181,6 @@ def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -
 
 
 def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
-    """Rename values read by a node and by its bodies, except names that a body defines itself."""
     node.input[:] = [names.get(name, name) for name in node.input]
     for _, body in bodies(node):
         own = {v.name for v in (*body.input, *body.initializer)} | {o for n in body.node for o in n.output}

@@ -95,7 +95,6 @@ def _by_torch_backend(model: Any) -> Model:
 
 
 def _exported(model: Any) -> Model:
-    """Export a model of the torch backend."""
     import torch
 
     weights = {weight.path: weight for weight in model.weights}

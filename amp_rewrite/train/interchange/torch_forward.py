@@ -111,7 +111,6 @@ def _has_own_statistics(torch: Any, part: Any) -> bool:
 
 
 def _check(torch: Any, parts: Mapping[str, Any], expected: _Run) -> None:
-    """Raise TrainingError for what no export has."""
     if expected.packs:
         raise TrainingError(
             "the module packs sequences, which PyTorch cannot export; pass padded sequences to the recurrent layer, and"
@@ -149,7 +148,6 @@ class _Run:
     running: list[str] = field(default_factory=lambda: [""])
 
     def equals(self, other: _Run) -> bool:
-        """True if the outputs are the same bits, and nothing was changed."""
         if self.outputs is None or other.outputs is None or self.changed:
             return False
         return len(self.outputs) == len(other.outputs) and all(
@@ -166,7 +164,6 @@ class _Runs:
     forward: Call
 
     def call(self) -> list[Any]:
-        """Call the module with copies of its tensors, which have gradients."""
         grads = {name: tensor.requires_grad for name, tensor in self.module.named_parameters()}
         copies = {name: t.requires_grad_(grads.get(name, False)) for name, t in self._copies().items()}
         with self.torch.random.fork_rng(), training(self.module, ()):

@@ -21,10 +21,10 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import as_names, claimed
 from amp_rewrite.rewrite.autodiff.vjp.indexing import PADDING
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.train.interchange.binding import bind
 from amp_rewrite.train.interchange.torch_forms import mark_stops, rows_dropped, stopping, training, written_out
 from amp_rewrite.train.interchange.torch_forward import ForwardFindings
 from amp_rewrite.train.objective.module_parameters import BUFFER, NO_GRAD, Note, described
+from amp_rewrite.train.step.assembly import bind
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,6 @@ def from_torch(
 
 
 def _torch() -> Any:
-    """Import PyTorch. TrainingError without it."""
     try:
         import onnxscript  # noqa: F401
         import torch
@@ -122,7 +121,6 @@ def _torch() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's notes about itself."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -191,7 +189,6 @@ class _ModuleState:
 
 
 def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
-    """Return the example's tensors by argument of `forward`."""
     arguments = [
         p.name
         for p in inspect.signature(module.forward).parameters.values()
@@ -223,7 +220,6 @@ def _doubled(torch: Any, inputs: Mapping[str, Any], axes: Mapping[str, Mapping[i
 
 
 def _single(value: object) -> object:
-    """Return an array of doubles as float32, as a step takes it."""
     return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float64 else value
 
 
@@ -267,7 +263,6 @@ def _output_names(
 
 
 def _arguments(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments by position and by name; those without names of their own go by position."""
     positional = any(name.startswith("input_") and name[6:].isdigit() for name in inputs)
     return (tuple(inputs.values()), {}) if positional else ((), dict(inputs))
 

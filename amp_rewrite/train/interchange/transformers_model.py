@@ -75,7 +75,6 @@ def from_transformers(
 
 @contextmanager
 def _without_cache(config: Any) -> Iterator[None]:
-    """Let the model return no keys and values."""
     parts: list[Any] = [config, getattr(config, "text_config", None)]
     caching = [(part, part.use_cache) for part in parts if hasattr(part, "use_cache")]
     try:
@@ -92,7 +91,6 @@ def _axes(name: str) -> dict[int, str]:
 
 
 def _example(model: Any, config: Any) -> dict[str, Any]:
-    """Return inputs that fit a model of text or of images. TrainingError for other models."""
     import torch
 
     if model.main_input_name == _TEXT:

@@ -26,7 +26,8 @@ from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.loss_scale import DynamicLossScale, Gradient, IndexedSlices, LossScale, serialize
 from amp_rewrite.train.keras.optimizer import SCALE_KEYS, StatefulOptimizer, saved_state
 from amp_rewrite.train.keras.variables import Differentiable, GradsAndVars, Variable, Variables, pairs_of, times
-from amp_rewrite.train.update import optimizers
+from amp_rewrite.train.update.optimizer import Optimizer
+from amp_rewrite.train.update.optimizers import deserialize
 
 
 class LossScaleOptimizer(StatefulOptimizer):
@@ -52,8 +53,8 @@ class LossScaleOptimizer(StatefulOptimizer):
     inner: StatefulOptimizer
     loss_scale: LossScale
 
-    def __init__(self, optimizer: StatefulOptimizer | optimizers.Optimizer, loss_scale: object = "dynamic") -> None:
-        inner = StatefulOptimizer(optimizer) if isinstance(optimizer, optimizers.Optimizer) else optimizer
+    def __init__(self, optimizer: StatefulOptimizer | Optimizer, loss_scale: object = "dynamic") -> None:
+        inner = StatefulOptimizer(optimizer) if isinstance(optimizer, Optimizer) else optimizer
         if not isinstance(inner, StatefulOptimizer):
             raise TrainingError(f"not an optimizer: {optimizer!r}; pass an Optimizer such as SGD(0.1)")
         if isinstance(inner, LossScaleOptimizer):
@@ -145,14 +146,12 @@ class LossScaleOptimizer(StatefulOptimizer):
             custom_objects: classes of your own by name: optimizers and loss scales.
         """
         if "inner_optimizer" in config:
-            return cls(
-                optimizers.deserialize(config["inner_optimizer"], custom_objects), _scale_of_later_config(config)
-            )
+            return cls(deserialize(config["inner_optimizer"], custom_objects), _scale_of_later_config(config))
         if not {"optimizer", "loss_scale"} <= config.keys():
             raise TrainingError(
                 f"not the configuration of a LossScaleOptimizer: {dict(config)!r}; use the result of get_config()"
             )
-        inner = optimizers.deserialize(config["optimizer"], custom_objects)
+        inner = deserialize(config["optimizer"], custom_objects)
         return cls(inner, scales.deserialize(config["loss_scale"], custom_objects))
 
 
@@ -160,10 +159,10 @@ class LossScaleOptimizer(StatefulOptimizer):
 def enable_mixed_precision_graph_rewrite(opt: None = None) -> None: ...
 @overload
 def enable_mixed_precision_graph_rewrite(
-    opt: StatefulOptimizer | optimizers.Optimizer, loss_scale: object = "dynamic"
+    opt: StatefulOptimizer | Optimizer, loss_scale: object = "dynamic"
 ) -> LossScaleOptimizer: ...
 def enable_mixed_precision_graph_rewrite(
-    opt: StatefulOptimizer | optimizers.Optimizer | None = None, loss_scale: object = "dynamic"
+    opt: StatefulOptimizer | Optimizer | None = None, loss_scale: object = "dynamic"
 ) -> LossScaleOptimizer | None:
     """Wrap the optimizer in a loss scale; sessions opened later convert the models that they load.
 
@@ -235,7 +234,6 @@ def _unscaled(gradient: Gradient, scale: Array) -> Gradient:
 
 
 def _scale_state(saved: Mapping[str, Array], scale: DynamicLossScale) -> scales.ScaleState:
-    """Return a dynamic scale's state from a checkpoint, else its initial state. TrainingError for an invalid state."""
     value, good = (saved.get(key) for key in SCALE_KEYS)
     if value is None or good is None:
         return scale.initial
@@ -248,7 +246,6 @@ def _scale_state(saved: Mapping[str, Array], scale: DynamicLossScale) -> scales.
 
 
 def _scale_of_later_config(config: Mapping[str, Any]) -> LossScale:
-    """Return the loss scale of a configuration of TensorFlow 2.4 and later."""
     dynamic, initial, period = (config.get(k) for k in ("dynamic", "initial_scale", "dynamic_growth_steps"))
     if dynamic:
         return DynamicLossScale(initial or scales.INITIAL, period or scales.PERIOD)

@@ -142,7 +142,6 @@ class Accuracy(Metric):
 
     @property
     def _least(self) -> float:
-        """The least prediction of a yes."""
         if self.threshold is not None:
             return self.threshold
         return 0.0 if self._goal is not None and self._goal.logits and self._goal.prediction == self.prediction else 0.5
@@ -259,7 +258,6 @@ def metrics_of(given: MetricsGiven, target: TargetInput | None, computed: Sequen
 
 
 def _of_loss(target: TargetInput | None) -> Accuracy:
-    """Return the accuracy of the prediction of a loss. TrainingError for a loss without one."""
     if target is None or not target.prediction:
         raise TrainingError(
             "'accuracy' is that of the loss, which names no prediction with a target; pass Accuracy(OUTPUT, TARGET)"

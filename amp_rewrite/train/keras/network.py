@@ -28,19 +28,17 @@ from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable, differentiable, listed
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
 from amp_rewrite.train.objective.parameters import ParameterGlobs, trained
-from amp_rewrite.train.objective.repeated_rows import row_of
 from amp_rewrite.train.objective.training_mode import statistics_of
 from amp_rewrite.train.step.assembly import policy_of, with_values
-from amp_rewrite.train.step.batch_check import whole_classes
+from amp_rewrite.train.step.batches import Scores, whole_classes
 from amp_rewrite.train.step.execution import HoldsSession
-from amp_rewrite.train.step.fitting import FitOptions, History, Scores
-from amp_rewrite.train.step.loss_graph import loss_graph
-from amp_rewrite.train.step.model_loss import ModelLoss, Weights
+from amp_rewrite.train.step.fitting import FitOptions, History
+from amp_rewrite.train.step.model_loss import ModelLoss, Weights, loss_graph
 from amp_rewrite.train.step.prediction import Predictions, predicted, predicted_rows, predictor
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.optimizers.optimizer import Optimizer
-from amp_rewrite.train.update.optimizers.registry import named
+from amp_rewrite.train.update.optimizer import Optimizer
+from amp_rewrite.train.update.optimizers import named
 
 
 class Network(HoldsSession):
@@ -78,9 +76,8 @@ class Network(HoldsSession):
         **painting: Unpack[Painting],
     ) -> None:
         self._model = Model.load(model, folder=folder)
-        self._given = model if hasattr(model, "exported_program") else self._model
         self._policy = policy_of(process.policy_of_sessions() if policy is None else policy)
-        self._globs = ParameterGlobs(parameters, freeze, ModuleParameters.of(model, self._model))
+        self._globs = ParameterGlobs(parameters, freeze, ModuleParameters.of(self._model))
         self._training_mode, self._seed, self._painting = training_mode, seed, painting
         self._losses: dict[str, ModelLoss] = {}
         self._compiled: _Compiled | None = None
@@ -103,11 +100,8 @@ class Network(HoldsSession):
         view = View.of(inlined(self._model))
         tensors = {tensor.name: tensor for tensor in self._model.proto.graph.initializer}
         for output in self.outputs:
-            selection = trained(view, output, self._globs, least=0)
-            for name in selection.names:
-                array = self._model.array(tensors[name])
-                value = row_of(array) if name in selection.one_row else array
-                self._weights.variables.setdefault(name, Variable(value, name))
+            for name in trained(view, output, self._globs, least=0).names:
+                self._weights.variables.setdefault(name, Variable(self._model.array(tensors[name]), name))
         if self._training_mode:
             for name in statistics_of(self._model):
                 self._weights.running.setdefault(f"buffer/{name}", self._model.array(tensors[name]).copy())
@@ -206,7 +200,7 @@ class Network(HoldsSession):
         kind = KERAS_LOSSES.get(loss.lower()) if isinstance(loss, str) else loss
         text = kind.text(self.outputs[0], _free("y_true", self.inputs)) if isinstance(kind, LossObject) else loss
         step = training_step(
-            self._given,
+            self._model,
             loss=text,  # type: ignore[arg-type]
             optimizer=optimizer,
             policy=self._policy,
@@ -258,7 +252,6 @@ class Network(HoldsSession):
         return predicted_rows(self._predictor, self._model, x, batch_size, self._ready.held())
 
     def _synchronized(self) -> _Compiled:
-        """Give the trainer the weights."""
         if self._compiled is None:
             raise TrainingError("the network has no loss and no optimizer for fit and evaluate; call compile first")
         own = self._ready.held()

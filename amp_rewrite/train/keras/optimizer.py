@@ -24,8 +24,9 @@ from amp_rewrite.train.keras.variables import (
     pairs_of,
     times,
 )
-from amp_rewrite.train.update import optimizers
-from amp_rewrite.train.update.plain_numbers import whole_number
+from amp_rewrite.train.update.optimizer import Optimizer, applied, initial_slots
+from amp_rewrite.train.update.optimizers import deserialize
+from amp_rewrite.train.update.schedules import whole_number
 
 
 class Followed(Protocol):
@@ -49,7 +50,7 @@ class OptimizerState:
     that has newer slots if `stale`.
     """
 
-    rule: optimizers.Optimizer
+    rule: Optimizer
     iterations: int = 0
     slots: dict[str, dict[str, Array]] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
@@ -81,11 +82,11 @@ class StatefulOptimizer:
 
     _state: OptimizerState
 
-    def __init__(self, rule: optimizers.Optimizer) -> None:
+    def __init__(self, rule: Optimizer) -> None:
         vars(self)["_state"] = OptimizerState(rule)
 
     @property
-    def rule(self) -> optimizers.Optimizer:
+    def rule(self) -> Optimizer:
         """Arithmetic and hyperparameters."""
         return self._state.rule
 
@@ -209,7 +210,7 @@ class StatefulOptimizer:
         self._create_slots([variable for _, variable in pairs])
         grads = {variable.name: gradient for gradient, variable in pairs}
         own = self.slots()
-        after, slots = optimizers.applied(self.rule, values, grads, own, step=self.iterations + 1)
+        after, slots = applied(self.rule, values, grads, own, step=self.iterations + 1)
         for _, variable in pairs:
             variable.assign(after[variable.name])
         for name, after_step in slots.items():
@@ -222,7 +223,7 @@ class StatefulOptimizer:
         for variable in variables:
             if self._state.variables.setdefault(variable.name, variable) is not variable:
                 raise TrainingError(f"two variables are named {variable.name!r}; give each a unique name")
-        for name, fresh in optimizers.initial_slots(self.rule, {v.name: v.numpy() for v in variables}).items():
+        for name, fresh in initial_slots(self.rule, {v.name: v.numpy() for v in variables}).items():
             known = self.slots().get(name, {})
             own = {slot: array for slot, array in known.items() if slot in fresh}
             added = {slot: array for slot, array in known.items() if slot in self._state.added}
@@ -339,12 +340,11 @@ class StatefulOptimizer:
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> StatefulOptimizer:
         """Return the optimizer of a `get_config` result."""
-        made = optimizers.deserialize(config, custom_objects)
+        made = deserialize(config, custom_objects)
         return made if isinstance(made, StatefulOptimizer) else cls(made)
 
 
 def _first(value: object, var: Variable, slot: str) -> Array:
-    """Return the value of a slot. TrainingError if it does not fit the variable."""
     if isinstance(value, str):
         value = {"zeros": 0.0, "ones": 1.0}.get(value, value)
     made = value(var.shape) if callable(value) else value

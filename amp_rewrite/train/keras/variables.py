@@ -139,10 +139,14 @@ def checked(variable: object) -> Variable:
     raise TrainingError(f"{type(variable).__name__} is not a Variable; pass Variable objects, gradients before them")
 
 
-class Summable(ArrayLike):
-    """A `Differentiable` loss: times a number, plus a number, or plus another loss it is one again."""
+class Loss(ArrayLike):
+    """A `Differentiable` loss, which numpy reads as a number. Times a number it is one again."""
 
     variables: tuple[Variable, ...]
+
+    def __call__(self) -> Array:
+        """Return the value."""
+        raise NotImplementedError
 
     def numpy(self) -> Array:
         """Return the value, a float32 scalar."""
@@ -154,66 +158,38 @@ class Summable(ArrayLike):
             return self * other
         return super().__array_ufunc__(ufunc, method, *inputs, **options)
 
-    def __mul__(self, factor: Any) -> Combination:
-        return Combination(tuple((np.float32(own * np.float32(factor)), loss) for own, loss in _terms(self)))
+    def __mul__(self, factor: Any) -> Product:
+        return Product(self, np.float32(factor))
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: Any) -> Combination:
+    def __truediv__(self, divisor: Any) -> Product:
         return self.__mul__(1 / divisor)
-
-    def __neg__(self) -> Combination:
-        return self * -1
-
-    def __add__(self, other: Any) -> Combination:
-        constant = getattr(self, "constant", 0.0)
-        if isinstance(other, Summable):
-            return Combination((*_terms(self), *_terms(other)), constant + getattr(other, "constant", 0.0))
-        return Combination(_terms(self), constant + float(other))
-
-    def __radd__(self, other: Any) -> Any:
-        return self if type(other) is int and other == 0 else other + self.numpy()  # sum() begins with 0
-
-    def __sub__(self, other: Any) -> Combination:
-        return self.__add__(-1 * other)
 
     __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
 
 
-def _terms(loss: Summable) -> tuple[tuple[np.float32, Callable[[], Any]], ...]:
-    return loss.terms if isinstance(loss, Combination) else ((np.float32(1), loss),)  # type: ignore[return-value]
-
-
 @dataclass(frozen=True, eq=False)
-class Combination(Summable):
-    """A sum of losses, each times a number; `Differentiable` if they are."""
+class Product(Loss):
+    """A loss times a number; `Differentiable` if the loss is."""
 
-    terms: tuple[tuple[np.float32, Callable[[], Any]], ...]
-    constant: float = 0.0
+    loss: Callable[[], Any]
+    factor: np.float32
 
     @property
     def variables(self) -> tuple[Variable, ...]:  # type: ignore[override]
-        """Those of all losses."""
-        return tuple({v: None for _, loss in self.terms for v in getattr(loss, "variables", ())})
+        """Those of the loss."""
+        return tuple(getattr(self.loss, "variables", ()))
 
     def __call__(self) -> Array:
-        return np.asarray(sum(loss() * factor for factor, loss in self.terms) + np.float32(self.constant), np.float32)
+        return np.asarray(self.loss() * self.factor, np.float32)
 
     def __float__(self) -> float:
-        values: list[float] = [float(loss) * float(factor) for factor, loss in self.terms]  # type: ignore[arg-type]
-        return sum(values) + self.constant
+        return float(self.loss) * float(self.factor)  # type: ignore[arg-type]
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
-        """Return the gradients of the sum."""
-        found = [differentiable(loss).gradients(variables, np.asarray(seed * f, np.float32)) for f, loss in self.terms]
-        return [_added(column) for column in zip(*found, strict=True)]
-
-
-def _added(gradients: Sequence[Gradient]) -> Gradient:
-    present = [gradient for gradient in gradients if gradient is not None]
-    if len(present) < 2:
-        return present[0] if present else None
-    return np.asarray(np.sum([np.asarray(gradient) for gradient in present], axis=0, dtype=np.float32))
+        """Return the gradients of the product."""
+        return differentiable(self.loss).gradients(variables, np.asarray(seed * self.factor, np.float32))
 
 
 def times(loss: Callable[[], Any], weight: object) -> Callable[[], Any]:
@@ -223,7 +199,7 @@ def times(loss: Callable[[], Any], weight: object) -> Callable[[], Any]:
     array = np.asarray(weight, np.float32)
     if array.size != 1:
         raise TrainingError(f"grad_loss has shape {array.shape}, but the loss is one number; pass one number")
-    return Combination(((np.float32(array.reshape(())), loss),))
+    return Product(loss, np.float32(array.reshape(())))
 
 
 GradsAndVars = Iterable[tuple[Gradient, Variable]]

@@ -12,7 +12,6 @@ from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.nodes import Use, Value
 from amp_rewrite.ir.op_classes import COPIES, LAYERS, RECURRENT
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.train.objective.repeated_rows import row_of
 
 WEIGHTED = LAYERS | RECURRENT | {"Einsum", "PRelu", "LayerNormalization", "RMSNormalization"}
 """Ops that compute with weights: for them even a single number is a weight."""
@@ -62,6 +61,8 @@ def reason(view: View, value: Value, readers: Collection[str]) -> str | None:
         return "a mask of zeros and ones"
     if set(readers) == {"Add"} and is_expanded(array):
         return "a table that an exporter expanded from fewer numbers, which would part"
+    if _expanded_row(view, value, array):
+        return "one row that an exporter expanded, whose copies would part; export by from_torch to train it"
     return _computed_table(array)
 
 
@@ -157,7 +158,7 @@ def is_sinusoids(table: Array) -> bool:
     return bool(np.ptp(table[:_ROWS], axis=0).max() > _CLOSE * np.abs(table[:_ROWS]).max())
 
 
-# -- merged and expanded weights -----------------------------------------------------------------------
+# -- expanded and merged weights -----------------------------------------------------------------------
 
 
 def merged(view: View, value: Value) -> bool:
@@ -172,22 +173,19 @@ def merged(view: View, value: Value) -> bool:
     return array.size > 1 and _equal(array)
 
 
-def one_row(view: View, value: Value) -> bool:
+def _expanded_row(view: View, value: Value, array: Array) -> bool:
     """True if all rows along an axis are copies of one row, as of a token expanded to the batch by an exporter.
 
     A constant initializer is one if it is expanded along the first axis and concatenated along another, as tokens are.
     """
-    assert value.tensor is not None
-    dims = value.tensor.dims
-    if len(dims) < 2 or max(dims[:-1]) < 2:
+    if array.ndim < 2 or max(array.shape[:-1]) < 2:
         return False
-    ops = [(view.ops[use.op], use.slot) for use in view.uses[value.id]]
-    if any(op.kind in WEIGHTED or op.kind.startswith("Gather") or op.scope != value.scope for op, _ in ops):
+    ops = [view.ops[use.op] for use in view.uses[value.id]]
+    if any(op.kind in WEIGHTED or op.kind.startswith("Gather") or op.scope != value.scope for op in ops):
         return False
-    array = view.model.array(value.tensor)
-    if row_of(array).shape == array.shape:
-        return False
-    return not _equal(array) or (len(dims) > 2 and all(_concatenates(op) for op, _ in ops))
+    if _equal(array):
+        return array.ndim > 2 and array.shape[0] > 1 and all(_concatenates(op) for op in ops)
+    return any(size > 1 and (array == array.take([0], a)).all() for a, size in enumerate(array.shape[:-1]))
 
 
 def _concatenates(op: Op) -> bool:

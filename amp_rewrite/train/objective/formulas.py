@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.objective.divisor import share_of
 from amp_rewrite.train.objective.prediction import (
     CLASSES,
@@ -163,67 +162,6 @@ def _huber(p: Prediction) -> AppendedLoss:
     return AppendedLoss(p.mean(b.op("Where", inside, near, far)), {}, TargetInput(targets))
 
 
-def _cosine(p: Prediction) -> AppendedLoss:
-    """The mean of 1 - cos over rows, as torch's cosine_embedding_loss of pairs that belong together."""
-    b = p.b
-    shape = p.shape()
-    targets = p.targets(shape, DType.FLOAT)
-    axis = p.axis(default=-1)
-    dot, own, other = (
-        b.reduce("ReduceSum", b.op("Mul", u, v), [axis], keepdims=False)
-        for u, v in ((p.x, targets), (p.x, p.x), (targets, targets))
-    )
-    tiny = b.scalar(_TINY_SQUARE, DType.FLOAT)
-    norms = b.op("Sqrt", b.op("Mul", b.op("Add", own, tiny), b.op("Add", other, tiny)))
-    return AppendedLoss(p.mean(b.op("Sub", p.one, b.op("Div", dot, norms)), len(shape) - 1), {}, TargetInput(targets))
-
-
-def _contrastive(p: Prediction) -> AppendedLoss:
-    """InfoNCE in both directions (van den Oord et al., 2018; Radford et al., CLIP, 2021): row i belongs to column i.
-
-    Of two sets of embeddings, the similarity is the cosine over the temperature; of one value, it is that value.
-    """
-    b = p.b
-    scores, shape = p.x, p.shape()
-    second = p.second_value()
-    if second is not None:
-        transposed = b.op("Transpose", _unit(p, second), perm=[1, 0])
-        heat = p.positive("temperature", 0.07)
-        scores = p.times(b.op("MatMul", _unit(p, p.x), transposed), 1 / heat)
-    elif len(shape) != 2 or (all(isinstance(d, int) for d in shape) and shape[0] != shape[1]):
-        raise TrainingError(
-            f"contrastive needs a square of similarities [batch, batch], or two embeddings; {p.name!r} has shape"
-            f" {list(shape)}"
-        )
-    elif "temperature" in p.options:
-        scores = p.times(scores, 1 / p.positive("temperature", 1.0))
-    rows = b.op("Gather", b.op("Shape", scores), b.scalar(0, DType.INT64))
-    labels = b.op("Range", b.scalar(0, DType.INT64), rows, b.scalar(1, DType.INT64))
-    views = (scores, b.op("Transpose", scores, perm=[1, 0]))
-    one, other = (_own_column(p, v, labels) for v in views)
-    hits = b.op("Cast", b.op("Equal", b.op("ArgMax", scores, axis=1, keepdims=0), labels), to=DType.FLOAT.code)
-    accuracy = b.reduce("ReduceMean", hits, None, keepdims=False)
-    return AppendedLoss(p.times(b.op("Add", one, other), 0.5), {"accuracy": accuracy}, None)
-
-
-def _own_column(p: Prediction, scores: str, labels: str) -> str:
-    """The mean over rows of -log softmax at the row's own column."""
-    b = p.b
-    logs = b.op("LogSoftmax", scores, axis=1)
-    columns = b.unsqueeze(labels, [1])
-    return b.op("Neg", b.reduce("ReduceMean", b.op("GatherElements", logs, columns, axis=1), None, keepdims=False))
-
-
-def _unit(p: Prediction, x: str) -> str:
-    """Rows of norm 1."""
-    b = p.b
-    square = b.reduce("ReduceSum", b.op("Mul", x, x), [1], keepdims=True)
-    return b.op("Div", x, b.op("Sqrt", b.op("Add", square, b.scalar(_TINY_SQUARE, DType.FLOAT))))
-
-
-_TINY_SQUARE = 1e-12
-"""Added to squares of norms, so that a row of zeros has a gradient; torch adds as much."""
-
 _CLASSES = ("axis", "from_logits", "class_weights", "label_smoothing", "sample_weight")
 LOSSES: Mapping[str, Formula] = {
     "cross_entropy": Formula(_cross_entropy, (*_CLASSES, "ignore_index"), "Softmax"),
@@ -235,7 +173,5 @@ LOSSES: Mapping[str, Formula] = {
     "mean_squared_error": Formula(_mean_squared_error, ("sample_weight",)),
     "mean_absolute_error": Formula(_mean_absolute_error, ("sample_weight",)),
     "huber": Formula(_huber, ("delta", "sample_weight")),
-    "cosine": Formula(_cosine, ("axis", "sample_weight")),
-    "contrastive": Formula(_contrastive, ("temperature",)),
 }
 """Losses by name."""

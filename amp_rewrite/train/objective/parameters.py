@@ -19,24 +19,17 @@ from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.train.objective import fixed_values
 from amp_rewrite.train.objective.fixed_values import WEIGHTED
 from amp_rewrite.train.objective.losses import type_name
-from amp_rewrite.train.objective.module_parameters import ModuleParameters
-from amp_rewrite.train.objective.parameter_row import FROZEN, TRAINED, ParameterRow
-from amp_rewrite.train.objective.repeated_rows import row_of
-from amp_rewrite.train.objective.split_weights import split
+from amp_rewrite.train.objective.module_parameters import FROZEN, TRAINED, ModuleParameters, ParameterRow
 
 _HALF = (DType.FLOAT16, DType.BFLOAT16)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The trained initializers in the model's order, and a row for each candidate.
-
-    `one_row`: those whose rows are copies of one row, which is trained in their place.
-    """
+    """The trained initializers in the model's order, and a row for each candidate."""
 
     names: tuple[str, ...]
     rows: tuple[ParameterRow, ...]
-    one_row: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +52,6 @@ def trained(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> Se
     states of recurrent layers, buffers by name, sinusoid tables and inverse frequencies, masks, and single numbers (an
     epsilon, a scale) that are not a weight of a product, convolution or normalization. What a name in `parameters`
     names is trained anyway; a glob selects among those that the rules leave, unless they leave none of its matches.
-
-    Initializers whose rows are copies of one row (an expanded token) are trained as that row.
 
     TrainingError for a glob without a match, for an initializer in `parameters` that is not float32, for fewer than
     `least`, for weights that an exporter merged, and by default for half-precision weights, which could not be trained.
@@ -88,16 +79,12 @@ def trained(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> Se
     if len(left) < least:
         _check_some(loss, left, [n for n in asked if asked[n] or reasons.get(n) is None])
     _check_unmerged(view, [names[n] for n in left if not asked[n]], choice.module)
-    one_row = tuple(n for n in left if fixed_values.one_row(view, names[n]))
-    twins = split(view, [names[n] for n in left])
     named = {v.name for v in floats} - asked.keys() | {n for n, why in choice.module.declared.items() if not why}
-    rows = [*_rows(view, floats, left, reasons, (named, excluded, one_row, twins)), *_constants(view)]
-    rows += choice.module.lost()
-    return Selection(tuple(left), tuple(rows), one_row)
+    rows = [*_rows(view, floats, left, reasons, (named, excluded)), *_constants(view)]
+    return Selection(tuple(left), tuple(rows))
 
 
 def _constants(view: View) -> Iterator[ParameterRow]:
-    """Yield the rows of weights that nodes hold: float32 constants of several numbers that a layer reads."""
     for value, tensor in view.constants.items():
         of_node = view.producer(value) is not None and view.dtype(value) is DType.FLOAT and math.prod(tensor.dims) > 1
         if of_node and any(view.ops[use.op].kind in WEIGHTED for use in view.uses[value]):
@@ -150,7 +137,6 @@ def _check_some(loss: str, left: Sequence[str], before: Sequence[str]) -> None:
 
 
 def _check_not_half(view: View, loss: str, half: Sequence[Value]) -> None:
-    """Raise TrainingError if a loss depends on half-precision weights: a converted model, or a half export."""
     readers = _routes(view, loss, half).readers if half else ()
     weights = (v for v in half if any(view.ops[use.op].kind in WEIGHTED for use in view.uses[v.id]))
     if left := [v.name for v in weights if v.id in readers]:
@@ -164,14 +150,10 @@ def _check_not_half(view: View, loss: str, half: Sequence[Value]) -> None:
 def _check_unmerged(view: View, left: Sequence[Value], module: ModuleParameters) -> None:
     """Raise TrainingError for an initializer that stands for several weights of equal start, merged by an exporter."""
     for value in left:
-        others = module.merged_into(value.name)
-        if others:
-            who = f"PyTorch's exporter merged {_some(others)} into it, which were equal then"
-        elif not module.declared and fixed_values.merged(view, value):
-            readers = len({use.op for use in view.uses[value.id]})
-            who = f"{readers} ops read it and all its numbers are equal, so an exporter merged weights that were equal"
-        else:
+        if module.declared or not fixed_values.merged(view, value):
             continue
+        readers = len({use.op for use in view.uses[value.id]})
+        who = f"{readers} ops read it and all its numbers are equal, so an exporter merged weights that were equal"
         raise TrainingError(
             f"the initializer {value.name!r} stands for several weights: {who}. Trained, they would stay one. Export"
             " with amp_rewrite.train.from_torch(module, example), which keeps them apart; or name it in `parameters`"
@@ -185,7 +167,6 @@ def _routes(view: View, loss: str, candidates: Sequence[Value]) -> Paths:
 
 
 def _reason(view: View, value: Value, routes: Paths, module: ModuleParameters) -> str | None:
-    """Return why an initializer is not trained; None if it is."""
     passed = [u for u in view.uses[value.id] if value.id in routes.readers and _passes(view, value, u, routes)]
     if not passed:
         return _UNREACHED
@@ -216,10 +197,10 @@ def _rows(
     floats: Sequence[Value],
     left: Sequence[str],
     reasons: Mapping[str, str | None],
-    choices: tuple[set[str], set[str], Sequence[str], Mapping[str, str]],
+    choices: tuple[set[str], set[str]],
 ) -> Iterator[ParameterRow]:
     """Yield the rows of initializers; of those that no gradient reaches, the ones in the first of `choices`."""
-    named, excluded, one_row, twins = choices
+    named, excluded = choices
     for value in floats:
         assert value.tensor is not None
         name, shape = value.name, tuple(int(dim) for dim in value.tensor.dims)
@@ -228,12 +209,6 @@ def _rows(
             why = [f"read by {readers} ops"] if readers > 1 else []
             lookups = (padding_index(view.ops[use.op].node) for use in view.uses[value.id])
             why += [f"look-ups of row {row} are padding" for row in {*lookups} - {None}]
-            if name in one_row:
-                row = row_of(view.model.array(value.tensor)).shape
-                why.append(f"its {math.prod(shape) // math.prod(row)} rows are copies of one")
-                shape = row
-            if name in twins:
-                why.append(f"holds the numbers of {twins[name]!r}, from which it parts: one weight that was split?")
             if reasons[name] is not None:
                 why.append(f"named in parameters, although it is {reasons[name]}")
             yield ParameterRow(name, TRAINED, shape, ", ".join(why))

@@ -11,11 +11,43 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import int_attribute
+from amp_rewrite.ir.dataflow import casts_floats, origin
+from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
+from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.train.objective.divisor import share_of
-from amp_rewrite.train.objective.logits import Activation, activation
-from amp_rewrite.train.objective.loss_text import LossCall
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """The Softmax or Sigmoid behind a value: its op type, its input, and the axis of a Softmax."""
+
+    kind: str
+    logits: ValueId
+    axis: int | None = None
+
+
+def activation(view: View, value: ValueId, shapes: Mapping[ValueId, Shape]) -> Activation | None:
+    """Return the Softmax or Sigmoid behind a value, through copies and Casts; None without one.
+
+    `shapes`: those of values as far as they are known.
+    """
+    value = origin(view, value, lambda op: op.inputs[0] if op.kind == "Identity" or casts_floats(view, op) else None)
+    op = view.producer(value)
+    if op is None or op.kind not in ("Softmax", "Sigmoid") or op.inputs[0] is None:
+        return None
+    if op.kind == "Sigmoid":
+        return Activation(op.kind, op.inputs[0])
+    rank = len(shapes.get(value, ()))
+    if not rank:
+        return None
+    of_rows = view.opset >= FIRST_ROW_SOFTMAX
+    axis = int_attribute(op.node, "axis", -1 if of_rows else 1) % rank
+    # before opset 13 a softmax runs over all axes from this one on
+    return Activation(op.kind, op.inputs[0], axis) if of_rows or axis == rank - 1 else None
+
 
 DEFAULT_TARGET = "targets"
 CLASSES, SHARES, LOGARITHMS = "classes", "shares of classes", "logarithms of shares"
@@ -58,6 +90,16 @@ class AppendedLoss(NamedTuple):
     value: str
     metrics: Mapping[str, str]
     target: TargetInput | None
+
+
+@dataclass(frozen=True, slots=True)
+class LossCall:
+    """A loss as text. `target` is None if the text names none."""
+
+    loss: str
+    prediction: str
+    target: str | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -197,15 +239,6 @@ class Prediction:
 
     # -- targets ---------------------------------------------------------------------------------------
 
-    def second_value(self) -> str | None:
-        """The value of the model that stands in the place of the target, in float32; None without one."""
-        name = self.call.target
-        if name is None:
-            return None
-        if self.b.known(name) is None:
-            raise TrainingError(f"the model has no value {name!r}; {self.call.loss} takes two values of the model")
-        return self.b.cast(name, DType.FLOAT)
-
     def targets(self, shape: Shape, *kinds: DType) -> str:
         """Return the input of the targets, appended if new. TrainingError for another type or shape."""
         return self._input("target", self.call.target or DEFAULT_TARGET, shape, kinds)
@@ -309,6 +342,5 @@ class Prediction:
 
 
 def _agree(shape: Shape, other: Shape) -> bool:
-    """True if two shapes may be equal."""
     pairs = zip(shape, other, strict=False)
     return len(shape) == len(other) and all(a == c or isinstance(a, str) or isinstance(c, str) for a, c in pairs)

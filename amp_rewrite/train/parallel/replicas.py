@@ -120,7 +120,6 @@ def join_replicas(backend: str | None = None, *, timeout: float = TIMEOUT) -> It
 
 
 def _device(backend: str, gpus: int) -> str:
-    """Return the device for buckets of a backend. TrainingError for nccl unless the process sees exactly one GPU."""
     if backend != "nccl":
         return "cpu"
     if gpus != 1:

@@ -28,7 +28,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.parallel.replicas import Replicas, averaged, check_strategy
-from amp_rewrite.train.step.batch_check import read_by
+from amp_rewrite.train.step.batches import read_by
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.graph import REGION
@@ -173,7 +173,6 @@ def cut(model: Model) -> SplitStep:
 
 
 def _half(model: Model, nodes: Sequence[NodeProto], extra: Sequence[str], outputs: Sequence[str]) -> Model:
-    """Return a model of some nodes of another, with the inputs and initializers that they read, and `extra` inputs."""
     graph = model.proto.graph
     read = set(names_read(nodes))
     existing = {v.name: v for v in graph.output}

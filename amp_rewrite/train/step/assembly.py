@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from onnx import ValueInfoProto
@@ -13,7 +14,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.deploy.session import process
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError
+from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
@@ -25,15 +26,15 @@ from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.report import Report
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import backward, differentiable
-from amp_rewrite.rewrite.autodiff.lowering.opset import for_gradients
+from amp_rewrite.rewrite.autodiff.lowering.forms import for_gradients
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import RandomState, with_random_state
 from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import PAINTING, Painting, Request
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.module_parameters import module_notes
 from amp_rewrite.train.objective.parameters import Selection
-from amp_rewrite.train.objective.repeated_rows import with_one_row
 from amp_rewrite.train.objective.training_mode import in_training, statistics
 from amp_rewrite.train.update.graph import REGION, Buffers
 
@@ -87,7 +88,7 @@ class Prepared:
         graph = aim.model.proto.graph
         statistics(graph.node, (t.name for t in graph.initializer))  # before all else
         selection = select(View.of(aim.model), aim.loss)
-        stateful, random = with_random_state(with_one_row(aim.model, selection.one_row))
+        stateful, random = with_random_state(aim.model)
         updated = statistics(stateful.proto.graph.node, (t.name for t in stateful.proto.graph.initializer))
         ready = differentiable(stateful, aim.loss, selection.names)
         tensors = {t.name: t for t in ready.proto.graph.initializer}
@@ -125,23 +126,21 @@ def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str
     return replace(model, proto=proto)
 
 
-def with_state(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Model:
-    """Return a model in which these initializers are inputs; one of a smaller shape is its row."""
-    dims = {t.name: tuple(t.dims) for t in model.proto.graph.initializer}
-    b = Builder.of(with_one_row(model, [name for name, shape in shapes.items() if dims[name] != shape]))
-    for name in shapes:
+def with_state(model: Model, names: Iterable[str]) -> Model:
+    """Return a model in which these initializers are inputs."""
+    b = Builder.of(model)
+    for name in names:
         b.promote(name)
     return b.model()
 
 
 def with_values(model: Model, values: Mapping[str, Array]) -> Model:
-    """Return the model with these values of initializers; one row stands for copies of it along the first axis."""
+    """Return the model with these values of initializers."""
     proto = clone(model.proto)
     for tensor in proto.graph.initializer:
         if tensor.name in values:
-            dims = tuple(tensor.dims)
-            full = np.broadcast_to(values[tensor.name], dims)
-            tensor.CopyFrom(from_array(np.ascontiguousarray(full).reshape(dims), tensor.name))
+            array = np.ascontiguousarray(values[tensor.name]).reshape(tuple(tensor.dims))
+            tensor.CopyFrom(from_array(array, tensor.name))
     return replace(model, proto=proto)
 
 
@@ -171,3 +170,42 @@ def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Re
         )
     converted = finish(draft, draft.paint(pins))
     return converted.result, converted.report
+
+
+def bind(model: object, values: Mapping[str, object], *, folder: str | Path | None = None) -> Model:
+    """Return a new model with some inputs replaced by initializers.
+
+    Exporters merge equal initializers and fold weights into others; parameters exported as inputs stay separate, each
+    under its name.
+
+    Args:
+        model: as `Model.load` takes it; it is not changed.
+        values: arrays by input name.
+        folder: where the external data of a ModelProto lies.
+
+    Returns:
+        The model with fewer inputs.
+
+    Raises:
+        TrainingError: a name is not an input, or a value has another type or shape.
+
+    Example:
+        >>> import numpy as np
+        >>> from amp_rewrite.train import bind
+        >>> [v.name for v in bind("model.onnx", {"image": np.zeros((2, 1, 8, 8), np.float32)}).proto.graph.input]
+        []
+    """
+    source = Model.load(model, folder=folder)
+    ports = {port.name: port for port in input_ports(source)}
+    proto = clone(source.proto)
+    for name, value in values.items():
+        if name not in ports:
+            raise TrainingError(f"{name!r} is not an input of the model; its inputs are {', '.join(map(repr, ports))}")
+        array, port = np.asarray(value), ports[name]
+        if not port.admits(array.shape) or port.dtype is None or port.dtype.numpy != array.dtype:
+            expected = f"{port.dtype.spelling if port.dtype else 'not a tensor'} {list(port.shape or ())}"
+            actual = f"{array.dtype} {list(array.shape)}"
+            raise TrainingError(f"the value of {name!r} is {actual}, but the input is {expected}; convert the value")
+        proto.graph.initializer.append(from_array(np.ascontiguousarray(array).reshape(array.shape), name))
+    refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in values])
+    return replace(source, proto=proto)

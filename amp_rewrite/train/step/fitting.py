@@ -11,12 +11,10 @@ from typing import Any, TypedDict
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.keras.metrics import MetricsGiven
-from amp_rewrite.train.step.batch_means import BatchMeans
-from amp_rewrite.train.step.callbacks import Callback, Monitor, callbacks_of, stops
+from amp_rewrite.train.step.batches import BatchMeans, Rows, with_targets
+from amp_rewrite.train.step.callbacks import Callback, EarlyStopping, callbacks_of, stops
 from amp_rewrite.train.step.health import Health
-from amp_rewrite.train.step.rows import Rows, with_targets
-from amp_rewrite.train.update.plain_numbers import whole_number
-from amp_rewrite.train.update.schedules import rate_of_config
+from amp_rewrite.train.update.schedules import rate_of_config, whole_number
 
 Progress = Callable[[int, int], None]
 Rate = float | Callable[[int], float]
@@ -32,7 +30,7 @@ class FitOptions(TypedDict, total=False):
         validation_data: data to evaluate after each epoch, such as (x, y).
         validation_split: evaluate the last rows of arrays, this share of them, and do not train on them.
         metrics: metrics of the validation data, as `evaluate` takes them.
-        callbacks: `EarlyStopping`, `BestCheckpoint`, and functions of the number of an epoch, from 0, and its numbers;
+        callbacks: `EarlyStopping`, and functions of the number of an epoch, from 0, and its numbers;
             one that returns True stops.
         first_epoch: number of the first epoch, for a run that is resumed.
         steps_per_epoch: runs of an epoch; the next one goes on where it ends, and data that end begin again.
@@ -76,35 +74,6 @@ class History:
         """The numbers of all epochs by name, as in Keras."""
         names = dict.fromkeys(name for epoch in self.epochs for name in epoch)
         return {name: [epoch[name] for epoch in self.epochs if name in epoch] for name in names}
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Means over data, those of all rows together.
-
-    A batch weighs its targets that are not ignored, times the weights of their classes in the loss, as in torch's mean.
-    A batch that is ignored as a whole has the weight 0. Batches of other losses weigh their rows. As a sequence it is
-    [loss, *metrics], as in Keras.
-
-    Attributes:
-        loss: the loss.
-        metrics: metrics by name.
-        rows: number of rows.
-    """
-
-    loss: float
-    metrics: Mapping[str, float]
-    rows: int
-
-    def __iter__(self) -> Iterator[float]:
-        return iter((self.loss, *self.metrics.values()))
-
-    def __len__(self) -> int:
-        return 1 + len(self.metrics)
-
-    def __getitem__(self, place: int) -> float:
-        numbers: list[float] = [*self]
-        return numbers[place]
 
 
 def range_of(epochs: int, options: FitOptions) -> range:
@@ -177,7 +146,7 @@ class Fitting:
         steps = None if steps is None else whole_number("steps_per_epoch", steps, 1)
         return cls(trainer, rows, feed, validation, callbacks, asked, steps, metrics=metrics)
 
-    def run(self, epochs: range, learning_rate: Rate | str | None, progress: Progress | None) -> History:
+    def run(self, epochs: range, learning_rate: Rate | None, progress: Progress | None) -> History:
         """Run the epochs."""
         trainer = self.trainer
         rate: Rate | None = rate_of_config(learning_rate)
@@ -185,8 +154,8 @@ class Fitting:
         per_epoch = self.steps or (self.rows.count if self.rows is not None else len(self.feed) if progress else 0)
         total, stream = len(epochs) * per_epoch, self._stream(epochs.start)
         with ExitStack() as stack:
-            for callback in (c for c in self.callbacks if isinstance(c, Monitor)):
-                callback.begin(trainer)
+            for callback in (c for c in self.callbacks if isinstance(c, EarlyStopping)):
+                callback.begin()
                 stack.callback(callback.end, trainer)
             for epoch in epochs:
                 batches = self._batches(epoch) if self.steps is None else islice(stream, self.steps)
@@ -200,7 +169,6 @@ class Fitting:
         return History(tuple(self.losses), metrics, skipped, nonfinite, tuple(self.epochs))
 
     def _batches(self, epoch: int) -> Any:
-        """Return the batches of an epoch."""
         rows = self.rows
         return self.feed if rows is None else self.trainer.feed(lambda: rows.batches(epoch))
 
@@ -213,7 +181,6 @@ class Fitting:
     def _epoch(
         self, batches: Iterable[Any], learning_rate: Rate | None, health: Health, done: Callable[[int], object]
     ) -> dict[str, float]:
-        """Run one epoch; return its numbers."""
         trainer, step, skipped = self.trainer, self.trainer.step, self.trainer.skipped
         sums, start = BatchMeans(step.loss, step.metrics, step.target, step.weight), time.perf_counter()
         for number, batch in enumerate(batches):

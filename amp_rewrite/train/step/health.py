@@ -117,7 +117,6 @@ def _gradients(step: TrainingStep, model: Model) -> dict[str, str]:
 
 
 def _place(producers: Mapping[str, int], nodes: Any, gradient: str) -> int:
-    """Place of the node that computes a gradient before it is unscaled."""
     place = producers.get(gradient, -1)
     node = nodes[place]
     return producers.get(node.input[0], place) if node.op_type == "Div" else place

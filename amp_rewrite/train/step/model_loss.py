@@ -11,30 +11,105 @@ from typing import Any, Unpack
 import numpy as np
 
 from amp_rewrite.deploy.session import process
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
+from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
-from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, initial_random_state
+from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, RandomState, initial_random_state
+from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import Painting
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
-from amp_rewrite.train.keras.variables import Summable, Variable
+from amp_rewrite.train.keras.variables import Loss, Variable
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
-from amp_rewrite.train.objective.parameters import ParameterGlobs
+from amp_rewrite.train.objective.parameters import ParameterGlobs, trained
+from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step import checkpoint
-from amp_rewrite.train.step.assembly import policy_of, with_values
-from amp_rewrite.train.step.batch_check import batches, check_batch
+from amp_rewrite.train.step.assembly import Prepared, lowered, policy_of, with_values
+from amp_rewrite.train.step.batches import batch_model, batches, check_batch
+from amp_rewrite.train.step.checkpoint import by_path
 from amp_rewrite.train.step.execution import HoldsSession
-from amp_rewrite.train.step.loss_graph import LossGraph, loss_graph
-from amp_rewrite.train.step.optimizer_state import by_path
 from amp_rewrite.train.step.prediction import predicted, predictor
-from amp_rewrite.train.step.training_report import TrainingReport
-from amp_rewrite.train.update.graph import StateVariable
-from amp_rewrite.train.update.optimizers import initial_slots
+from amp_rewrite.train.step.training_report import TrainingReport, model_name
+from amp_rewrite.train.update.graph import Buffers, StateVariable
+from amp_rewrite.train.update.optimizer import initial_slots
+
+
+@dataclass(frozen=True, eq=False)
+class LossGraph:
+    """A runner with the names of its values.
+
+    `gradients`: outputs by parameter. `buffers`: the running statistics by input, each with its output and its first
+    value. `random`: the inputs of the random state. `source`: the model as it was given. `declared`: a model of the
+    inputs of a batch. `target`: that of the loss.
+    """
+
+    runner: Runner
+    providers: tuple[str, ...]
+    initial: Mapping[str, Array]
+    loss: str
+    metrics: tuple[str, ...]
+    seed: str
+    gradients: Mapping[str, str]
+    buffers: Buffers
+    random: RandomState | None
+    source: Model
+    declared: Model
+    target: TargetInput | None
+    fingerprint: str
+    report: TrainingReport
+
+
+def loss_graph(
+    source: Model, loss: str, choice: ParameterGlobs, policy: Policy, training_mode: bool, painting: Painting
+) -> LossGraph:
+    """Build the graph of a loss of a model and open it, on CUDA if available, else emulated on the CPU.
+
+    Errors are those of `training_step`.
+    """
+    held = choice.freezes if training_mode else None
+    ready = Prepared.of(source, loss, held, lambda view, name: trained(view, name, choice))
+    b, aim = ready.b, ready.aim
+    seed = b.input("seed", DType.FLOAT, ())
+    grads = {
+        name: b.output(f"{name}_grad", DType.FLOAT, b.shape(name), source=gradient)
+        for name, gradient in ready.gradients(seed).items()
+    }
+    buffers = {
+        name: (b.output(f"{name}_next", DType.FLOAT, start.shape, source=new), start)
+        for name, (new, start) in ready.buffers.items()
+    }
+    whole = ready.with_results((*grads.values(), *(new for new, _ in buffers.values())))
+    random = () if ready.random is None else (ready.random.state, ready.random.replica)
+    taken = {seed, *ready.initial, *buffers, *random, *(tensor.name for tensor in whole.proto.graph.initializer)}
+    batch = [v.name for v in whole.proto.graph.input if v.name not in taken]
+    result, conversion = lowered(whole, policy, painting)
+    providers = (CUDA, CPU) if cuda_opens() else (CPU,)
+    if conversion is not None and CUDA not in providers:
+        result = emulate(result)
+    report = TrainingReport(model_name(source), loss, ready.selection.rows, ready.notes, conversion)
+    return LossGraph(
+        runner=Runner.open(result, SessionOptions(providers=providers)),
+        providers=providers,
+        initial=ready.initial,
+        loss=aim.loss,
+        metrics=aim.metrics,
+        seed=seed,
+        gradients=grads,
+        buffers=buffers,
+        random=ready.random,
+        source=source,
+        declared=batch_model(whole, batch),
+        target=aim.target,
+        fingerprint=fingerprint(source).graph,
+        report=report,
+    )
+
 
 _BUFFER = "buffer/"
 """Prefix of paths of running statistics in checkpoints."""
@@ -91,11 +166,11 @@ class Weights:
 
 
 @dataclass(frozen=True, eq=False)
-class ModelLoss(HoldsSession, Summable):
+class ModelLoss(HoldsSession, Loss):
     """A `Differentiable` loss of a model: call it for its value, or compute its gradients from a seed.
 
     In training mode gradients also move running statistics and draw the next random numbers; calls for the value see
-    the same numbers as the gradients after them. Sums and multiples are losses again, as in `loss.on(batch) / 4`.
+    the same numbers as the gradients after them. Multiples are losses again, as in `loss.on(batch) / 4`.
 
     Attributes:
         variables: the model's parameters; an assigned value is used from the next call on.
@@ -131,7 +206,7 @@ class ModelLoss(HoldsSession, Summable):
         require("ModelLoss")
         chosen = policy_of(process.policy_of_sessions() if policy is None else policy)
         source = Model.load(model, folder=folder)
-        choice = ParameterGlobs(parameters, freeze, ModuleParameters.of(model, source))
+        choice = ParameterGlobs(parameters, freeze, ModuleParameters.of(source))
         return cls.of_graph(loss_graph(source, loss, choice, chosen, training_mode, painting), Weights(), seed)
 
     @classmethod

@@ -15,8 +15,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.keras.variables import ArrayLike
 from amp_rewrite.train.step.assembly import with_state
-from amp_rewrite.train.step.batch_check import batch_model
-from amp_rewrite.train.step.rows import Rows
+from amp_rewrite.train.step.batches import Rows, batch_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +56,7 @@ class Predictions(ArrayLike):
 
 def predictor(source: Model, weights: Mapping[str, Array], providers: Sequence[str]) -> Runner:
     """Return a runner of the model itself, with these weights as inputs."""
-    model = with_state(source, {name: array.shape for name, array in weights.items()})
+    model = with_state(source, weights)
     return Runner.open(model, SessionOptions(providers=tuple(providers)))
 
 

@@ -33,13 +33,13 @@ from amp_rewrite.train.step.assembly import (
     with_state,
     with_values,
 )
-from amp_rewrite.train.step.optimizer_state import brought
-from amp_rewrite.train.step.size_hints import size_hints
-from amp_rewrite.train.step.training_report import TrainingReport, model_name
-from amp_rewrite.train.update import optimizers
+from amp_rewrite.train.step.checkpoint import brought
+from amp_rewrite.train.step.training_report import TrainingReport, model_name, size_hints
 from amp_rewrite.train.update.graph import ForwardPass, Scaling, StateVariable, Update, append_update
-from amp_rewrite.train.update.optimizers.parameter_group import check_matched
-from amp_rewrite.train.update.plain_numbers import whole_number
+from amp_rewrite.train.update.optimizer import Optimizer
+from amp_rewrite.train.update.optimizers import named
+from amp_rewrite.train.update.parameter_group import check_matched
+from amp_rewrite.train.update.schedules import whole_number
 
 _POLICY = "policy"  # the default for `loss_scale`: the policy's loss scale
 
@@ -80,7 +80,7 @@ class TrainingStep:
     applied: str
     learning_rate: str
     target: TargetInput | None
-    optimizer: optimizers.Optimizer
+    optimizer: Optimizer
     owner: StatefulOptimizer | None
     loss_scale: LossScale | None
     policy: Policy
@@ -134,7 +134,12 @@ class TrainingStep:
         if not self.training_mode:
             return self.model, self.loss, self.metrics, self.weight
         aim = losses.objective(self._forward(), self.objective)
-        return with_outputs(with_state(aim.model, self._shapes), outputs_of(aim), ()), aim.loss, aim.metrics, aim.weight
+        return (
+            with_outputs(with_state(aim.model, self._changed), outputs_of(aim), ()),
+            aim.loss,
+            aim.metrics,
+            aim.weight,
+        )
 
     def prediction(self) -> Model:
         """Return a float32 model that computes the outputs of the trained model from batch and state.
@@ -142,12 +147,11 @@ class TrainingStep:
         Raises:
             TrainingError: the step was read from a file without its model.
         """
-        return with_state(self._forward(), self._shapes)
+        return with_state(self._forward(), self._changed)
 
     @property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the initializers of the model that a step changes."""
-        return {s.input: s.initial.shape for s in self.state if s.name.startswith(("parameter/", "buffer/"))}
+    def _changed(self) -> tuple[str, ...]:
+        return tuple(s.input for s in self.state if s.name.startswith(("parameter/", "buffer/")))
 
     def _forward(self) -> Model:
         if self.forward is None:
@@ -160,14 +164,14 @@ class TrainingStep:
         Raises:
             TrainingError: the step was read from a file without its model.
         """
-        return with_values(self._forward(), {name: state[name] for name in self._shapes})
+        return with_values(self._forward(), {name: state[name] for name in self._changed})
 
 
 def training_step(
     model: object,
     *,
     loss: str,
-    optimizer: optimizers.Optimizer | StatefulOptimizer | str = "sgd",
+    optimizer: Optimizer | StatefulOptimizer | str = "sgd",
     loss_scale: object = _POLICY,
     policy: str | Policy | None = None,
     parameters: str | Sequence[str] | None = None,
@@ -225,7 +229,7 @@ def training_step(
     rule, scale = _rule_and_scale(optimizer, loss_scale, policy)
     micro_batches, seed = whole_number("micro_batches", micro_batches, 1), whole_number("seed", seed, 0)
     source = Model.load(model, folder=folder)
-    choice = ParameterGlobs(parameters, freeze, ModuleParameters.of(model, source))
+    choice = ParameterGlobs(parameters, freeze, ModuleParameters.of(source))
     held = (lambda name: choice.freezes(name) or rule.group_of(name).frozen) if training_mode else None
     ready = Prepared.of(source, loss, held, lambda view, name: _unfrozen(view, name, choice, rule))
     b, aim = ready.b, ready.aim
@@ -263,16 +267,15 @@ def training_step(
 
 
 def _rule_and_scale(
-    optimizer: optimizers.Optimizer | StatefulOptimizer | str, loss_scale: object, policy: Policy
-) -> tuple[optimizers.Optimizer, LossScale | None]:
-    """Return the optimizer and the loss scale: the argument, else the optimizer's own scale, else the policy's."""
+    optimizer: Optimizer | StatefulOptimizer | str, loss_scale: object, policy: Policy
+) -> tuple[Optimizer, LossScale | None]:
     if loss_scale == _POLICY:
         own = getattr(optimizer, "loss_scale", None)
         loss_scale = policy.loss_scale if own is None else own
     if isinstance(optimizer, StatefulOptimizer):
         optimizer = optimizer.rule
-    rule = optimizers.named(optimizer) if isinstance(optimizer, str) else optimizer
-    if not isinstance(rule, optimizers.Optimizer):
+    rule = named(optimizer) if isinstance(optimizer, str) else optimizer
+    if not isinstance(rule, Optimizer):
         raise TrainingError(f"not an optimizer: {optimizer!r}; pass an Optimizer such as SGD(0.1), or its name")
     scale = scales.get(loss_scale)
     if scale is not None and type(scale) not in (scales.FixedLossScale, scales.DynamicLossScale):
@@ -283,8 +286,7 @@ def _rule_and_scale(
     return rule, scale
 
 
-def _unfrozen(view: View, loss: str, choice: ParameterGlobs, rule: optimizers.Optimizer) -> Selection:
-    """Return the trained parameters without those that the optimizer's groups freeze."""
+def _unfrozen(view: View, loss: str, choice: ParameterGlobs, rule: Optimizer) -> Selection:
     selection = trained(view, loss, choice)
     check_matched(rule.groups, selection.names)
     frozen = [glob.escape(name) for name in selection.names if rule.group_of(name).frozen]
@@ -295,7 +297,6 @@ def _unfrozen(view: View, loss: str, choice: ParameterGlobs, rule: optimizers.Op
 
 
 def _batch(whole: Model, update: Update) -> tuple[str, ...]:
-    """Inputs that are not state, not the learning rate, and have no default value."""
     graph = whole.proto.graph
     taken = {update.learning_rate, *(s.input for s in update.state), *(t.name for t in graph.initializer)}
     return tuple(v.name for v in graph.input if v.name not in taken)

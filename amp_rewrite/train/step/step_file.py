@@ -26,8 +26,8 @@ from amp_rewrite.settings.loss_scale import serialize
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.update import optimizers
 from amp_rewrite.train.update.graph import StateVariable
+from amp_rewrite.train.update.optimizers import deserialize
 
 KEY = "amp_rewrite.training_step"
 VERSION = 1
@@ -178,7 +178,7 @@ def _step(
         state=state,
         metrics=tuple(metadata["metrics"]),
         target=_target(metadata),
-        optimizer=optimizers.deserialize(metadata["optimizer"], custom_objects),
+        optimizer=deserialize(metadata["optimizer"], custom_objects),
         owner=None,
         loss_scale=scales.get(metadata["loss_scale"]),
         policy=Policy(metadata["policy"]),
@@ -201,7 +201,6 @@ def _described(step: TrainingStep) -> dict[str, Any]:
 
 
 def _metadata(text: str, path: str | Path) -> dict[str, Any]:
-    """Parse the metadata of a step. TrainingError if they are damaged or of another version."""
     try:
         metadata: dict[str, Any] = json.loads(text)
     except ValueError as cause:

@@ -22,17 +22,15 @@ from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.keras.metrics import MetricsGiven, metrics_of
 from amp_rewrite.train.step import checkpoint
-from amp_rewrite.train.step.batch_check import batch_model, check_batch
-from amp_rewrite.train.step.batch_check import batches as batches_of
-from amp_rewrite.train.step.evaluation import Evaluation
-from amp_rewrite.train.step.execution import Execution, HoldsSession, Steps
-from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, Scores, range_of
+from amp_rewrite.train.step.batches import Rows, Scores, batch_model, check_batch, with_targets
+from amp_rewrite.train.step.batches import batches as batches_of
+from amp_rewrite.train.step.checkpoint import by_path, check_unchanged, scale_state, shown, slots_of
+from amp_rewrite.train.step.execution import Evaluation, Execution, HoldsSession, Steps
+from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, range_of
 from amp_rewrite.train.step.health import first_bad_gradient
-from amp_rewrite.train.step.optimizer_state import by_path, check_unchanged, scale_state, shown, slots_of
 from amp_rewrite.train.step.prediction import Predictions, predicted_rows
-from amp_rewrite.train.step.rows import Rows, with_targets
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.update.plain_numbers import whole_number
+from amp_rewrite.train.update.schedules import whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +167,7 @@ class Trainer(HoldsSession):
         batch_size: int | None = None,
         epochs: int = 1,
         *,
-        learning_rate: Rate | str | None = None,
+        learning_rate: Rate | None = None,
         progress: Progress | None = None,
         **options: Unpack[FitOptions],
     ) -> History:
@@ -185,7 +183,7 @@ class Trainer(HoldsSession):
             y: the targets of all rows; None: they are in `x`.
             batch_size: rows of a batch cut from arrays; 32 by default. The last batch may have fewer.
             epochs: passes over the batches.
-            learning_rate: a number ≥ 0, a `Schedule` or its text, or a function of the step; None: the optimizer's.
+            learning_rate: a number ≥ 0, a `Schedule`, or a function of the step; None: the optimizer's.
             progress: called as `progress(done, total)` with runs; `amp_rewrite.progress_bar` draws it.
             **options: those of `FitOptions`, such as validation_data, seed and callbacks.
 
@@ -303,7 +301,6 @@ class Trainer(HoldsSession):
         return self._evaluation.scores(self._now.side, self._checked(data), asked)
 
     def _checked(self, batches: object) -> Iterator[Batch]:
-        """Yield batches whose targets are in range."""
         for number, batch in enumerate(self.feed(batches)):
             check_batch(self._declared, self.step.target, batch, number)
             yield batch
@@ -317,7 +314,6 @@ class Trainer(HoldsSession):
         checkpoint.save(path, self._saved(), self.step.fingerprint)
 
     def _saved(self) -> dict[str, Array]:
-        """Return the state by path in checkpoints, valid until the next step."""
         views = self._views()
         counts = {"count/skipped": self.skipped, "count/nonfinite": self.nonfinite}
         return {v.name: views[v.input] for v in self.step.state} | {n: np.array(c, np.int64) for n, c in counts.items()}

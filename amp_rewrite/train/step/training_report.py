@@ -8,12 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
+from amp_rewrite.deploy.doctor.advice import ALIGNED, better_size, misaligned
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import count
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import Row
-from amp_rewrite.train.objective.parameter_row import FOLDED, FROZEN, MERGED, TRAINED, ParameterRow
+from amp_rewrite.train.objective.module_parameters import FROZEN, TRAINED, ParameterRow
 
 _NUMBER = re.compile(r"\d+")
 _WIDTH = 60
@@ -32,7 +35,7 @@ class TrainingReport(Result):
     Attributes:
         model: the model's name.
         loss: the loss as text.
-        parameters: each float32 initializer and each parameter of the PyTorch module that is known, with its role.
+        parameters: each float32 initializer with its role.
         notes: how the loss reads its prediction, and what else was changed to train the model.
         conversion: the type of each op; None under a policy that lowers nothing.
 
@@ -109,8 +112,6 @@ class TrainingReport(Result):
 _WORDS = {
     TRAINED: "trained",
     FROZEN: "not trained",
-    MERGED: "merged by the exporter",
-    FOLDED: "folded by the exporter",
 }
 
 
@@ -147,3 +148,18 @@ def _range(values: Sequence[str]) -> str:
     if len(values) > 2 and whole == list(range(whole[0], whole[0] + len(whole))):
         return f"{values[0]}…{values[-1]}"
     return ",".join(values)
+
+
+def size_hints(model: Model, low: DType | None) -> tuple[str, ...]:
+    """Return one sentence on the fixed dimensions of a lowered step that are not multiples of 8; none without any."""
+    if low is None:
+        return ()
+    sizes = sorted({size for _, _, size in misaligned(View.of(model), low)})
+    if not sizes:
+        return ()
+    pads = ", ".join(f"{size} (pad to {better_size(size)})" for size in sizes[:4])
+    more = f" and {len(sizes) - 4} more" if len(sizes) > 4 else ""
+    return (
+        f"products in {low.spelling} have dimensions that are not multiples of {ALIGNED}: {pads}{more}; tensor cores"
+        f" run best on multiples of {ALIGNED}, and below 256 on powers of two",
+    )

@@ -20,7 +20,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, RandomState
 from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, LossScale, ScaleArithmetic, scale_after
-from amp_rewrite.train.update.optimizers import Arithmetic, Optimizer, initial_slots
+from amp_rewrite.train.update.optimizer import Arithmetic, Optimizer, initial_slots
 
 REGION = "amp.update"
 NEW = "new/"
@@ -265,7 +265,6 @@ class _Update:
         self.give("replica", random.replica, Operand(b, random.replica), np.array(0, np.int64), None)
 
     def adjust_scale(self, finite: str) -> None:
-        """Append `scale_after` as nodes."""
         b, rule = self.b, self.scaling.rule
         if not isinstance(rule, DynamicLossScale):
             return
@@ -289,7 +288,6 @@ class _Update:
         self.state.append(StateVariable(path, before, output, initial))
 
     def public(self, name: str, dtype: DType, shape: tuple[int, ...], op_type: str, *inputs: str) -> str:
-        """Append a node whose result is a graph output; return its name."""
         output = self.b.fresh(name)
         self.b.append(onnx.helper.make_node(op_type, inputs, [output], name=self.b.fresh(f"{REGION}/{name}")))
         return self.b.output(output, dtype, shape)

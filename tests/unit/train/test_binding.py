@@ -11,7 +11,7 @@ import pytest
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.train.interchange.binding import bind
+from amp_rewrite.train.step.assembly import bind
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 

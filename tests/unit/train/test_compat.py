@@ -21,7 +21,7 @@ from amp_rewrite.train.keras.loss_scale_optimizer import (
 )
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
-from amp_rewrite.train.step import loss_graph
+from amp_rewrite.train.step import model_loss
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.update.optimizers import SGD, Adam
 from support.train.nets import CROSS_ENTROPY, batches, mlp
@@ -390,8 +390,8 @@ def test_a_low_loss_is_emulated_where_cuda_does_not_open(
     policy: str, opens: bool, emulated: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[object] = []
-    real = loss_graph.emulate
-    monkeypatch.setattr(loss_graph, "cuda_opens", lambda: opens)
-    monkeypatch.setattr(loss_graph, "emulate", lambda model: calls.append(model) or real(model))
+    real = model_loss.emulate
+    monkeypatch.setattr(model_loss, "cuda_opens", lambda: opens)
+    monkeypatch.setattr(model_loss, "emulate", lambda model: calls.append(model) or real(model))
     ModelLoss.of(mlp(), CROSS_ENTROPY, policy=policy)
     assert len(calls) == emulated

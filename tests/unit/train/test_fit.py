@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from amp_rewrite.errors import FeedError, TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.loss_scale import DynamicLossScale
-from amp_rewrite.train.step.callbacks import BestCheckpoint, EarlyStopping
+from amp_rewrite.train.step.callbacks import EarlyStopping
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizers import Adam
 from support.train.nets import F32, batches, same, trainer
@@ -178,7 +177,7 @@ def test_early_stopping_ends_with_the_best_state() -> None:
         now[0] = next(rates)
 
     now[0] = next(rates)
-    stopping = EarlyStopping("val_loss", patience=2, restore_best=True)
+    stopping = EarlyStopping("val_loss", patience=2, restore_best_weights=True)
     options: dict[str, Any] = {"validation_split": 0.25, "callbacks": [following, stopping], "batch_size": 75}
     history = made.fit(data, epochs=9, learning_rate=lambda step: now[0], **options)
 
@@ -190,8 +189,8 @@ def test_early_stopping_ends_with_the_best_state() -> None:
 def test_patience_counts_epochs_without_improvement_as_keras_does(patience: int, epochs: int) -> None:
     stopping = EarlyStopping("val_loss", patience)
     losses = [1.0, 0.5, 0.5, 0.6, 0.7, 0.8]
-    stopping.begin(_trainer())
-    stops = [stopping.epoch_end(_trainer(), e, {"val_loss": loss}) for e, loss in enumerate(losses)]
+    stopping.begin()
+    stops = [stopping.epoch_end(_trainer(), {"val_loss": loss}) for loss in losses]
     assert stops.index(True) + 1 == epochs
 
 
@@ -201,14 +200,14 @@ def test_patience_counts_epochs_without_improvement_as_keras_does(patience: int,
 )
 def test_a_monitor_knows_by_the_name_what_is_better(monitor: str, better: float) -> None:
     stopping = EarlyStopping(monitor)
-    assert stopping.improved({monitor: 0.5}) and stopping.improved({monitor: better})
-    assert not stopping.improved({monitor: 0.5})
+    stopping.begin()
+    assert [stopping.epoch_end(_trainer(), {monitor: value}) for value in (0.5, better, 0.5)] == [False, False, True]
 
 
 def test_a_monitor_asks_for_the_mode_of_a_name_that_it_does_not_know() -> None:
     with pytest.raises(TrainingError, match=r"by the name if 'val_worst' should fall or rise; say mode='min'"):
         EarlyStopping("val_worst")
-    assert EarlyStopping("val_worst", mode="min").improved({"val_worst": 1.0})
+    EarlyStopping("val_worst", mode="min")
 
 
 def test_a_function_of_an_epoch_is_a_callback_needs_no_list_and_stops_if_it_says_so() -> None:
@@ -272,15 +271,6 @@ def test_a_run_that_skips_all_steps_ends_with_one_warning() -> None:
     assert told.startswith("weights are NaN, since steps with nonfinite gradients were applied: first that of 'b2'")
 
 
-def test_the_best_checkpoint_is_written(tmp_path: Path) -> None:
-    made = _trainer()
-    saved = BestCheckpoint(tmp_path / "best-{epoch}.npz", "accuracy")
-    history = made.fit(_arrays(), epochs=3, callbacks=[saved])
-    accuracy = [epoch["accuracy"] for epoch in history.epochs]
-    expected = [e for e in range(3) if e == 0 or accuracy[e] > max(accuracy[:e])]
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f"best-{e}.npz" for e in expected]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -322,9 +312,7 @@ def test_data_given_by_the_names_of_keras_are_told_of() -> None:
 
 @pytest.mark.parametrize("given", [[object()], EarlyStopping, "EarlyStopping"])
 def test_what_is_no_callback_says_so(given: Any) -> None:
-    with pytest.raises(
-        TrainingError, match=r"not a callback: .*; pass EarlyStopping\(…\), BestCheckpoint\(…\), or a func"
-    ):
+    with pytest.raises(TrainingError, match=r"not a callback: .*; pass EarlyStopping\(…\), or a func"):
         _trainer().fit(_arrays(), callbacks=given)
 
 

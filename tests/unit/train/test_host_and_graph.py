@@ -26,16 +26,9 @@ from amp_rewrite.settings.loss_scale import (
     all_finite,
 )
 from amp_rewrite.train.update.graph import Scaling, Update, append_update
-from amp_rewrite.train.update.optimizers import (
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    Optimizer,
-    RMSprop,
-    applied,
-    initial_slots,
-)
+from amp_rewrite.train.update.optimizer import Optimizer, applied, initial_slots
+from amp_rewrite.train.update.optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
+from amp_rewrite.train.update.parameter_group import ParameterGroup
 from support.train.nets import F32, parsed
 
 STEPS = 2_000
@@ -59,8 +52,8 @@ RULES: Rules = {
 }
 LATER: Rules = {
     "sgd": (SGD(0.1), ONE),
-    "groups": (AdamW(groups="*a rate=0.3 weight_decay=0.1; *b rate=3"), TWO),
-    "frozen group": (SGD(0.1, 0.9, global_clipnorm=0.5, groups="*b frozen"), TWO),
+    "groups": (AdamW(groups=[ParameterGroup("*a", rate=0.3, weight_decay=0.1), ParameterGroup("*b", rate=3.0)]), TWO),
+    "frozen group": (SGD(0.1, 0.9, global_clipnorm=0.5, groups=[ParameterGroup("*b", frozen=True)]), TWO),
     "nesterov of torch": (SGD(0.1, 0.9, nesterov=True, rate_in_momentum=False), ONE),
     "rmsprop of torch": (RMSprop(momentum=0.5, rate_in_momentum=False), ONE),
     "no decay on vectors": (AdamW(decay_biases_and_norms=False, weight_decay=0.1), ONE),

@@ -14,8 +14,8 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import Array
-from amp_rewrite.train.objective.logits import activation
 from amp_rewrite.train.objective.losses import objective
+from amp_rewrite.train.objective.prediction import activation
 from support.train.nets import F32, parsed
 
 RNG = np.random.default_rng(5)
@@ -61,16 +61,6 @@ def _huber(x: Array, t: Array, delta: float = 1.0) -> Array:
     return np.where(far < delta, far**2 / 2, delta * (far - delta / 2)).mean(1) / ROWS
 
 
-def _cosine(x: Array, t: Array) -> Array:
-    return (1 - (x * t).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(t, axis=1)) / ROWS
-
-
-def _contrastive(x: Array, temperature: float) -> float:
-    a, b = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (x, np.tanh(x)))
-    scores = a @ b.T / temperature
-    return -float(np.mean([np.diag(_log_softmax(s)).mean() for s in (scores, scores.T)]))
-
-
 def _loss(loss: str, target: Array | None, body: str = "y = Identity (x)", **more: Array) -> float:
     model = Model.load(parsed(f"net (float[{ROWS},{CLASSES}] x) => (float[{ROWS},{CLASSES}] y) {{ {body} }}"))
     aim = objective(model, loss)
@@ -107,7 +97,6 @@ WEIGHTS = f"class_weights={OF_CLASSES.tolist()}"
         ("mean_absolute_error(y, t)", lambda x, t: np.abs(x - t).mean(1) / ROWS, SOFT),
         ("huber(y, t)", _huber, SOFT),
         ("huber(y, t, delta=0.3)", lambda x, t: _huber(x, t, 0.3), SOFT),
-        ("cosine(y, t)", _cosine, SOFT),
     ],
 )
 def test_losses_follow_their_formulas_with_and_without_weights_of_rows(
@@ -123,12 +112,6 @@ def test_losses_follow_their_formulas_with_and_without_weights_of_rows(
 def test_a_softmax_is_read_through() -> None:
     body = "y = Softmax <axis = 1> (x)"
     assert _loss("cross_entropy(y, t)", LABELS, body) == pytest.approx(_cross_entropy(X, LABELS).sum(), rel=2e-6)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.1])
-def test_pairs_are_contrasted_in_both_directions(temperature: float) -> None:
-    loss = f"contrastive(y, z, temperature={temperature})"
-    assert _loss(loss, None, "y = Identity (x) z = Tanh (x)") == pytest.approx(_contrastive(X, temperature), rel=2e-6)
 
 
 @pytest.mark.parametrize(

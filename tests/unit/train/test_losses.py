@@ -14,8 +14,8 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.gradients import gradients
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.train.objective.loss_text import parsed as parsed_loss
 from amp_rewrite.train.objective.losses import Objective, objective
+from amp_rewrite.train.objective.losses import parsed as parsed_loss
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import F32, PLACE, mlp, parsed
@@ -190,38 +190,10 @@ def test_from_logits_keeps_a_softmax_that_is_meant() -> None:
         ("mean_absolute_error(y, t)", lambda f, x, t: f.l1_loss(x, t), SOFT, LOGITS),
         ("huber(y, t)", lambda f, x, t: f.huber_loss(x, t), SOFT, LOGITS),
         ("huber(y, t, delta=0.3)", lambda f, x, t: f.huber_loss(x, t, delta=0.3), SOFT, LOGITS),
-        (
-            "cosine(y, t)",
-            lambda f, x, t: f.cosine_embedding_loss(x, t, x.new_ones(ROWS)),
-            SOFT,
-            LOGITS,
-        ),
-        (
-            "contrastive(z)",
-            lambda f, x, t: 0.5 * sum(f.cross_entropy(s, _own_columns(x)) for s in (x @ x.tanh().T, x.tanh() @ x.T)),
-            None,
-            "y = Identity (x) h = Tanh (x) v = Transpose <perm = [1, 0]> (h) z = MatMul (x, v)",
-        ),
-        (
-            "contrastive(y, z, temperature=0.1)",
-            lambda f, x, t: 0.5 * sum(f.cross_entropy(s, _own_columns(x)) for s in _both(f, x, 0.1)),
-            None,
-            "y = Identity (x) z = Tanh (x)",
-        ),
     ],
 )
 def test_losses_of_numbers_and_pairs_equal_torch(loss: str, ours: Any, target: Array, body: str) -> None:
     _check(loss, body, ours, target)
-
-
-def _own_columns(x: Any) -> Any:
-    """Row i belongs to column i."""
-    return x.new_tensor(range(len(x))).long()
-
-
-def _both(f: Any, x: Any, temperature: float) -> tuple[Any, Any]:
-    scores = f.normalize(x) @ f.normalize(x.tanh()).T / temperature
-    return scores, scores.T
 
 
 @pytest.mark.torch
@@ -282,7 +254,6 @@ OF_ROWS = np.array([0.5, 0, 1, 2, 0.25, 3], F32)
             SOFT,
         ),
         ("huber(y, t, {})", lambda f, x, t, w: f.huber_loss(x, t, reduction="none").mean(1) * w / ROWS, SOFT),
-        ("cosine(y, t, {})", lambda f, x, t, w: (1 - f.cosine_similarity(x, t)) * w / ROWS, SOFT),
     ],
 )
 def test_rows_count_by_their_weights(loss: str, ours: Any, target: Array) -> None:
@@ -379,11 +350,6 @@ def test_of_logits_and_of_what_is_taken_for_them_nothing_is_told(body: str) -> N
             "delta=big of huber is neither a number nor a list of numbers, True or False; correct it",
         ),
         ("huber(y, t, delta=1, delta=2)", LOGITS, "huber sets delta twice; set it once"),
-        (
-            "contrastive(y)",
-            LOGITS,
-            "contrastive needs a square of similarities [batch, batch], or two embeddings; 'y' has shape [6, 5]",
-        ),
         (
             "cross_entropy(y, t, sample_weight=0.5)",
             LOGITS,

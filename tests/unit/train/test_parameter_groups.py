@@ -17,8 +17,8 @@ from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.step_file import load_step, save_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.optimizers import SGD, Adam, AdamW, ParameterGroup, deserialize, named
-from amp_rewrite.train.update.optimizers.parameter_group import is_bias_or_norm
+from amp_rewrite.train.update.optimizers import SGD, Adam, AdamW, deserialize
+from amp_rewrite.train.update.parameter_group import ParameterGroup, is_bias_or_norm
 from support.train.nets import F32, parsed
 
 NET = """net (float[N, 2] x) => (float[N, 3] logits)
@@ -46,20 +46,25 @@ def test_a_group_multiplies_the_rate_of_its_parameters() -> None:
 
 
 def test_a_rate_of_0_and_a_freeze_leave_the_same_values() -> None:
-    still, frozen = stepped(SGD(0.1, groups="bias rate=0")), stepped(SGD(0.1, groups="bias frozen"))
+    still, frozen = (
+        stepped(SGD(0.1, groups=[ParameterGroup("bias", rate=0.0)])),
+        stepped(SGD(0.1, groups=[ParameterGroup("bias", frozen=True)])),
+    )
 
     assert still["bias"].tolist() == [0.5, 0, -0.5] and "bias" not in frozen
     assert still["weight"].tobytes() == frozen["weight"].tobytes()
 
 
 def test_the_first_group_that_matches_holds() -> None:
-    optimizer = SGD(groups="b* rate=2; * frozen")
+    optimizer = SGD(groups=[ParameterGroup("b*", rate=2.0), ParameterGroup("*", frozen=True)])
 
     assert optimizer.group_of("bias").rate == 2 and optimizer.group_of("weight").frozen
 
 
 def test_the_report_lists_frozen_parameters_and_no_gradient_is_made_for_them() -> None:
-    step = training_step(parsed(NET), loss="cross_entropy(logits, label)", optimizer=SGD(groups="weight frozen"))
+    step = training_step(
+        parsed(NET), loss="cross_entropy(logits, label)", optimizer=SGD(groups=[ParameterGroup("weight", frozen=True)])
+    )
 
     assert step.parameters == ("bias",) and step.report is not None
     assert [row.role for row in step.report.parameters if row.name == "weight"] == ["frozen"]
@@ -67,7 +72,11 @@ def test_the_report_lists_frozen_parameters_and_no_gradient_is_made_for_them() -
 
 def test_a_group_without_a_parameter_is_an_error_with_the_names() -> None:
     with pytest.raises(TrainingError, match=r"parameter group 'wieght' matches none.*'weight'"):
-        training_step(parsed(NET), loss="cross_entropy(logits, label)", optimizer=SGD(groups="wieght frozen"))
+        training_step(
+            parsed(NET),
+            loss="cross_entropy(logits, label)",
+            optimizer=SGD(groups=[ParameterGroup("wieght", frozen=True)]),
+        )
 
 
 def test_biases_and_norms_decay_only_when_asked() -> None:
@@ -79,7 +88,7 @@ def test_biases_and_norms_decay_only_when_asked() -> None:
 
 
 def test_the_weight_decay_of_a_group_is_kept_for_biases() -> None:
-    optimizer = AdamW(decay_biases_and_norms=False, groups="bias weight_decay=0.5")
+    optimizer = AdamW(decay_biases_and_norms=False, groups=[ParameterGroup("bias", weight_decay=0.5)])
 
     assert optimizer.for_parameter("bias", (3,)).weight_decay == 0.5
     assert optimizer.for_parameter("scale", (3,)).weight_decay == 0
@@ -105,7 +114,9 @@ def test_a_bias_or_norm_is_told_by_shape_and_name(name: str, shape: tuple[int, .
 
 
 def test_an_optimizer_object_goes_the_steps_of_the_graph() -> None:
-    rule = AdamW(0.1, groups="weight rate=0.5; bias weight_decay=0.25", global_clipnorm=0.1)
+    rule = AdamW(
+        0.1, groups=[ParameterGroup("weight", rate=0.5), ParameterGroup("bias", weight_decay=0.25)], global_clipnorm=0.1
+    )
     start = {"weight": np.arange(6, dtype=F32).reshape(2, 3), "bias": np.ones(3, F32)}
     variables = [Variable(value, name=name) for name, value in start.items()]
     StatefulOptimizer(rule).apply_gradients([(np.ones_like(v.numpy()), v) for v in variables])
@@ -118,8 +129,8 @@ def test_an_optimizer_object_goes_the_steps_of_the_graph() -> None:
 
 def test_a_frozen_variable_has_no_slots_and_its_gradient_skips_no_step() -> None:
     free, frozen = Variable(np.ones(2, F32), name="free"), Variable(np.ones(2, F32), name="frozen")
-    optimizer = LossScaleOptimizer(Adam(0.1, groups="frozen frozen"), 8.0)
-    dynamic = LossScaleOptimizer(SGD(0.1, groups="frozen frozen"), "dynamic")
+    optimizer = LossScaleOptimizer(Adam(0.1, groups=[ParameterGroup("frozen", frozen=True)]), 8.0)
+    dynamic = LossScaleOptimizer(SGD(0.1, groups=[ParameterGroup("frozen", frozen=True)]), "dynamic")
     for each in (optimizer, dynamic):
         each.apply_gradients([(np.ones(2, F32), free), (np.full(2, np.nan, F32), frozen)])
 
@@ -127,29 +138,26 @@ def test_a_frozen_variable_has_no_slots_and_its_gradient_skips_no_step() -> None
     assert (optimizer.iterations, dynamic.iterations) == (1, 1) and free.numpy()[0] < 0.9
 
 
-def test_groups_survive_configurations_text_and_step_files(tmp_path: Path) -> None:
+def test_groups_survive_configurations_and_step_files(tmp_path: Path) -> None:
     rule = AdamW(0.5, groups=[ParameterGroup("b*", 2.0, 0.0), ParameterGroup("w*")], decay_biases_and_norms=False)
     step = training_step(parsed(NET), loss="cross_entropy(logits, label)", optimizer=rule)
     save_step(step, tmp_path / "step.onnx")
 
-    assert deserialize(json.loads(json.dumps(serialize(rule)))) == rule == named(rule.spelling)
+    assert deserialize(json.loads(json.dumps(serialize(rule)))) == rule
     assert load_step(tmp_path / "step.onnx").optimizer == rule
-    assert ParameterGroup("a b,c", frozen=True).spelling == "a?b?c frozen"
 
 
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ("a rte=2", "'rte=2' is not a setting"),
-        ("a rate=x", "'rate=x' is not a setting"),
-        ("a rate=1 rate=2", "'rate=2' is not a setting"),
         ([ParameterGroup], "not parameter groups"),
         (3, "not parameter groups"),
         ([{"pattern": "a", "lr": 1}], "not parameter groups"),
-        ("a rate=-1", "rate of parameter group 'a' must be at least 0"),
-        ("a weight_decay=inf", "weight_decay of parameter group 'a' must be at least 0"),
+        ("*.bias frozen", "not parameter groups"),
+        ([{"pattern": "a", "rate": -1}], "rate of parameter group 'a' must be at least 0"),
+        ([{"pattern": "a", "weight_decay": np.inf}], "weight_decay of parameter group 'a' must be at least 0"),
         ([{"pattern": "a", "frozen": 1}], "frozen of parameter group 'a' is 1"),
-        ([""], "pattern of a parameter group is ''"),
+        ([{"pattern": ""}], "pattern of a parameter group is ''"),
     ],
 )
 def test_groups_that_make_no_sense_are_refused(groups: Any, message: str) -> None:
@@ -166,7 +174,7 @@ def test_groups_go_the_steps_of_pytorch_with_param_groups() -> None:
     groups = [{"params": [theirs["body"]]}, {"params": [theirs["head"]], "lr": 0.1, "weight_decay": 0.2}]
     torch_optimizer = torch.optim.AdamW(groups, lr=0.01, eps=1e-7, weight_decay=0.01)
     ours = [Variable(value, name=name) for name, value in start.items()]
-    optimizer = StatefulOptimizer(AdamW(0.01, groups="head rate=10 weight_decay=0.2"))
+    optimizer = StatefulOptimizer(AdamW(0.01, groups=[ParameterGroup("head", rate=10.0, weight_decay=0.2)]))
     for _ in range(100):
         gradients = {name: np.array(rng.normal(size=(4, 3)), F32) for name in start}
         for name, parameter in theirs.items():

@@ -17,15 +17,12 @@ from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.step_file import load_step, save_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.optimizers import SGD, Adam, deserialize, named
+from amp_rewrite.train.update.optimizers import SGD, Adam, deserialize
 from amp_rewrite.train.update.schedules import (
     CosineDecay,
     ExponentialDecay,
-    OneCycle,
     Schedule,
-    StepDecay,
     WarmUp,
-    parsed_rate,
     rate_of_config,
     serialized_rate,
 )
@@ -35,9 +32,7 @@ NET = "net (float[N, 2] x) => (float[N, 3] logits) <float[2, 3] w = {1, -1, 2, 0
 BATCH = {"x": np.array([[1, 2], [-1, 1]], F32), "label": np.array([0, 2])}
 EACH = [
     CosineDecay(0.1, 10, 0.25),
-    StepDecay(0.1, 3),
     ExponentialDecay(0.1, 4, 0.5, staircase=True),
-    OneCycle(0.1, 10),
     WarmUp(WarmUp(CosineDecay(0.1, 10), 2, 0.05), 3),
 ]
 
@@ -74,14 +69,8 @@ def in_torch(make: Any, rate: float, steps: int) -> list[float]:
     ("schedule", "make"),
     [
         (CosineDecay(0.1, 49, 0.1), lambda lr, o: lr.CosineAnnealingLR(o, 49, 0.01)),
-        (StepDecay(0.1, 7, 0.5), lambda lr, o: lr.StepLR(o, 7, 0.5)),
         (ExponentialDecay(0.1, 1, 0.9), lambda lr, o: lr.ExponentialLR(o, 0.9)),
         (ExponentialDecay(0.1, 7, 0.5, staircase=True), lambda lr, o: lr.StepLR(o, 7, 0.5)),
-        (OneCycle(0.1, 51), lambda lr, o: lr.OneCycleLR(o, 0.1, 51)),
-        (
-            OneCycle(0.1, 60, 0.5, 10, 100),
-            lambda lr, o: lr.OneCycleLR(o, 0.1, 60, pct_start=0.5, div_factor=10, final_div_factor=100),
-        ),
         (WarmUp(0.1, 10, 0.02), lambda lr, o: lr.LinearLR(o, 0.2, 1.0, 10)),
     ],
 )
@@ -97,8 +86,7 @@ def test_cosine_after_warm_up_has_the_rates_of_transformers() -> None:
 
 
 def test_a_rate_stays_after_the_end_of_its_schedule() -> None:
-    for schedule, last in ((CosineDecay(0.1, 10, 0.25), 0.025), (OneCycle(0.1, 10), 0.1 / 25 / 1e4)):
-        assert schedule(1000) == pytest.approx(last)
+    assert CosineDecay(0.1, 10, 0.25)(1000) == pytest.approx(0.025)
 
 
 @pytest.mark.parametrize("schedule", EACH, ids=lambda s: type(s).__name__)
@@ -158,8 +146,6 @@ def test_a_step_file_holds_the_schedule_also_one_of_your_own(tmp_path: Path) -> 
         (lambda: CosineDecay(0.1, 0), "decay_steps of CosineDecay must be a finite number of at least 1, not 0"),
         (lambda: CosineDecay(-0.1, 5), "initial_learning_rate of CosineDecay must be a finite number of at least 0"),
         (lambda: CosineDecay("fast", 5), "must be a finite number of at least 0, not 'fast'"),
-        (lambda: OneCycle(0.1, 1), "is not a cycle"),
-        (lambda: OneCycle(0.1, 9, 1.0), "is not a cycle"),
         (lambda: WarmUp(None, 5), "after of WarmUp must be a finite number"),
         (lambda: CosineDecay.from_config({"steps": 3}), "it has initial_learning_rate, decay_steps, alpha"),
         (lambda: SGD({"class_name": "Nothing", "config": {}}), r"use the result of serialize\(\) of CosineDecay, Exp"),
@@ -169,48 +155,3 @@ def test_a_step_file_holds_the_schedule_also_one_of_your_own(tmp_path: Path) -> 
 def test_a_schedule_that_makes_no_sense_is_refused(make: Any, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         make()
-
-
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [
-        ("cosine(0.1, 10, alpha=0.25)", CosineDecay(0.1, 10, 0.25)),
-        ("warm_up(one_cycle(0.1, 10), warmup_steps=3)", WarmUp(OneCycle(0.1, 10), 3)),
-        ("exponential(0.1, 4, 0.5, staircase=True)", ExponentialDecay(0.1, 4, 0.5, staircase=True)),
-        ("step(initial_learning_rate=0.1, decay_steps=3)", StepDecay(0.1, 3)),
-        ("0.25", 0.25),
-    ],
-)
-def test_a_text_gives_a_schedule(text: str, rate: Any) -> None:
-    assert parsed_rate(text) == rate
-    assert SGD(text, 0.9) == SGD(rate, 0.9) == named(f"sgd,lr={text},momentum=0.9")
-
-
-@pytest.mark.parametrize("schedule", EACH)
-def test_the_spelling_of_an_optimizer_with_a_schedule_is_read_again(schedule: Schedule) -> None:
-    optimizer = Adam(schedule, clipnorm=2.0)
-
-    assert named(optimizer.spelling) == optimizer
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("cosin(0.1, 10)", "unknown schedule 'cosin' in 'cosin(0.1, 10)'; did you mean 'cosine'?"),
-        ("cosine(0.1)", "'cosine(0.1)' lacks a setting of cosine or has an unknown one"),
-        ("step(0.1, 3, decay_steps=3)", "'step(0.1, 3, decay_steps=3)' gives a setting of step twice"),
-        ("__import__('os')", "unknown schedule '__import__'"),
-        ("fast", "'fast' is not a learning rate"),
-        ("step(0.1, 'a')", "is not a learning rate"),
-        ("step(0.1, 0)", "decay_steps of StepDecay must be a finite number of at least 1, not 0"),
-    ],
-)
-def test_a_text_that_is_no_schedule_says_so(text: str, message: str) -> None:
-    with pytest.raises(TrainingError) as error:
-        parsed_rate(text)
-    assert message in str(error.value)
-
-
-def test_fit_takes_a_text() -> None:
-    epochs = trainer_of(SGD(0.5)).fit([BATCH], epochs=2, learning_rate="step(0.25, 1, 0.5)").epochs
-    assert [epoch["learning_rate"] for epoch in epochs] == [0.25, 0.125]

@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import DType, Model
-from amp_rewrite.train.step.size_hints import size_hints
+from amp_rewrite.train.step.training_report import size_hints
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,13 @@ from support.train.nets import CROSS_ENTROPY, mlp, parsed
             {"loss": "perplexity"},
             "the model has no value 'perplexity' that could be the loss; its outputs are 'y', or use"
             " cross_entropy(…), categorical_cross_entropy(…), binary_cross_entropy(…), kl_divergence(…),"
-            " mean_squared_error(…), mean_absolute_error(…), huber(…), cosine(…), contrastive(…)",
+            " mean_squared_error(…), mean_absolute_error(…), huber(…)",
         ),
         ({"loss": "cross_entrpy(y)"}, "unknown loss 'cross_entrpy'; did you mean 'cross_entropy'?"),
         (
             {"loss": "hinge(y)"},
             "unknown loss 'hinge'; use one of cross_entropy, categorical_cross_entropy, binary_cross_entropy,"
-            " kl_divergence, mean_squared_error, mean_absolute_error, huber, cosine, contrastive",
+            " kl_divergence, mean_squared_error, mean_absolute_error, huber",
         ),
         ({"loss": "cross_entropy(z9)"}, "the model has no value 'z9'; its outputs are 'y'"),
         (

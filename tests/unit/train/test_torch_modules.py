@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.interchange import torch_functions
+from amp_rewrite.train.interchange import torch_forms
 from amp_rewrite.train.interchange.torch_module import from_torch
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective.module_parameters import module_notes
@@ -260,7 +260,7 @@ def test_an_export_of_another_function_is_refused(monkeypatch: pytest.MonkeyPatc
     torch.manual_seed(0)
     net, example = Net(), (np.linspace(-2, 2, 32, dtype=F32).reshape(4, 8), np.arange(4))
     from_torch(net, example)
-    monkeypatch.setattr(torch_functions, "_ARGUMENTS", {})  # so that PyTorch's exporter leaves the smoothing out
+    monkeypatch.setattr(torch_forms, "_ARGUMENTS", {})  # so that PyTorch's exporter leaves the smoothing out
     with pytest.raises(
         TrainingError, match="PyTorch exports another function than the module: on the example 'output'"
     ):

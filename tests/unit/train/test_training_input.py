@@ -77,7 +77,7 @@ def test_a_fixed_scale_beyond_float32_is_refused() -> None:
 
 @pytest.mark.parametrize("epochs", [-1, 1.5])
 def test_epochs_are_counted(epochs: Any) -> None:
-    assert message(lambda: trainer().fit([BATCH], epochs)) == f"epochs is {epochs!r}; use a whole number ≥ 0"
+    assert message(lambda: trainer().fit([BATCH], epochs=epochs)) == f"epochs is {epochs!r}; use a whole number ≥ 0"
 
 
 @pytest.mark.parametrize("count", [1.5, "2"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +18,7 @@ from amp_rewrite.train.objective import fixed_values
 from amp_rewrite.train.step import training_report
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import Trainer
-from support.train.nets import CROSS_ENTROPY, F32, PLACE, Run, batches, mlp, parsed
+from support.train.nets import CROSS_ENTROPY, F32, PLACE, batches, mlp, parsed
 
 RNG = np.random.default_rng(0)
 POSITIONS = np.arange(12)[:, None]
@@ -313,60 +312,21 @@ def _tokens(rows: int) -> ModelProto:
     return _with(model, token=np.repeat(one, rows, axis=0), w=rng.normal(size=(4, 4)))
 
 
-def test_rows_expanded_from_one_token_are_trained_as_one_row() -> None:
-    batch = {"x": np.asarray(np.random.default_rng(2).normal(size=(3, 2, 4)), F32)}
-    step = _step(_tokens(3), optimizer="sgd,lr=0.1,momentum=0.9,clipnorm=0.5")
-    expanded, single = (Run(s) for s in (step, _step(_tokens(1), optimizer=step.optimizer)))
-    for _ in range(3):
-        expanded(batch)
-        single(batch)
-
-    assert _why(step)["token"] == ("trained", "its 3 rows are copies of one")
-    np.testing.assert_allclose(expanded.state["token"], single.state["token"], rtol=1e-6)
-    exported = step.trained(expanded.state).to_proto()
-    (token,) = (t for t in exported.graph.initializer if t.name == "token")
-    assert list(token.dims) == [3, 1, 4]
-    np.testing.assert_array_equal(
-        np.frombuffer(token.raw_data, F32).reshape(3, 1, 4), np.repeat(expanded.state["token"], 3, axis=0)
-    )
-
-
-def test_one_token_type_for_all_positions_is_trained_as_one_row() -> None:
-    def model(positions: int) -> ModelProto:
-        made = parsed(
-            """net (float[2,3,4] x) => (float loss) {
-              t = Add (x, kind)  h = MatMul (t, w)  s = Mul (h, h)  loss = ReduceMean <keepdims = 0> (s)
-            }"""
-        )
-        rng = np.random.default_rng(1)
-        return _with(made, kind=np.repeat(rng.normal(size=(1, 1, 4)), positions, axis=1), w=rng.normal(size=(4, 4)))
-
-    batch = {"x": np.asarray(np.random.default_rng(2).normal(size=(2, 3, 4)), F32)}
-    step = _step(model(3), optimizer="sgd,lr=0.1")
-    expanded, single = (Run(s) for s in (step, _step(model(1), optimizer=step.optimizer)))
-    expanded(batch)
-    single(batch)
-    assert _why(step)["kind"] == ("trained", "its 3 rows are copies of one")
-    np.testing.assert_allclose(expanded.state["kind"], single.state["kind"], rtol=1e-6)
-
-
-@pytest.mark.parametrize("twin", [lambda w: w, lambda w: w.T.copy()], ids=["as it is", "transposed"])
-def test_a_weight_that_an_exporter_split_is_told_of(twin: Callable[[np.ndarray], np.ndarray]) -> None:
-    model = parsed(
-        """net (float[2,4] x) => (float loss) {
-          h = MatMul (x, w)  g = Tanh (h)  o = MatMul (g, v)  s = Mul (o, o)  loss = ReduceMean <keepdims = 0> (s)
+def test_rows_that_an_exporter_expanded_are_not_trained_unless_they_are_named() -> None:
+    kinds = parsed(
+        """net (float[2,3,4] x) => (float loss) {
+          t = Add (x, kind)  h = MatMul (t, w)  s = Mul (h, h)  loss = ReduceMean <keepdims = 0> (s)
         }"""
     )
-    w = np.random.default_rng(1).normal(size=(4, 4))
-    why = _why(_step(_with(model, w=w, v=twin(w))))
-    assert why["w"] == ("trained", "")
-    assert why["v"] == ("trained", "holds the numbers of 'w', from which it parts: one weight that was split?")
-
-
-def test_a_token_of_equal_numbers_is_one_row_too() -> None:
-    model = _tokens(3)
-    model.graph.initializer[1].CopyFrom(from_array(np.zeros((3, 1, 4), F32), "token"))
-    assert _why(_step(model))["token"][1] == "its 3 rows are copies of one"
+    rng = np.random.default_rng(1)
+    kinds = _with(kinds, kind=np.repeat(rng.normal(size=(1, 1, 4)), 3, axis=1), w=rng.normal(size=(4, 4)))
+    equal = _tokens(3)
+    equal.graph.initializer[1].CopyFrom(from_array(np.zeros((3, 1, 4), F32), "token"))
+    why = "one row that an exporter expanded, whose copies would part; export by from_torch to train it"
+    for model, name in ((_tokens(3), "token"), (equal, "token"), (kinds, "kind")):
+        assert _why(_step(model))[name] == ("frozen", why)
+        assert _why(_step(model, parameters=[name, "w"]))[name][0] == "trained"
+    assert _why(_step(_tokens(1)))["token"][0] == "trained"
 
 
 # -- opset -------------------------------------------------------------------------------------------
@@ -441,22 +401,6 @@ def test_a_module_is_exported_with_every_parameter_bound_and_trains_as_in_torch(
         loss.backward()
         optimizer.step()
         assert trainer.fit([{"x": x, "label": label}]).losses[0] == pytest.approx(loss.item(), abs=1e-6)
-
-
-@pytest.mark.torch
-@pytest.mark.filterwarnings("ignore")
-def test_what_the_exporter_merged_and_folded_is_listed_by_its_name_in_torch() -> None:
-    net = _module()
-    torch = sys.modules["torch"]
-    program = torch.onnx.export(net.eval(), (torch.randn(2, 2, 8),), dynamo=True, opset_version=20, verbose=False)
-    loss = f"mean_squared_error({program.model_proto.graph.output[0].name}, goal)"
-    with pytest.raises(TrainingError, match=r"exporter merged 'second\.weight' into it, which were equal then"):
-        _step(program, loss=loss)
-    why = _why(_step(program, loss=loss, freeze=["first.*"]))
-
-    assert why["second.weight"] == ("merged", "the exporter merged it into first.weight")
-    assert why["scale"][0] == "constant" and "from_torch(module, example)" in why["scale"][1]
-    assert why["shift"] == ("frozen", "a buffer of the module")
 
 
 @pytest.mark.torch

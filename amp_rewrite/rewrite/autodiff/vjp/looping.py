@@ -1,4 +1,4 @@
-"""The VJPs of Scan and Loop: a Scan from the last step to the first, which recomputes each step and differentiates it.
+"""VJPs of If, Scan and Loop: a Scan from the last step to the first, which recomputes and differentiates each step.
 
 The op gets further outputs: the initial values of each step (the carried values, a Loop's counter). So memory grows
 by the carried values per step, not by all values of a step. The length of these outputs is the number of a Loop's
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import onnx.helper
 from onnx import GraphProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import bodies, clone, refill
 from amp_rewrite.ir.graphs import names_read
-from amp_rewrite.ir.nodes import ValueId
+from amp_rewrite.ir.nodes import ScopeId, ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.vjp.paths import paths
@@ -28,6 +29,32 @@ from amp_rewrite.rewrite.autodiff.vjp.subgraph import (
     declared_like,
     refuse_random,
 )
+
+
+def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
+    """Gradients of the captured values; a branch that does not read a value gives zeros."""
+    node = NodeProto(op_type="If", name=v.b.fresh(f"{v.op.name}_grad"), input=v.op.node.input)
+    outputs = [v.b.fresh(f"{node.name}_{i}") for i in range(len(names))]
+    node.output.extend(outputs)
+    for scope, (attribute, _) in zip(v.op.bodies, bodies(v.op.node), strict=True):
+        node.attribute.append(onnx.helper.make_attribute(attribute, _branch(v, scope, names)))
+    v.b.append(node)
+    return outputs
+
+
+def _branch(v: Call, scope: ScopeId, names: Sequence[str]) -> GraphProto:
+    """Build a branch that outputs gradients instead of results."""
+    refuse_random(v, scope, "branch")
+    b = v.b.body(scope)
+    results = [o.name for o in b.graph.output]
+    gradients = v.backward(b, arrivals(v, zip(results, v.gradients, strict=True)), names)
+    outputs = [declared_like(b, b.fresh(f"{b.graph.name}_grad"), name) for name in names]
+    for name, output in zip(names, outputs, strict=True):
+        b.append(copied(gradients[name], output.name))
+    return body_graph(b, outputs)
+
+
+_IF: Family = {"If": GradientRule((Stop("a condition"),), outputs=ALL_OUTPUTS, together=_if)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +277,7 @@ def _saved(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
 
 
 ROWS: Family = {
+    **_IF,
     "Scan": GradientRule((Joint(),), outputs=ALL_OUTPUTS, together=_back),
     "Loop": GradientRule((Stop("a count"), Stop("a condition"), Joint()), outputs=ALL_OUTPUTS, together=_back),
 }

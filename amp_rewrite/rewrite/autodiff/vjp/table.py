@@ -23,9 +23,7 @@ operator without a row, but with a function body in onnx, is replaced by the bod
 from __future__ import annotations
 
 from amp_rewrite.rewrite.autodiff.vjp import (
-    branching,
     convolution,
-    einsum,
     elementwise,
     indexing,
     linear,
@@ -33,19 +31,14 @@ from amp_rewrite.rewrite.autodiff.vjp import (
     normalization,
     reduction,
     resizing,
-    sampling,
     shape,
-    softmax_and_losses,
 )
 from amp_rewrite.rewrite.autodiff.vjp.rule import Rows
 
 VJPS: Rows = {
     ("", op_type): row
     for family in (
-        branching,
-        softmax_and_losses,
         convolution,
-        einsum,
         elementwise,
         indexing,
         linear,
@@ -53,7 +46,6 @@ VJPS: Rows = {
         normalization,
         reduction,
         resizing,
-        sampling,
         shape,
     )
     for op_type, row in family.ROWS.items()

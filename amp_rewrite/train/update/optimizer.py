@@ -3,17 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.loss_scale import configured
-from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic, Result, Values, number
-from amp_rewrite.train.update.optimizers.parameter_group import ParameterGroup, groups_of, is_bias_or_norm
-from amp_rewrite.train.update.plain_numbers import settle
-from amp_rewrite.train.update.schedules import Schedule, rate_after, rate_of_config, serialized_rate
+from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.loss_scale import Gradient, IndexedSlices, configured
+from amp_rewrite.train.update.parameter_group import ParameterGroup, groups_of, is_bias_or_norm
+from amp_rewrite.train.update.schedules import Schedule, rate_after, rate_of_config, serialized_rate, settle
+
+Values = Mapping[str, Any]
+"""Operands of an `Arithmetic`, by slot."""
+Result = tuple[Any, Values]
+"""The new value of a variable, and its new slots."""
+number = np.float32
+"""Convert a hyperparameter for a formula."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """Functions for formulas, besides + - * / between operands and with np.float32 numbers."""
+
+    sqrt: Callable[[Any], Any]
+    maximum: Callable[[Any, np.float32], Any]
+    clamp: Callable[[Any, np.float32], Any]
+    """Bound each element to ± a number."""
+    square_sum: Callable[[Any], Any]
+    sum: Callable[[list[Any]], Any]
+    bias_correction: Callable[[float, Any], Any]
+    """1 - beta**step, computed in float64 and rounded once; `step` counts from 1."""
+
+
+NUMPY = Arithmetic(
+    sqrt=np.sqrt,
+    maximum=np.maximum,
+    clamp=lambda x, bound: np.clip(x, -bound, bound),
+    square_sum=lambda x: np.asarray(np.sum(np.square(x), dtype=np.float32)),
+    sum=lambda xs: np.asarray(np.sum(np.stack(xs), dtype=np.float32)),
+    bias_correction=lambda beta, step: np.asarray(1.0 - np.float64(beta) ** step.astype(np.float64), np.float32),
+)
+"""Arithmetic on numpy arrays."""
+
 
 _RATE = "learning_rate"
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
@@ -41,9 +75,9 @@ class Optimizer:
         clipvalue: each element is clipped to ± this.
         global_clipnorm: the largest norm of all gradients together.
         weight_decay: factor of the variable in its gradient.
-        groups: settings for parameters by name: `ParameterGroup` objects, or text such as "*.bias weight_decay=0".
+        groups: settings for parameters by name: `ParameterGroup` objects.
         decay_biases_and_norms: False keeps weight decay from vectors and from names that end in "bias", but for groups.
-        learning_rate: a number, a `Schedule`, or text such as "cosine(0.001, decay_steps=900)".
+        learning_rate: a number or a `Schedule`.
 
     Raises:
         TrainingError: a hyperparameter is out of range.
@@ -151,9 +185,10 @@ class Optimizer:
 
     @property
     def spelling(self) -> str:
-        """Text for `named`: the name, the learning rate, and all hyperparameters that differ from their defaults."""
+        """Text of the name, the learning rate, and all hyperparameters that differ from their defaults."""
         said = {p.name: v for p in fields(self) if (v := getattr(self, p.name)) != p.default or p.name == _RATE}
-        return ",".join([type(self).__name__.lower(), *(f"{name}={_spelled(value)}" for name, value in said.items())])
+        parts = (f"{name}={f'{v:g}' if type(v) is float else v}" for name, v in said.items())
+        return ",".join([type(self).__name__.lower(), *parts])
 
     def get_config(self) -> dict[str, Any]:
         """Return the hyperparameters as arguments for `from_config`."""
@@ -171,10 +206,68 @@ class Optimizer:
         return made
 
 
-def _spelled(value: Any) -> str:
-    """Return a hyperparameter as text."""
-    if isinstance(value, Schedule):
-        return str(value)
-    if isinstance(value, tuple):
-        return "; ".join(group.spelling for group in value)
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+    """Return the slots of all variables before the first step; frozen ones have none."""
+    return {
+        name: {} if optimizer.group_of(name).frozen else _slots(optimizer, array) for name, array in variables.items()
+    }
+
+
+def _slots(optimizer: Optimizer, variable: Array) -> dict[str, Array]:
+    slots = {}
+    for slot, value in optimizer.slots().items():
+        slots[slot] = np.zeros(variable.shape, np.float32)  # takes no memory until it is written
+        if value:
+            slots[slot].fill(value)
+    return slots
+
+
+def applied(
+    optimizer: Optimizer,
+    variables: Mapping[str, Array],
+    gradients: Mapping[str, Gradient],
+    slots: Mapping[str, Mapping[str, Array]],
+    *,
+    step: int,
+    learning_rate: float | np.float32 | None = None,
+) -> tuple[dict[str, Array], dict[str, dict[str, Array]]]:
+    """Return variables and slots after step number `step`, counted from 1; the arguments are not changed.
+
+    All arrays are float32; `slots` has them by variable and slot. A frozen variable, or one with gradient None, keeps
+    its value and slots. A sparse gradient is zero in absent rows, so slots decay there too (as in Keras's Adam, unlike
+    its momentum).
+    """
+    rate = np.array(optimizer.rate_at(step - 1) if learning_rate is None else learning_rate, np.float32)
+    names = [name for name in variables if gradients.get(name) is not None and not optimizer.group_of(name).frozen]
+    dense = [_dense(gradients[name], variables[name]) for name in names]
+    new_variables = {name: np.array(array) for name, array in variables.items()}
+    new_slots = {name: {slot: np.array(a) for slot, a in slots.get(name, {}).items()} for name in variables}
+    with np.errstate(all="ignore"):  # a fixed loss scale lets nonfinite gradients through on purpose
+        for name, gradient in zip(names, optimizer.clipped(NUMPY, dense), strict=True):
+            variable, count = variables[name], np.array(step, np.int64)
+            own, own_rate = optimizer.for_parameter(name, variable.shape), optimizer.rate_of(name, rate)
+            new_variables[name], after = own.updated(NUMPY, variable, gradient, slots[name], own_rate, count)
+            new_slots[name] = {slot: np.asarray(array) for slot, array in after.items()}
+    return new_variables, new_slots
+
+
+def _dense(gradient: Gradient, variable: Array) -> Array:
+    assert gradient is not None
+    if isinstance(gradient, IndexedSlices):
+        rows = np.asarray(gradient.indices)
+        wrong = rows[(rows < 0) | (rows >= (len(variable) if variable.ndim else 0))]
+        if wrong.size:
+            raise TrainingError(
+                f"a sparse gradient has row {wrong[0]}, out of range for a variable of shape {variable.shape};"
+                " correct its indices"
+            )
+        dense = np.zeros(variable.shape, np.float32)
+        np.add.at(dense, np.asarray(gradient.indices), np.asarray(gradient.values, np.float32))
+        return dense
+    array = np.asarray(gradient, np.float32)
+    if array.shape != variable.shape:
+        raise TrainingError(
+            f"a gradient has shape {array.shape}, but its variable has shape {variable.shape}; pass one gradient per"
+            " variable, in order"
+        )
+    return array

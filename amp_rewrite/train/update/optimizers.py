@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from amp_rewrite.train.update.optimizers.arithmetic import Arithmetic, Result, Values, number
-from amp_rewrite.train.update.optimizers.optimizer import Optimizer
-from amp_rewrite.train.update.schedules import Schedule
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.settings.loss_scale import class_of
+from amp_rewrite.train.update.optimizer import Arithmetic, Optimizer, Result, Values, number
+from amp_rewrite.train.update.schedules import Schedule, rate_of_config
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,6 @@ class SGD(Optimizer):
         momentum: factor of the velocity; 0 for none.
         nesterov: change by momentum * velocity - rate * gradient (Sutskever et al., 2013).
         rate_in_momentum: False for the momentum of PyTorch.
-
-    Example:
-        >>> from amp_rewrite.train import SGD
-        >>> SGD(0.1, momentum=0.9).spelling
-        'sgd,learning_rate=0.1,momentum=0.9'
     """
 
     learning_rate: float | Schedule = 0.01
@@ -108,3 +104,82 @@ class Adagrad(Optimizer):
     def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         accumulator = slots["accumulator"] + gradient * gradient
         return variable - rate * gradient / (by.sqrt(accumulator) + number(self.epsilon)), {"accumulator": accumulator}
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Kingma and Ba's Adam, algorithm 1: epsilon is added to the root of the corrected second moment.
+
+    Keras adds it before the correction ("epsilon hat"), so its first steps are smaller for gradients of the order
+    of epsilon.
+
+    Args:
+        beta_1: decay of the first moment.
+        beta_2: decay of the second moment.
+        epsilon: added to the root.
+    """
+
+    learning_rate: float | Schedule = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    SLOTS: ClassVar[Mapping[str, float]] = {"m": 0.0, "v": 0.0}
+
+    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
+        m = number(self.beta_1) * slots["m"] + number(1 - self.beta_1) * gradient
+        v = number(self.beta_2) * slots["v"] + number(1 - self.beta_2) * (gradient * gradient)
+        correction = by.sqrt(by.bias_correction(self.beta_2, step))  # of a number, not of each root
+        root = by.sqrt(v) + number(self.epsilon) * correction
+        pace = rate * correction / by.bias_correction(self.beta_1, step)
+        return variable - pace * (m / root), {"m": m, "v": v}
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): it subtracts rate * weight_decay * variable.
+
+    Args:
+        weight_decay: factor of the variable.
+    """
+
+    weight_decay: float = field(default=0.01, kw_only=True)
+    DECOUPLED: ClassVar[bool] = True
+
+
+OPTIMIZERS: Mapping[str, type[Optimizer]] = {c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad)}
+"""Optimizer classes by name in lower case."""
+
+
+def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return the optimizer of a `serialize` result. TrainingError for anything else.
+
+    `custom_objects`: classes by name, besides those of the package: subclasses of Optimizer, of StatefulOptimizer
+    or of Schedule.
+    """
+    optimizer_class, inner = class_of(config, "optimizer", OPTIMIZERS, custom_objects)
+    if "learning_rate" in inner:
+        inner = {**inner, "learning_rate": rate_of_config(inner["learning_rate"], custom_objects)}
+    return optimizer_class.from_config(inner)
+
+
+def named(text: str) -> Optimizer:
+    """Parse an optimizer such as "adam" or "sgd,learning_rate=0.1,momentum=0.9,nesterov=true".
+
+    `lr` is short for learning_rate. Groups and schedules are objects. TrainingError for an unknown name, hyperparameter
+    or value.
+    """
+    name, *settings = [part.strip() for part in text.split(",")]
+    optimizer_class = OPTIMIZERS.get(name.lower())
+    if optimizer_class is None:
+        raise TrainingError(f"unknown optimizer {name!r}; use one of {', '.join(OPTIMIZERS)}")
+    config: dict[str, Any] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        key = "learning_rate" if key == "lr" else key
+        if key in config:
+            raise TrainingError(f"optimizer {name!r} sets {key} twice; set it once")
+        try:
+            config[key] = value.lower() == "true" if value.lower() in ("true", "false") else float(value)
+        except ValueError:
+            raise TrainingError(f"optimizer {name!r}: {setting!r} is not a setting; write NAME=NUMBER") from None
+    return optimizer_class.from_config(config)

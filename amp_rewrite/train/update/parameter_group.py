@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from amp_rewrite.errors import TrainingError, advice
-from amp_rewrite.train.update.plain_numbers import settle
+from amp_rewrite.train.update.schedules import settle
 
 _BIAS = re.compile(r"(^|[./_])bias(:0)?$")
 
@@ -58,60 +58,19 @@ class ParameterGroup:
         """Return True if the group's pattern is the name, or matches it."""
         return name == self.pattern or fnmatch.fnmatchcase(name, self.pattern)
 
-    @property
-    def spelling(self) -> str:
-        """Text for `parsed`, such as "*.bias weight_decay=0"; "?" stands for signs that separate parts of the text."""
-        parts = [re.sub(r"[\s,;]", "?", self.pattern)]
-        parts += [f"rate={self.rate:g}"] if self.rate != 1 else []
-        parts += [f"weight_decay={self.weight_decay:g}"] if self.weight_decay is not None else []
-        return " ".join([*parts, *(["frozen"] if self.frozen else [])])
-
-    @classmethod
-    def parsed(cls, text: str) -> ParameterGroup:
-        """Return the group of a text: a pattern, then "rate=NUMBER", "weight_decay=NUMBER" or "frozen".
-
-        Raises:
-            TrainingError: a setting is unknown or not a number.
-        """
-        pattern, *settings = text.split() or [""]
-        found: dict[str, Any] = {}
-        for setting in settings:
-            key, _, value = setting.partition("=")
-            try:
-                if key not in ("rate", "weight_decay", "frozen") or key in found:
-                    raise ValueError
-                found[key] = True if setting == "frozen" else float(value)
-            except ValueError:
-                raise TrainingError(
-                    f"parameter group {text!r}: {setting!r} is not a setting; write PATTERN, then rate=NUMBER,"
-                    " weight_decay=NUMBER or frozen, each at most once"
-                ) from None
-        return cls(pattern, **found)
-
     def get_config(self) -> dict[str, Any]:
         """Return the group as a plain dict."""
         return asdict(self)
 
 
-Groups = str | Iterable[ParameterGroup | Mapping[str, Any] | str]
-"""Groups as a user gives them: objects, their configurations, or text with ";" between groups."""
-
-
-def groups_of(groups: Groups) -> tuple[ParameterGroup, ...]:
-    """Return the groups. TrainingError for anything that is not one."""
-    parts = [part for part in groups.split(";") if part.strip()] if isinstance(groups, str) else groups
+def groups_of(groups: Iterable[ParameterGroup | Mapping[str, Any]]) -> tuple[ParameterGroup, ...]:
+    """Return groups given as objects or as their configurations. TrainingError for anything that is not one."""
     try:
-        return tuple(map(_group, parts))
+        return tuple(part if isinstance(part, ParameterGroup) else ParameterGroup(**part) for part in groups)
     except TypeError as cause:
         raise TrainingError(
             f"not parameter groups: {groups!r}; pass a list of ParameterGroup, such as [ParameterGroup('*.bias')]"
         ) from cause
-
-
-def _group(part: ParameterGroup | Mapping[str, Any] | str) -> ParameterGroup:
-    if isinstance(part, ParameterGroup):
-        return part
-    return ParameterGroup.parsed(part) if isinstance(part, str) else ParameterGroup(**part)
 
 
 def check_matched(groups: Sequence[ParameterGroup], names: Sequence[str]) -> None:

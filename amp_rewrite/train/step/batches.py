@@ -1,0 +1,280 @@
+"""Batches of a step: rows of arrays in an order that a seed gives, checks of sizes and targets, means over batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import ModelProto
+
+from amp_rewrite.errors import FeedError, TrainingError
+from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.data.sources import is_array
+from amp_rewrite.files.casting import Array
+from amp_rewrite.files.model import Model
+from amp_rewrite.runtime.buffers import BufferedRunner
+from amp_rewrite.train.objective.prediction import CLASSES, LOGARITHMS, SHARES, YES_OR_NO, TargetInput
+from amp_rewrite.train.update.schedules import whole_number
+
+_RANGES = {
+    SHARES: (0.0, math.inf, "at least 0; kl_divergence takes logarithms with log_target=True"),
+    LOGARITHMS: (-math.inf, 0.0, "at most 0; leave log_target out for numbers that are no logarithms"),
+    YES_OR_NO: (0.0, 1.0, "from 0 to 1; write no as 0 and yes as 1"),
+}
+"""The least and the largest number of targets of a kind, in words with the way out."""
+_ROUNDING = 1e-5
+"""How far rounding may carry a target outside its range."""
+
+
+def read_by(runner: BufferedRunner, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the feeds that a runner reads."""
+    return {name: array for name, array in feeds.items() if name in runner.inputs}
+
+
+def batch_model(model: Model, batch: Iterable[str]) -> Model:
+    """Return a model of these inputs alone, to check batches against."""
+    declared = {v.name: v for v in model.proto.graph.input}
+    proto = ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
+    proto.graph.input.extend(declared[name] for name in batch)
+    return Model(proto)
+
+
+def batches(data: object, declared: Model, target: TargetInput | None) -> Feed:
+    """Return data as batches of a step: they may change, have NaN, and class indices may keep the axis of the classes.
+
+    `declared`: a model of the inputs of a batch.
+    """
+    axes = {}
+    if target is not None and target.kind == CLASSES and target.axis is not None:
+        axes = {target.name: target.axis}
+    return Feed.of(data, declared, allow_nonfinite=True, allow_change=True, extra_axes=axes)
+
+
+def whole_classes(name: str, values: Array) -> Array:
+    """Return class indices as int64. TrainingError for numbers that are not whole, which would be truncated."""
+    if values.dtype.kind == "f":
+        strange = values[values % 1 != 0]
+        if strange.size:
+            raise TrainingError(
+                f"the targets {name!r} have {strange.flat[0]:g}, but the loss takes class indices, which are whole;"
+                " round them yourself, or use a loss of numbers such as mean_squared_error"
+            )
+        return values.astype(np.int64)
+    return values.astype(np.int64) if values.dtype == bool else values
+
+
+def check_batch(declared: Model, target: TargetInput | None, batch: Batch, number: int) -> None:
+    """Raise FeedError if a named dimension has two sizes, TrainingError if a target is out of range.
+
+    The backward pass assumes one size, and could be wrong. `declared`: a model of the inputs of a batch; `number`: the
+    number of the batch, for messages.
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    for formal in declared.proto.graph.input:
+        dims = formal.type.tensor_type.shape.dim
+        for dim, size in zip(dims, batch[formal.name].shape, strict=False):
+            before, where = sizes.setdefault(dim.dim_param, (size, formal.name)) if dim.dim_param else (size, "")
+            if before != size:
+                raise FeedError(
+                    f"batch {number} has size {before} for {dim.dim_param!r} in {where!r}, but {size} in"
+                    f" {formal.name!r}; use inputs of one size, or export the model with two dimension names"
+                )
+    if target is not None:
+        _check_range(target, batch[target.name], number)
+
+
+def _check_range(target: TargetInput, classes: Array, number: int) -> None:
+    if target.kind in _RANGES:
+        least, most, told = _RANGES[target.kind]
+        strange = classes[(classes < least - _ROUNDING) | (classes > most + _ROUNDING)]
+        if strange.size:
+            raise TrainingError(
+                f"input {target.name!r} of batch {number} has {strange.flat[0]:g}, but its targets are {target.kind},"
+                f" {told}"
+            )
+    if target.classes is None:
+        return
+    wrong = classes[((classes < 0) | (classes >= target.classes)) & (classes != target.ignored)]
+    if wrong.size:
+        raise TrainingError(
+            f"input {target.name!r} of batch {number} has class {int(wrong.flat[0])}, but the model has classes 0"
+            f" to {target.classes - 1}; correct the targets"
+        )
+
+
+BATCH_SIZE = 32
+"""Default number of rows of a batch, as in Keras."""
+
+
+def with_targets(x: object, y: object, names: Sequence[str]) -> object:
+    """Return inputs and targets together, as a mapping or a tuple; the inputs alone if `y` is None.
+
+    `names`: of all inputs of a step. TrainingError for targets that are not arrays.
+    """
+    if y is None:
+        return x
+    targets = tuple(y) if isinstance(y, (tuple, list)) and all(map(is_array, y)) else (y,)
+    if not isinstance(y, Mapping) and not all(map(is_array, targets)) and not np.ndim(y):  # type: ignore[arg-type]
+        raise TrainingError(f"the targets are {y!r}, not an array; pass fit(x, y, epochs=…), or fit((x, y), epochs=…)")
+    targets = tuple(map(np.asarray, targets))
+    if isinstance(x, Mapping):
+        missing = [name for name in names if name not in x]
+        return {**x, **(y if isinstance(y, Mapping) else dict(zip(missing, targets, strict=False)))}
+    inputs = tuple(x) if isinstance(x, (tuple, list)) and all(map(is_array, x)) else (np.asarray(x),)
+    if isinstance(y, Mapping):
+        return {**dict(zip([name for name in names if name not in y], inputs, strict=False)), **y}
+    return (*inputs, *targets)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Arrays with one row per example, all of one length, by name.
+
+    `batch_size`: rows of a batch; the last batch may have fewer. `shuffle`: take rows in a new order in each epoch,
+    from `seed` and the number of the epoch; None draws a seed.
+    """
+
+    arrays: Mapping[str, Array]
+    batch_size: int = BATCH_SIZE
+    shuffle: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("batch_size", self.batch_size, 1)
+        if self.seed is None:
+            object.__setattr__(self, "seed", int(np.random.default_rng().integers(2**31)))
+        whole_number("seed", self.seed, 0)
+        lengths = {name: a.shape[0] for name, a in self.arrays.items() if a.ndim}
+        if len(set(lengths.values())) != 1:
+            told = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "none"
+            raise FeedError(f"the arrays have different numbers of rows ({told}); pass arrays of one length")
+
+    @classmethod
+    def of(
+        cls,
+        data: object,
+        names: Sequence[str],
+        batch_size: int | None,
+        shuffle: bool | None,
+        seed: int | None = None,
+        target: TargetInput | None = None,
+    ) -> Rows | None:
+        """Return a mapping of arrays, an array, or a tuple of arrays with these names, as rows.
+
+        None for data that are batches already, which take no batch size. FeedError for another number of arrays,
+        TrainingError for classes of the `target` that are not whole.
+        """
+        arrays = (data,) if is_array(data) else data
+        if isinstance(arrays, tuple) and arrays and all(map(is_array, arrays)):
+            if len(arrays) != len(names):
+                raise FeedError(
+                    f"{len(arrays)} array{'s' if len(arrays) > 1 else ''} for the inputs {', '.join(map(repr, names))};"
+                    " give a tuple of arrays in this order, or a mapping from input names to arrays"
+                )
+            data = dict(zip(names, arrays, strict=True))
+        if isinstance(data, Mapping):
+            arrays = {str(name): np.asarray(value) for name, value in data.items()}
+            if target is not None and target.kind == CLASSES and target.name in arrays:
+                arrays[target.name] = whole_classes(target.name, arrays[target.name])
+            return cls(arrays, BATCH_SIZE if batch_size is None else batch_size, shuffle is not False, seed)
+        if batch_size is not None or shuffle:
+            raise TrainingError(
+                "batch_size and shuffle cut a mapping from names to arrays into batches, but these data are batches"
+                " already; pass such a mapping, or leave both out"
+            )
+        return None
+
+    def __len__(self) -> int:
+        return int(next(a.shape[0] for a in self.arrays.values() if a.ndim))
+
+    @property
+    def count(self) -> int:
+        """Number of batches."""
+        return -(-len(self) // self.batch_size)
+
+    def batches(self, epoch: int) -> Iterator[dict[str, Array]]:
+        """Yield the batches of an epoch."""
+        order = np.random.default_rng([self.seed or 0, epoch]).permutation(len(self)) if self.shuffle else None
+        for start in range(0, len(self), self.batch_size):
+            end = start + self.batch_size
+            part = slice(start, end) if order is None else order[start:end]
+            yield {name: array[part] if array.ndim else array for name, array in self.arrays.items()}
+
+    def split(self, share: float) -> tuple[Rows, Rows]:
+        """Return the first rows, and the last `share` of them in their order, as Keras splits."""
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share < 1:
+            raise TrainingError(f"validation_split is {share!r}; use a number above 0 and below 1")
+        at = len(self) - round(len(self) * share)
+        if not 0 < at < len(self):
+            raise TrainingError(f"validation_split={share} of {len(self)} rows leaves none on one side; give more rows")
+        first, last = (
+            {n: a[part] if a.ndim else a for n, a in self.arrays.items()} for part in (slice(at), slice(at, None))
+        )
+        return replace(self, arrays=first), replace(self, arrays=last, shuffle=False)
+
+
+class BatchMeans:
+    """Sums of a loss and of metrics over batches.
+
+    A batch weighs the classes that count in it, for the loss times their weights, if the target of the loss are
+    classes; else its rows. `weight`: the result that the loss weighs, if there is one.
+    """
+
+    def __init__(self, loss: str, metrics: Sequence[str], target: TargetInput | None, weight: str = "") -> None:
+        self.rows, self._weight = 0, weight
+        self._loss, self._target = loss, target
+        self._sums = dict.fromkeys((loss, *metrics), 0.0)
+        self._weights = self._sums.copy()
+
+    def add(self, batch: Batch, results: Mapping[str, Array]) -> None:
+        """Add the results of a batch. A batch without rows that count is ignored."""
+        rows = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
+        self.rows += rows
+        weight = counted = float(rows)
+        if self._target is not None and self._target.kind == CLASSES:
+            weight, counted = self._target.counts(batch[self._target.name])
+        if self._weight:
+            weight = results[self._weight].item()
+        for name in self._sums:
+            here = weight if name == self._loss else counted
+            if here:
+                self._sums[name] += results[name].item() * here
+                self._weights[name] += here
+
+    def means(self) -> dict[str, float]:
+        """Return the means by name; NaN without rows that count."""
+        return {
+            name: value / weight if (weight := self._weights[name]) else float("nan")
+            for name, value in self._sums.items()
+        }
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Means over data, those of all rows together.
+
+    A batch weighs its targets that are not ignored, times the weights of their classes in the loss, as in torch's mean.
+    A batch that is ignored as a whole has the weight 0. Batches of other losses weigh their rows. As a sequence it is
+    [loss, *metrics], as in Keras.
+
+    Attributes:
+        loss: the loss.
+        metrics: metrics by name.
+        rows: number of rows.
+    """
+
+    loss: float
+    metrics: Mapping[str, float]
+    rows: int
+
+    def __iter__(self) -> Iterator[float]:
+        return iter((self.loss, *self.metrics.values()))
+
+    def __len__(self) -> int:
+        return 1 + len(self.metrics)
+
+    def __getitem__(self, place: int) -> float:
+        numbers: list[float] = [*self]
+        return numbers[place]
