@@ -204,7 +204,6 @@ def locate(
 def _spots(
     pairing: Pairing, accumulated: Mapping[ValueId, ErrorStats], local: Mapping[ValueId, ErrorStats]
 ) -> dict[OpId, OpErrors]:
-    """Return the row of each op of the candidate, in its order."""
     view, reference = pairing.candidate, pairing.reference
     by_op: dict[OpId, list[ValueId]] = {}
     for value in accumulated:

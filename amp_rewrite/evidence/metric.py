@@ -234,7 +234,6 @@ def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
 
 
 def _of_callable(metric: Callable[[Array, Array], float], at_least: float | None, at_most: float | None) -> MetricBound:
-    """Return the bound of a function. PolicyError for no bound, and for two."""
     if (at_least is None) == (at_most is None):
         bounds = f"{spelled('at_least')} or {spelled('at_most')}"
         raise PolicyError(f"a function as metric needs one bound; give either {bounds}")
@@ -334,7 +333,6 @@ def _judged(a: Array, b: Array, by: Criterion, equal_nan: bool) -> Difference:
 
 
 def _measured(a: Array, b: Array, finite: Array, by: Criterion) -> Difference:
-    """Return the errors over finite elements, and the element of the largest weight."""
     x, y = a[finite], b[finite]
     if not x.size:
         return Difference(a.size, True, "")
@@ -362,7 +360,6 @@ def _not_finite(a: Array, b: Array, odd: Array) -> str:
 
 
 def _at(difference: Difference, a: Array, b: Array, flat: int) -> Difference:
-    """Return the difference with one element shown."""
     where = tuple(int(i) for i in np.unravel_index(flat, a.shape))
     return replace(difference, where=where, reference=_text(a[where]), candidate=_text(b[where]))
 

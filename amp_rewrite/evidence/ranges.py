@@ -246,12 +246,10 @@ _HEAD = ("model", "graph", "weights", "tool", "to", "batches", "origin", "random
 
 
 def _other(what: str, mine: str, theirs: str) -> str:
-    """Return the difference of two headers, or an empty text."""
     return f"{what} {mine[:12]} and {theirs[:12]}" if mine != theirs else ""
 
 
 def _joined(a: str, b: str) -> str:
-    """Return both texts, each once."""
     return "; ".join(dict.fromkeys([*a.split("; "), *b.split("; ")]))
 
 

@@ -72,7 +72,6 @@ def minimal_set(suspects: int, enough: Enough) -> tuple[int, ...] | None:
 
 
 def _shortest(ask: _Tests, everyone: tuple[int, ...]) -> int:
-    """Return the length of the shortest prefix that is enough."""
     fails, passes = 0, 1
     while passes < len(everyone) and not ask(everyone[:passes]):
         fails, passes = passes, passes * 2
@@ -138,7 +137,6 @@ class Trial:
         return Verdict(_REFERENCE, _TRIED, FedData.of(self.feed, rows), self.by, tuple(rows))
 
     def _runs(self, coloring: Coloring) -> Run:
-        """Return the runs of the coloring's model."""
         board = self.board
         if board is None or not board.covers(coloring):
             runner = Runner.open(emulate(self.build(coloring), io="float32"))
@@ -206,7 +204,6 @@ class Trials:
         return verdict.ok and all(s is None or by.passes(s - margin if by.higher else s + margin) for s in scores)
 
     def _margin(self, held: frozenset[int]) -> float:
-        """Return the margin, at most half the slack of the trial with all regions pinned."""
         verdict = self.verdicts.get(self.whole) if self.whole else None
         best = None if verdict is None else worst_score(verdict, self.trial.by)
         if best is None or held == self.whole:

@@ -90,18 +90,21 @@ def _by_flow(model: Model, fitting: Mapping[str, list[str]]) -> dict[str, str]:
     view = View.of(model)
     flow, main = Flow.of(view), view.scopes[MAIN]
     inputs = {view.value_name(value): value for value in main.inputs}
-    told = {name: _told(view, value) for name, value in inputs.items()}
+    reached = {name: _outputs_of(view, value) for name, value in inputs.items()}
     found: dict[str, str] = {}
     for value in main.outputs:
         name, above = view.value_name(value), flow.back({value: None})
         sources = [source for source in fitting[name] if inputs.get(source) in above]
-        if len(sources) == 1 and len(told[sources[0]]) > 1 and sum(value in outputs for outputs in told.values()) > 1:
+        if (
+            len(sources) == 1
+            and len(reached[sources[0]]) > 1
+            and sum(value in outputs for outputs in reached.values()) > 1
+        ):
             found[name] = sources[0]
     return {out: into for out, into in found.items() if list(found.values()).count(into) == 1}
 
 
-def _told(view: View, value: ValueId) -> set[ValueId]:
-    """Return the outputs that depend on a value."""
+def _outputs_of(view: View, value: ValueId) -> set[ValueId]:
     ops = reach(dict.fromkeys(use.op for use in view.uses[value]), view.graph.successors)
     return {output for output in view.scopes[MAIN].outputs if view.values[output].producer in ops}
 

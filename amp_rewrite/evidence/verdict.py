@@ -118,7 +118,6 @@ class Verdict(Result):
 
     @property
     def _next(self) -> tuple[str, ...]:
-        """The next step for failed outputs."""
         if self.ok or self.refusals:
             return ()
         return ("locate names the op that the error comes from",)

@@ -95,13 +95,11 @@ class Check:
         return reference.judged(converted, rows, FAILED if any(map(_is_wrong, rows)) else REPAIRED, found)
 
     def _beyond(self, draft: Draft, feed: Feed, _outputs: tuple[str, ...]) -> Iterator[OpId]:
-        """Yield the ops that the ranges of the batch pin."""
         ranges = calibrated(draft, feed, progress=_stage(draft, "calibrate"))
         guarded = guard(draft.view, draft.paint, ranges, saturate=draft.hazards.saturate)
         yield from (pin.op for pin in guarded.pins)
 
     def _searched(self, draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Iterator[OpId]:
-        """Yield the ops that a search pins for these outputs to be right."""
         ranges = calibrated(draft, feed, progress=_stage(draft, "calibrate"))
         search = Search(draft, feed, _BY, ranges, Guarded(), BUDGET, draft.request.progress, outputs)
         yield from (op for region in search.repaired().regions for op in region.ops)
@@ -181,7 +179,6 @@ def _stage(draft: Draft, name: str) -> Callable[[int, int], None]:
 
 
 def _asked(batch: Feed | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keywords of a batch that state something."""
     if isinstance(batch, Feed):
         return {}
     usual = {"batches": 1, "shapes": {}, "int_ranges": {}, "seed": 0}

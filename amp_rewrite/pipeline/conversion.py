@@ -194,7 +194,6 @@ def _fused_norms(view: View, coloring: Coloring) -> int:
 
 
 def _nodes(draft: Draft, coloring: Coloring) -> int:
-    """Return the number of ops and new Casts of a painted draft."""
     return len(draft.view.ops) + len(plan_casts(draft.view, coloring, draft.io, draft.hazards.saturate).casts)
 
 
@@ -248,12 +247,10 @@ def finish(
 
 
 def _made(view: View, plan: Plan) -> Callable[[ValueId], DType | None]:
-    """Return the types in which values are made by the plan."""
     return lambda value: plan.retype.get(value) or view.dtype(value)
 
 
 def _parted(view: View, plan: Plan) -> Iterator[Finding]:
-    """Yield the finding about Transposes between Reshapes."""
     if plan.parted:
         number = count(len(plan.parted), "Transpose stands", "Transposes stand")
         yield Finding(

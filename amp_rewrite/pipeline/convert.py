@@ -92,7 +92,6 @@ def _converted(
     ranges: Ranges | str | Path | None = None,
     headroom: float = HEADROOM,
 ) -> tuple[Draft, Converted]:
-    """Return the conversion by a request, guarded by ranges or those of data, and its draft."""
     draft = Draft.of(source, request)  # load, view, canonicalize, find_hazards
     known = ranges_for(draft, ranges) if ranges is not None else None if data is None else _measured(draft, data)
     draft, measured = shifted_and_guarded(draft, known, headroom)

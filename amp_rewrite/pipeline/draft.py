@@ -152,7 +152,6 @@ def is_shifted(request: Request, ranges: object) -> bool:
 
 
 def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Hazards, Mapping[ValueId, DType]]:
-    """Return the hazards of a view, and the types that its inputs and outputs get."""
     hazards = find_hazards(view, request.to, target=request.target, rescale=rescale) if request.safe else Hazards()
     return hazards, io_types(view, parse_io(request.io), request.to)
 

@@ -83,7 +83,6 @@ def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator
 
 
 def _served_by(view: View, ops: Sequence[OpId], request: Request) -> str:
-    """Return the changes of a request that bring some of these ops a kernel in a low type."""
     from amp_rewrite.rewrite.opset import serving  # late: few conversions lower little
     from amp_rewrite.runtime.kernels import releases
 

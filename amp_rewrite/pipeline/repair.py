@@ -171,7 +171,6 @@ class Search:
         return self._searched(trials, self._regions(base, plain.result, reference.model), reference)
 
     def _side(self, conditions: Conditions) -> Side:
-        """Return the reference, open."""
         return Side.of(reference_of(self.draft), model_name(self.draft), conditions, keeps=True)
 
     def _searched(self, trials: Trials, regions: Sequence[Region], reference: Side) -> Repaired:
@@ -261,7 +260,6 @@ def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] 
 
 
 def _compact(by: Criterion) -> str:
-    """Return a criterion as one word."""
     if isinstance(by, Tolerance):
         return f"rtol:{by.rtol:g},atol:{by.atol:g}"
     return f"{by.measure.name}:{by.limit:g}"

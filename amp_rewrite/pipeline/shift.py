@@ -96,7 +96,6 @@ def _refused(draft: Draft, beyond: Mapping[ValueId, Fit]) -> Draft:
 
 
 def _tried(draft: Draft, wide: Draft, shift: Shift, seen: Mapping[ValueId, Fit], evidence: str) -> ShiftOutcome:
-    """Return the outcome of a shift, with its rows and findings."""
     refused = tuple(refused_findings(wide.view, shift.plan))
     rows = tuple(refused_rows(wide.view, shift.plan, evidence))
     plain = replace(draft, notes=(*draft.notes, *refused), shifts=rows)
@@ -112,7 +111,6 @@ def _tried(draft: Draft, wide: Draft, shift: Shift, seen: Mapping[ValueId, Fit],
 
 
 def _ranges(before: View, shift: Shift, ranges: Ranges, seen: Mapping[ValueId, Range]) -> Ranges:
-    """Return the ranges with those of the shifted view's new values."""
     values, untapped = dict(ranges.values), dict(ranges.untapped)
     for value in shift.view.values:
         origin = shift.origins.get(value.name)

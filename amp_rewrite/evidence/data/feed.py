@@ -195,7 +195,6 @@ class Feed:
 
 
 def _without_states(ports: tuple[Port, ...], back: Feedback | None) -> tuple[Port, ...]:
-    """Return the ports, of which states need no data."""
     return tuple(replace(port, required=False) if back and port.name in back.states else port for port in ports)
 
 
@@ -239,7 +238,6 @@ def _ignored(first: object, ports: tuple[Port, ...]) -> frozenset[str]:
 
 
 def _mark(batch: Batch) -> int:
-    """Return a number that tells one batch from another, by the beginning of each array."""
     mark = 0
     for value in batch.values():
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:

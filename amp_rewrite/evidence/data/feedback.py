@@ -136,7 +136,6 @@ def fits(out: Port, into: Port) -> bool:
 
 
 def _typed(port: Port) -> str:
-    """Return the type and shape of a port in words."""
     dtype = port.dtype.spelling if port.dtype else "of no single type"
     container = "" if port.container == TENSOR else f"{port.container} of "
     return f"{container}{dtype} {port.dims if port.shape is not None else 'of unknown shape'}"

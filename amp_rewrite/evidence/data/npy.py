@@ -129,7 +129,6 @@ def _checked(path: Path) -> Iterator[None]:
 
 
 def _array(stream: IO[bytes], size: int, limit: int, where: str) -> Array:
-    """Read an array that fills a stream of exactly `size` bytes."""
     version = npy.read_magic(stream)
     if version not in _READERS:
         raise FeedError(f"{where} is of .npy version {version[0]}.{version[1]}; save a plain array of numbers")

@@ -56,7 +56,6 @@ def drawn(ports: Sequence[Port], asked: Drawing) -> tuple[str, Source]:
 
 
 def _drawn_shapes(ports: Sequence[Port], chosen: Mapping[str, Sequence[int]], limit: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of the random array for each input."""
     _check_known(chosen, ports, "shape")
     shapes = {}
     for port in ports:
@@ -141,7 +140,6 @@ def _check_known(names: Iterable[str], ports: Sequence[Port], what: str) -> None
 def _drawn(
     generator: np.random.Generator, port: Port, shape: tuple[int, ...], bounds: tuple[int, int], scale: float
 ) -> Array:
-    """Return a random array for an input."""
     assert port.dtype is not None
     dtype = port.dtype.numpy
     if port.dtype is DType.BOOL:

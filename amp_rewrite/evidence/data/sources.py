@@ -130,7 +130,6 @@ def _called(data: Callable[[], object]) -> Iterator[object]:
 
 
 def _files(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
-    """Return the readers of the batches in a file or folder."""
     if path.is_dir():
         return _of_folder(path, ports, limit)
     if path.suffix.lower() == ".npz":
@@ -150,7 +149,6 @@ def _of_single(path: Path, ports: tuple[Port, ...], limit: int) -> Raw:
 
 
 def _of_npz(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
-    """Return the reader of one batch named by inputs, or of several numbered ones."""
     archive = Npz(path)
     known = {port.name for port in ports}
     numbered = [_NUMBERED.fullmatch(name) for name in archive.names]
@@ -172,13 +170,11 @@ def _of_npz(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
 
 
 def _of_archive(archive: Npz, keys: Mapping[str, str], known: Collection[str], limit: int) -> Raw:
-    """Return one batch. Arrays that no input takes, such as labels, are named and not read."""
     read = {key: name for key, name in keys.items() if key in known}
     return {**dict.fromkeys(keys), **archive.read(read, limit)}
 
 
 def _of_folder(folder: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
-    """Return the readers of a folder of .npz files, of folders of .npy files, or of .npy files."""
     kinds = {kind: list(paths) for kind, paths in groupby(sorted(_listed(folder), key=_kind), key=_kind) if kind}
     if not kinds:
         raise FeedError(
@@ -218,7 +214,6 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Return a sort key that puts batch2 before batch10."""
     parts = re.split(r"([0-9]+)", path.name)
     return [(int(part) if part.isascii() and part.isdigit() else 0, part) for part in parts]
 

@@ -86,7 +86,6 @@ class Pairing:
         return sum(view.constant(v.id) is None and self._computes(v.id) for v in view.values_of[MAIN])
 
     def _computes(self, value: ValueId) -> bool:
-        """True for a floating result of an op of the candidate that is not a Cast."""
         op = self.candidate.producer(value)
         return op is not None and not casts_floats(self.candidate, op) and self.candidate.holds_floats(value)
 

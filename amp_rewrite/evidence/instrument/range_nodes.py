@@ -138,7 +138,6 @@ class RangeNodes:
         return nodes.op("LeakyRelu", nodes.op("Sub", a, self._known["step"]), alpha=-np.inf)
 
     def _sparse(self, nodes: NodeBuilder, x: _Magnitudes) -> str:
-        """Return the row of finite numbers that do not overflow."""
         counts = [self._above(nodes, x.all, name, self._dtype) for name in ("nonzero", "survives", "normal")]
         least = _reduced(nodes, "ReduceMin", self._nonzero(nodes, x.all))
         return self._joined(nodes, [x.number] * 2 + counts, x.largest, least)
@@ -152,11 +151,9 @@ class RangeNodes:
         return self._joined(nodes, [x.number, *counts], largest, least)
 
     def _nonzero(self, nodes: NodeBuilder, a: str) -> str:
-        """Return the magnitudes with infinity for zero."""
         return nodes.op("Where", nodes.op("Greater", a, self._known["zero"]), a, self._known["infinity"])
 
     def _above(self, nodes: NodeBuilder, a: str, name: str, counted_in: DType) -> str:
-        """Return the number of magnitudes above a bound."""
         if counted_in is DType.FLOAT and (ramp := _ramp(float(self._bounds[name]), float(self._bounds["overflows"]))):
             ones = nodes.op("HardSigmoid", a, alpha=ramp[0], beta=ramp[1])
         else:
@@ -188,5 +185,4 @@ def merging(nodes: NodeBuilder, stacked: str, rows: int) -> str:
 
 
 def _reduced(nodes: NodeBuilder, op_type: str, name: str) -> str:
-    """Append a reduction over all elements, to a vector of one."""
     return nodes.op(op_type, name, keepdims=1)

@@ -164,7 +164,6 @@ def measuring(twin: Model, pairing: Pairing, values: Sequence[ValueId]) -> Model
 
 
 def _ending(twin: Model, nodes: Sequence[NodeProto], outputs: Sequence[str], dtype: DType) -> Model:
-    """Return the twin with more nodes, whose results are its outputs."""
     proto = clone(twin.proto)
     proto.graph.node.extend(nodes)
     refill(proto.graph, "output", [declared(name, dtype, None) for name in outputs])
@@ -199,7 +198,6 @@ def _opened(model: Model) -> Runner:
 
 
 def _run(runner: Runner, batch: Batch) -> dict[str, Given]:
-    """Run on the arrays of a batch that the model reads."""
     inputs = {port.name for port in runner.inputs}
     return runner.run({name: array for name, array in batch.items() if name in inputs})
 

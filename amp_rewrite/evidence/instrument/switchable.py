@@ -140,11 +140,9 @@ class _SwitchBuilder:
         return numbered(name, self.taken)
 
     def _nodes(self) -> NodeBuilder:
-        """Return a builder of nodes for one graph."""
         return NodeBuilder(self.taken, opset=self.view.opsets.get("", 0), region="low")
 
     def _switch(self, switch: Switch) -> str:
-        """Return the name of the boolean of a switch."""
         if switch not in self.switches:
             self.switches[switch] = self._fresh(f"low/{len(self.switches)}")
         return self.switches[switch]
@@ -177,7 +175,6 @@ class _SwitchBuilder:
         return self._either(op, node, weights) if weights else node
 
     def _versions(self, nodes: NodeBuilder, value: Value) -> None:
-        """Append the nodes between a value and readers that may read it rounded."""
         if self.view.tensor_dtype(value.id) is not DType.FLOAT:
             return
         readers = dict.fromkeys(self._reader(use) for use in self.view.uses[value.id])
@@ -194,7 +191,6 @@ class _SwitchBuilder:
                 self.names[value.id, reader] = nodes.op("Where", switch, self._rounded(value.id), value.name)
 
     def _when(self, value: Value, reader: Vertex | None) -> Switch:
-        """Return the switch for a reader of a value, which may be never on."""
         port = reader == _OUT or (value.role is not Role.RESULT and value.public)
         low = port and self.io.get(value.id, DType.FLOAT).low
         maker, op = made_variable(self.view, value.id), self.view.producer(value.id)
@@ -237,7 +233,6 @@ class _SwitchBuilder:
         return self.rounded[value]
 
     def _heavy(self, op: Op) -> dict[int, Vertex]:
-        """Return the inputs of an op that are heavy weights and may be read in the low type."""
         heavy = [slot for slot, value in enumerate(op.inputs) if value is not None and self._is_heavy(value)]
         vertices = {slot: self._reader(Use(op.id, slot)) for slot in heavy}
         return {slot: vertex for slot, vertex in vertices.items() if vertex is not None}

@@ -81,7 +81,6 @@ def _unfit(type_: ValueType | None) -> str:
 
 
 def _closed(view: View) -> dict[ScopeId, str]:
-    """Return the graphs that cannot return rows, each with the reason."""
     closed: dict[ScopeId, str] = {}
     for scope in view.scopes:
         owner = view.ops[scope.owner] if scope.owner is not None else None
@@ -205,7 +204,6 @@ class _TapBuilder:
         return row
 
     def _neutral(self, rows: _Rows) -> str:
-        """Return the rows of nothing for the same values."""
         return self.head.constant(neutral(len(rows.values)))
 
     def _out_of_if(self, node: NodeProto, inner: list[_Rows]) -> str:
