@@ -20,8 +20,6 @@ from typing import Any
 from amp_rewrite.errors import AmpRewriteError, MachineError, ModelError, one_line, spelled
 from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.scratch import make_folder, replacing, undoing
-from amp_rewrite.files.targets import data_files_in
-from amp_rewrite.files.tensors import stamp
 
 SUFFIX = ".onnx"
 _INSTALL = "install the extra, from a checkout: pip install '.[remote]', and the package of the store, such as s3fs"
@@ -112,6 +110,8 @@ def listed(place: Path) -> Iterator[tuple[Path, Path]]:
 
 def data_files(place: Path) -> list[Path]:
     """Return the data files that a model in a store names; only its graph is read where the store reads in parts."""
+    from amp_rewrite.files.targets import data_files_in  # late: help and names of files need no onnx
+
     store, path = _store_of(place)
     with _named_error(place, "read"), store.open(path, "rb") as file:
         return data_files_in(file, int(store.size(path)), place)
@@ -201,6 +201,8 @@ def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def _copy_here(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
+    from amp_rewrite.files.tensors import stamp  # late: as above
+
     make_folder(target)
     if source.exists() and target.exists() and source.samefile(target):
         return  # the tree is converted into itself

@@ -31,7 +31,7 @@ def test_a_report_with_the_suffix_of_a_page_is_one(model: str) -> None:
 def test_an_inventory_and_a_report_in_a_file_are_drawn(model: str) -> None:
     done = run("report", model, "-o", "net.html")
     assert (done.exit_code, done.stderr) == (0, "wrote net.html\n")
-    assert drawn("net.html")["summary"]["work"]["flops"] > 0  # type: ignore[index]
+    assert drawn("net.html")["summary"]["totals"]["ops"] > 0  # type: ignore[index]
 
     run(model, "-q", "--dry-run", "--report", "report.json")
     assert run("report", "report.json", "-o", "report.html").exit_code == 0
