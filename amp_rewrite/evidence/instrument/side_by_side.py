@@ -55,7 +55,7 @@ def local_errors(
     Only a few numbers per op leave the runtime. `progress(done, total)` counts runs. Raise ModelError if no value of
     the two models matches.
     """
-    pairing = Pairing.of(reference, low)
+    pairing = of_one_shape(Pairing.of(reference, low), feed)
     errors: dict[str, float] = {}
     for value, stats in shadow_errors(pairing, feed, Conditions(progress=progress)).items():
         op = pairing.reference.producer(pairing.measured[value])

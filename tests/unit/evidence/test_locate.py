@@ -22,6 +22,7 @@ from amp_rewrite.evidence.instrument.side_by_side import (
     accumulated_errors,
     inputs_of,
     measuring,
+    of_one_shape,
     read,
     shadow_errors,
     side_by_side,
@@ -112,10 +113,10 @@ def test_the_accumulated_error_of_an_output_is_that_of_the_emulated_model(name: 
     converted = amp_rewrite.convert(path, fuse="basic").result
     fed = fixture(name)
     located = locate(path, converted, fed)
-    parted = 3 if "lstm" in name else 0  # a Transpose of the result stands between two Reshapes
-    assert located.matched == located.matchable - parted
+    # a Transpose of the result stands between two Reshapes; two values of other shapes match by structure
+    assert located.matchable - located.matched == {"lstm_ts13": 3, "bert_dynamo20": 1}.get(name, 0)
     a, b = (Runner.open(m).run(fed) for m in (Model.load(path), emulate(converted, io="float32")))
-    pairing = Pairing.of(Model.load(path), converted)
+    pairing = of_one_shape(Pairing.of(Model.load(path), converted), Feed.of(fed, Model.load(path)))
     drift = accumulated_errors(pairing, Feed.of(fed, Model.load(path)), Conditions())
     theirs = {pairing.reference.value_name(w): drift[v] for v, w in pairing.measured.items()}
     compared = [out for out in a if out in theirs]
