@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
@@ -44,7 +44,7 @@ def fuses(view: View, cluster: Cluster, low: DType) -> bool:
     return cluster.kind == "rms_normalization" and low is DType.BFLOAT16
 
 
-def scales_follow(problem: Problem, low: dict[int, Paint], must: Mapping[int, Paint]) -> dict[int, Paint]:
+def scales_follow(problem: Problem, low: dict[int, Paint], must: Collection[int]) -> dict[int, Paint]:
     """Give scale and bias of a written-out norm the type of its input, where onnxruntime refuses another."""
     p = problem
     for cluster in p.options.clusters:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from amp_rewrite.decide import reasons
@@ -10,11 +10,10 @@ from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.follow import follow_casts, scales_follow
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.may import May
-from amp_rewrite.decide.coloring.no_gain import no_gain
 from amp_rewrite.decide.coloring.problem import PaintOptions, Problem
 from amp_rewrite.decide.coloring.upcast import upcast_low
 from amp_rewrite.decide.coloring.vertices import Vertices, entries_of
-from amp_rewrite.decide.coloring.where import where
+from amp_rewrite.decide.coloring.where import spread, where
 from amp_rewrite.decide.needs.find import Hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.schema import unknown
@@ -52,21 +51,15 @@ def paint(
     raised = upcast_low(problem, gate)
     problem = replace(problem, raised=raised.upcast)
     may = May.of(problem)
-    high, low, dear = _held(problem, may.low.keys()), may.low, dict[int, Paint]()
-    if options.place:
-        low, dear = where(problem, may, high)
-        fallen = not low.keys() <= may.low.keys()
-        if fallen and (more := _held(problem, low.keys())):  # what gains nothing is held, and the border placed anew
-            high = {**high, **more}
-            low, dear = where(problem, may, high)
-    low = {v: paint for v, paint in low.items() if v not in high}
-    low = scales_follow(problem, follow_casts(problem, low), high)
+    low, high = (where if options.place else spread)(problem, may)
+    idle = {v for v, paint in high.items() if paint.rule == reasons.NO_GAIN}
+    low = scales_follow(problem, follow_casts(problem, low), idle)
     paints: dict[tuple[OpId, str], Paint] = dict(raised.upcast)
     by_op: dict[OpId, tuple[str, ...]] = {}
     for op_id, name in raised.upcast:
         by_op[op_id] = (*by_op.get(op_id, ()), name)
     for v, vertex in enumerate(problem.vertices.all):
-        decided = low.get(v) or _reason(problem, v, high.get(v) or dear.get(v) or may.denied.get(v))
+        decided = low.get(v) or _reason(problem, v, high.get(v) or may.denied.get(v))
         for name in vertex.variables:
             paints[vertex.op, name] = decided
         by_op[vertex.op] = (*by_op[vertex.op], *vertex.variables) if vertex.op in by_op else vertex.variables
@@ -75,11 +68,6 @@ def paint(
             paints[op.id, ""] = edge
             by_op[op.id] = ("",)
     return Coloring(to, paints, entries, by_op, raised.refused)
-
-
-def _held(problem: Problem, low: Collection[int]) -> dict[int, Paint]:
-    """Return the paint of low vertices that gain nothing."""
-    return {v: problem.high(reasons.NO_GAIN, None, note) for v, note in no_gain(problem, low).items()}
 
 
 def _reason(problem: Problem, v: int, found: Paint | None) -> Paint:

@@ -110,6 +110,11 @@ class Problem:
         vertex = self.vertices.all[v]
         return vertex.refusal is None and vertex.op not in self.held
 
+    @property
+    def gains(self) -> bool:
+        """True if only what a lowered product gains from is worth a low type; False where the user asks for more."""
+        return self.hazards.guarded and self.options.level not in (Level.LOWER_ALL, Level.UNSAFE_FORCE_ALL)
+
     # -- vertices ----------------------------------------------------------------------------------
 
     @cached_property

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from math import inf
 from typing import NamedTuple
 
@@ -29,13 +30,20 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import fed, first_input_of, origin, trail
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import (
+    AFFINE,
     CHOOSES,
     COPIES,
     DEQUANTIZES,
     ELEMENTLESS,
     GROWS,
+    HEAVY,
     LONG_SUMS,
+    PAIR_SUMS,
     QUANTIZES,
+    SCALINGS,
+    SOFTMAXES,
+    SUMS,
+    TENSOR_CORE_STEP,
 )
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.view import Op, OpId, ValueId
@@ -67,7 +75,7 @@ _LARGEST = 1 << 24
 _FUSION = 0.5
 """What one kernel fewer is worth, in Casts."""
 _UNIT = 1000
-"""Units of capacity to a byte. A free variable outside TensorFlow's set pays one unit to be low: a tie is float32."""
+"""Units of capacity to a byte. A free variable that gains nothing pays one unit to be low: a tie is float32."""
 _MOST = 100
 """Nodes of a component that networkx cuts; it takes 0.06 s for 300, where elimination takes 0.01."""
 ONE_KERNEL = ("layer_normalization", "rms_normalization", "gelu_erf", "gelu_tanh")
@@ -86,16 +94,49 @@ PAIRS = frozenset(
 _copied = first_input_of(COPIES)
 
 
-def where(problem: Problem, may: May, must: Mapping[int, Paint]) -> tuple[dict[int, Paint], dict[int, Paint]]:
-    """Return the paint of the vertices that the cheapest labelling makes low, and of those that it makes float32.
-
-    `must`: vertices that stay float32, beside those that the problem holds.
-    """
-    labelling = Labelling(problem, may, must)
-    low, own = labelling.solve(), may.low.keys() - labelling.follows
+def where(problem: Problem, may: May) -> tuple[dict[int, Paint], dict[int, Paint]]:
+    """Return the paint of the vertices that the cheapest labelling makes low, and of those that it makes float32."""
+    labelling = Labelling(problem, may)
+    low = labelling.solve()
+    high = dict.fromkeys(_idle(problem, low), problem.high(reasons.NO_GAIN, None, _TINY)) if problem.gains else {}
+    if high:
+        labelling = Labelling(problem, may, high)
+        low = labelling.solve()
+    own = may.low.keys() - labelling.follows
     dear = problem.high(reasons.MIN_CUT, None, "it gains less than the Casts around it would cost")
-    lowered = {v: may.low[v] if v in own else labelling.paint(v) for v in sorted(low)}
-    return lowered, dict.fromkeys(own - low - must.keys(), dear)
+    last = problem.high(reasons.NO_GAIN, None, "no lowered product reads what it computes")
+    raw = problem.high(reasons.NO_GAIN, None, _RAW)
+    for v in sorted((own | labelling.late) - low - high.keys() - may.denied.keys()):
+        high[v] = raw if v in labelling.raw else dear if labelling.gains(v) else last
+    return {v: may.low[v] if v in own else labelling.paint(v) for v in sorted(low)}, high
+
+
+def spread(problem: Problem, may: May) -> tuple[dict[int, Paint], dict[int, Paint]]:
+    """Return the same without a cut: what TensorFlow's rules lower, but for raw values of float32 readers."""
+    labelling, low, high = Labelling(problem, may), dict(may.low), dict[int, Paint]()
+    for v in sorted(labelling.raw & low.keys(), reverse=True):
+        read = {end for value in problem.ports(v)[1] for end in labelling.readers(value, counts=True)}
+        if any(end != LOW and end not in low for end in read):
+            del low[v]
+            high[v] = problem.high(reasons.NO_GAIN, None, _RAW)
+    return low, high
+
+
+_RAW = "no product made what it reads, and not all its readers are low"
+_TINY = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spares the Casts"
+
+
+def _idle(problem: Problem, low: Collection[int]) -> Iterator[int]:
+    """Yield connected low vertices whose products all sum fewer terms than tensor cores multiply in a step."""
+    p, tiny = problem, problem.tiny & set(low)
+    if not tiny:
+        return
+    clustered = (op for cluster in p.options.clusters if cluster.kind == "softmax" for op in cluster.ops)
+    softmaxes = (*p.of_ops(clustered), *p.of_kinds(SOFTMAXES))
+    gaining = {*(v for v in p.of_kinds(HEAVY) if v not in tiny), *softmaxes, *chain(*p.vertices.sequences)}
+    for part in nx.weakly_connected_components(p.vertices.graph.subgraph(low)):
+        if not part.isdisjoint(tiny) and part.isdisjoint(gaining):
+            yield from part - {*p.of_ops(p.options.lower), *p.of_kinds(ELEMENTLESS)}
 
 
 @dataclass
@@ -108,7 +149,7 @@ class Labelling:
 
     problem: Problem
     may: May
-    must: Mapping[int, Paint]
+    must: Mapping[int, Paint] = field(default_factory=dict)
     arcs: list[Arc] = field(default_factory=list)
 
     # -- vertices ----------------------------------------------------------------------------------
@@ -143,6 +184,8 @@ class Labelling:
             return HIGH
         if v in self.may.roots:
             return LOW
+        if v in self.late:
+            return HIGH
         if v in self.may.low:
             return None
         op = p.op(v)
@@ -155,6 +198,34 @@ class Labelling:
         if exact(op):
             return None
         return HIGH if self._grows(op) or any(map(self._unbounded, filter(p.varies, op.operands))) else None
+
+    @cached_property
+    def late(self) -> frozenset[int]:
+        """Sums and products behind the last lowered product, of values that are rounded there."""
+        p, view = self.problem, self.problem.view
+        late = set[int]()
+        if not p.gains:
+            return frozenset()
+        behind = self._behind - self._before
+        for v in p.of_kinds(SUMS | SCALINGS):
+            op = p.op(v)
+            if op.id not in behind or not p.can(v) or v in self.may.roots or len(self._varying(op)) < 2:
+                continue
+            makers = (view.producer(origin(view, value, self._carried)) for value in self._varying(op))
+            if any(m is not None and m.id not in self._before and m.kind not in HEAVY for m in makers):
+                late.add(v)
+        return frozenset(late)
+
+    def _varying(self, op: Op) -> list[ValueId]:
+        """Return the float32 operands of an op that are not constants, nor copies of these."""
+        view, varies = self.problem.view, self.problem.varies
+        return [v for v in op.operands if varies(v) and view.constant(origin(view, v, _copied)) is None]
+
+    def _carried(self, op: Op) -> ValueId | None:
+        """Return the only operand that varies of a copy, sum, product or norm."""
+        alone = op.kind in COPIES or op.kind in AFFINE or op.kind.endswith("Normalization")
+        varying = self._varying(op) if alone else []
+        return varying[0] if len(varying) == 1 else None
 
     def _decodes_weight(self, op: Op) -> bool:
         """True if an op dequantizes a constant: a Cast behind it would run each time, and hide a quantized weight."""
@@ -201,8 +272,8 @@ class Labelling:
         v = p.maker(value)
         return self.ends[v] if v is not None else HIGH
 
-    def readers(self, value: ValueId, but: Collection[OpId] = ()) -> set[End]:
-        """Return the nodes in whose type a value is read, `but` by some ops."""
+    def readers(self, value: ValueId, but: Collection[OpId] = (), counts: bool = False) -> set[End]:
+        """Return the nodes in whose type a value is read, `but` by some ops. `counts`: by Casts to integers, too."""
         p, view = self.problem, self.problem.view
         found: set[End] = set()
         pending = [value]
@@ -217,6 +288,8 @@ class Labelling:
                         pending.append(result)
                     elif result is not None and view.dtype(result) is p.to:
                         found.add(LOW)
+                    elif counts and (made := view.dtype(result)) is not None and not made.floating:
+                        found.add(HIGH)
                 elif not (op.kind in ELEMENTLESS and op.signature is not None):
                     v = p.reader(use)
                     found.add(self.ends[v] if v is not None else HIGH)
@@ -250,7 +323,10 @@ class Labelling:
         view = self.problem.view
         op, uses = view.producer(value), view.uses[value]
         alone = op is not None and len(uses) == 1 and value not in view.yielded
-        return alone and op is not None and (op.kind, view.ops[uses[0].op].kind) in PAIRS
+        reader = view.ops[uses[0].op] if alone else None
+        if op is None or reader is None or (op.kind, reader.kind) not in PAIRS:
+            return False
+        return reader.kind != "Softmax" or not self.problem.gains or reader.id in self._before
 
     # -- the network -------------------------------------------------------------------------------
 
@@ -264,6 +340,10 @@ class Labelling:
         for v in self.problem.of_kinds(CHOOSES):
             for value in filter(self.problem.varies, self.problem.op(v).operands):
                 self._add(self.ends[v], self.maker(value), value, inf)
+        for v in self.raw:
+            for value in self.problem.ports(v)[1]:
+                for end in self.readers(value, counts=True):
+                    self._add(self.ends[v], end, value, inf)
         chosen: set[End] = {LOW}
         for nodes, arcs in self._components():
             chosen |= self._cut(nodes, arcs)
@@ -286,7 +366,7 @@ class Labelling:
 
     def _cut(self, nodes: Sequence[int], arcs: Sequence[Arc]) -> set[End]:
         """Return the nodes of a component that are low."""
-        pulled = {v for v in nodes if v in self.may.low or self._copies_low(v)}
+        pulled = {v for v in nodes if self.gains(v) or self._copies_low(v)}
         ends = {LOW} & {arc.low for arc in arcs} | {HIGH} & {arc.high for arc in arcs}
         ends |= ({LOW} if pulled else set()) | ({HIGH} if len(pulled) < len(nodes) else set())
         if ends != {LOW, HIGH}:
@@ -313,12 +393,61 @@ class Labelling:
         return bool(read) and exact(self.problem.op(v)) and all(self.maker(value) != HIGH for value in read)
 
     def _gain(self, v: int) -> int:
-        """Return what the type of a vertex is worth: two bytes for each low element in TensorFlow's set.
+        """Return what the type of a vertex is worth: two bytes for each low element that a product gains from.
 
         For other variables it is the least unit: copies of low values gain it if they are low, and the rest if they
         are not, so that what rounds falls only to spare a Cast.
         """
-        return 2 * _UNIT * sum(map(self.elements, self.problem.ports(v)[1])) if v in self.may.low else 1
+        return 2 * _UNIT * sum(map(self.elements, self.problem.ports(v)[1])) if self.gains(v) else 1
+
+    def gains(self, v: int) -> bool:
+        """True for a vertex in TensorFlow's set that a lowered product depends on."""
+        return v in self.may.low and (not self.problem.gains or self.problem.vertices.all[v].op in self._before)
+
+    @cached_property
+    def _products(self) -> set[OpId]:
+        """The products that the lists lower."""
+        p = self.problem
+        return {p.vertices.all[v].op for v in p.of_kinds(HEAVY) if v in self.may.roots and v not in self.must}
+
+    @cached_property
+    def _behind(self) -> set[OpId]:
+        """The ops that depend on a lowered product."""
+        return self.problem.view.after(self._products)
+
+    @cached_property
+    def _before(self) -> set[OpId]:
+        """The ops that a lowered product depends on, and ops whose bodies contain such a product.
+
+        What the user lowers, ops and outputs, counts as a product.
+        """
+        view, options = self.problem.view, self.problem.options
+        products = self._products | options.lower.keys()
+        owners = {owner for op in products for owner in view.owners(op)}
+        made = {made_by.id for value in options.low_inputs if (made_by := view.producer(value)) is not None}
+        sources = {source for op in (*products, *owners) for source in view.flow.predecessors(op)}
+        return view.before(owners | made | sources)
+
+    @cached_property
+    def raw(self) -> frozenset[int]:
+        """Copies, sums and products of values that no lowered product made: low only if all their readers are."""
+        p, raw = self.problem, set[int]()
+        if not p.gains:
+            return frozenset()
+        for v, vertex in enumerate(p.vertices.all):
+            op = p.view.ops[vertex.op]
+            if not isinstance(self.ends[v], int) or vertex.op in p.options.lower or op.kind in HEAVY:
+                continue
+            if p.colors[v] is not Color.CLEAR and op.kind not in PAIR_SUMS | {"Mul"}:
+                continue
+            of_raw = [self._is_raw(value, raw) for value in self._varying(op)]
+            if of_raw and (any(of_raw) if op.kind == "Concat" else all(of_raw)):
+                raw.add(v)
+        return frozenset(raw)
+
+    def _is_raw(self, value: ValueId, raw: Collection[int]) -> bool:
+        made_by, maker = self.problem.view.producer(value), self.problem.maker(value)
+        return maker in raw or (self.maker(value) == HIGH and (made_by is None or made_by.id not in self._behind))
 
     def _add(self, low: End, high: End, value: ValueId, share: float) -> None:
         """Let it cost a share of a Cast of a value that one end is low and the other float32."""
@@ -379,8 +508,9 @@ class Labelling:
         read = {end for value in p.view.ops[cluster.ops[-1]].results for end in self.readers(value)}
         if not tied and read <= {HIGH}:
             return
+        late = p.gains and cluster.ops[-1] not in self._before
         for node in {self.ends[v] for v in self._members(cluster.tail)} - {LOW}:
-            if node != HIGH:
+            if node != HIGH and not late:
                 self._add(LOW, node, entry, worth)
             for other in (others | {home}) - {LOW}:
                 self._add(node, other, entry, inf)

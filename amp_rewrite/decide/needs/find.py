@@ -31,8 +31,8 @@ class Hazards:
     `pins`: ops that stay float32, at most one pin per op, in order of the ops. `saturate`: values to clamp to the low
     type's finite range when they are lowered; constants are clamped when baked, results at their Cast. `numbers`: ops
     that compute with shapes and constants alone; their denial need not spread. `benign`: ops on the deny list that are
-    harmless in their context, with the reason. `findings`: notes for the report. `guarded`: the rule on the border
-    between the types (`coloring/no_gain.py`) runs, too.
+    harmless in their context, with the reason. `findings`: notes for the report. `guarded`: only what a lowered
+    product gains from is worth a low type.
     """
 
     pins: tuple[Pin, ...] = ()

@@ -47,7 +47,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Rule(Record):
-    """A safety rule: what a reason protects, and why. `backward` and `coloring/no_gain` hold the ops.
+    """A safety rule: what a reason protects, and why. `needs` and `coloring/where` hold the ops.
 
     Its texts are in `rules/NAME.md`: one sentence, then the text under each heading.
 
