@@ -45,7 +45,6 @@ _Needs = dict[ValueId, dict[DType, list[Use]]]
 
 
 def _refused(view: View, coloring: Coloring) -> Iterator[Finding]:
-    """Yield a finding for each op that cannot be upcast although a pattern or pin asks for it."""
     for op, paint in coloring.upcast_refused.items():
         yield Finding(reasons.UNRAISED, view.ops[op].name, paint.note)
 
@@ -217,7 +216,6 @@ class _Planner:
                 self.origins[result] = self.origins.get(source, source)
 
     def _hand_on(self, needs: _Needs, op: OpId, source: ValueId, but: DType | None = None) -> None:
-        """Let readers of the result of a dropped Cast need that version of its source."""
         result = self.view.ops[op].outputs[0]
         if result is not None and self._dropped(op):
             for dtype, uses in needs[result].items():
@@ -239,7 +237,6 @@ class _Planner:
         return scope == outer
 
     def _outlives(self, op: Op) -> bool:
-        """True if an edge of a graph names the first result of an op, so that the op must stay."""
         result = op.outputs[0]
         return result is not None and exposed(self.view, result)
 
@@ -267,7 +264,6 @@ class _Planner:
                     yield from ((use, name) for use in uses)
 
     def _name(self, value: ValueId, dtype: DType) -> str:
-        """Return the name of one version of a value, past folded Casts."""
         origin = self.origins.get(value, value)
         return self.versions.get(origin, {}).get(dtype, self.view.value_name(origin))
 
@@ -283,7 +279,6 @@ class _Planner:
         return f"read in {dtype.spelling} by {self.view.ops[readers[0]].name!r}{more}"
 
     def _attributes(self, homes: dict[ValueId, DType]) -> Iterator[tuple[OpId, DType]]:
-        """Yield the ops whose attribute of the result type must change, with the new type."""
         for op in self.view.ops:
             stated = DTYPE_ATTRIBUTES.get((op.domain, op.op_type))
             if op.id in self.folds or (stated is None and op.kind != "ConstantOfShape"):
@@ -296,7 +291,6 @@ class _Planner:
                 yield op.id, homes[result]
 
     def _implied(self, op: Op) -> DType | None:
-        """Return the type that a result gets now if no attribute states one; None if it is unknown."""
         slot = IMPLIED_BY_INPUT.get(op.op_type)
         if slot is None or slot >= len(op.inputs) or op.signature is None:
             return DType.FLOAT

@@ -1,4 +1,4 @@
-"""Reasons: the id of every rule in a report, with its words, strength and page in the docs.
+"""Reasons: the id of every rule in a report, with its words, strength and page in the docs; pins of ops by reason.
 
 The constants are the id strings that pins, paints and report rows carry. REASONS maps an id to its record.
 """
@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amp_rewrite.ir.view import OpId, View
 
 DOCS = "docs/rules"
 """Folder of the pages that `tools/build_rules.py` writes."""
@@ -245,3 +249,23 @@ def remarked(kind: str, message: str, more: str = "") -> str:
     """Return a finding's message, what it means and what to do: "what · meaning · remedy". `more` follows "what"."""
     what, _, rest = message.partition(" · ")
     return " · ".join(filter(None, (what + more, *((rest,) if rest else _REMARKS.get(kind, ())))))
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """An op that stays float32, the rule that pins it, the op that caused it, and a one-line note for reports.
+
+    `raises`: results that the model computes in a low type become float32 too. Pins from data set it; rules that only
+    predict a problem respect a low type chosen by the model's author.
+    """
+
+    op: OpId
+    rule: str
+    because: OpId | None
+    note: str
+    raises: bool = False
+
+
+def described(view: View, op_id: OpId) -> str:
+    """Return the name and kind of an op as notes spell them."""
+    return f"{view.ops[op_id].name!r} ({view.ops[op_id].kind})"

@@ -1,27 +1,27 @@
 """Guard: compare measured ranges with the low type, and pin ops to float32 whose values do not fit.
 
 A value that does not fit stays out of the low type: its producer, every op that computes with it, and ops that only
-move it in between are pinned. The affected values depend on the colors, so the guard paints, pins, and paints again
-until every low value fits.
+move it in between are pinned; the minimum cut says what follows. The affected values depend on the colors, so the guard
+paints, pins, and paints again until every low value fits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.ranges import Range, Ranges, key
-from amp_rewrite.ir.dataflow import Flow, made_variable, reach, read_variable
+from amp_rewrite.ir.dataflow import Flow, made_variable, read_variable
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
 from amp_rewrite.ir.shapes.onnx_shapes import combined_elements
-from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.reports.evidence import GUARDED, UNCHECKED, Evidence
 from amp_rewrite.reports.render import count
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
@@ -31,8 +31,6 @@ FLUSHED_SHARE = 0.5
 Elsewhere what is flushed is smaller than the rounding of the largest element, and does no harm."""
 
 Paint = Callable[[Sequence[Pin]], Coloring]
-
-_ROOTS = (reasons.ALLOW_ROOT, reasons.LOWER, reasons.FORCE_ALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +67,8 @@ def guard(
     `paint` gives the coloring of `view` under pins; `saturate`: values that are clamped where they become low. There is
     one finding for each value that would be low and does not fit, of kind "overflow", "underflow", "nonfinite"
     (infinity or NaN that the op itself gives in float32) or "unseen" (no element of it was seen), and one of kind
-    "calibrated" about the data. An op of a cluster takes the cluster along; ops between pinned ones are pinned, too, if
-    that spares Casts. O(nodes + uses) for each painting; mostly there are two.
+    "calibrated" about the data. An op of a cluster takes the cluster along. O(nodes + uses) for each painting; mostly
+    there are two.
 
     Raise PolicyError for a headroom that is not above 1.
     """
@@ -102,7 +100,6 @@ def _pinned(
         pins, low = _unfit(view, coloring, faults)
         unfit |= low
         fresh = {pin.op: pin for pin in pins if pin.op not in held}
-        fresh = fresh or {pin.op: pin for pin in _holes(view, coloring, held) if pin.op not in held}
         if not fresh:
             break
         held |= fresh
@@ -284,57 +281,6 @@ def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
         return False
     dtype = coloring.dtype(*variable) or view.dtype(value)
     return dtype is not None and dtype.low
-
-
-def _holes(view: View, coloring: Coloring, held: Mapping[OpId, Pin]) -> Iterator[Pin]:
-    """Yield pins on low ops next to pinned ones if float32 needs fewer Casts and no option lowered them."""
-    for group, edge in _movable(view, coloring, held):
-        values = {v for op in group for v in view.ops[op].ports}
-        high, low = (sum(_cast(view, coloring, v, group, is_low) for v in values) for is_low in (False, True))
-        if high < low:
-            note = f"between float32 ops: lowering {'it' if len(group) == 1 else 'them'} would cost Casts"
-            yield from (Pin(op, held[edge].rule, edge, note) for op in sorted(group))
-
-
-def _movable(view: View, coloring: Coloring, held: Mapping[OpId, Pin]) -> Iterator[tuple[frozenset[OpId], OpId]]:
-    """Yield groups of connected ops that are low only because of neighbors, each with an adjacent pinned op."""
-    near = partial(_neighbours, view)
-
-    def free(op: OpId) -> bool:
-        return op not in held and _follows(coloring, op)
-
-    taken: set[OpId] = set()
-    for start in sorted({other for op in held for other in near(op)}):
-        if start in taken or not _follows(coloring, start):
-            continue
-        group = frozenset({start, *reach(dict.fromkeys(near(start)), near, free)})
-        taken |= group
-        yield group, min(other for op in group for other in near(op) if other in held)
-
-
-def _follows(coloring: Coloring, op: OpId) -> bool:
-    paint = coloring.of(op)
-    return paint is not None and paint.dtype is coloring.to and paint.rule not in _ROOTS
-
-
-def _neighbours(view: View, op_id: OpId) -> Iterator[OpId]:
-    """Yield the producers of an op's inputs and the readers of its outputs."""
-    op = view.ops[op_id]
-    yield from (maker.id for maker in map(view.producer, op.inputs) if maker is not None)
-    yield from (use.op for value in op.results for use in view.uses[value])
-
-
-def _cast(view: View, coloring: Coloring, value: ValueId, group: Collection[OpId], low: bool) -> bool:
-    """True if a value needs a Cast: it is written in one type and read in another. `low`: the type of the group."""
-    if view.dtype(value) is not DType.FLOAT or view.constant(value) is not None:
-        return False
-    op = view.producer(value)
-    home = op is not None and (low if op.id in group else made_low(view, coloring, value))
-    uses = view.uses[value]
-    reads = {(low if use.op in group else read_low(view, coloring, view.ops[use.op], use.slot)) for use in uses}
-    if (view.values[value].public and view.values[value].role is not Role.INPUT) or value in view.yielded:
-        reads.add(False)
-    return (not home) in reads
 
 
 def carried(view: View, pins: Sequence[Pin]) -> Iterator[Pin]:

@@ -121,6 +121,8 @@ class OpRow:
         small: results may be far smaller than the inputs.
         near_one: distant inputs differ only in how far the result is from 1.
         whole: results are whole numbers.
+        bends: results are not linear in the inputs, as the way alone would say.
+        keeps: facts of the input that hold for the result of a function, too.
         states: inputs that are states, each with the output that holds the next one.
     """
 
@@ -135,6 +137,8 @@ class OpRow:
     small: bool = False
     near_one: bool = False
     whole: bool = False
+    bends: bool = False
+    keeps: tuple[str, ...] = ()
     states: Sequence[tuple[int, int]] = ()
 
     @property
@@ -192,7 +196,7 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Loop", Way.COPY, (), T.EXACT, shapes=(0,)),
     **_rows("GridSample RoiAlign com.microsoft::GridSample", Way.PICK, needs=((1, Need.PLACE),)),
     **_rows("Hardmax Unique com.microsoft::ExpandDims", Way.PICK, (0,), T.EXACT),
-    **_rows("GlobalMaxPool MaxPool", Way.PICK, (0,), T.POOLS),
+    **_rows("GlobalMaxPool MaxPool", Way.PICK, (0,), T.POOLS, bends=True),
     **_rows("AffineGrid Upsample", Way.PICK, shapes=(1,)),
     **_rows("TopK", Way.PICK, (0,), T.EXACT, shapes=(1,), needs=((0, Need.ORDER),)),
     **_rows("Col2Im", Way.PICK, shapes=(1, 2)),
@@ -211,7 +215,7 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Div", Way.SCALE, ALL, T.CARRIES | T.BROADCASTS | T.SCALES | T.IEEE, needs=((1, Need.TINY),)),
     **_rows("Mul", Way.SCALE, ALL, T.CARRIES | T.BROADCASTS | T.SCALES | T.SQUARES | T.IEEE),
     **_rows("DequantizeLinear com.microsoft::DequantizeLinear", Way.SCALE, (0, 1), T.DEQUANTIZES),
-    **_rows("Mod", Way.FUNCTION, ALL, T.CARRIES | T.BROADCASTS),
+    **_rows("Mod", Way.FUNCTION, ALL, T.CARRIES | T.BROADCASTS, keeps=("low", "high", "whole", "levels")),
     **_rows("Pow", Way.FUNCTION, ALL, T.CARRIES | T.BROADCASTS | T.SQUARES, passes=_MAGNITUDE),
     **_rows("Acos Acosh", Way.FUNCTION, needs=((0, Need.DIGITS),), passes=_ROOT),
     **_rows("Atanh", Way.FUNCTION, needs=((0, Need.RATIO),), passes=_ROOT),
@@ -256,7 +260,15 @@ OPS: Mapping[str, OpRow] = {
         high=1.0,
     ),
     **_rows("PRelu", Way.FUNCTION, (0,), T.BROADCASTS),
-    **_rows("Abs", Way.FUNCTION, (0,), T.CARRIES | T.EXACT | T.SAME_SHAPE | T.IEEE, passes=_MAGNITUDE, low=0.0),
+    **_rows(
+        "Abs",
+        Way.FUNCTION,
+        (0,),
+        T.CARRIES | T.EXACT | T.SAME_SHAPE | T.IEEE,
+        passes=_MAGNITUDE,
+        low=0.0,
+        keeps=("small", "whole", "terms"),
+    ),
     **_rows(
         "Ceil Floor Round",
         Way.FUNCTION,
@@ -264,6 +276,7 @@ OPS: Mapping[str, OpRow] = {
         T.CARRIES | T.EXACT | T.SAME_SHAPE | T.ROUNDS,
         needs=((0, Need.PLACE),),
         whole=True,
+        keeps=("low", "high", "whole", "levels"),
     ),
     **_rows(
         "Sign",
@@ -274,22 +287,34 @@ OPS: Mapping[str, OpRow] = {
         low=-1.0,
         high=1.0,
         whole=True,
+        keeps=("low", "high", "whole", "levels"),
     ),
     **_rows(
-        "Reciprocal Sqrt",
+        "Reciprocal",
         Way.FUNCTION,
         (0,),
         T.CARRIES | T.SAME_SHAPE | T.MAGNIFIES | T.IEEE,
         needs=((0, Need.TINY),),
         passes=_ROOT,
     ),
+    **_rows(
+        "Sqrt",
+        Way.FUNCTION,
+        (0,),
+        T.CARRIES | T.SAME_SHAPE | T.MAGNIFIES | T.IEEE,
+        needs=((0, Need.TINY),),
+        passes=_ROOT,
+        keeps=("small", "squares"),
+    ),
     **_rows("Log", Way.FUNCTION, (0,), T.CARRIES | T.SAME_SHAPE | T.MAGNIFIES, needs=((0, Need.RATIO),), passes=_ROOT),
-    **_rows("Exp Softplus", Way.FUNCTION, (0,), T.CARRIES | T.SAME_SHAPE | T.SQUEEZES, low=0.0, small=True),
+    **_rows("Exp", Way.FUNCTION, (0,), T.CARRIES | T.SAME_SHAPE | T.SQUEEZES, low=0.0, small=True, keeps=("peak",)),
+    **_rows("Softplus", Way.FUNCTION, (0,), T.CARRIES | T.SAME_SHAPE | T.SQUEEZES, low=0.0, small=True),
     **_rows("Elu Gelu HardSwish LeakyRelu Selu", Way.FUNCTION, (0,), T.SAME_SHAPE),
-    **_rows("CumProd", Way.REDUCE),
+    **_rows("CumProd", Way.REDUCE, bends=True),
     **_rows("AveragePool GlobalAveragePool", Way.REDUCE, (0,), T.POOLS),
-    **_rows("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare", Way.REDUCE, shapes=(1,)),
-    **_rows("ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum", Way.REDUCE, (0,), T.CARRIES, shapes=(1,)),
+    **_rows("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare", Way.REDUCE, shapes=(1,), bends=True),
+    **_rows("ReduceMax ReduceMin ReduceProd", Way.REDUCE, (0,), T.CARRIES, shapes=(1,), bends=True),
+    **_rows("ReduceMean ReduceSum", Way.REDUCE, (0,), T.CARRIES, shapes=(1,)),
     **_rows("CumSum", Way.REDUCE, (0,), T.CARRIES | T.SAME_SHAPE, shapes=(1,)),
     **_rows(
         "LpNormalization MeanVarianceNormalization SimplifiedLayerNormalization "
@@ -374,3 +399,8 @@ OPS: Mapping[str, OpRow] = {
     **_rows("com.microsoft::ConvTransposeWithDynamicPads", Way.UNKNOWN, shapes=(2,)),
 }
 """The rows, by kind of op."""
+
+
+def row_of(kind: str) -> OpRow:
+    """Return the row of a kind of op."""
+    return OPS.get(kind, UNKNOWN)

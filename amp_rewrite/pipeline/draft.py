@@ -13,7 +13,7 @@ from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.problem import PaintOptions
 from amp_rewrite.decide.needs.find import Hazards, find_hazards
-from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.files.model import Model

@@ -40,7 +40,6 @@ def computes_float32_inside(op: Op) -> bool:
 
 
 def _versions(op: Op, opsets: Iterable[int]) -> Iterator[tuple[int, Signature]]:
-    """Yield the schemas of an ai.onnx op at other opsets."""
     for opset in opsets if op.domain == "" else ():
         schema = signature(op.domain, op.op_type, opset)
         if schema is not None:
@@ -48,7 +47,6 @@ def _versions(op: Op, opsets: Iterable[int]) -> Iterator[tuple[int, Signature]]:
 
 
 def _of_bias(view: View, op: Op) -> bool:
-    """True for a DequantizeLinear of a constant of int32, the type of biases."""
     value = op.inputs[0] if op.kind in DEQUANTIZES else None
     return value is not None and view.constant(value) is not None and view.dtype(value) is DType.INT32
 

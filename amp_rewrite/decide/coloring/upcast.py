@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
-from amp_rewrite.decide.coloring.follow import AFFINE_NOTE, fuses
 from amp_rewrite.decide.coloring.gate import Gate, GateRefusal
-from amp_rewrite.decide.coloring.problem import Problem
+from amp_rewrite.decide.coloring.problem import AFFINE_NOTE, Problem, fuses
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable, trail
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, SEEN_THROUGH
@@ -110,7 +109,6 @@ def _upcast(state: Upcast, op_id: OpId, paint: Paint) -> None:
 
 
 def _refuse(state: Upcast, op: OpId, note: str) -> None:
-    """Leave an op in its low type, with the reason."""
     for variable in state.view.variables[op]:
         state.upcast.pop((op, variable.name), None)
     state.refused[op] = Paint(low_type(state.view, op) or state.problem.to, reasons.UNRAISED, None, note)
@@ -155,7 +153,6 @@ def _sequences(state: Upcast) -> None:
 
 
 def _low_sequences(view: View, op: Op) -> list[ValueId]:
-    """Return the sequences and optionals of a low type that an op reads or makes."""
     types = ((v, view.types[v]) for v in op.ports)
     return [v for v, t in types if t is not None and t.container != TENSOR and t.dtype in LOW_TYPES]
 
@@ -176,7 +173,7 @@ def _sharing(state: Upcast, start: OpId) -> tuple[set[OpId], bool]:
 
 
 def _affine(state: Upcast, cluster: Cluster) -> None:
-    """Give scale and bias of a decomposed normalization the type of its input (see `follow.fuses`)."""
+    """Give scale and bias of a decomposed normalization the type of its input (see `fuses`)."""
     view = state.view
     low = next((dtype for op in cluster.tail if (dtype := low_type(view, op)) is not None), None)
     if low is None or cluster.entry is None or not fuses(view, cluster, low):
@@ -256,7 +253,6 @@ def _move_along(state: Upcast, op: Op) -> None:
 
 
 def _moves(view: View, op: Op) -> bool:
-    """True if an op only moves or selects elements of its first input, a low tensor."""
     copies = COPIES.get(op.kind) == (0,) and op.kind not in CASTS
     return copies and low_type(view, op.id) is not None and not _low_sequences(view, op)
 

@@ -127,7 +127,6 @@ class _VertexBuilder:
         )
 
     def _add(self, op: Op, groups: tuple[_Group, ...]) -> None:
-        """Add the vertices of an op, and the edges to them: ops are in topological order."""
         first = len(self.all)
         for at, group in enumerate(groups, first):
             self.all.append(Vertex(op.id, group.variables, self.entries[op.id], group.refusal))

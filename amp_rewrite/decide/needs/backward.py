@@ -2,50 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-import numpy as np
-
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Values
-from amp_rewrite.decide.needs.forward import Facts, row_of
-from amp_rewrite.decide.pin import described
-from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.attributes import float_attribute, int_attribute
-from amp_rewrite.ir.dataflow import Flow
-from amp_rewrite.ir.op_classes import (
-    ATTENTION_MASKS,
-    COPIES,
-    PAIR_SUMS,
-    PRODUCTS,
-    SCALINGS,
-    SOFTMAXES,
-    TENSOR_CORE_STEP,
-)
-from amp_rewrite.ir.ops import Need, OpRow, Trait, Way
+from amp_rewrite.decide.needs.asks import TERM, Asks
+from amp_rewrite.decide.needs.facts import Fact
+from amp_rewrite.decide.needs.forward import Facts
+from amp_rewrite.decide.needs.held import Held, unfit
+from amp_rewrite.decide.needs.sums import terms_of
+from amp_rewrite.decide.reasons import described
+from amp_rewrite.ir.op_classes import PAIR_SUMS, SCALINGS, TENSOR_CORE_STEP
+from amp_rewrite.ir.ops import Need, OpRow, Way, row_of
 from amp_rewrite.ir.patterns.clusters import snakes
 from amp_rewrite.ir.schema import KEPT_VARIABLES
 from amp_rewrite.ir.shapes.onnx_shapes import declared_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.ir.weights import loses_digits
 
 _STEPS = 4
 """Small steps in a row that make a recursion."""
 _RUN = 16
 """Elementwise sums and products in a row, without a layer between, that make a recursion."""
-_TERM = 32
-"""The size that a term of a sum may have."""
-_FEW = 1 << 14
-"""Weights that are summed up to see whether they are zero in sum."""
-_BALANCE = 1e-4
-_NEIGHBOURS = 64
-_DOWN = 2.0**-5
-"""A factor that scales large numbers down to what a reader expects."""
 _REASONS = {
     Need.EXACT: reasons.WHOLE_NUMBER,
     Need.SIDE: reasons.WHOLE_NUMBER,
@@ -62,14 +42,6 @@ _REASONS = {
 }
 
 
-class Held(NamedTuple):
-    """Why an op stays float32: the id of the reason, the op that asks, and a note."""
-
-    reason: str
-    because: OpId | None
-    note: str
-
-
 class Ask(NamedTuple):
     """A need of a value, and the state whose path it is about."""
 
@@ -79,17 +51,11 @@ class Ask(NamedTuple):
 
 @dataclass
 class Needs:
-    """Needs of values, and the ops that stay float32 for them. O(nodes + uses).
-
-    `shared`: values that both sides of a difference read, or numbers picked from them: their own rounding does not
-    show in it.
-    """
+    """Needs of values, and the ops that stay float32 for them. O(nodes + uses)."""
 
     facts: Facts
     asked: dict[ValueId, dict[Ask, Held]] = field(default_factory=dict)
     held: dict[OpId, Held] = field(default_factory=dict)
-    shared: set[ValueId] = field(default_factory=set)
-    _after: dict[ValueId, set[OpId]] = field(default_factory=dict)
     _waiting: set[OpId] = field(default_factory=set)
     _left: list[int] = field(default_factory=list)
     """Ops to visit, the last of them first: a heap of their negative ids."""
@@ -115,7 +81,7 @@ class Needs:
         return needs
 
     def _visit(self, op: Op) -> None:
-        row = row_of(op)
+        row = row_of(op.kind)
         for value in op.results:
             for ask, why in list(self.asked.get(value, {}).items()):
                 if op.bodies:
@@ -123,20 +89,20 @@ class Needs:
                 else:
                     self._hand_on(op, row, value, ask, why)
         if op.id not in self._sines_of_snakes:
-            for asked, need, reason, note in self._own(op, row):
+            for asked, need, note, reason in self._asks.of(op, row):
                 why = Held(reason or _REASONS[need], op.id, note or f"{described(self.view, op.id)} reads {need.value}")
                 if self._ask(asked, Ask(need), why) and self._reads_low(op, asked):
                     self.held.setdefault(op.id, why)
-        if (why_not := self.unfit(op, row)) is not None:
+        if (why_not := unfit(self.facts, op, row)) is not None:
             self.held.setdefault(op.id, why_not)
+
+    @cached_property
+    def _asks(self) -> Asks:
+        return Asks(self.facts)
 
     @cached_property
     def _sines_of_snakes(self) -> frozenset[OpId]:
         return frozenset(snakes(self.view))
-
-    @cached_property
-    def _outside(self) -> Flow:
-        return Flow.of(self.view, {})
 
     def _reads_low(self, op: Op, value: ValueId | None) -> bool:
         """True if an op would read a value in the low type; sizes of Resize, for example, are float32 always."""
@@ -167,7 +133,7 @@ class Needs:
         """Hand a need across the edge of a body; a state that goes round has asked already."""
         branch = self.view.producer(value, "If") is not None
         if branch or ask.need not in (Need.PATH, Need.FACTOR):
-            for source in self._outside.sources(value):
+            for source in self.facts.outside.sources(value):
                 self._ask(source, ask, why)
 
     def unmet(self, need: Need, fact: Fact) -> bool:
@@ -192,7 +158,7 @@ class Needs:
                 near = fact.near_one or fact.beside_one or fact.peak
                 return fact.small or self._is_small(fact) or near or bool(fact.squares)
             case Need.HUGE:
-                return fact.grows or (fact.terms > limits.most / _TERM and fact.size > limits.most)
+                return fact.grows or (fact.terms > limits.most / TERM and fact.size > limits.most)
             case Need.LONG:
                 return fact.terms > 1 and fact.size > limits.most
             case Need.FACTOR:
@@ -201,9 +167,8 @@ class Needs:
                 return True
 
     def _is_small(self, fact: Fact) -> bool:
-        """True if the low type may lose the digits of a value, or make it 0."""
         limits = self.facts.limits
-        divided = limits.narrow and fact.terms < _TERM / limits.most
+        divided = limits.narrow and fact.terms < TERM / limits.most
         return (fact.small and limits.narrow) or fact.guard < limits.tiny or divided
 
     def _hand_on(self, op: Op, row: OpRow, value: ValueId, ask: Ask, why: Held) -> None:
@@ -216,14 +181,14 @@ class Needs:
         varying = [v for v in op.operands if not self.facts[v].constant]
         if ask.need is Need.HUGE and len(varying) > 1 and row.way is not Way.SUM:
             return
-        few = product and self.facts.terms(op) < TENSOR_CORE_STEP
+        few = product and terms_of(self.facts, op) < TENSOR_CORE_STEP
         few |= product and ask.need is Need.DIGITS and self.facts[value].averaged
         if not (few or ask.need in row.passed or (product and ask.need in _THROUGH_PRODUCTS)):
             return
         for slot, operand in enumerate(op.inputs):
             if slot not in row.slots or operand is None:
                 continue
-            if not (ask.need is Need.DIGITS and operand in self.shared):
+            if not (ask.need is Need.DIGITS and operand in self._asks.shared):
                 self._ask(operand, ask, why)
             near = self.facts[operand].beside_one if op.kind == "Mul" else self.facts[value].beside_one
             if near and ask.need in _BESIDE_ONE.get(op.kind, ()):
@@ -232,243 +197,14 @@ class Needs:
                 note = "part of the spectrum of an input, of which small parts count"
                 self._ask(operand, Ask(Need.DIGITS), Held(reasons.CANCELLATION, why.because, note))
 
-    def _share(self, values: Iterable[ValueId]) -> None:
-        """Note values that both sides of a difference read, and numbers picked from them."""
-        left = list(values)
-        while left:
-            value = left.pop()
-            if value not in self.shared:
-                self.shared.add(value)
-                picking = (r for r in self.view.readers(value) if r.inputs[0] == value and row_of(r).way in _PICKED)
-                left += [result for reader in picking for result in reader.results]
-
     def _is_front(self, op: Op, value: ValueId, operand: ValueId) -> bool:
         """True if an op takes the squares of what a first layer makes of an input, and nothing else reads them."""
         fact = self.facts[operand]
         if fact.depth != 1 or not fact.sources or self.facts.line(operand) not in self.facts[value].squares:
             return False
         made_by = self.view.producer(self.facts.origin(operand))
-        first = made_by is not None and row_of(made_by).way is Way.PRODUCT
+        first = made_by is not None and row_of(made_by.kind).way is Way.PRODUCT
         return first and all(reader.kind == op.kind for reader in self.view.readers(operand))
-
-    # -- needs of an op --------------------------------------------------------------------------------
-
-    def _own(self, op: Op, row: OpRow) -> Iterator[tuple[ValueId | None, Need, str, str]]:
-        """Yield what an op needs of its inputs whoever reads its result, with a reason and a note or ""."""
-        facts = [self.facts[v] for v in op.inputs]
-        sign = any(f.constant and f.number == 0 for f in facts)
-        for slot, need in row.needs:
-            if slot < len(op.inputs) and not (sign and need is Need.SIDE):
-                yield op.inputs[slot], need, "", ""
-        for slot in row.shapes:
-            if slot < len(op.inputs):
-                yield op.inputs[slot], Need.EXACT, "", ""
-        made = self.view.dtype(op.outputs[0]) if op.outputs else None
-        if op.kind == "Cast" and made is not None and not made.floating and made is not DType.BOOL:
-            yield op.inputs[0], Need.EXACT, "", ""
-        if (row.whole and facts and facts[0].whole is not None) or op.kind == "Mod":
-            yield op.inputs[0], Need.EXACT, "", ""
-        if row.way is Way.PRODUCT and len(facts) > 1 and (value := self._balanced(op)) is not None:
-            yield (
-                value,
-                Need.PLACE,
-                reasons.CANCELLATION,
-                "its weights sum to zero: a difference of values on one level",
-            )
-        if row.way is Way.PRODUCT and len(facts) > 2 and any(_among(facts[2], self.facts[op.outputs[0]])):
-            yield op.inputs[2], Need.DIGITS, "", "a difference of squares and products, which is small beside them"
-        if self.facts.limits.narrow and (row.way in (Way.SCALE, Way.PRODUCT) or op.kind == "Reciprocal"):
-            yield from self._of_means(op, facts)
-        if op.kind in PAIR_SUMS and len(facts) == 2:
-            yield from self._of_sum(op, *facts)
-        elif op.kind in SCALINGS and len(facts) == 2:
-            yield from self._of_scaling(op, *facts)
-        elif op.kind in SOFTMAXES and not facts[0].constant and facts[0].best > self.facts.limits.reach:
-            yield (
-                op.inputs[0],
-                Need.PLACE,
-                "",
-                f"its scores have a bias that grows with the position, to {facts[0].grid:g}",
-            )
-        elif op.kind == "BatchNormalization" and len(facts) > 4 and facts[3].constant and facts[4].constant:
-            deviation = math.sqrt(max(facts[4].high, 0.0) + float_attribute(op.node, "epsilon", 1e-5))
-            mean, limits = facts[3].size, self.facts.limits
-            if mean > limits.most / 4 or mean > limits.beside * deviation:
-                yield op.inputs[0], Need.DIGITS, "", f"its mean is {mean:g}, its deviation {deviation:g}"
-        elif op.kind == "Pow":
-            exponent = facts[1].number
-            if exponent is not None and exponent < 1:
-                yield op.inputs[0], Need.TINY, "", ""
-
-    def _of_sum(self, op: Op, a: Fact, b: Fact) -> Iterator[tuple[ValueId | None, Need, str, str]]:
-        note = "a difference of squares and products, which is small beside them"
-        for value, fact in ((op.inputs[0], a), (op.inputs[1], b)):
-            if any(pair < fact.products for pair in fact.squares):  # the rest of a distance
-                yield value, Need.DIGITS, "", note
-        apart = (op.kind == "Sub") != (a.negative != b.negative)
-        means = a.squares & b.squares if a.averaged or b.averaged else ()
-        shared = frozenset().union(*means, *_among(a, b), *_among(b, a))
-        relative = self.facts.centers(op) or self.facts[op.outputs[0]].peak
-        if shared and apart and not (a.constant or b.constant or relative):
-            self._share(shared)
-            yield from ((v, Need.DIGITS, "", note) for v in op.operands)
-        many = min(a.whole or 0.0, b.whole or 0.0) > self.facts.limits.integers
-        if op.kind == "Sub" and many and a.raw and b.raw:
-            yield from ((v, Need.EXACT, "", "") for v in op.operands)
-        if op.kind == "Sub" and a.levels & b.levels and (a.learned or b.learned):
-            note = f"{described(self.view, op.id)} takes their level away again"
-            yield from ((v, Need.PLACE, reasons.CANCELLATION, note) for v in op.operands)
-
-    def _balanced(self, op: Op) -> ValueId | None:
-        """Return the input of a product whose weights sum to zero, and take its level away; None for other products."""
-        for slot in (1, 0) if op.kind in PRODUCTS else (1,):
-            value, other = op.inputs[slot], op.inputs[1 - slot]
-            fact = self.facts[other]
-            weights = self.view.array(value, _FEW) if fact.raw or fact.levels else None
-            if weights is None or weights.ndim < 2 or weights.dtype.kind != "f" or op.kind == "Einsum":
-                continue
-            last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
-            axes = tuple(range(1, weights.ndim)) if op.kind not in PRODUCTS else (-1 if last else -2,)
-            with np.errstate(invalid="ignore"):  # infinities of both signs, signalling NaN
-                numbers = weights.astype(np.float64)
-                sums, sizes = abs(numbers.sum(axis=axes)), abs(numbers).sum(axis=axes)
-            few = weights.size <= _NEIGHBOURS * sums.size  # more are waves, as a rule: their sums are zero, too
-            if few and sizes.any() and bool((sums <= _BALANCE * sizes).all()):
-                return other
-        return None
-
-    def _of_means(self, op: Op, facts: list[Fact]) -> Iterator[tuple[ValueId | None, Need, str, str]]:
-        """Yield the needs of what divides by a long sum, divides one by its length, or reads such a quotient."""
-        long = self.facts.limits.most / _TERM
-        note = f"part of a mean: {described(self.view, op.id)} divides by the number or sum of its weights"
-        if op.kind in ("Div", "Reciprocal"):
-            divisor = facts[-1]
-            summed = divisor.terms > long and divisor.size > self.facts.limits.most
-            counted = op.kind == "Div" and facts[0].terms > long and self._counts(op)
-            if summed or counted:
-                yield from ((v, Need.LONG, "", note) for v in op.operands)
-        elif any(f.terms < 1 / long for f in facts) and any(f.terms > 1 for f in facts):
-            for value, fact in zip(op.inputs, facts, strict=True):
-                if fact.terms != 1:
-                    yield value, Need.LONG if fact.terms > 1 else Need.TINY, reasons.RUNNING_SUM, note
-
-    def _of_scaling(self, op: Op, a: Fact, b: Fact) -> Iterator[tuple[ValueId | None, Need, str, str]]:
-        factor = self.facts.factor(op, (a, b))
-        if factor > 1 / _DOWN and (a.slope or b.slope):
-            note = f"{described(self.view, op.id)} divides a difference by a small step"
-            yield from ((v, Need.SLOPE, "", note) for v in op.operands)
-        limits = self.facts.limits
-        if (
-            op.kind == "Div"
-            and limits.narrow
-            and (b.whole or 0.0) > (limits.integers if a.raw and a.whole else limits.most)
-        ):
-            yield op.inputs[1], Need.EXACT, "", ""
-            if a.raw and a.whole is not None:
-                yield op.inputs[0], Need.EXACT, "", ""
-        if self.facts.limits.narrow and 0 < factor < _DOWN:
-            note = f"{described(self.view, op.id)} scales it down again"
-            yield from ((v, Need.HUGE, "", note) for v in op.operands)
-
-    def _counts(self, op: Op) -> bool:
-        """True if a quotient is by a number of elements, computed from a shape or fed as the only number of an input.
-
-        A number that multiplies the dividend before, as a loss scale does, is none.
-        """
-        value = op.inputs[1]
-        if value is None or self.facts[value].constant:
-            return False
-        if self.facts[value].whole is not None:
-            return True
-        source = self.facts.origin(value)
-        if not self.facts.is_single_input(source):
-            return False
-        made_by = self.view.producer(op.inputs[0])
-        if source not in self._after:
-            self._after[source] = self.view.after(reader.id for reader in self.view.readers(source))
-        return made_by is None or made_by.id not in self._after[source]
-
-    # -- what facts alone decide -----------------------------------------------------------------------
-
-    def unfit(self, op: Op, row: OpRow) -> Held | None:
-        """Return why facts alone keep an op in float32; None if they do not."""
-        if op.bodies:
-            return None
-        read = [self.facts[v] for v in op.operands if row.way is not Way.COPY or self.facts.floats(v)]
-        varying = [f for f in read if not f.constant or f.decoded]
-        by_constants = self._by_constants(op, row, read, varying)
-        return by_constants or self._by_range(op, row, varying) or self._by_spelling(op, row, read)
-
-    def _by_constants(self, op: Op, row: OpRow, read: Sequence[Fact], varying: Sequence[Fact]) -> Held | None:
-        """Return why an op stays float32 for its constants: it has no others, or the low type does not hold them."""
-        facts, limits = self.facts, self.facts.limits
-        computes = row.way not in _NOT_ARITHMETIC
-        if computes and read and not varying and not row.traits & (Trait.RANDOM | Trait.DEQUANTIZES):
-            note = "reads constants alone: computed once, in float32, when a model is loaded"
-            return Held(reasons.FOLDED, None, note)
-        if varying and ((computes and row.way is not Way.SELECT) or Trait.COMPARES in row.traits):
-            far = next((f for f in read if f.constant and limits.most < f.size < INF), None)
-            if far is not None:
-                reason = reasons.MASK_FILL if far.fill else reasons.CONSTANT_RANGE
-                return Held(reason, None, f"computes with {far.size:g}, beyond {limits.most:g}")
-        note = self._quantizes_beyond(op) if Trait.QUANTIZES in row.traits else ""
-        if row.way in (Way.SCALE, Way.PRODUCT) or Trait.QUANTIZES in row.traits:
-            lost = next((v for slot, v in enumerate(op.inputs) if self._loses_digits(op, row, slot, v)), None)
-            if lost is not None:
-                least = self.view.fit(lost, facts.to).absmin
-                note = f"constant {self.view.value_name(lost)!r} goes down to {least:g}, below {limits.tiny:g}"
-        if op.kind == "BatchNormalization" and len(op.inputs) > 4 and facts[op.inputs[4]].constant:
-            least = facts[op.inputs[4]].low + float_attribute(op.node, "epsilon", 1e-5)
-            if least < limits.tiny:
-                note = f"variance + epsilon is {least:g}, below {limits.tiny:g}"
-        return Held(reasons.CONSTANT_RANGE, None, note) if note else None
-
-    def _by_range(self, op: Op, row: OpRow, varying: Sequence[Fact]) -> Held | None:
-        """Return why an op stays float32 for what it computes, or computes with, beyond the range."""
-        if op.kind == "ReduceProd" and self.facts.limits.narrow:
-            return Held(reasons.CONSTANT_RANGE, None, "a product of many numbers leaves the range")
-        made = self.facts[op.outputs[0]] if op.outputs else NOTHING
-        if made.beyond and (made.decoded or not made.constant) and row.way not in _WITHOUT_NUMBERS:
-            return Held(_reason_of(made), None, made.beyond)
-        sure = row.way is not Way.PRODUCT  # a layer may well bring a value back into the range
-        far = next((f for f in varying if f.beyond and (sure or self.facts.limits.most < f.size < INF)), None)
-        if far is not None and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
-            return Held(_reason_of(far), None, far.beyond)
-        return None
-
-    def _by_spelling(self, op: Op, row: OpRow, read: Sequence[Fact]) -> Held | None:
-        """Return why an op stays float32 that another op would say better: a sum, a count, a biased softmax."""
-        if op.kind == "Range":
-            return Held(reasons.WHOLE_NUMBER, None, "how many elements it gives depends on its arithmetic")
-        if op.kind == "Einsum" and not self.facts.contracts(op) and self.facts.terms(op) >= TENSOR_CORE_STEP:
-            return Held(reasons.RUNNING_SUM, None, "a sum, spelled as a product")
-        if row.way is Way.PRODUCT and any(f.running for f in read) and not self._for_products(op):
-            return Held(reasons.RUNNING_SUM, None, "a running sum or a mean, spelled as a product")
-        masks = [op.inputs[slot] for slot in ATTENTION_MASKS.get(op.kind, ()) if slot < len(op.inputs)]
-        if any(self.facts[mask].best > self.facts.limits.reach for mask in masks):
-            return Held(reasons.POSITION, None, "its mask is a bias that grows with the position")
-        return None
-
-    def _quantizes_beyond(self, op: Op) -> str:
-        """Return why the codes that an op gives stand for numbers beyond the range; "" if they do not."""
-        zero = self.facts[op.inputs[2] if len(op.inputs) > 2 else None]
-        return self.facts.too_large(self.view.dtype(op.outputs[0]), self.facts[op.inputs[1]], zero)
-
-    def _loses_digits(self, op: Op, row: OpRow, slot: int, value: ValueId | None) -> bool:
-        """True for weights, a divisor or a single factor that the low type keeps few digits of."""
-        if value is None or not self.facts.floats(value) or self.view.constant(value) is None:
-            return False
-        fit = self.view.fit(value, self.facts.to)
-        if row.way is Way.SCALE and slot == 1 and op.kind != "Mul":
-            return bool(fit.flushed or fit.subnormal)
-        return (row.way is not Way.SCALE or fit.count == 1) and loses_digits(self.view, value, self.facts.to)
-
-    def _for_products(self, op: Op) -> bool:
-        """True if other products alone read a result, or copies of it."""
-        copies = Flow.of(self.view, COPIES)
-        reached = copies.forth(dict.fromkeys(op.results))
-        ways = [row_of(reader).way for reader in copies.readers(reached)]
-        return self.view.yielded.isdisjoint(reached) and bool(ways) and all(way is Way.PRODUCT for way in ways)
 
     # -- states and recursions -------------------------------------------------------------------------
 
@@ -526,24 +262,9 @@ class Needs:
                 self._ask(out, Ask(Need.PLACE), Held(reasons.POSITION, None, "counts from places on a grid"))
 
 
-def _among(a: Fact, b: Fact) -> Iterator[Values]:
-    """Yield the factors of elementwise products in one value that meet in another kind of product in the other."""
-    return (pair for pair in a.squares if pair <= b.products)
-
-
-def _reason_of(fact: Fact) -> str:
-    """Return the reason for which a value stays float32 that leaves the range."""
-    if "mask" in fact.beyond:
-        return reasons.MASK_FILL
-    return reasons.WHOLE_NUMBER if fact.whole is not None else reasons.CONSTANT_RANGE
-
-
 _BESIDE_ONE = {
     "Mul": (Need.DIGITS, Need.PLACE),
     **dict.fromkeys(PAIR_SUMS, (Need.TINY, Need.RATIO)),
 }
 """Needs for which an operand must keep its distance from 1: it multiplies, or is added to 1."""
-_PICKED = (Way.COPY, Way.PICK)
-_WITHOUT_NUMBERS = (Way.PICK, Way.SOURCE, Way.TEST, Way.UNKNOWN)
-_NOT_ARITHMETIC = (Way.COPY, *_WITHOUT_NUMBERS)
 _THROUGH_PRODUCTS = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.LONG))

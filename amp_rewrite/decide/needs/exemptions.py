@@ -95,7 +95,6 @@ def _means(view: View, groups: Sequence[Cluster], to: DType) -> Iterator[OpId]:
 
 
 def _combines(view: View, op: Op, most: int) -> bool:
-    """True if each result of a reduction combines a known number of elements, `most` at most."""
     terms = combined_elements(view, op)
     return terms is not None and terms <= most
 
@@ -111,7 +110,6 @@ def _squares(view: View, op: Op) -> bool:
 
 
 def _readers(copies: Flow, op: Op) -> Sequence[Op]:
-    """Return the ops that read a result or its copies, in any floating type, without the copies."""
     return copies.readers(copies.forth(dict.fromkeys(op.results[:1]), copies.view.holds_floats))
 
 
@@ -125,7 +123,6 @@ def numbers(view: View) -> frozenset[OpId]:
 
 
 def _constant_ops(view: View) -> Iterator[Op]:
-    """Yield the ops that read only constants, shapes, and results of other such ops; none with bodies or unknown."""
     known: set[ValueId | None] = {None, *view.constants}
     for op in view.ops:
         plain = known.issuperset(op.inputs) and not op.bodies and op.signature is not None and op.kind not in RANDOM

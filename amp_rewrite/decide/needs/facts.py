@@ -1,12 +1,14 @@
-"""Facts of a value, each with the way in which those of several values become that of one."""
+"""Facts of a value, each with the way in which those of several values become that of one; limits of a low type."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import ValueId
 
 INF = math.inf
@@ -157,3 +159,32 @@ def joined(facts: Sequence[Fact]) -> Fact:
     for place, join in _JOINS:
         known[place] = join(columns[place])
     return Fact._make(known)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a low type can hold.
+
+    Args:
+        most: the largest number.
+        tiny: the smallest normal number.
+        least: half the smallest subnormal number; what is smaller becomes 0.
+        integers: whole numbers up to here are exact.
+        beside: the largest number beside which the result of a layer is not small: an eighth of `integers`.
+        reach: the largest bias of a softmax whose spacing keeps the differences of scores.
+        narrow: its range is smaller than that of float32.
+    """
+
+    most: float
+    tiny: float
+    least: float
+    integers: float
+    beside: float
+    reach: float
+    narrow: bool
+
+    @classmethod
+    def of(cls, to: DType) -> Limits:
+        integers = 2.0**11 if to is DType.FLOAT16 else 2.0**8
+        narrow = to.tiny > DType.FLOAT.tiny
+        return cls(to.max, to.tiny, to.smallest_subnormal / 2, integers, integers / 8, integers / 32, narrow)

@@ -7,21 +7,27 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.backward import Held, Needs
+from amp_rewrite.decide.needs.backward import Needs
 from amp_rewrite.decide.needs.exemptions import benign, numbers
 from amp_rewrite.decide.needs.forward import Facts
-from amp_rewrite.decide.needs.long_sums import long_sums
-from amp_rewrite.decide.pin import Pin, described
+from amp_rewrite.decide.needs.held import Held
+from amp_rewrite.decide.reasons import Pin, described
+from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.dataflow import computes_float32
+from amp_rewrite.ir.dataflow import computes_float32, float32_ops
+from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.patterns.clusters import clusters
-from amp_rewrite.ir.patterns.fill_reach import far_reaches, held_fills
+from amp_rewrite.ir.patterns.fills import far_reaches, fills, held_fills
 from amp_rewrite.ir.patterns.integers import integer_ops
-from amp_rewrite.ir.patterns.mask_fills import mask_fills
+from amp_rewrite.ir.shapes.onnx_shapes import shape_of
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.runtime.faults import faults
 from amp_rewrite.settings.choices import Target
+
+MOST_TERMS = 128
+"""Terms of all sums of a model that stay in float16, together: they add at most 3.5e-3 to the error of outputs."""
+_SUMMING = LAYERS | {"Einsum", "GlobalAveragePool"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +68,17 @@ def find_hazards(view: View, to: DType, *, target: Target | None = None, rescale
 
 
 def _of_fills(view: View, to: DType) -> Iterator[tuple[OpId, Held]]:
-    """Yield the ops that hold a fill whose number matters, or leaves the type."""
     for op, because, note in held_fills(view, to):
         yield op, Held(reasons.MASK_FILL if note.startswith("adds") else reasons.CONSTANT_RANGE, because, note)
 
 
 def _on_integers(view: View) -> Iterator[tuple[OpId, Held]]:
-    """Yield the ops that runtimes run on integers, and the copies between them and their quantizers."""
     for op, cause in integer_ops(view).items():
         passed = f"on the way of {described(view, cause)}, which runs on integers" if cause != op else ""
         yield op, Held(reasons.QUANTIZED, cause, passed)
 
 
 def _of_runtime(view: View, to: DType, target: Target | None) -> Iterator[tuple[OpId, Held]]:
-    """Yield the ops that a runtime adds up in the low type, or computes wrongly."""
     for op, note in long_sums(view) if target is Target.WEBGPU else ():
         yield op, Held(reasons.LONG_SUM, None, note)
     for faulty, fault in faults(view, to, target.aim) if target is not None else ():
@@ -83,9 +86,27 @@ def _of_runtime(view: View, to: DType, target: Target | None) -> Iterator[tuple[
         yield faulty.id, Held(reasons.RUNTIME_FAULT, None, note)
 
 
+def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
+    """Yield products and pools with a note, the longest first, until the others add up 128 terms in all."""
+    terms = terms_of(view)
+    left = sum(terms.values())
+    for op in sorted(terms, key=lambda op: (-terms[op], -op)):
+        if left <= MOST_TERMS:
+            return
+        left -= terms[op]
+        note = f"adds up {terms[op]} terms; in float16, all such sums of a model may have {MOST_TERMS} on this target"
+        yield op, note
+
+
+def terms_of(view: View) -> Mapping[OpId, int]:
+    """Return the number of terms that each result of a float32 product or global pool adds up. O(nodes)."""
+    sums = float32_ops(view, _SUMMING)
+    return {op.id: summed_terms(op, [shape_of(view, value) for value in op.inputs]) for op in sums}
+
+
 def _saturated(view: View, to: DType, held: Mapping[OpId, Held]) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
     """Return the values to clamp when they are lowered, and a finding for each constant that a low op selects."""
-    overflowing = {value: fill for value, fill in mask_fills(view, to).items() if fill.overflows}
+    overflowing = {value: fill for value, fill in fills(view, to).items() if fill.overflows}
     findings = []
     for value, fill in overflowing.items():
         if any(use.op not in held for use in view.uses[value]):

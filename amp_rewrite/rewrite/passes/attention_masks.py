@@ -25,8 +25,8 @@ from amp_rewrite.ir.builder import restate
 from amp_rewrite.ir.dataflow import Flow, number
 from amp_rewrite.ir.names import claimed, unused
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
-from amp_rewrite.ir.patterns.fill_reach import bounded, far_fills, reach_of
-from amp_rewrite.ir.patterns.mask_fills import mask_fills_among
+from amp_rewrite.ir.patterns.fills import bounded, far_fills, reach_of
+from amp_rewrite.ir.patterns.fills import fills_among
 from amp_rewrite.ir.patterns.scores import FILL, ScoredRow, ScoreTerm, counts_far, scored_rows
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
@@ -76,7 +76,7 @@ def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
     """Return the values behind the sums that a mask's fill has entered, through copies and arithmetic."""
     flow = Flow.of(view, _CARRY)
     origins = flow.back({value: value for op in sums for value in op.operands})
-    levels = mask_fills_among(view, DType.FLOAT16, origins).items()
+    levels = fills_among(view, DType.FLOAT16, origins).items()
     return frozenset(flow.forth({value: value for value, fill in levels if fill.absmax >= -LOST}))
 
 

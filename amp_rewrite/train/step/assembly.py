@@ -11,7 +11,7 @@ from onnx import ValueInfoProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.deploy.session import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, TrainingError

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 
 import amp_rewrite
-from amp_rewrite.decide.needs.long_sums import terms_of
+from amp_rewrite.decide.needs.find import terms_of
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model

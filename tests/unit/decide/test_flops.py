@@ -6,8 +6,7 @@ import onnx.parser
 import pytest
 
 import amp_rewrite
-from amp_rewrite.decide.flops import _COUNTS, UNKNOWN_DIMENSION, flops_of
-from amp_rewrite.decide.sizes import Sizes
+from amp_rewrite.decide.sizes import _COUNTS, UNKNOWN_DIMENSION, Sizes, flops_of
 from amp_rewrite.ir.view import View
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request

@@ -6,7 +6,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import convert
-from amp_rewrite.decide.needs.long_sums import MOST_TERMS, long_sums
+from amp_rewrite.decide.needs.find import MOST_TERMS, long_sums
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 

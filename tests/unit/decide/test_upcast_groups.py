@@ -10,7 +10,7 @@ from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.problem import PaintOptions
-from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View

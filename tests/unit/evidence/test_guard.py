@@ -176,9 +176,7 @@ def test_a_hole_beside_pinned_ops_is_filled_where_that_spares_casts() -> None:
     model = build(graph, ["y"], constants=WEIGHT)
 
     report = converted(model, seen(model, p=1e5)).report
-
     assert {row.name: row.dtype for row in report.rows} == {**dict.fromkeys("pstc", "float32"), "y": "float16"}
-    assert {row.name: row.note for row in report.rows}["c"] == "it gains less than the Casts around it would cost"
     assert report.totals.casts_to_low == 1
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto
 
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.instrument.switchable import SwitchableModel, switchable_model

@@ -1,4 +1,4 @@
-"""Where the number of a fill goes: values that may hold it, how large it grows there, and the ops that need it exactly.
+"""Fills: constants with extreme values, such as the −3.4e38 of an attention mask, and where their numbers go.
 
 A fill ends where its number no longer matters: in a softmax, an index, a comparison with a near number. Up to there it
 may be any number far from all others. An op that adds to it, multiplies it by an unknown number, shows it, or compares
@@ -7,13 +7,18 @@ it with a number as far needs the number itself.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from onnx import AttributeProto, TensorProto
+from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.fit import Fit
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.dataflow import Flow, number, orders
 from amp_rewrite.ir.op_classes import (
     ARITHMETIC,
@@ -32,13 +37,77 @@ from amp_rewrite.ir.op_classes import (
     SUMS,
     Slots,
 )
-from amp_rewrite.ir.patterns.mask_fills import MaskFill, mask_fills_among
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View, once
+
+_SENTINEL = 1e30
+"""No quantity of a network is as large: a larger number is there to win or lose every comparison."""
+_STATES = {
+    "ConstantOfShape": ("value",),
+    "ai.onnx.ml::LabelEncoder": ("values_floats", "default_float", "values_tensor", "default_tensor"),
+}
+"""Ops whose results are numbers that their attributes state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """The extreme values of a constant, at or beyond the largest finite number of the low type.
+
+    `level`: the single such value, None if there are several. `overflows`: it rounds to infinity.
+    """
+
+    level: float | None
+    overflows: bool
+    absmax: float
+
+    @property
+    def selects(self) -> bool:
+        """True for one number that no quantity of a network reaches: it is there to win or lose comparisons."""
+        return self.level is not None and (self.level < 0 or self.level >= _SENTINEL)
+
+
+@once
+def fills(view: View, to: DType) -> Mapping[ValueId, Fill]:
+    """Return the extreme constants of a model, and the extreme results of ConstantOfShape and LabelEncoder."""
+    return fills_among(view, to, range(len(view.values)))
+
+
+def fills_among(view: View, to: DType, values: Container[int], least: float | None = None) -> Mapping[ValueId, Fill]:
+    """Return the fills among some values; only constants among these are read. `least`: their least size."""
+    least = to.max if least is None else least
+    extreme: dict[ValueId, Fill] = {}
+    constants = (v for v in view.constants if view.uses[v] and view.dtype(v) is DType.FLOAT)
+    for value in filter(values.__contains__, constants):
+        fit = view.fit(value, to)
+        numbers = view.array(value) if fit.absmax >= least else None
+        if numbers is not None:
+            beyond = numbers[(abs(numbers) >= least) & (abs(numbers) < float("inf"))]
+            level = float(beyond[0]) if beyond.size and (beyond == beyond[0]).all() else None
+            extreme[value] = Fill(level, fit.overflow > 0, fit.absmax)
+    for op in view.of_kinds(_STATES):
+        result = op.outputs[0]
+        if result is None or view.dtype(result) is not DType.FLOAT or result not in values:
+            continue
+        stated = [_tensor(a) for name in _STATES[op.kind] if (a := attribute(op.node, name)) is not None]
+        tensors = [tensor for tensor in stated if tensor.data_type == TensorProto.FLOAT]
+        fit = max((view.model.fit(tensor, to) for tensor in tensors), key=lambda fit: fit.absmax, default=Fit())
+        if fit.absmax >= least:
+            alone = op.kind == "ConstantOfShape" and math.prod(tensors[0].dims) == 1
+            level = float(view.model.array(tensors[0]).item()) if alone else None
+            extreme[result] = Fill(level, fit.overflow > 0, fit.absmax)
+    return extreme
+
+
+def _tensor(numbers: AttributeProto) -> TensorProto:
+    """Return the numbers of an attribute as a tensor."""
+    if numbers.type == AttributeProto.TENSOR:
+        return numbers.t
+    return from_array(np.array(numbers.floats or [numbers.f], np.float32))
+
+
+# -- where a fill goes --------------------------------------------------------------------------------
 
 PLACES: Slots = {"Where": (1, 2), **dict.fromkeys(FILLS, (2,))}
 """Inputs that are put in some places of the result."""
-_SENTINEL = 1e30
-"""No quantity of a network is as large: a larger number is there to win or lose every comparison."""
 _PICKS = {*SELECTIONS, "TopK", "MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "LogSoftmax"}
 """Ops that order what they read: their results hold a fill where it wins, and more of it is farther."""
 _INDICES = {"ArgMax", "ArgMin", "IsInf", "IsNaN", "NonMaxSuppression", "NonZero", "Sign", *ELEMENTLESS}
@@ -178,18 +247,13 @@ def reach_of(view: View, to: DType, uses: Collection[Use], level: float) -> Fill
     return reach
 
 
-def selects(fill: MaskFill) -> bool:
-    """True for one number that no quantity of a network reaches: it is there to win or lose comparisons."""
-    return fill.level is not None and (fill.level < 0 or fill.level >= _SENTINEL)
-
-
 def far_fills(view: View, to: DType) -> Mapping[ValueId, float]:
     """Return the constants whose number may be put in some places of a value, and matters when it is far, by value.
 
     Those that a product may bring out of the type, and those that the type rounds and a comparison reads.
     """
-    fills = mask_fills_among(view, to, range(len(view.values)), to.max / _MOST)
-    far = {value: fill.level for value, fill in fills.items() if fill.level is not None and selects(fill)}
+    extreme = fills_among(view, to, range(len(view.values)), to.max / _MOST)
+    far = {value: fill.level for value, fill in extreme.items() if fill.level is not None and fill.selects}
     compared = {n for op in view.of_kinds(COMPARISONS) for v in op.operands if (n := number(view, v)) is not None}
     rounded = {n for n in compared if abs(n) <= to.max and float(np.array(n).astype(to.numpy)) != n}
     if rounded:

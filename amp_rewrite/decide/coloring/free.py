@@ -1,0 +1,231 @@
+"""Free type variables: which types are fixed, and in whose type each value is made and read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from networkx.utils import UnionFind
+
+from amp_rewrite.decide.coloring.coloring import Paint
+from amp_rewrite.decide.coloring.cut import HIGH, LOW, End
+from amp_rewrite.decide.coloring.may import May
+from amp_rewrite.decide.coloring.problem import Problem
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import fed, first_input_of, origin, trail
+from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.op_classes import (
+    AFFINE,
+    COPIES,
+    DEQUANTIZES,
+    ELEMENTLESS,
+    GROWS,
+    HEAVY,
+    LONG_SUMS,
+    PAIR_SUMS,
+    QUANTIZES,
+    SCALINGS,
+    SUMS,
+)
+from amp_rewrite.ir.view import Op, OpId, ValueId
+from amp_rewrite.settings.list_entry import Color
+
+_copied = first_input_of(COPIES)
+
+
+@dataclass
+class Free:
+    """Type variables whose types a cut decides, and what gains from a low type.
+
+    `must`: vertices that stay float32, beside those that the problem holds.
+    """
+
+    problem: Problem
+    may: May
+    must: Mapping[int, Paint] = field(default_factory=dict)
+
+    @cached_property
+    def follows(self) -> frozenset[int]:
+        """Vertices that take either type for free: Shape and Size, inputs of Casts, Casts from float32 to float32."""
+        p = self.problem
+        casts = (v for v in p.of_kinds(("Cast",)) if "T1" in p.vertices.all[v].variables or self.copies(p.op(v)))
+        return frozenset((*p.of_kinds(ELEMENTLESS), *casts))
+
+    @cached_property
+    def ends(self) -> list[End]:
+        """The node of each vertex: a terminal if its type is fixed, else the root of the vertices that share it."""
+        p, everything = self.problem, range(len(self.problem.vertices.all))
+        sets, fixed = UnionFind(), dict[int, str]()
+        own = {v: end for v in everything if (end := self._fixed(v)) is not None}
+        for group, sealed in zip(p.vertices.sequences, p.vertices.sealed, strict=True):
+            sets.union(*group)
+            labels = {own[v] for v in group if v in own} | ({HIGH} if sealed else set())
+            if labels:
+                fixed[sets[group[0]]] = HIGH if HIGH in labels else LOW
+        tied = {v: fixed.get(sets[v], sets[v]) for group in p.vertices.sequences for v in group}
+        return [tied.get(v, own.get(v, v)) for v in everything]
+
+    def _fixed(self, v: int) -> str | None:
+        """Return the terminal of a vertex whose type no Cast decides; None for a free one."""
+        p = self.problem
+        if v in self.follows:
+            return None
+        if v in self.must or not p.can(v):
+            return HIGH
+        if v in self.may.roots:
+            return LOW
+        if v in self.late:
+            return HIGH
+        if v in self.may.low:
+            return None
+        op = p.op(v)
+        if op.kind == "Cast":
+            return HIGH if p.widens(op) else None
+        if op.kind in DEQUANTIZES and self._decodes_weight(op):
+            return None
+        if p.colors[v] not in (Color.GRAY, Color.CLEAR):
+            return HIGH
+        if exact(op):
+            return None
+        return HIGH if self._grows(op) or any(map(self._unbounded, filter(p.varies, op.operands))) else None
+
+    def _decodes_weight(self, op: Op) -> bool:
+        """True if an op dequantizes a constant: a Cast behind it would run each time, and hide a quantized weight."""
+        _, source = trail(self.problem.view, op.inputs[0], first_input_of(QUANTIZES), 1)
+        return self.problem.view.constant(source) is not None
+
+    def _grows(self, op: Op) -> bool:
+        return op.kind in GROWS and not (op.kind in LONG_SUMS and op.id in self.problem.hazards.benign)
+
+    def _unbounded(self, value: ValueId) -> bool:
+        """True for numbers of any size, and for those that the model itself widens: it asks for float32.
+
+        Of any size are inputs of the model or a body, and what an op that grows computes.
+        """
+        view = self.problem.view
+        made_by, maker = view.producer(value), view.producer(origin(view, value, _copied))
+        return made_by is None or self.problem.widens(made_by) or (maker is not None and self._grows(maker))
+
+    def copies(self, op: Op | None) -> bool:
+        dtype = self.problem.view.dtype
+        return op is not None and op.kind == "Cast" and dtype(op.inputs[0]) is dtype(op.outputs[0]) is DType.FLOAT
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def maker(self, value: ValueId) -> End:
+        """Return the node in whose type a value is made."""
+        p, view = self.problem, self.problem.view
+        while self.copies(op := view.producer(value)):
+            assert op is not None and op.inputs[0] is not None
+            value = op.inputs[0]
+        if fed(view, value):
+            return self._edge(value)
+        if op is not None and op.kind == "Cast" and view.dtype(op.inputs[0]) is p.to:
+            return LOW
+        v = p.maker(value)
+        return self.ends[v] if v is not None else HIGH
+
+    def readers(self, value: ValueId, but: Collection[OpId] = (), counts: bool = False) -> set[End]:
+        """Return the nodes in whose type a value is read, `but` by some ops. `counts`: by Casts to integers, too."""
+        p, view = self.problem, self.problem.view
+        found: set[End] = set()
+        pending = [value]
+        for source in pending:
+            for use in view.uses[source]:
+                op = view.ops[use.op]
+                if op.id in but:
+                    continue
+                if op.kind == "Cast":
+                    result = op.outputs[0]
+                    if result is not None and self.copies(op):
+                        pending.append(result)
+                    elif result is not None and view.dtype(result) is p.to:
+                        found.add(LOW)
+                    elif counts and (made := view.dtype(result)) is not None and not made.floating:
+                        found.add(HIGH)
+                elif not (op.kind in ELEMENTLESS and op.signature is not None):
+                    v = p.reader(use)
+                    found.add(self.ends[v] if v is not None else HIGH)
+            if source in view.yielded or (view.values[source].public and not fed(view, source)):
+                found.add(self._edge(source))
+        return found
+
+    def _edge(self, value: ValueId) -> str:
+        return LOW if value in self.problem.options.low_inputs else HIGH
+
+    # -- gain --------------------------------------------------------------------------------------
+
+    def gains(self, v: int) -> bool:
+        """True for a vertex in TensorFlow's set that a lowered product depends on."""
+        return v in self.may.low and (not self.problem.gains or self.problem.vertices.all[v].op in self.before)
+
+    @cached_property
+    def _products(self) -> set[OpId]:
+        p = self.problem
+        return {p.vertices.all[v].op for v in p.of_kinds(HEAVY) if v in self.may.roots and v not in self.must}
+
+    @cached_property
+    def before(self) -> set[OpId]:
+        """The ops that a lowered product depends on, and ops whose bodies contain such a product.
+
+        What the user lowers, ops and outputs, counts as a product.
+        """
+        view, options = self.problem.view, self.problem.options
+        products = self._products | options.lower.keys()
+        owners = {owner for op in products for owner in view.owners(op)}
+        made = {made_by.id for value in options.low_inputs if (made_by := view.producer(value)) is not None}
+        sources = {source for op in (*products, *owners) for source in view.flow.predecessors(op)}
+        return view.before(owners | made | sources)
+
+    @cached_property
+    def _behind(self) -> set[OpId]:
+        return self.problem.view.after(self._products)
+
+    @cached_property
+    def raw(self) -> frozenset[int]:
+        """Copies, sums and products of values that no lowered product made: low only if all their readers are."""
+        p, raw = self.problem, set[int]()
+        if not p.gains:
+            return frozenset()
+        for v, vertex in enumerate(p.vertices.all):
+            op = p.view.ops[vertex.op]
+            if not isinstance(self.ends[v], int) or v in self.follows or vertex.op in p.options.lower:
+                continue
+            if p.colors[v] is not Color.CLEAR and op.kind not in PAIR_SUMS | {"Mul"}:
+                continue
+            of_raw = [self._is_raw(value, raw) for value in self._varying(op)]
+            if of_raw and (any(of_raw) if op.kind == "Concat" else all(of_raw)):
+                raw.add(v)
+        return frozenset(raw)
+
+    def _is_raw(self, value: ValueId, raw: Collection[int]) -> bool:
+        made_by, maker = self.problem.view.producer(value), self.problem.maker(value)
+        return maker in raw or (self.maker(value) == HIGH and (made_by is None or made_by.id not in self._behind))
+
+    @cached_property
+    def late(self) -> frozenset[int]:
+        """Sums and products behind the last lowered product, of values that are rounded there."""
+        p, view = self.problem, self.problem.view
+        late = set[int]()
+        if not p.gains:
+            return frozenset()
+        behind = self._behind - self.before
+        for v in p.of_kinds(SUMS | SCALINGS):
+            op = p.op(v)
+            if op.id not in behind or not p.can(v) or v in self.may.roots or len(self._varying(op)) < 2:
+                continue
+            makers = (view.producer(origin(view, value, self._carried)) for value in self._varying(op))
+            if any(m is not None and m.id not in self.before and m.kind not in HEAVY for m in makers):
+                late.add(v)
+        return frozenset(late)
+
+    def _varying(self, op: Op) -> list[ValueId]:
+        view, varies = self.problem.view, self.problem.varies
+        return [v for v in op.operands if varies(v) and view.constant(origin(view, v, _copied)) is None]
+
+    def _carried(self, op: Op) -> ValueId | None:
+        """Return the only operand that varies of a copy, sum, product or norm."""
+        alone = op.kind in COPIES or op.kind in AFFINE or op.kind.endswith("Normalization")
+        varying = self._varying(op) if alone else []
+        return varying[0] if len(varying) == 1 else None

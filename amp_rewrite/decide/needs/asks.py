@@ -1,0 +1,215 @@
+"""Needs of readers: what an op asks of its inputs, whoever reads its result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.needs.elementwise import factor, is_single_input
+from amp_rewrite.decide.needs.facts import Fact, Values
+from amp_rewrite.decide.needs.forward import Facts
+from amp_rewrite.decide.needs.sums import centers
+from amp_rewrite.decide.reasons import described
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import float_attribute, int_attribute
+from amp_rewrite.ir.op_classes import PAIR_SUMS, PRODUCTS, SCALINGS, SOFTMAXES
+from amp_rewrite.ir.ops import Need, OpRow, Way, row_of
+from amp_rewrite.ir.view import Op, OpId, ValueId
+
+TERM = 32
+"""The size that a term of a sum may have."""
+_FEW = 1 << 14
+"""Weights that are summed up to see whether they are zero in sum."""
+_BALANCE = 1e-4
+_NEIGHBOURS = 64
+_DIFFERENCE = "a difference of squares and products, which is small beside them"
+_DOWN = 2.0**-5
+"""A factor that scales large numbers down to what a reader expects."""
+
+
+class Asked(NamedTuple):
+    """A need of an input, with a reason and a note where those of the need do not say it."""
+
+    value: ValueId | None
+    need: Need
+    note: str = ""
+    reason: str = ""
+
+
+@dataclass
+class Asks:
+    """What ops ask of their inputs.
+
+    `shared`: values that both sides of a difference read, or numbers picked from them: their own rounding does not
+    show in it.
+    """
+
+    facts: Facts
+    shared: set[ValueId] = field(default_factory=set)
+    _balances: dict[tuple[ValueId, int], bool] = field(default_factory=dict)
+    """Weights that sum to zero along the axis that a product sums, by axis."""
+    _after: dict[ValueId, set[OpId]] = field(default_factory=dict)
+
+    def of(self, op: Op, row: OpRow) -> Iterator[Asked]:
+        """Yield what an op needs of its inputs whoever reads its result, or through whom."""
+        facts = [self.facts[v] for v in op.inputs]
+        sign = any(f.constant and f.number == 0 for f in facts)
+        for slot, need in row.needs:
+            if slot < len(op.inputs) and not (sign and need is Need.SIDE):
+                yield Asked(op.inputs[slot], need)
+        for slot in row.shapes:
+            if slot < len(op.inputs):
+                yield Asked(op.inputs[slot], Need.EXACT)
+        made = self.facts.view.dtype(op.outputs[0]) if op.outputs else None
+        if op.kind == "Cast" and made is not None and not made.floating and made is not DType.BOOL:
+            yield Asked(op.inputs[0], Need.EXACT)
+        if (row.whole and facts and facts[0].whole is not None) or op.kind == "Mod":
+            yield Asked(op.inputs[0], Need.EXACT)
+        if row.way is Way.PRODUCT and len(facts) > 1 and (value := self._balanced(op)) is not None:
+            yield Asked(
+                value, Need.PLACE, "its weights sum to zero: a difference of values on one level", reasons.CANCELLATION
+            )
+        if row.way is Way.PRODUCT and len(facts) > 2 and any(_among(facts[2], self.facts[op.outputs[0]])):
+            yield Asked(op.inputs[2], Need.DIGITS, _DIFFERENCE)
+        if self.facts.limits.narrow and (row.way in (Way.SCALE, Way.PRODUCT) or op.kind == "Reciprocal"):
+            yield from self._by_means(op, facts)
+        if op.kind in PAIR_SUMS and len(facts) == 2:
+            yield from self._by_sum(op, *facts)
+        elif op.kind in SCALINGS and len(facts) == 2:
+            yield from self._by_scaling(op, *facts)
+        elif op.kind in SOFTMAXES and not facts[0].constant and facts[0].best > self.facts.limits.reach:
+            yield Asked(
+                op.inputs[0], Need.PLACE, f"its scores have a bias that grows with the position, to {facts[0].grid:g}"
+            )
+        elif op.kind == "BatchNormalization" and len(facts) > 4 and facts[3].constant and facts[4].constant:
+            deviation = math.sqrt(max(facts[4].high, 0.0) + float_attribute(op.node, "epsilon", 1e-5))
+            mean, limits = facts[3].size, self.facts.limits
+            if mean > limits.most / 4 or mean > limits.beside * deviation:
+                yield Asked(op.inputs[0], Need.DIGITS, f"its mean is {mean:g}, its deviation {deviation:g}")
+        elif op.kind == "Pow":
+            exponent = facts[1].number
+            if exponent is not None and exponent < 1:
+                yield Asked(op.inputs[0], Need.TINY)
+
+    def _by_sum(self, op: Op, a: Fact, b: Fact) -> Iterator[Asked]:
+        for value, fact in ((op.inputs[0], a), (op.inputs[1], b)):
+            if any(pair < fact.products for pair in fact.squares):  # the rest of a distance
+                yield Asked(value, Need.DIGITS, _DIFFERENCE)
+        apart = (op.kind == "Sub") != (a.negative != b.negative)
+        means = a.squares & b.squares if a.averaged or b.averaged else ()
+        shared = frozenset().union(*means, *_among(a, b), *_among(b, a))
+        relative = centers(self.facts, op) or self.facts[op.outputs[0]].peak
+        if shared and apart and not (a.constant or b.constant or relative):
+            self._share(shared)
+            yield from (Asked(v, Need.DIGITS, _DIFFERENCE) for v in op.operands)
+        many = min(a.whole or 0.0, b.whole or 0.0) > self.facts.limits.integers
+        if op.kind == "Sub" and many and a.raw and b.raw:
+            yield from (Asked(v, Need.EXACT) for v in op.operands)
+        if op.kind == "Sub" and a.levels & b.levels and (a.learned or b.learned):
+            note = f"{described(self.facts.view, op.id)} takes their level away again"
+            yield from (Asked(v, Need.PLACE, note, reasons.CANCELLATION) for v in op.operands)
+
+    def _balanced(self, op: Op) -> ValueId | None:
+        """Return the input of a product whose weights sum to zero, and take its level away; None for other products."""
+        matrices = op.kind in PRODUCTS
+        for slot in () if op.kind == "Einsum" else (1, 0) if matrices else (1,):
+            value, other = op.inputs[slot], op.inputs[1 - slot]
+            fact = self.facts[other]
+            if value is None or not (fact.raw or fact.levels):
+                continue
+            last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
+            key = value, (-1 if last else -2) if matrices else 0
+            if key not in self._balances:
+                self._balances[key] = _sums_to_zero(self.facts.view.array(value, _FEW), key[1])
+            if self._balances[key]:
+                return other
+        return None
+
+    def _by_means(self, op: Op, facts: list[Fact]) -> Iterator[Asked]:
+        """Yield the needs of what divides by a long sum, divides one by its length, or reads such a quotient."""
+        long = self.facts.limits.most / TERM
+        note = f"part of a mean: {described(self.facts.view, op.id)} divides by the number or sum of its weights"
+        if op.kind in ("Div", "Reciprocal"):
+            divisor = facts[-1]
+            summed = divisor.terms > long and divisor.size > self.facts.limits.most
+            counted = op.kind == "Div" and facts[0].terms > long and self._counts(op)
+            if summed or counted:
+                yield from (Asked(v, Need.LONG, note) for v in op.operands)
+        elif any(f.terms < 1 / long for f in facts) and any(f.terms > 1 for f in facts):
+            for value, fact in zip(op.inputs, facts, strict=True):
+                if fact.terms != 1:
+                    yield Asked(value, Need.LONG if fact.terms > 1 else Need.TINY, note, reasons.RUNNING_SUM)
+
+    def _by_scaling(self, op: Op, a: Fact, b: Fact) -> Iterator[Asked]:
+        times = factor(self.facts, op, (a, b))
+        if times > 1 / _DOWN and (a.slope or b.slope):
+            note = f"{described(self.facts.view, op.id)} divides a difference by a small step"
+            yield from (Asked(v, Need.SLOPE, note) for v in op.operands)
+        limits = self.facts.limits
+        if (
+            op.kind == "Div"
+            and limits.narrow
+            and (b.whole or 0.0) > (limits.integers if a.raw and a.whole else limits.most)
+        ):
+            yield Asked(op.inputs[1], Need.EXACT)
+            if a.raw and a.whole is not None:
+                yield Asked(op.inputs[0], Need.EXACT)
+        if self.facts.limits.narrow and 0 < times < _DOWN:
+            note = f"{described(self.facts.view, op.id)} scales it down again"
+            yield from (Asked(v, Need.HUGE, note) for v in op.operands)
+
+    def _counts(self, op: Op) -> bool:
+        """True if a quotient is by a number of elements, computed from a shape or fed as the only number of an input.
+
+        A number that multiplies the dividend before, as a loss scale does, is none.
+        """
+        value = op.inputs[1]
+        if value is None or self.facts[value].constant:
+            return False
+        if self.facts[value].whole is not None:
+            return True
+        source = self.facts.origin(value)
+        return is_single_input(self.facts, source) and not self._depends(self.facts.view.producer(op.inputs[0]), source)
+
+    def _share(self, values: Iterable[ValueId]) -> None:
+        """Note values that both sides of a difference read, and numbers picked from them."""
+        left = list(values)
+        while left:
+            value = left.pop()
+            if value not in self.shared:
+                self.shared.add(value)
+                picking = (
+                    r for r in self.facts.view.readers(value) if r.inputs[0] == value and row_of(r.kind).way in _PICKED
+                )
+                left += [result for reader in picking for result in reader.results]
+
+    def _depends(self, op: Op | None, source: ValueId) -> bool:
+        if source not in self._after:
+            self._after[source] = self.facts.view.after(reader.id for reader in self.facts.view.readers(source))
+        return op is not None and op.id in self._after[source]
+
+
+def _sums_to_zero(weights: Array | None, axis: int) -> bool:
+    """True for a few weights that sum to zero along an axis; 0 stands for all axes but the first."""
+    if weights is None or weights.ndim < 2 or weights.dtype.kind != "f":
+        return False
+    axes = (axis,) if axis else tuple(range(1, weights.ndim))
+    with np.errstate(invalid="ignore"):  # infinities of both signs, signalling NaN
+        numbers = weights.astype(np.float64)
+        sums, sizes = abs(numbers.sum(axis=axes)), abs(numbers).sum(axis=axes)
+    few = weights.size <= _NEIGHBOURS * sums.size  # more are waves, as a rule: their sums are zero, too
+    return bool(few and sizes.any() and (sums <= _BALANCE * sizes).all())
+
+
+def _among(a: Fact, b: Fact) -> Iterator[Values]:
+    """Yield the factors of elementwise products in one value that meet in another kind of product in the other."""
+    return (pair for pair in a.squares if pair <= b.products)
+
+
+_PICKED = (Way.COPY, Way.PICK)

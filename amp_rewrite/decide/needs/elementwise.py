@@ -1,0 +1,261 @@
+"""Facts of elementwise products, quotients and functions, and of norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
+
+from amp_rewrite.decide.needs.constants import Known, leaves, range_of
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Pairs, joined, union
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import int_attribute
+from amp_rewrite.ir.ops import OpRow, Trait
+from amp_rewrite.ir.shapes.onnx_shapes import shape_of
+from amp_rewrite.ir.view import Op, ValueId
+
+FREE = 4096
+"""What a free dimension counts as in a number of elements."""
+MODERATE = 8.0
+"""A factor of at most this size makes no product large."""
+_DOUBLE = 1000
+"""Doublings that a float holds."""
+_LARGEST_EXPONENT = 700
+_OF_EXPONENTIALS = 2.0**8
+"""Terms of moderate size that an exponential counts for in a sum."""
+_NEAR_RANGE = 0.6
+"""Share of the range beyond which a product may leave it."""
+_SMALL_STEP = 2.0**-4
+
+
+def fact_of_scaling(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+    divides = op.kind == "Div"
+    if Trait.DEQUANTIZES in row.traits:
+        return _dequantized(facts, op, read)
+    fact = joined(read)
+    varying, constants = [f for f in read if not f.constant], [f for f in read if f.constant]
+    two = len(varying) == 2
+    square = two and op.inputs[0] == op.inputs[1]
+    low, high = _bounds(facts, op, read, square=square)
+    wholes = [] if divides else [f.whole for f in read if f.whole is not None]
+    small = fact.small
+    if two:
+        small = any(f.small for f in varying) and all(f.small or f.size <= 1 for f in varying)
+        small |= square and bool(fact.sources)
+    gate = next((f for f in varying if f.learned and f.low >= 0 and f.high <= 1), None) if two else None
+    counts = max((f.grid for f in read if not f.constant or not any(v.learned for v in varying)), default=0.0)
+    if counts and not divides:
+        counts *= min((f.size for f in constants if not f.grid), default=1.0)
+    factors = [f.number for f in constants if f.number]
+    return fact._replace(
+        low=low,
+        high=high,
+        whole=math.prod(wholes) if wholes and len(wholes) == len(read) else None,
+        number=None,
+        small=small,
+        grows=fact.grows or (two and not divides and all(f.size > MODERATE for f in varying)),
+        near_one=bool(varying) and all(f.near_one for f in varying),
+        squares=_pair(facts, op) if two else fact.squares,
+        products=frozenset() if two else fact.products,
+        negative=any(f.negative for f in varying) != any(n < 0 for n in factors),
+        levels=_levels(facts, read, varying, factors),
+        placed=not two and (fact.placed or bool(fact.levels)),
+        terms=read[0].terms * _inverse(facts, read[-1]) if divides else math.prod(f.terms for f in read),
+        grid=0.0 if two and not fact.whole else counts,
+        best=fact.best if counts else 0.0,
+        steps=steps_of(facts, op, read),
+        run=run_of(read),
+        guard=INF,
+        peak=False,
+        beside_one=False,
+        ones=None,
+        running=False,
+        beyond=fact.beyond or _scales_away(facts, op, read, low, high),
+        gated=1 + max((f.steps for f in varying if f is not gate), default=0)
+        if gate is not None and not divides
+        else 0,
+        small_factor=_is_fed_number(facts, op)
+        or (not two and any(abs(1 / n if divides else n) < _SMALL_STEP for n in factors)),
+    )
+
+
+def _pair(facts: Known, op: Op) -> Pairs:
+    return frozenset((frozenset().union(*map(facts.line, op.operands)),))
+
+
+def _inverse(facts: Known, divisor: Fact) -> float:
+    """Return the terms in the inverse of a value: less than 1 for a sum of weights that may leave the range."""
+    count = divisor.whole if divisor.whole is not None and not divisor.constant else 0.0
+    terms = max(divisor.terms, min(count, FREE))
+    return 1 / terms if terms > 1 and divisor.size > facts.limits.most else 1.0
+
+
+def factor(facts: Known, op: Op, read: Sequence[Fact]) -> float:
+    """Return the one number by which an op multiplies a value; 0 without one, and if it is infinite."""
+    numbers = [f.number for f in (read[1:] if op.kind == "Div" else read) if f.constant and f.number]
+    factor = abs(1 / numbers[0] if op.kind == "Div" else numbers[0]) if len(read) == 2 and numbers else 0.0
+    return factor if factor < INF else 0.0
+
+
+def _is_fed_number(facts: Known, op: Op) -> bool:
+    return op.kind == "Mul" and any(is_single_input(facts, value) for value in op.operands)
+
+
+def is_single_input(facts: Known, value: ValueId) -> bool:
+    """True for an input of the model that holds one number."""
+    shape = shape_of(facts.view, value) if facts.view.values[value].public else None
+    return shape is not None and all(size == 1 for size in shape)
+
+
+def _levels(
+    facts: Known, read: Sequence[Fact], varying: Sequence[Fact], factors: Sequence[float]
+) -> frozenset[ValueId]:
+    """Return the inputs on whose level a product stays: the other factor is 1, −1 or near it."""
+    if len(varying) == 2:
+        return union(a.levels for a, b in permutations(varying) if b.beside_one)
+    return joined(read).levels if any(abs(n) == 1 for n in factors) else frozenset()
+
+
+def _bounds(facts: Known, op: Op, read: list[Fact], *, square: bool) -> tuple[float, float]:
+    if len(read) != 2:
+        return -INF, INF
+    a, b = read
+    corners: list[float] = []
+    if op.kind != "Div":
+        corners = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
+    elif b.number:
+        corners = [a.low / b.number, a.high / b.number]
+    if not corners or any(map(math.isnan, corners)):
+        return (0.0, INF) if square else (-INF, INF)
+    return max(0.0, min(corners)) if square else min(corners), max(corners)
+
+
+def _scales_away(facts: Known, op: Op, read: list[Fact], low: float, high: float) -> str:
+    varying = [f for f in read if not f.constant]
+    if varying and (why := leaves(facts, low, high)):
+        return why
+    if any(f.fill for f in read):
+        return "scales a mask beyond the range"
+    large = next((f.size for f in read if f.constant and INF > f.size > _NEAR_RANGE * facts.limits.most), 0.0)
+    if large:
+        return f"computes with {large:g}"
+    times = factor(facts, op, read)
+    if facts.limits.narrow and times > facts.limits.beside and any(f.learned for f in varying):
+        return f"makes a product {times:g} times as large"
+    return ""
+
+
+def steps_of(facts: Known, op: Op, read: list[Fact]) -> int:
+    """Return the small steps of a recursion so far: a small multiple is added, or a factor near 1 multiplies."""
+    most = max((max(f.steps, f.gated if op.kind == "Add" else 0) for f in read), default=0)
+    if len(read) == 2:
+        for state, other in ((read[0], read[1]), (read[1], read[0])):
+            moves = op.kind in ("Add", "Sub") and other.learned and other.small_factor
+            if moves or (op.kind == "Mul" and other.beside_one):
+                most = max(most, state.steps + 1)
+    return most
+
+
+def _dequantized(facts: Known, op: Op, read: list[Fact]) -> Fact:
+    codes, scale = (*read, NOTHING)[:2]
+    zero = facts[op.inputs[2] if len(op.inputs) > 2 else None]
+    beyond = too_large(facts, facts.view.dtype(op.inputs[0]), scale, zero)
+    return Fact(constant=codes.constant, sources=codes.sources, decoded=True, beyond=beyond)
+
+
+def too_large(facts: Known, codes: DType | None, scale: Fact, zero: Fact) -> str:
+    """Return why numbers that codes with a scale stand for leave the range; "" if that is not known."""
+    low, high = range_of(codes)
+    least, most = (zero.low, zero.high) if zero.constant else (0.0, 0.0)
+    farthest = max(high - least, most - low)
+    if scale.constant:
+        return leaves(facts, 0.0, farthest * scale.size)
+    wide = codes is not None and "FLOAT8" in codes.name and farthest > facts.limits.most / 2
+    return f"its codes reach {farthest:g}, and its scale is not known to be small" if wide else ""
+
+
+def fact_of_function(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+    fact = read[0] if read else NOTHING
+    if row.whole:
+        fact = fact._replace(whole=fact.size)
+    kept = Fact(
+        constant=fact.constant,
+        learned=fact.learned,
+        sources=fact.sources,
+        depth=fact.depth,
+        small=row.small,
+        near_one=row.near_one,
+        bent=fact.learned and "levels" not in row.keeps,
+        nudged=fact.nudged,
+    )._replace(**{name: getattr(fact, name) for name in row.keeps})
+    return _FUNCTIONS[op.kind](facts, op, fact, kept) if op.kind in _FUNCTIONS else kept
+
+
+def _exponential(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
+    high = math.exp(fact.high) if fact.high < _LARGEST_EXPONENT else INF
+    return kept._replace(high=high, small=not fact.peak, terms=1.0 if high < INF else _OF_EXPONENTIALS)
+
+
+def _magnitude(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
+    return kept._replace(high=fact.size)
+
+
+def _root(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
+    return kept._replace(low=0.0, guard=math.sqrt(fact.guard))
+
+
+def _inverted(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
+    least = max(fact.low, fact.guard if fact.guard < INF else 0.0)
+    high = 1 / least if least > 0 else INF
+    beyond = leaves(facts, 0.0, high) if fact.guard < INF else ""
+    return kept._replace(terms=_inverse(facts, fact), high=high, beyond=beyond)
+
+
+def _raised(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
+    exponent = facts[op.inputs[1]].number
+    square = exponent == 2
+    whole = None
+    if fact.whole is not None and exponent and exponent > 0:
+        whole = fact.whole**exponent if exponent * math.log2(max(fact.whole, 2.0)) < _DOUBLE else INF
+    return kept._replace(
+        low=0.0 if square else -INF,
+        squares=frozenset((facts.line(op.operands[0]),)) if square else frozenset(),
+        grows=fact.size > 1 and (exponent is None or exponent > 1),
+        small=fact.small or (square and bool(fact.sources)),
+        whole=whole,
+    )
+
+
+_FUNCTIONS: Mapping[str, Callable[[Known, Op, Fact, Fact], Fact]] = {
+    "Abs": _magnitude,
+    "Exp": _exponential,
+    "Pow": _raised,
+    "Reciprocal": _inverted,
+    "Sqrt": _root,
+}
+"""What no column of the table says of a function."""
+
+
+def fact_of_norm(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+    fact = read[0] if read else NOTHING
+    return Fact(
+        learned=fact.learned,
+        depth=fact.depth,
+        small=row.small,
+        constant=fact.constant,
+        sources=fact.sources,
+        peak=op.kind == "Softmax",
+        nudged=fact.nudged,
+        terms=1 / _row_length(facts, op) if op.kind == "Softmax" else 1.0,
+    )
+
+
+def _row_length(facts: Known, op: Op) -> int:
+    shape, axis = shape_of(facts.view, op.inputs[0]), int_attribute(op.node, "axis", -1)
+    return shape[axis] or FREE if shape is not None and -len(shape) <= axis < len(shape) else FREE
+
+
+def run_of(read: Sequence[Fact]) -> int:
+    """Return the elementwise sums and products in a row since the last layer."""
+    deepest = max((f.depth for f in read), default=0)
+    return 1 + max((f.run for f in read if f.depth == deepest and not f.constant), default=-1)

@@ -1,0 +1,229 @@
+"""Facts of what adds up: sums and differences, reductions along axes, and products of matrices and layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache, partial
+
+from amp_rewrite.decide.needs.constants import Known, range_of
+from amp_rewrite.decide.needs.elementwise import FREE, MODERATE, fact_of_scaling, run_of, steps_of
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, joined
+from amp_rewrite.decide.sizes import summed_terms
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import equation
+from amp_rewrite.ir.dataflow import orders
+from amp_rewrite.ir.op_classes import LAYERS, PRODUCTS, TENSOR_CORE_STEP
+from amp_rewrite.ir.ops import OPS, OpRow, Trait
+from amp_rewrite.ir.patterns.grids import MOST
+from amp_rewrite.ir.patterns.scores import scored_rows
+from amp_rewrite.ir.shapes.onnx_shapes import combined_elements, shape_of
+from amp_rewrite.ir.view import Op, OpId, View, once
+from amp_rewrite.ir.weights import outweighs
+
+_MANY = 1 << 60
+_NEAR_RANGE = 0.6
+"""Share of the range beyond which a sum may leave it."""
+_STEP = 2.0**-6
+"""The largest step of a derivative by differences."""
+
+
+def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+    fact, minus = joined(read), op.kind in ("Sub", "Neg")
+    signs = [-1.0] if op.kind == "Neg" else [1.0, *([-1.0 if minus else 1.0] * (len(read) - 1))]
+    low = sum(f.low if sign > 0 else -f.high for f, sign in zip(read, signs, strict=True))
+    high = sum(f.high if sign > 0 else -f.low for f, sign in zip(read, signs, strict=True))
+    varying, constants = [f for f in read if not f.constant], [f for f in read if f.constant]
+    if op.kind == "Neg":
+        return fact._replace(
+            low=low, high=high, number=None, negative=not fact.negative, peak=False, guard=INF, top=None
+        )
+    tiny = [f.number for f in constants if f.number is not None and 0 < f.number < 1]
+    guard = min(tiny) if tiny and varying and op.kind == "Add" else INF
+    peak = op.kind == "Sub" and len(read) == 2 and read[1].top is not None and read[1].top == op.inputs[0]
+    wholes = [f.whole for f in read if f.whole is not None]
+    hides = fact.hides or any(f.raw for f in varying)
+    counting = [f for f in read if f.grid and not (f.constant and op.id in _near(facts.view, facts.to))]
+    return fact._replace(
+        low=low if not math.isnan(low) else -INF,
+        high=min(high, 0.0) if peak else high if not math.isnan(high) else INF,
+        whole=sum(wholes) if len(wholes) == len(read) else None,
+        number=None,
+        guard=guard,
+        beside_one=bool(varying) and any(f.number is not None and abs(f.number) == 1 for f in constants),
+        peak=peak,
+        placed=fact.placed or bool(fact.levels),
+        nudged=fact.nudged or (fact.raw and any(0 < f.size < _STEP for f in constants)),
+        slope=fact.slope or (len(varying) == 2 and fact.nudged and all(f.learned for f in varying)),
+        states=() if centers(facts, op) else tuple((state, True) for state, _ in fact.states),
+        steps=steps_of(facts, op, read),
+        run=run_of(read),
+        grid=sum(f.grid for f in counting),
+        best=sum(f.grid if hides else f.best for f in counting),
+        hides=hides,
+        gated=0,
+        small_factor=False,
+        negative=fact.negative,
+        beyond=fact.beyond or _drowns(facts, read, varying, constants) or _outweighs(facts, op),
+        small=(fact.small and (guard == INF or guard < facts.limits.tiny)) or _is_rest(facts, op, varying, constants),
+        ones=None,
+        running=False,
+    )
+
+
+def _outweighs(facts: Known, op: Op) -> str:
+    for value, bias in orders(op) if op.kind == "Add" else ():
+        layer = facts.view.producer(facts.origin(value), *LAYERS)
+        if facts[bias].constant and layer is not None and outweighs(facts.view, bias, layer.inputs[1], facts.to):
+            return "a bias that outweighs the product it is added to"
+    return ""
+
+
+def _is_rest(facts: Known, op: Op, varying: Sequence[Fact], constants: Sequence[Fact]) -> bool:
+    return op.kind == "Sub" and any(f.near_one for f in varying) and any(f.number == 1 for f in constants)
+
+
+def _drowns(facts: Known, read: list[Fact], varying: list[Fact], constants: list[Fact]) -> str:
+    if varying and any(f.fill for f in constants):
+        return "adds a mask that would overflow"
+    far = max((f.size for f in constants if f.size < INF), default=0.0) if varying else 0.0
+    if far > _NEAR_RANGE * facts.limits.most:
+        return f"adds {far:g}, near the end of the range"
+    level = max((f.size for f in constants if f.number is not None and f.size <= facts.limits.most), default=0.0)
+    if level > facts.limits.beside and any(f.learned for f in varying):
+        return f"adds {level:g}, beside which a product is small"
+    return ""
+
+
+def centers(facts: Known, op: Op) -> bool:
+    """True if an op subtracts from a value its own mean, or another linear function of it."""
+    averaged = len(op.operands) == 2 and any(facts[v].averaged for v in op.operands)
+    return averaged and facts.line(op.operands[0]) == facts.line(op.operands[1])
+
+
+def fact_of_reduction(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+    fact = joined(read[:1])._replace(
+        number=None,
+        states=(),
+        steps=0,
+        run=0,
+        ones=None,
+        averaged=True,
+        running=False,
+        guard=INF,
+        gated=0,
+        top=None,
+    )
+    if op.kind in ("ReduceSumSquare", "ReduceL2"):
+        squares = frozenset((facts.line(op.operands[0]),))
+        small = fact.small or bool(fact.sources)
+        fact = fact._replace(squares=squares, levels=frozenset(), whole=None, grows=True, small=small, peak=False)
+        return fact._replace(low=0.0, high=INF)
+    if op.kind in ("ReduceMax", "ReduceMin"):
+        return fact._replace(peak=False, top=op.inputs[0] if op.kind == "ReduceMax" else None)
+    if op.kind in ("ReduceMean", "AveragePool", "GlobalAveragePool"):
+        return fact._replace(whole=None, peak=False)
+    known = combined_elements(facts.view, op)
+    count = min(known or FREE, _MANY)
+    whole = fact.whole * count if fact.whole is not None else None
+    if op.kind in ("ReduceProd", "CumProd"):
+        return fact._replace(low=-INF, high=INF, grows=True, whole=whole and INF, peak=False)
+    small = fact.small and not fact.peak
+    added = count if known is not None or fact.learned else 1  # of weights that are fed, the number is not known
+    low, high = min(fact.low * count, 0.0), max(fact.high * count, 0.0)
+    return fact._replace(low=low, high=high, whole=whole, small=small, peak=False, terms=fact.terms * added)
+
+
+def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+    first, second = (*read, NOTHING, NOTHING)[:2]
+    operands = op.operands[:2]
+    if len(operands) < 2:  # an Einsum of one operand
+        return fact_of_reduction(facts, op, row, read)
+    if Trait.INTEGER in row.traits and not facts.floats(op.outputs[0]):
+        return _exact_sum(facts, op, first, second)
+    few = terms_of(facts, op) < TENSOR_CORE_STEP  # a filter, if a convolution
+    if op.kind in PRODUCTS and (few or not contracts(facts, op)):
+        scaled, terms = fact_of_scaling(facts, op, OPS["Mul"], [first, second]), terms_of(facts, op)
+        whole = scaled.whole * terms if scaled.whole is not None else None
+        return scaled._replace(products=frozenset().union(*map(facts.line, operands)), whole=whole)
+    varying = [f for f in (first, second) if not f.constant]
+    fact = joined([f for f in read if not f.constant] or [NOTHING])
+    weight = next((f for f in (second, first) if f.constant), None)
+    ones = None
+    if weight is not None and weight.number is not None and len(varying) == 1 and varying[0].ones is not None:
+        ones = varying[0].ones * abs(weight.number) * terms_of(facts, op)
+    two = len(varying) == 2
+    behind_layer = any(facts[v].learned and facts[v].depth for v in operands)
+    wholes = [f.whole for f in read if f.whole is not None]
+    return Fact(
+        low=0.0 if two and all(f.low >= 0 for f in varying) else -INF,
+        constant=not varying,
+        learned=True,
+        products=frozenset().union(*map(facts.line, operands)),
+        squares=varying[0].squares if len(varying) == 1 else frozenset(),
+        negative=fact.negative,
+        sources=fact.sources if not behind_layer else frozenset(),
+        hides=len(read) > 2 and read[2].raw,
+        nudged=fact.nudged,
+        averaged=averages(facts, op),
+        depth=fact.depth + (not few),
+        ones=ones,
+        whole=INF if read and len(wholes) == len(read) else None,
+        grows=two and all(f.size > MODERATE for f in varying),
+        beyond=f"for an input of ones, it is {ones:g}" if ones is not None and ones > facts.limits.most else "",
+        small=_small_product(varying, weight),
+        terms=_added_up(facts, op, read if op.kind == "Einsum" else [first, second]),
+    )
+
+
+def _exact_sum(facts: Known, op: Op, *factors: Fact) -> Fact:
+    """Return what is known of a sum of products of integers, which a layer scales down once it is a float."""
+    ranges = (range_of(facts.view.dtype(v)) for v in op.operands[:2])
+    sizes = (min(f.size, max(map(abs, ends))) for f, ends in zip(factors, ranges, strict=True))
+    most = min(terms_of(facts, op) * math.prod(sizes), range_of(facts.view.dtype(op.results[0]))[1])
+    return Fact(-most, most, whole=most, learned=True, depth=1 + max(f.depth for f in factors))
+
+
+def _added_up(facts: Known, op: Op, factors: Sequence[Fact]) -> float:
+    """Return how many terms of one sign a product adds up; weights of a layer have both signs, a mask has one."""
+    together = math.prod(f.terms for f in factors)
+    layer = any(f.constant and not (f.running or (f.low >= 0 and f.whole is not None)) for f in factors)
+    if not layer:
+        return together * terms_of(facts, op)
+    return together if together >= 1 else min(1.0, together * terms_of(facts, op))
+
+
+def averages(facts: Known, op: Op) -> bool:
+    """True for a product with the weights of an average or a plain sum: none is negative."""
+    weights = [f for f in (facts[v] for v in op.operands[:2]) if f.constant]
+    return any(f.low >= 0 and (f.high < 1 or f.number is not None) for f in weights)
+
+
+def contracts(facts: Known, op: Op) -> bool:
+    """True if a product sums over an axis that two of its operands share."""
+    if op.kind != "Einsum":
+        return True
+    operands, result = equation(op.node)
+    summed = {label for labels in operands for label in labels} - set(result) - {"."}
+    return any(sum(label in labels for labels in operands) > 1 for label in summed)
+
+
+def terms_of(facts: Known, op: Op) -> int:
+    """Return how many terms each result of a product adds up; a free dimension counts as `FREE`."""
+    stored = [tuple(t.dims) if (t := facts.view.constant(v)) is not None else None for v in op.inputs]
+    known = any(stored) and op.kind != "Einsum"
+    return min(_MANY, summed_terms(op, stored if known else [shape_of(facts.view, v) for v in op.inputs], FREE))
+
+
+def _small_product(varying: Sequence[Fact], weight: Fact | None) -> bool:
+    """True if a sum of products may be small: all factors are, or one is of any size, as an exponential."""
+    if any(f.small and f.high == INF for f in varying):
+        return weight is None or weight.low >= 0
+    return bool(varying) and all(f.small for f in varying) and (weight is None or weight.low >= 0)
+
+
+@once
+def _near(view: View, to: DType) -> frozenset[OpId]:
+    """Return the sums of scores and a bias that is small at the best key of each row, as far as a softmax sees it."""
+    rows = scored_rows(view, cache(partial(view.array, most=MOST)))
+    return frozenset(term.op.id for row in rows if row.near(to) for term in row.terms)
