@@ -34,9 +34,9 @@ def notes(body: str) -> list[str]:
     ],
 )
 def test_a_sum_is_pinned_with_the_number_of_its_terms(body: str, terms: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.decide.needs.long_sums.MOST_TERMS", terms - 1)
+    monkeypatch.setattr("amp_rewrite.decide.needs.find.MOST_TERMS", terms - 1)
     assert notes(body) == [f"adds up {terms} terms"]
-    monkeypatch.setattr("amp_rewrite.decide.needs.long_sums.MOST_TERMS", terms)
+    monkeypatch.setattr("amp_rewrite.decide.needs.find.MOST_TERMS", terms)
     assert notes(body) == []
 
 
