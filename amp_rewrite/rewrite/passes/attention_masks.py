@@ -25,8 +25,7 @@ from amp_rewrite.ir.builder import restate
 from amp_rewrite.ir.dataflow import Flow, number
 from amp_rewrite.ir.names import claimed, unused
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
-from amp_rewrite.ir.patterns.fills import bounded, far_fills, reach_of
-from amp_rewrite.ir.patterns.fills import fills_among
+from amp_rewrite.ir.patterns.fills import bounded, far_fills, fills_among, reach_of
 from amp_rewrite.ir.patterns.scores import FILL, ScoredRow, ScoreTerm, counts_far, scored_rows
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
