@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
-from amp_rewrite.pipeline.target_findings import refuse_unknown
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from amp_rewrite import AmpRewriteError, DType
@@ -24,6 +23,7 @@ from amp_rewrite.decide.coloring.problem import PaintOptions
 from amp_rewrite.decide.needs.find import find_hazards
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.findings import refuse_unknown
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.op_lists import load_lists
 from support.one_op import Case, cases

@@ -89,7 +89,7 @@ def test_no_cast_lands_between_a_quantizer_and_its_op_beside_lowered_ones() -> N
     assert {cast.value for cast in result.report.casts} == {"x", "p", "e"}
     totals = result.report.totals
     assert (totals.integer_ops, totals.compute_ops, totals.compute_lowered) == (2, 2, 2)
-    assert "integer ops  2, computed on integers: their types stay" in result.report.text()
+    assert "2 ops between quantizers: their types stay" in result.report.text()
 
 
 def test_a_weight_that_a_float32_op_reads_as_well_is_dequantized_in_float32() -> None:

@@ -245,8 +245,9 @@ def test_the_report_counts_what_is_raised_and_says_who_asked() -> None:
     totals = result.report.totals
     assert (totals.raised, totals.compute_raised, totals.compute_lowered, totals.compute_ops) == (2, 1, 1, 2)
     text = result.report.text()
-    assert "  raised       2 ops to float32 (1 compute op)\n" in text
-    assert "raised to float32: 2 ops\n  1  kept by 'one'     1 MatMul\n  1  kept by 'op=Exp'  1 Exp\n" in text
+    assert (
+        "2 ops of a low type raised to float32\n  1  kept by 'one' (1 MatMul)\n  1  kept by 'op=Exp' (1 Exp)\n" in text
+    )
     assert "why" not in text
     assert str(explained(result.report, ["one"])) == (
         "one (MatMul) is float32: raised\n"
@@ -260,13 +261,11 @@ def test_the_summary_has_one_line_for_all_that_one_rule_asks() -> None:
     pins = [Pin(op, "overflow", None, f"absmax {op}e5", raises=True) for op in (0, 2)]  # type: ignore[arg-type]
     view, found = coloring(model, *pins)
     text = report_of(view, found, plan_casts(view, found)).text()
-    assert "raised to float32: 2 ops\n  2  overflow  2 Exp\n" in text
+    assert "2 ops of a low type raised to float32\n  2  overflow (2 Exp)\n" in text
     lines = raised(norm(opset=16), "op=Pow").report.text().splitlines()
-    at = lines.index("raised to float32: 9 ops")
-    assert lines[at + 1 : at + 3] == [
-        "  8  layer_normalization is raised as a whole  2 Add, 2 ReduceMean, 1 Div, 1 Mul, …",
-        "  1  kept by 'op=Pow'                          1 Pow",
-    ]
+    at = lines.index("9 ops of a low type raised to float32")
+    assert lines[at + 1].startswith("  8  layer_normalization is raised as a whole")
+    assert lines[at + 2 : at + 3] == ["  1  kept by 'op=Pow' (1 Pow)"]
 
 
 def test_the_report_of_the_raised_model_is_that_of_the_conversion() -> None:
