@@ -41,12 +41,14 @@ class Evidence:
             return f"not checked on data{why}: what overflows on your inputs cannot be seen in a graph"
         kept = count(self.pinned, "op" if self.keep else "region")
         facts = [_FACTS[self.level].format(pinned=kept, why=self.objection)]
-        largest = f"largest error {self.error} of an output's largest value" if self.error else ""
+        scale = "" if self.random else " of an output's largest value"
+        largest = f"largest error {self.error}{scale}" if self.error else ""
         facts += filter(None, [f"worst {self.score}" if self.score else largest])
         facts += [f"passes if {self.criterion}"] if self.criterion else []
-        facts += ["half precision emulated"] if self.emulated else []
-        words = f"checked on {count(self.batches, 'batch', 'batches')} ({self.data}): {', '.join(facts)}"
-        return f"{words}; {_RANDOM}" if self.random else words
+        facts += ["half precision emulated"] if self.emulated and not self.random else []
+        batches = count(self.batches, *(f"{'random ' if self.random else ''}{noun}" for noun in ("batch", "batches")))
+        words = f"checked on {batches} ({self.data.removeprefix('random, ')}): {', '.join(facts)}"
+        return f"{words}; not proof for your data" if self.random else words
 
     @property
     def enough(self) -> bool:
@@ -63,4 +65,3 @@ _FACTS = {
     REPAIRED: "repaired with {pinned} in float32",
     FAILED: "failed: {why}",
 }
-_RANDOM = "random inputs show gross faults, not the accuracy on yours: weak evidence, never proof"

@@ -67,7 +67,7 @@ def test_the_next_command_keeps_all_options_and_names_a_second_file_as_output(mo
 
 def test_a_replaced_model_and_a_pipe_have_no_next_command(model: str) -> None:
     piped = run(model, "-o", "-", *ONNX)
-    assert "checked on 1 batch" in piped.stderr and "next: " not in piped.stderr
+    assert "checked on 1 random batch" in piped.stderr and "next: " not in piped.stderr
     assert "next: " not in run(model, "-o", model, "--overwrite", *ONNX).stdout
 
 
@@ -93,8 +93,8 @@ def test_a_failed_repair_says_why(model: str) -> None:
 
 def test_random_inputs_are_weak_evidence(model: str) -> None:
     words, command = closing(model, "--dry-run", "--set", "seed=3", "--shape=x=8,8")
-    assert words.startswith("checked on 1 batch (random, seed 3, deviation 2): no gross fault, largest error 0.")
-    assert words.endswith("random inputs show gross faults, not the accuracy on yours: weak evidence, never proof")
+    assert words.startswith("checked on 1 random batch (seed 3, deviation 2): no gross fault, largest error 0.")
+    assert words.endswith("; not proof for your data")
     assert command == "next: amp-rewrite net.onnx --dry-run --target onnx --data batches.npz --tolerance 1e-2"
 
 
