@@ -54,6 +54,12 @@ def export(
         MachineError: PyTorch or onnxscript is not installed.
         ModelError: the check fails; nothing is written.
         AmpRewriteError: as `convert` and `Converted.save` raise it.
+
+    Example:
+        >>> import torch
+        >>> from amp_rewrite import export
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> report = export(net, torch.ones(2, 4), "net_fp16.onnx")
     """
     missing = [name for name in ("torch", "onnxscript") if find_spec(name) is None]
     if missing:

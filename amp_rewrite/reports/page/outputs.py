@@ -113,7 +113,8 @@ def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
     if not compared:
         return f"Nothing was compared. {short(verdict)}."
     failed = sum(not row.difference.ok for row in compared)
-    words = f"Each dot is one output in one batch; {failed} of {len(compared)} failed. Verdict: {short(verdict)}."
+    dots = "Each dot is one output in one batch; " if len(compared) > 1 else ""
+    words = f"{dots}{failed} of {len(compared)} failed. Verdict: {short(verdict)}."
     if shown < len(compared):
         words += f" The {shown} worst are drawn: {_BATCHES} batches of {_OUTPUTS} outputs at most."
     return words

@@ -53,6 +53,12 @@ def from_keras(model: keras.Model) -> Model:
 
     Raises:
         TrainingError: Keras 3 or PyTorch is missing, or the model cannot be exported.
+
+    Example:
+        >>> import keras
+        >>> from amp_rewrite.train import Network, from_keras
+        >>> layers = [keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)]
+        >>> network = Network(from_keras(keras.Sequential(layers)))
     """
     try:
         import keras

@@ -220,7 +220,10 @@ class Network(HoldsSession):
         epochs: int = 1,
         **options: Unpack[FitOptions],
     ) -> History:
-        """Train by what `compile` chose; see `Trainer.fit`. The variables have the trained values afterwards."""
+        """Train by what `compile` chose and return losses and metrics; see `Trainer.fit`.
+
+        The variables have the trained values afterwards.
+        """
         made = self._synchronized()
         try:
             if "validation_data" in options or options.get("validation_split"):

@@ -8,6 +8,7 @@ import doctest
 import inspect
 import re
 import shutil
+import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -77,8 +78,8 @@ def sections(name: str) -> dict[str, list[str]]:
 
 
 def named(lines: list[str]) -> list[str]:
-    """Return the names of entries, each on one line."""
-    matches = [ENTRY.match(line) for line in lines]
+    """Return the names of entries; deeper lines continue the entry above."""
+    matches = [ENTRY.match(line) for n, line in enumerate(lines) if n == 0 or not line.startswith(" " * 8)]
     assert all(matches), lines
     return [match[1] for match in matches if match]
 
@@ -134,9 +135,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_example_of_a_docstring_runs(name: str, folder: Path) -> None:
-    for package in re.findall(r">>> (?:import|from) (torch|transformers)\b", docs(name)):
+    for package in re.findall(r">>> (?:import|from) (torch|transformers|keras)\b", docs(name)):
         pytest.importorskip(package)
         pytest.importorskip("onnxscript")  # torch exports by it
+        warnings.simplefilter("ignore")  # those of the exporter
     test = doctest.DocTestParser().get_doctest(docs(name), {}, name, name, 0)
     said: list[str] = []
     outcome = doctest.DocTestRunner().run(test, out=said.append)
