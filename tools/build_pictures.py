@@ -26,7 +26,7 @@ from rich.text import Text
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 WIDTH = 100
-WINDOW = {"width": 1400, "height": 1300}
+WINDOW = {"width": 1400, "height": 1800}
 DATA = "--data batches.npz --tolerance 1e-2"
 
 
@@ -132,7 +132,7 @@ def photograph(target: Path) -> None:
         page = browser.new_page(viewport=WINDOW, color_scheme="light")
         page.goto((folder / "page.html").as_uri())
         search = page.get_by_placeholder("name or type")
-        search.fill("block1_variance")
+        search.fill("block0_variance")
         search.press("Enter")
         page.wait_for_timeout(500)
         page.evaluate("window.scrollTo(0, 0)")
