@@ -20,8 +20,9 @@ import ctypes
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -83,10 +84,10 @@ def judged(reference: Path, candidate: Path | onnx.ModelProto, data: Path) -> st
     return f"{'' if verdict.ok else 'wrong: '}{max(found.scaled or 0.0 for found in differences):.1g}, {share} low"
 
 
-def hard_models(names: Iterable[str], python: str, autocast: str) -> list[tuple[str, ...]]:
-    """Return a row per hard model: the error by each converter."""
+def hard_models(names: Iterable[str], python: str, autocast: str) -> Iterator[tuple[str, ...]]:
+    """Yield the head, and a row per hard model: the error by each converter."""
     there = {peer: installed(peer.module, autocast if peer.module == "modelopt" else python) for peer in PEERS}
-    rows = [("model", *(peer.title for peer in PEERS), *OURS)]
+    yield "model", *(peer.title for peer in PEERS), *OURS
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         subprocess.run([sys.executable, ROOT / "tests" / "support" / "hard_models.py", folder], check=True)
@@ -104,8 +105,7 @@ def hard_models(names: Iterable[str], python: str, autocast: str) -> list[tuple[
             amp_rewrite.convert(model, check=True).save(plain, overwrite=True)  # as the command does
             found = amp_rewrite.repair(model, data, tolerance=TOLERANCE)
             found.converted.save(repaired, overwrite=True)
-            rows.append((HARD[name], *cells, judged(model, plain, data), judged(model, repaired, data)))
-    return rows
+            yield HARD[name], *cells, judged(model, plain, data), judged(model, repaired, data)
 
 
 def cuda_driver() -> bool:
@@ -134,12 +134,11 @@ def probabilities(model: onnx.ModelProto, images: np.ndarray) -> np.ndarray:
     return session.run(None, feeds)[0]
 
 
-def digits() -> list[tuple[str, ...]]:
-    """Return a row per digit classifier: file sizes, accuracy before and after, compute ops lowered, Casts."""
+def digits() -> Iterator[tuple[str, ...]]:
+    """Yield the head, and a row per digit classifier: sizes, accuracy before and after, compute ops lowered, Casts."""
     with np.load(MODELS / "digits_test.npz") as held_out:
         images, labels = held_out["x"], held_out["y"]
-    head = ("model", "bytes", "accuracy", "in float16", "in bfloat16", "answers that differ", "low", "Casts")
-    rows = [head]
+    yield "model", "bytes", "accuracy", "in float16", "in bfloat16", "answers that differ", "low", "Casts"
     for name, title in DIGITS.items():
         path = MODELS / f"{name}.onnx"
         answers = [probabilities(onnx.load(path), images).argmax(axis=1)]
@@ -150,18 +149,19 @@ def digits() -> list[tuple[str, ...]]:
         totals = half.report.totals
         low = f"{totals.compute_lowered} of {totals.compute_ops}"
         size = f"{path.stat().st_size:,} → {half.model.ByteSize():,}"
-        rows.append((title, size, *accuracy, differing, low, str(totals.casts_to_low + totals.casts_to_float32)))
-    return rows
+        yield title, size, *accuracy, differing, low, str(totals.casts_to_low + totals.casts_to_float32)
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table with aligned columns; the first row is its head."""
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def show(rows: Iterator[Sequence[str]], first: Iterable[str], least: int) -> None:
+    """Print a Markdown table row by row, as it comes; `first` has what its first column holds, `least` is a width."""
+    head = next(rows)
+    wide = [max(map(len, (head[0], *first))), *(max(len(cell), least) for cell in head[1:])]
+    for cells in chain((head, ["-" * width for width in wide]), rows):
+        print(line(cells, wide), flush=True)
 
-    def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cell.ljust(width) for cell, width in zip(cells, wide, strict=True))} |"
 
-    return "\n".join([line(rows[0]), line("-" * width for width in wide), *map(line, rows[1:])])
+def line(cells: Iterable[str], wide: Sequence[int]) -> str:
+    return f"| {' | '.join(cell.ljust(width) for cell, width in zip(cells, wide, strict=True))} |"
 
 
 def main() -> None:
@@ -170,8 +170,10 @@ def main() -> None:
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--autocast", default=sys.executable, metavar="PYTHON")
     given = parser.parse_args()
-    print(table(hard_models(given.names or HARD, given.peers, given.autocast)))
-    print(f"\n{table(digits())}\n")
+    show(hard_models(given.names or HARD, given.peers, given.autocast), HARD.values(), len("wrong: 0.8, 100% low"))
+    print()
+    show(digits(), DIGITS.values(), len("100.00%"))
+    print()
     where = "on the GPU" if cuda_driver() else "by emulation on the CPU: float32 inside each op, its result rounded"
     print(f"Low precision ran {where}.")
 

@@ -160,7 +160,7 @@ def _stayed(report: ReportData) -> _Part:
     if not high:
         return []
     compute = report.totals.compute_ops - report.totals.compute_lowered - report.totals.compute_raised
-    among = f"{compute} of them compute ops" if compute else "no compute op among them"
+    among = f"{count(compute, 'compute op') if compute else 'no compute op'} among them"
     groups = sorted(_grouped(high, lambda row: row.rule or "").items(), key=lambda item: (-len(item[1]), item[0]))
     groups.sort(key=lambda item: all(row.color != _ALLOW for row in item[1]))  # compute ops first
     lines = _counted((len(rows), reasons.words(rule), rows) for rule, rows in groups)
