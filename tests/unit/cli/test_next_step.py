@@ -169,7 +169,7 @@ def test_a_report_that_is_read_has_no_step(folder: Path) -> None:
     onnx.save(needy(layers=2, needs=(1,)), "model.onnx")
     run("model.onnx", "-o", "low.onnx", "--report", "report.json")
     told = run("report", "report.json").stdout
-    assert "checked on 1 batch " in told and "next: " not in told
+    assert "checked on 1 random batch " in told and "next: " not in told
 
 
 def test_help_and_errors_name_the_tolerances_to_start_with() -> None:
