@@ -42,9 +42,7 @@ def test_the_gpu_answers_as_its_emulation_does(name: str, to: str, digits: np.nd
 def test_a_benchmark_has_both_float32_baselines_memory_and_ops_that_ran_on_the_gpu(digits: np.ndarray) -> None:
     source = MODELS / "digits_vit.onnx"
     half = amp_rewrite.convert(source).result
-    found = amp_rewrite.bench(
-        [source, half], {"image": digits}, names=["float32", "float16"], rounds=2, runs=2, warm=2, sizes=[1, 64]
-    )
+    found = amp_rewrite.bench([source, half], {"image": digits}, names=["float32", "float16"], rounds=2, runs=2, warm=2)
     assert found.provider == CUDA
     assert [(e.name, e.tf32) for e in found.entries] == [
         ("float32", False),
@@ -53,7 +51,6 @@ def test_a_benchmark_has_both_float32_baselines_memory_and_ops_that_ran_on_the_g
     ]
     assert found.baselines == ("float32", "float32 with TF32")
     assert all(entry.memory for entry in found.entries), found.notes
-    assert all(row.timing for entry in found.entries for row in entry.sweep)
     (changed,) = found.changed
     products = [c.after for c in changed.ops if c.after is not None and c.after.op in ("MatMul", "Gemm", "FusedMatMul")]
     assert products and {(op.provider, op.dtype) for op in products} == {(CUDA, "float16")}
