@@ -27,7 +27,7 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.settings.config_file import from_file
 from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.selectors import select
-from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train import save_step, training_step
 
 WAYS: tuple[dict[str, str], ...] = (
     {},
@@ -78,9 +78,8 @@ def stepped(content: bytes) -> None:
         path = Path(folder, "m.onnx")
         path.write_bytes(content)
         policy = ("mixed_float16", "float32")[content[-1] % 2] if content else "float32"
-        training_step(path, loss="mean(square(y))", optimizer="adamw,lr=0.1", policy=policy).save(
-            Path(folder, "s.onnx")
-        )
+        step = training_step(path, loss="mean(square(y))", optimizer="adamw,lr=0.1", policy=policy)
+        save_step(step, Path(folder, "s.onnx"))
 
 
 def batches(content: bytes) -> None:
