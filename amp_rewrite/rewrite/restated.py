@@ -164,7 +164,7 @@ def _converted(case: _Case, opset: int) -> Form | str:
     model = onnx.helper.make_model(case.alone(_PREFIX), opset_imports=imports)
     try:
         made = onnx.version_converter.convert_version(model, opset).graph
-    except (RuntimeError, ValueError) as cause:
+    except (onnx.version_converter.ConvertError, RuntimeError, ValueError) as cause:
         return f"onnx's converter: {one_line(cause).rpartition('failed: ')[2][:120]}"
     given = {t.name for t in model.graph.initializer}
     constants = {t.name: t for t in made.initializer if t.name not in given}
