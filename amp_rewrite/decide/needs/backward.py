@@ -181,9 +181,9 @@ class Needs:
         varying = [v for v in op.operands if not self.facts[v].constant]
         if ask.need is Need.HUGE and len(varying) > 1 and row.way is not Way.SUM:
             return
-        few = product and terms_of(self.facts, op) < TENSOR_CORE_STEP
-        few |= product and ask.need is Need.DIGITS and self.facts[value].averaged
-        if not (few or ask.need in row.passed or (product and ask.need in _THROUGH_PRODUCTS)):
+        through = product and (ask.need in _THROUGH_PRODUCTS or terms_of(self.facts, op) < TENSOR_CORE_STEP)
+        through |= product and ask.need is Need.DIGITS and (self.facts[value].averaged or self.facts[value].transform)
+        if not (through or ask.need in row.passed):
             return
         for slot, operand in enumerate(op.inputs):
             if slot not in row.slots or operand is None:
@@ -198,13 +198,10 @@ class Needs:
                 self._ask(operand, Ask(Need.DIGITS), Held(reasons.CANCELLATION, why.because, note))
 
     def _is_front(self, op: Op, value: ValueId, operand: ValueId) -> bool:
-        """True if an op takes the squares of what a first layer makes of an input, and nothing else reads them."""
-        fact = self.facts[operand]
-        if fact.depth != 1 or not fact.sources or self.facts.line(operand) not in self.facts[value].squares:
-            return False
-        made_by = self.view.producer(self.facts.origin(operand))
-        first = made_by is not None and row_of(made_by.kind).way is Way.PRODUCT
-        return first and all(reader.kind == op.kind for reader in self.view.readers(operand))
+        """True if an op takes the squares of a linear transform of inputs, and nothing else reads the transform."""
+        squared = self.facts.line(operand) in self.facts[value].squares
+        alone = all(reader.kind == op.kind for reader in self.view.readers(operand))
+        return squared and alone and self.facts[operand].transform
 
     # -- states and recursions -------------------------------------------------------------------------
 

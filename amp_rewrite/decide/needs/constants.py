@@ -73,7 +73,7 @@ class Known:
             fact = joined(sources)
             if value in self._carried:
                 states = ((value, False),) if dtype is DType.FLOAT else ()
-                fact = unbounded(fact)._replace(states=states)
+                fact = unbounded(fact)._replace(states=states, transform=False)
             return fact._replace(number=None, constant=False)
         public, integer = (
             view.values[value].public,
@@ -83,10 +83,11 @@ class Known:
         own = frozenset((value,))
         if integer:
             whole = max(abs(low), abs(high))
-            return Fact(low, high, whole=whole, sources=own if dtype is not DType.BOOL or public else frozenset())
+            own = own if dtype is not DType.BOOL or public else frozenset()
+            return Fact(low, high, whole=whole, sources=own, transform=public)
         if not public or dtype is not DType.FLOAT:
             return Fact(low, high)
-        return Fact(sources=own, levels=own, states=((value, False),), ones=1.0)
+        return Fact(sources=own, levels=own, transform=True, states=((value, False),), ones=1.0)
 
     @cached_property
     def outside(self) -> Flow:

@@ -197,7 +197,8 @@ def _exponential(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
 
 
 def _magnitude(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
-    return kept._replace(high=fact.size)
+    squares = frozenset((facts.line(op.operands[0]),)) if fact.transform and fact.products else frozenset()
+    return kept._replace(high=fact.size, squares=squares)
 
 
 def _root(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:

@@ -85,7 +85,7 @@ class Fact(NamedTuple):
     learned: Annotated[bool, any] = False
     """A layer made part of it."""
     sources: Annotated[Values, union] = frozenset()
-    """Inputs from which it is computed without a layer between, or with one."""
+    """Inputs from which it is computed without a layer between, or with one, or behind a transform of them."""
     levels: Annotated[Values, union] = frozenset()
     """Inputs to which something is added, or from which it is subtracted."""
     placed: Annotated[bool, any] = False
@@ -94,6 +94,8 @@ class Fact(NamedTuple):
     """It is computed from an input plus a small step."""
     slope: Annotated[bool, any] = False
     """A difference between what a step made of a layer, and what the layer is without it."""
+    transform: Annotated[bool, all] = False
+    """It is a linear transform of inputs: products with constants, in any number, and sums of such without a bias."""
     line: Values = frozenset()
     """The value of which it is a linear function; nothing for that value itself."""
     squares: Annotated[Pairs, union] = frozenset()

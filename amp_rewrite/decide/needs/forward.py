@@ -13,7 +13,7 @@ from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Limits, joined
 from amp_rewrite.decide.needs.sums import averages, fact_of_product, fact_of_reduction, fact_of_sum
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import attribute
-from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS
+from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, PRODUCTS
 from amp_rewrite.ir.ops import OpRow, Trait, Way, row_of
 from amp_rewrite.ir.patterns.fills import fills
 from amp_rewrite.ir.shapes.onnx_shapes import shape_of
@@ -50,7 +50,7 @@ class Facts(Known):
             if self.view.constant(value) is not None:
                 fact = fact_of_constant(self, value)
             elif self._becomes_integer(op, row, value):
-                fact = self.given(value)._replace(sources=frozenset((value,)))
+                fact = self.given(value)._replace(sources=frozenset((value,)), transform=False)
             for into, out in row.states if Trait.RECURRENT not in row.traits else ():
                 if slot == out and into < len(op.inputs) and (states := self[op.inputs[into]].states):
                     fact = fact._replace(states=tuple((state, True) for state, _ in states))
@@ -82,9 +82,31 @@ class Facts(Known):
         linear &= row.way is not Way.PRODUCT or averages(self, op)
         return fact._replace(
             line=self.line(varying[0]) if linear else frozenset(),
+            transform=self._transforms(op, row, read),
             low=max(fact.low, row.low),
             high=min(fact.high, row.high),
         )
+
+    def _transforms(self, op: Op, row: OpRow, read: list[Fact]) -> bool:
+        """True if an op makes a linear transform of inputs out of others; raw values may get a constant added."""
+        varying = [f for f in read if not f.constant]
+        if row.bends or not varying or not all(f.transform for f in varying):
+            return False
+        match row.way:
+            case Way.COPY:
+                return self.floats(op.outputs[0]) or not self.floats(op.inputs[0])
+            case Way.REDUCE:
+                return True
+            case Way.SUM:
+                return len(varying) == len(read) or all(f.raw for f in varying)
+            case Way.SCALE:
+                return len(varying) == 1 and (op.kind != "Div" or not read[0].constant)
+            case Way.PRODUCT:
+                biases = read[2:] if op.kind in LAYERS else []
+                linear = op.kind in LAYERS | PRODUCTS and len(varying) == 1
+                return linear and all(f.number == 0 for f in biases)
+            case _:
+                return False
 
     def _copied(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         fact = joined(read)

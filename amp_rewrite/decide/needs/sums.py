@@ -162,7 +162,7 @@ def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         products=frozenset().union(*map(facts.line, operands)),
         squares=varying[0].squares if len(varying) == 1 else frozenset(),
         negative=fact.negative,
-        sources=fact.sources if not behind_layer else frozenset(),
+        sources=fact.sources if fact.transform or not behind_layer else frozenset(),
         hides=len(read) > 2 and read[2].raw,
         nudged=fact.nudged,
         averaged=averages(facts, op),

@@ -30,6 +30,7 @@ def test_results_are_as_right_as_with_products_alone_rounded(case: Need) -> None
 
 @every([case for case in HITS if case.principle not in AS_PRODUCTS])
 def test_results_are_within_tolerance_or_a_finding_warns(case: Need) -> None:
+    assert lowered(case).isdisjoint(case.stays.split())
     found = errors(case)
     assert is_right(case, found.ours, found) or warned(case), found
 
