@@ -234,11 +234,11 @@ checks the results. Nothing is shifted here (`--set shift=none`), so that guard 
 
 _READING = {
     "float16": """\
-*All by hand*: every tensor float16, as `astype` gives it. *By the lists*: `amp-rewrite model.onnx --no-check`. *With data*:
-`amp-rewrite model.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2 --set shift=none` (outputs are of the size of
-1; those of `large_logits` are probabilities). A number is the largest error in units of the allowed error: up to 1 is
-ok. *Pinned* lists the regions that the search kept in float32 beyond the guard, in so many *trials*; each of them is
-necessary. For `large_logits` the tolerance only shows the absence of NaN: at 90 000 a softmax is 0 or 1.""",
+*All by hand*: every tensor float16, as `astype` gives it. *By the lists*: `amp-rewrite model.onnx --no-check`. *With
+data*: `amp-rewrite model.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2 --set shift=none` (outputs are of the
+size of 1; those of `large_logits` are probabilities). A number is the largest error in units of the allowed error:
+up to 1 is ok. *Pinned* lists the regions that the search kept in float32 beyond the guard, in so many *trials*; each of
+them is necessary. For `large_logits` the tolerance only shows the absence of NaN: at 90 000 a softmax is 0 or 1.""",
     "bfloat16": """\
 bfloat16 has float32's range and three bits less than float16, so the tolerance is eight times as wide: 8e-2. Values
 that overflow float16 fit; computations that need digits fail more easily.""",

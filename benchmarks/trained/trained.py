@@ -5,18 +5,19 @@
 Wheels are downloaded into CACHE (some 400 MB). Each model is converted by the plain command, and by the float16
 converters of onnxruntime and of onnxconverter-common in the environment of `--peers`. Converted models are emulated:
 each low result is rounded, since onnxruntime's CPU provider would compute in float32. Needs espeak-ng and Pillow.
-`--page` writes docs/evidence/trained.md.
+`--page` writes docs/evidence/trained.md from the rows of all runs with this CACHE.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -200,15 +201,18 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write docs/evidence/trained.md")
     parser.add_argument("--fail", action="store_true", help="exit code 1 where our float16 gives another answer")
     chosen = parser.parse_args()
-    rows: list[Row] = []
+    rows, stored = list[Row](), chosen.cache / "rows.json"
     for task in TASKS:
         if chosen.tasks and not any(part in f"{task.name} {task.package}" for part in chosen.tasks):
             continue
         for row in judged(task, chosen.cache, chosen.peers):
             print(f"{row.task:44} {row.tool:22} {row.fault or cell(row)}", flush=True)
             rows.append(row)
+    known = [Row(**row) for row in json.loads(stored.read_text("utf-8"))] if stored.exists() else []
+    known = list({(row.task, row.tool): row for row in (*known, *rows)}.values())
+    stored.write_text(json.dumps([asdict(row) for row in known], indent=1), "utf-8")
     if chosen.page:
-        PAGE.write_text(page(rows), "utf-8")
+        PAGE.write_text(page(known), "utf-8")
     if chosen.fail and (not rows or any(row.kept < row.labels or row.fault for row in rows if row.tool == "float16")):
         sys.exit(1)
 

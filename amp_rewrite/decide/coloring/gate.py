@@ -144,7 +144,7 @@ class Gate:
             return None
         note = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable.name}"
         for opset, schema in _versions(op, range(op.signature.since, onnx.defs.onnx_opset_version() + 1)):
-            if schema.admits(variable.name, self.to) and self.kernels is None:  # with kernels, few_low says what helps
+            if schema.admits(variable.name, self.to) and self.kernels is None:  # else a finding says what helps
                 return GateRefusal(reasons.SCHEMA_GATE, f"{note}; opset {opset} does")
         return GateRefusal(reasons.SCHEMA_GATE, note)
 
