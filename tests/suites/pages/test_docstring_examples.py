@@ -129,6 +129,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with np.load(models / "digits_test.npz") as digits:
         np.savez(tmp_path / "batches.npz", image=digits["x"][:64])
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
     monkeypatch.setattr(process, "state", process.ProcessSettings())
     return tmp_path
 
