@@ -100,7 +100,7 @@ def ceiling() -> float:
 
 def batch(what: str, files: list[Path], workers: int, out: Path) -> Point:
     """Convert files by one command with so many processes."""
-    own = [*measure.own_command(), *files, "-o", out, "-q", "-j", str(workers)]
+    own = [*measure.own_command(), *files, "-o", out, "--no-check", "-q", "-j", str(workers)]
     return run(what, own, len(files), workers, out)
 
 

@@ -111,7 +111,7 @@ def _line(fault: Exception) -> str:
 
 def tools(peers: Path | None, autocast: Path | None) -> dict[str, list[str | Path]]:
     """The command of each tool, up to its input and output."""
-    found: dict[str, list[str | Path]] = {"amp-rewrite": [*measure.own_command(), "convert", "-q"]}
+    found: dict[str, list[str | Path]] = {"amp-rewrite": [*measure.own_command(), "convert", "--no-check", "-q"]}
     if peers is not None:
         for tool in ("onnxruntime_float16", "onnxruntime_onnxmodel", "onnxconverter_common"):
             found[tool] = [*measure.script("peer_tools", peers), tool]

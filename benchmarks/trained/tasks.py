@@ -221,7 +221,7 @@ def text_lines(run: Run, _: Path) -> Answer:
     lines, scores = [], [found.ravel()]
     for text in WRITTEN:
         read = run("reader", {"x": scaled(drawn(text, 48))})[0][0]
-        turned = run("turned", {"x": scaled(np.resize(drawn(text, 48)[:, :192], (48, 192, 3)))})[0] if text else read
+        turned = run("turned", {"x": scaled(np.resize(drawn(text, 48)[:, :192], (48, 192, 3)))})[0]
         lines += [collapsed(read), turned.argmax()]
         scores.append(read.max(-1))
     return Answer([*lines, bands(found[0, 0] > 0.3)], np.concatenate(scores))
