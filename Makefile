@@ -42,7 +42,7 @@ LOWEST_TESTS ?= @tests/quick.txt $(foreach suite,gate hostile pages repository,-
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(INTEGRATION_VENVS)/%/.installed
-.PHONY: help demo test quick golden select check conformance trained webgpu webgpu-page webgpu-table clients integrations viewers fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
+.PHONY: help demo test quick golden select check conformance trained webgpu webgpu-page webgpu-table clients integrations fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -87,10 +87,6 @@ integrations: $(addprefix integrations-,$(INTEGRATIONS)) ## test beside other pa
 
 integrations-%: $(INTEGRATION_VENVS)/%/.installed
 	$(<D)/bin/python -m pytest -n 0 -W default -m integrations tests/suites/integrations/test_$*.py $(ARGS)
-
-viewers: $(DEV) ## open overlays in Google's Model Explorer, in Chromium
-	$(PIP) -e '.[viewers]' playwright
-	$(BIN)/python -m pytest -n 0 tests/suites/clients/test_model_explorer.py tests/suites/clients/test_model_explorer_page.py
 
 webgpu: $(DEV) ## prepare a WebGPU device in software, for the tests marked webgpu (Debian; nothing is installed)
 	tools/setup_webgpu.sh build/webgpu

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
@@ -29,14 +28,10 @@ _FEW_PORTS = 8
 LEAD = "Ops from input to output, in folded scopes. Choose an op to see why it has its type, and a scope to unfold it."
 
 
-def graph(report: ReportData, facts: RowFacts | None = None, errors: Mapping[int, float] | None = None) -> Figure:
-    """Return the graph of a report as a figure. Without facts of the model, names of ops alone tell scopes.
-
-    `errors`: share of the error by row, from 0 to 1, by which the page colors ops, too; others than finite numbers
-    count as not measured.
-    """
+def graph(report: ReportData, facts: RowFacts | None = None) -> Figure:
+    """Return the graph of a report as a figure. Without facts of the model, names of ops alone tell scopes."""
     words = Words()
-    drawn = graph_data(report, facts, words, errors=errors or {})
+    drawn = graph_data(report, facts, words)
     rules = rules_of([report])
     return Figure("graph", "Graph", LEAD, board("graph"), {**drawn, "rules": rules, "words": list(words.known)})
 
@@ -45,15 +40,13 @@ def graph_data(
     report: ReportData,
     facts: RowFacts | None,
     words: Words,
-    *,
-    errors: Mapping[int, float] | None = None,
     comparison: GraphDifference | None = None,
 ) -> dict[str, object]:
     """Return the data of a graph, in columns: docs/how-to/look.md names them.
 
-    Its texts are added to `words`; `errors`: share of the error by row.
+    Its texts are added to `words`.
     """
-    return _Graph(report, facts, words, comparison).data(errors or {})
+    return _Graph(report, facts, words, comparison).data()
 
 
 def _side_of(row: Row) -> int:
@@ -174,7 +167,7 @@ class _Graph:
         """Yield the edges: a vertex and a reader."""
         return ((producer, at) for at, reads in enumerate(self.reads) for producer in reads if producer != NO_ROW)
 
-    def data(self, errors: Mapping[int, float]) -> dict[str, object]:
+    def data(self) -> dict[str, object]:
         """Return the data of the graph, as `graph_data` does."""
         tree = tree_of(self.paths, self.order, self.labels)
         places = layers_of(tree, self.edges(), self.order)
@@ -195,9 +188,6 @@ class _Graph:
         }
         if self.facts is not None:
             data["flops"] = [round(count) for count in self.facts.flops]
-        if errors:
-            shares = (errors.get(at) for at in range(len(self.report.rows)))
-            data["errors"] = [share if share is not None and isfinite(share) else None for share in shares]
         return data | self._compared()
 
     def _compared(self) -> dict[str, object]:

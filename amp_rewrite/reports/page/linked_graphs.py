@@ -88,7 +88,7 @@ def linked_graphs(titles: Sequence[str], sides: BothModels) -> Figure:
         for number, pair in enumerate(pairs):
             links[pair[side]] = number
         comparison = GraphDifference(short(title), links, sides.changed(side), sides.signs(side))
-        graphs.append(graph_data(report, _facts(view, report), words, comparison=comparison))
+        graphs.append(graph_data(report, _facts(view, report), words, comparison))
     for graph, links in zip(graphs, _scope_links([_tree(graph) for graph in graphs], pairs), strict=True):
         scopes = graph["scopes"]
         assert isinstance(scopes, dict)

@@ -34,19 +34,14 @@ _VERDICTS = {
 
 
 @gc_paused()
-def report_figures(
-    report: ReportData, view: View | None = None, errors: Mapping[int, float] | None = None
-) -> tuple[Figure, ...]:
-    """Return summary and graph of a report; with a view of its model, also modules and shapes.
-
-    `errors`: share of the error by row, as `graph` takes it.
-    """
+def report_figures(report: ReportData, view: View | None = None) -> tuple[Figure, ...]:
+    """Return summary and graph of a report; with a view of its model, also modules and shapes."""
     if view is None:
-        return summary_figure(report), graph(report, errors=errors)
+        return summary_figure(report), graph(report)
     from amp_rewrite.reports.page.facts import RowFacts  # late: a report alone is drawn without onnx
 
     facts = RowFacts(view, report)
-    return summary_figure(report, facts.shapes), graph(report, facts, errors)
+    return summary_figure(report, facts.shapes), graph(report, facts)
 
 
 def summary_figure(report: ReportData, shapes: str = "") -> Figure:

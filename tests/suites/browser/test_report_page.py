@@ -10,7 +10,6 @@ import pytest
 from amp_rewrite import Report, convert
 from amp_rewrite.errors import Finding
 from amp_rewrite.pipeline.conversion import Converted
-from amp_rewrite.reports.page.graph import graph
 from amp_rewrite.reports.page.page import Page
 from amp_rewrite.reports.page.report_figures import report_figures
 from amp_rewrite.reports.rows import CastRow, Header, PortRow, Row, Totals
@@ -85,18 +84,6 @@ def test_the_page_counts_what_the_json_counts(visit: Visiting) -> None:
     assert sum(by_rule.values()) - by_rule["cast"] == len(drawn_rows)
     text = visited.page.locator("#graph .legend").inner_text()
     assert f"allow_root ({sum(words[ops['rule'][v]] == 'allow_root' for v in drawn_rows)})" in text
-
-
-def test_ops_are_colored_by_error_where_errors_are_given(visit: Visiting) -> None:
-    report = bert().report
-    at = next(i for i, row in enumerate(report.rows) if row.op == "MatMul")
-    visited = visit(Page("errors", (graph(report, errors={at: 0.3, at + 1: 0.001}),)).to_html())
-    visited.page.select_option("select", "error")
-    counts = legend(visited)
-    assert (counts["error0"], counts["error3"]) == (1, 1)
-    find(visited, report.rows[at].path)
-    assert "30.0 %" in details(visited)
-    assert "error3" in visited.page.locator(f"[data-part='{at}']").get_attribute("class")
 
 
 # -- reasons, Casts, search ------------------------------------------------------------------------------

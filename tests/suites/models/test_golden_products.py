@@ -28,7 +28,6 @@ from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.taps import tapped
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.shapes.infer import known_dims
-from amp_rewrite.reports.model_explorer import overlay
 from amp_rewrite.rewrite.shift.emit import refusal
 from amp_rewrite.train import AdamW, ParameterGroup, training_step
 from suites.models.test_golden_digests import MODELS, digest, parts, unversioned
@@ -146,8 +145,6 @@ def written(model: Model | ModelProto) -> bytes:
 PRODUCTS: Mapping[str, Callable[[Path, View, Converted], bytes]] = {
     "page": drawing,
     "difference": differences,
-    "overlay": lambda path, view, converted: overlay(view.model).encode(),
-    "overlay of rules": lambda path, view, converted: overlay(view.model, "rule", report=converted.report).encode(),
     "emulation": lambda path, view, converted: written(emulate(converted.model)),
     "gradients": backward,
     "step": step_of,

@@ -64,28 +64,6 @@ def test_a_page_is_refused_before_the_work(model: str, command: str, option: str
     assert Path("old.html").read_text() == "old"
 
 
-def test_a_page_is_colored_by_errors_that_locate_found(model: str) -> None:
-    run("report", model, "--json", "-o", "net.html")
-    rows = drawn("net.html")["graph"]["rows"]  # type: ignore[index]
-    names = [row["name"] for row in json.loads(run("report", model, "--json").stdout)["rows"]]
-    kinds = [row["op"] for row in json.loads(run("report", model, "--json").stdout)["rows"]]
-    own = [0.75, 0.25, "nan", *[None] * rows][:rows]
-    located = [{"op": name, "kind": kind, "own": e} for name, kind, e in zip(names, kinds, own, strict=True)]
-    Path("located.json").write_text(json.dumps({"rows": located}))
-
-    done = run("report", model, "-o", "net.html", "--overwrite", "--errors", "located.json")
-
-    assert (done.exit_code, done.stderr) == (0, "wrote net.html\n")
-    assert drawn("net.html")["graph"]["errors"] == [0.75, 0.25, 1.0, *[None] * rows][:rows]  # type: ignore[index]
-    assert run("report", model, "--errors", "located.json").exit_code == 2
-
-
-def test_errors_of_another_model_color_no_page(model: str) -> None:
-    Path("located.json").write_text(json.dumps({"rows": [{"op": "elsewhere", "kind": "Add", "own": 1.0}]}))
-    done = run("report", model, "-o", "net.html", "--errors", "located.json")
-    assert done.exit_code == 2 and "give the errors of this model" in done.stderr and not Path("net.html").exists()
-
-
 def test_a_page_in_the_place_of_a_model_is_named_as_one(model: str) -> None:
     run("report", model, "-o", "net.html")
     done = run("report", "net.html")

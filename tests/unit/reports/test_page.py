@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -160,18 +159,11 @@ def test_a_page_of_a_report_in_a_file_lacks_what_the_model_tells() -> None:
     assert read.page().data() == alone
 
 
-def test_ops_are_colored_by_error_where_there_are_errors() -> None:
-    report = convert(exported(BERT)).report
-    assert graph(report, None, {3: 0.25}).data["errors"][2:4] == [None, 0.25]
-    assert "errors" not in graph(report).data
-
-
-def test_numbers_that_are_none_and_positions_that_do_not_exist_break_nothing() -> None:
+def test_positions_that_do_not_exist_break_nothing() -> None:
     report = report_of_rows(Row("a", "If", "float32", inputs=("bool",)))
     report = replace(report, inputs=(PortRow("x", "bool", reads=(0, 10**9)), PortRow("y", "bool", reads=(0, 0))))
-    data = graph(report, None, {0: math.nan}).data
+    data = graph(report).data
     assert data["ops"]["reads"][0] in ([1, 2], [2, 1])
-    assert data["errors"] == [None]
 
 
 def test_dimensions_beyond_all_numbers_are_drawn() -> None:

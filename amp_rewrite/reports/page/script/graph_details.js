@@ -57,7 +57,6 @@ class Details {
       fact("why", steps);
     }
     if (G.flops && G.flops[v]) fact("FLOPs", G.flops[v].toLocaleString("en"));
-    if (G.errors && G.errors[v] !== null && v < rows) fact("error share", `${(100 * G.errors[v]).toPrecision(3)} %`);
     const split = (text) => (text ? text.split(", ") : []);
     const inputs = make("ul", {}), read = split(M.word("inputs", v));
     for (let i = 0; i < Math.max(read.length, ops.reads[v].length); i++) {

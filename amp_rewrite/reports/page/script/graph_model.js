@@ -5,7 +5,6 @@ const CHANGES = [
 ];
 const CHANGE_WORDS = { attribute: "other attributes", added: "only here: added", removed: "only here: removed" };
 const MOST_RULES = 7;
-const ERROR_STEPS = [0, 0.01, 0.05, 0.2];
 
 /** A graph's columns, made navigable. Parts are vertices by number, and scopes after them. */
 class GraphModel {
@@ -105,12 +104,6 @@ class GraphModel {
       of: (v) => { const at = ops.rule[v] ? frequent.indexOf(ops.rule[v]) : -1; return at < 0 ? MOST_RULES + 1 : Math.min(at, MOST_RULES); },
       names: named.map((i) => (frequent[i] ? words[frequent[i]] : null)).concat([frequent.length > MOST_RULES ? "other rules" : null, "no rule"]),
       colors: named.map((i) => `rule${i}`).concat(["rule7", "muted"]),
-    };
-    if (G.errors) modes.error = {
-      title: "error share",
-      of: (v) => { const e = v < G.rows ? G.errors[v] : null; return e === null || e === undefined ? 4 : ERROR_STEPS.findLastIndex((s) => e >= s); },
-      names: ["below 1 %", "1 to 5 %", "5 to 20 %", "20 % or more", "not measured"],
-      colors: ["error0", "error1", "error2", "error3", "muted"],
     };
     return modes;
   }
