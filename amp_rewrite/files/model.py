@@ -86,6 +86,7 @@ class Model:
     path: Path | None = None
     mends: tuple[Finding, ...] = field(default=(), repr=False)
     held: frozenset[ProgramTensor] = field(init=False, repr=False)
+    _fits: dict[tuple[Source, int, DType] | None, Fit] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         stubs = (t for t in wire.tensors(self.proto) if is_stub(t)) if any_held() else ()
@@ -128,8 +129,10 @@ class Model:
         with Sources() as sources:
             yield from tensors.chunks(tensor, elements, sources)
 
-    def fit(self, tensor: TensorProto, to: DType, memory: Array | None = None) -> Fit:
-        """Return the effects of rounding the tensor to the floating type `to`, streamed. O(values).
+    def fit(self, tensor: TensorProto, to: DType) -> Fit:
+        """Return the effects of rounding the tensor to the floating type `to`. O(values).
+
+        A stub is streamed, once for this model and those made of it by `dataclasses.replace`.
 
         Raises:
             ModelError: the tensor is not floating.
@@ -137,12 +140,16 @@ class Model:
         kind = tensors.dtype(tensor)
         if not kind.floating:
             raise ModelError(f"tensor {tensor.name!r} is {kind.spelling}; only floating tensors have a fit")
+        key = (tensors.source(tensor), kind.code, to) if is_stub(tensor) else None
+        if key in self._fits:
+            return self._fits[key]
         with Sources() as sources:
-            if not is_stub(tensor):
+            if key is None:
                 return Fit.of(tensors.chunks(tensor, tensors.CHUNK, sources), to)
-            chunks = tensors.chunks(tensor, tensors.CHUNK, sources, memory=sources.memory if memory is None else memory)
+            chunks = tensors.chunks(tensor, tensors.CHUNK, sources, memory=sources.memory)
             pending = tensors.is_pending(tensor)
-            return Fit.of((cast(c, kind) for c in chunks) if pending else chunks, to, ours=True)
+            self._fits[key] = Fit.of((cast(c, kind) for c in chunks) if pending else chunks, to, ours=True)
+        return self._fits[key]
 
     @property
     def nbytes(self) -> int:

@@ -22,7 +22,6 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.tensors import fresh_memory
 from amp_rewrite.ir.build import Index, ShadowingError, UnsortedError, build
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.graphs import in_order, unshadowed
@@ -33,6 +32,20 @@ __all__ = ["MAIN", "Op", "OpId", "Role", "Scope", "ScopeId", "TypeVariable", "Us
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def once(analysis: Callable[Concatenate[View, P], R]) -> Callable[Concatenate[View, P], R]:
+    """Let an analysis run once for each view and arguments; callers share the result and must not change it."""
+
+    def known(view: View, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        key = analysis, args, tuple(kwargs.items())
+        if key not in view._known:
+            view._known[key] = analysis(view, *args, **kwargs)
+        result: R = view._known[key]
+        return result
+
+    update_wrapper(known, analysis)
+    return known
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,8 +70,6 @@ class View(Index):
     """
 
     model: Model
-    _fits: dict[tuple[ValueId, DType], Fit] = field(default_factory=dict, repr=False)
-    _memory: Array = field(default_factory=fresh_memory, repr=False, compare=False)
     _known: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Results of analyses that run `once`."""
 
@@ -168,12 +179,11 @@ class View(Index):
         large = tensor is not None and most is not None and math.prod(tensor.dims) > most
         return None if tensor is None or large else self.model.array(tensor)
 
+    @once
     def fit(self, value: ValueId, to: DType) -> Fit:
         """Return how a constant's values fit into a low type, read once; Fit() for a value that is not constant."""
-        if (value, to) not in self._fits:
-            tensor = self.constant(value)
-            self._fits[value, to] = self.model.fit(tensor, to, self._memory) if tensor is not None else Fit()
-        return self._fits[value, to]
+        tensor = self.constant(value)
+        return self.model.fit(tensor, to) if tensor is not None else Fit()
 
     @cached_property
     def values_of(self) -> tuple[tuple[Value, ...], ...]:
@@ -269,20 +279,6 @@ class View(Index):
     def before(self, ends: Iterable[OpId]) -> set[OpId]:
         """Return some ops and all that they depend on."""
         return set(chain.from_iterable(nx.bfs_layers(self.flow.reverse(copy=False), list(ends))))
-
-
-def once(analysis: Callable[Concatenate[View, P], R]) -> Callable[Concatenate[View, P], R]:
-    """Let an analysis run once for each view and arguments; callers share the result and must not change it."""
-
-    def known(view: View, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        key = analysis, args, tuple(kwargs.items())
-        if key not in view._known:
-            view._known[key] = analysis(view, *args, **kwargs)
-        result: R = view._known[key]
-        return result
-
-    update_wrapper(known, analysis)
-    return known
 
 
 _Present = tuple[bool, ...]

@@ -260,7 +260,7 @@ class _BiasMover:
 
     def _mismatch(self, ops: Sequence[OpId], nodes: Sequence[NodeProto]) -> str | None:
         """Return how the nodes differ from the ops on small random operands, weights included; None if both agree."""
-        view, rng = self.view, np.random.default_rng(0)
+        view = self.view
         shapes: dict[ValueId, tuple[int, ...]] = {}
         heads = int_attribute(self.op.node, "num_heads", 1)
         keys, values = (_width(view, total) or heads for total in (self.keys, self.values))
@@ -275,18 +275,22 @@ class _BiasMover:
             columns = values if total is not None and total.bias in shapes else _COLUMNS
             shapes[self.behind.product.operands[1]] = (values, columns)
             shapes.update({total.bias: (columns,)} if total is not None else {})
-        feed: dict[str, Array] = {view.value_name(value): rng.standard_normal(shape) for value, shape in shapes.items()}
-        if self.behind is not None and self.behind.zeroing is not None:
-            feed[self.behind.zeroing.node.input[0]] = rng.random((_BATCH, _TOKENS, 1)) < _SEEING
-        after = {**feed, **self._stored(lambda value: feed.get(view.value_name(value)))}
+        drawn = {view.value_name(value): shape for value, shape in shapes.items()}
+        seen = None if self.behind is None or self.behind.zeroing is None else self.behind.zeroing.node.input[0]
         (result,) = self.last.node.output
 
         def tested() -> str | None:
+            rng = np.random.default_rng(0)
+            feed: dict[str, Array] = {name: rng.standard_normal(shape) for name, shape in drawn.items()}
+            if seen is not None:
+                feed[seen] = rng.random((_BATCH, _TOKENS, 1)) < _SEEING
+            after = {**feed, **self._stored(lambda value: feed.get(view.value_name(value)))}
             before = runs_of(view, ops, result, [feed])
             magnitude = np.abs(before[0]).max() if not isinstance(before, str) else 0
             return mismatch(before, run(nodes, result, [after], view.opsets), [np.array(magnitude)])
 
-        return once_proved([*plain_nodes(view, ops), *nodes], feed.items(), tuple(sorted(view.opsets.items())), tested)
+        given = [*drawn.items(), (seen, "seen")] if seen is not None else [*drawn.items()]
+        return once_proved([*plain_nodes(view, ops), *nodes], given, tuple(sorted(view.opsets.items())), tested)
 
 
 _BATCH, _TOKENS, _COLUMNS = 2, 3, 7  # of random operands
