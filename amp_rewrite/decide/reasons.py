@@ -136,6 +136,7 @@ KINDS = {
     "fused": "ops replaced by one operator, or computed in advance",
     "inlined": "a function replaced by its body",
     "mended": "a defect of the model that runtimes overlook",
+    "narrowed": "ops of float64 that became float32 first",
     "needs_release": "operators that onnxruntime alone has, and the oldest release that runs them right",
     "not_fused": "ops that compute a known operator and are not replaced by it",
     "kernel_table": "the release of the target has no kernel table of its own",
@@ -161,6 +162,7 @@ FACTS = frozenset(
         "channels_last",
         "fused",
         "inlined",
+        "narrowed",
         "needs_release",
         "not_fused",
         "opset",
@@ -183,7 +185,7 @@ def is_fact(kind: str, message: str) -> bool:
 
 _REMARKS = {
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers yours"),
-    "float64": ("these ops stay", "cast the weights to float32, and export it again"),
+    "float64": ("these ops stay", "--set narrow=true makes them float32 first"),
     "flushed": ("these weights are lost", "--data shows what the outputs lose"),
     "fused": ("fewer kernels, the same numbers up to rounding", "--fuse none keeps the ops"),
     "needs_release": (
@@ -227,6 +229,7 @@ _SELF_EVIDENT = {
     "selected": ("the same numbers in every type, also in rows that show no key", "nothing"),
     "shifted": ("the same numbers, and the ops stay low", "--set shift=none keeps them float32"),
     "mended": ("other tools may refuse the model as it was", "export it again, if they do"),
+    "narrowed": ("numbers keep 24 of 53 bits, and lie within ±3.4e38", "check with --data; leave --set narrow out"),
     "plugin": ("it stays as it is, in float32", "nothing, if the target has the plugin"),
     "widened": ("its values may be beyond the range of the new type", "check with --data"),
     KERNEL_GATE: ("", "--opset auto moves the model to an opset with kernels, if there is one"),

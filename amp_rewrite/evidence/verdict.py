@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from amp_rewrite.evidence.metric import Criterion, Tolerance, worse
+from amp_rewrite.evidence.metric import MEASURES, Criterion, Tolerance, worse
 from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.reports.reading import line_by_line
 from amp_rewrite.reports.render import count, table
@@ -166,10 +166,25 @@ class Verdict(Result):
         )
 
     @property
+    def reached(self) -> str:
+        """Return the tolerance that a failed candidate keeps, if errors alone fail; "" for other criteria."""
+        by = self.criterion
+        failed = [row.difference for row in self.rows if not row.difference.ok]
+        if isinstance(by, Tolerance) or by.measure != MEASURES["scaled"] or self.refusals or not failed:
+            return ""
+        if any(difference.score is None or not math.isfinite(difference.score) for difference in failed):
+            return ""
+        largest = max(difference.score for difference in failed if difference.score is not None)
+        step = 10.0 ** math.floor(math.log10(largest))
+        return (
+            f"the largest error is {largest:.2g}, so it passes with a tolerance of {math.ceil(largest / step) * step:g}"
+        )
+
+    @property
     def _remarks(self) -> tuple[str, ...]:
         full = {row.output for row in self.rows if row.difference.elements or not row.difference.compared}
         empty = [f"output {name!r} is empty on both sides in every batch" for name in self.outputs if name not in full]
-        return (*self.notes, *filter(None, [self.near_zero]), *empty)
+        return (*self.notes, *filter(None, [self.near_zero, self.reached]), *empty)
 
     @property
     def _objections(self) -> tuple[str, ...]:

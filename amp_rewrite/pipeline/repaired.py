@@ -13,6 +13,7 @@ from onnx import ModelProto
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.reasons import Pin
+from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.guard import carried, made_low, read_low
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import worst_score
@@ -219,9 +220,11 @@ class Repaired(Result):
             spent = f"the budget ended after {count(self.budget, 'trial')}"
             lines = [f"  {spent}, before a set met the tolerance; all regions are pinned below: allow more"]
         elif not self.solved:
+            to = DType.parse(self.ranges.to)
+            other = "; bfloat16 rounds more coarsely" if to is DType.FLOAT16 else ""
             lines = [
-                "  all regions are float32, and the error is still larger: low inputs and outputs round it, or"
-                " float32 itself is not nearer; allow more"
+                f"  {to.spelling} cannot hold this: with all regions in float32 the error is still larger, from low"
+                f" inputs and outputs or from float32 itself{other}"
             ]
         lines += [f"  {self.remark}"] if self.remark else []
         return "\n".join([f"repair: {summary}", *lines, "", self.verdict.text()])

@@ -37,8 +37,6 @@ _KEPT_EDGES = {
     "same": frozenset({DType.FLOAT16, DType.BFLOAT16}),
     "float32": frozenset[DType](),
 }
-_LOW_CODES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_FLOAT32_IN_TWIN = frozenset({DType.FLOAT, DType.FLOAT16, DType.BFLOAT16})
 # Norms of onnxruntime that add first, and where they take a bias of the sum; statistics and norm are float32.
 _BIASES = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimplifiedLayerNormalization": 3}
 
@@ -92,27 +90,42 @@ def emulate(
     return _twin(Model.load(model, folder=folder), _KEPT_EDGES[io], rounding)
 
 
-def widened(model: Model, edges: Collection[str] = ()) -> Model:
-    """Return the widened twin of a model; its inputs and outputs keep their low type, but for `edges`, by name."""
-    return _twin(model, _KEPT_EDGES["same"], False, edges)
+def in_float32(model: Model, types: Collection[DType], edges: Collection[str] = ()) -> Model:
+    """Return a model with float32 in place of other floating types, not rounded to them.
+
+    Inputs and outputs keep their types, but for `edges`, by name.
+    """
+    return _twin(model, frozenset(types), False, edges, frozenset(types))
 
 
-def _twin(source: Model, kept: frozenset[DType], rounding: bool, edges: Collection[str] = ()) -> Model:
+def _twin(
+    source: Model,
+    kept: frozenset[DType],
+    rounding: bool,
+    edges: Collection[str] = (),
+    types: frozenset[DType] = frozenset(LOW_TYPES),
+) -> Model:
     check_imports(source.proto)
     # A local function may be called with low types here and with others there.
     view = View.of(inlined(source))
     proto = clone(view.model.proto)
     proto.ClearField("training_info")
-    _Twin(view, kept, rounding, edges).graph(proto.graph, view.scopes[MAIN])
+    _Twin(view, types, kept, rounding, edges).graph(proto.graph, view.scopes[MAIN])
     import_standard(proto)
     return replace(view.model, proto=proto)
 
 
 class _Twin:
-    """One walk over a copy of the model. `names` is where the float32 twin of a value stands, if elsewhere."""
+    """One walk over a copy of the model. `types`: those that become float32, called low here.
 
-    def __init__(self, view: View, kept: frozenset[DType], rounding: bool, edges: Collection[str]) -> None:
+    `names`: where the float32 twin of a value stands, if elsewhere.
+    """
+
+    def __init__(
+        self, view: View, types: frozenset[DType], kept: frozenset[DType], rounding: bool, edges: Collection[str]
+    ) -> None:
         self.view = view
+        self.types = types
         self.rounding = rounding
         self.taken = set(view.names)
         self.opset = view.opsets.get("", FIRST_BFLOAT16_CAST)
@@ -129,7 +142,7 @@ class _Twin:
 
     def _low(self, value: ValueId | None) -> DType | None:
         dtype = self.view.dtype(value)
-        return dtype if dtype in LOW_TYPES else None
+        return dtype if dtype in self.types else None
 
     def _tensor(self, value: ValueId) -> bool:
         return self.view.tensor_dtype(value) is not None
@@ -171,7 +184,7 @@ class _Twin:
         same = {self.view.value_name(v) for v in self.kept} if scope.id == MAIN else set()
         for formal in (*graph.input, *graph.value_info, *graph.output):
             if formal.name not in same:
-                _widen_type(formal.type)
+                self._widen_type(formal.type)
         refill(graph, "node", nodes)
 
     def _entries(self) -> Iterator[NodeProto]:
@@ -296,7 +309,7 @@ class _Twin:
             return False
         if self.rounding:
             return becomes is was or (becomes is DType.FLOAT and self._low(before) is not None)
-        return {was, becomes} <= _FLOAT32_IN_TWIN
+        return {was, becomes} <= {DType.FLOAT, *self.types}
 
     def _stays_low(self, op: Op) -> bool:
         if op.bodies or not any(map(self._low, op.ports)):
@@ -330,16 +343,15 @@ class _Twin:
         for attribute in attributes:
             for tensor in (attribute.t, attribute.sparse_tensor.values, *attribute.tensors):
                 self._widen_tensor(tensor)
-            if attribute.name in naming and attribute.i in _LOW_CODES:
+            if attribute.name in naming and DType.of(attribute.i) in self.types:
                 attribute.i = TensorProto.FLOAT
-            _widen_type(attribute.tp)
+            self._widen_type(attribute.tp)
 
     def _widen_tensor(self, tensor: TensorProto) -> None:
-        if tensor.data_type in _LOW_CODES:
+        if DType.of(tensor.data_type) in self.types:
             tensor.CopyFrom(baked(tensor, DType.FLOAT, model=self.view.model))
 
-
-def _widen_type(proto: TypeProto) -> None:
-    stated = type_of_proto(proto)
-    if stated is not None and stated.dtype in LOW_TYPES:
-        set_element_type(proto, DType.FLOAT)
+    def _widen_type(self, proto: TypeProto) -> None:
+        stated = type_of_proto(proto)
+        if stated is not None and stated.dtype in self.types:
+            set_element_type(proto, DType.FLOAT)

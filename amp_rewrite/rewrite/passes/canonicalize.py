@@ -101,23 +101,30 @@ def _apart(patterns: Sequence[str], others: Sequence[str]) -> list[str]:
 def _through_float32(view: View, request: Request, widen: bool = False) -> tuple[View, tuple[Finding, ...]]:
     """Return the view with float32 in place of low types, if ops compute in another one than asked for.
 
-    Inputs and outputs keep their types, unless those are to change.
+    And of float64, if the request narrows it. Inputs and outputs keep their types, unless those are to change.
     """
     others = [dtype for dtype in view.low_types if widen or dtype is not request.to]
-    ops = [op for op in view.ops if op.kind not in CASTS and computes(view, op, others)] if others else []
-    if not ops or (DType.BFLOAT16 in others and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST):
+    if DType.BFLOAT16 in others and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
+        others = []
+    low = [op for op in view.ops if op.kind not in CASTS and computes(view, op, others)] if others else []
+    if not request.lower and not any(request.op_lists.entries_of(op.domain, op.op_type) for op in low):
+        low, others = [], []
+    wide = [op for op in view.ops if request.narrow and computes(view, op, (DType.DOUBLE,))]
+    if not low and not wide:
         return view, ()
-    if not request.lower and not any(request.op_lists.entries_of(op.domain, op.op_type) for op in ops):
-        return view, ()
-    from amp_rewrite.rewrite.emulate import widened  # late: few models are half already
+    from amp_rewrite.rewrite.emulate import in_float32  # late: few models are half already
 
     edges = {view.value_name(value) for value in io_types(view, parse_io(request.io), request.to)}
-    names = " and ".join(dtype.spelling for dtype in others)
-    note = (
-        f"{count(len(ops), 'op computes', 'ops compute')} in {names}: decided as if in float32 · values may be out of"
-        " range · check with --data"
-    )
-    return View.of(widened(view.model, edges)), (Finding("widened", "model", note),)
+    notes = []
+    if low:
+        names = " and ".join(dtype.spelling for dtype in others)
+        told = f"{count(len(low), 'op computes', 'ops compute')} in {names}: decided as if in float32"
+        notes.append(Finding("widened", "model", f"{told} · values may be out of range · check with --data"))
+    if wide:
+        told = f"{count(len(wide), 'op computes', 'ops compute')} in float64: float32 in its place"
+        notes.append(Finding("narrowed", "model", told))
+    types = [*others, *([DType.DOUBLE] if wide else [])]
+    return View.of(in_float32(view.model, types, edges)), tuple(notes)
 
 
 def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:

@@ -314,6 +314,7 @@ DEFAULTS = {
     "keep": (),
     "lower": (),
     "io": (),
+    "narrow": None,
     "quantized": Quantized.KEEP,
     "fuse": Fuse.AUTO,
     "opset": None,

@@ -9,6 +9,9 @@ import onnx.parser
 import pytest
 
 import amp_rewrite
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.files.model import Model
+from amp_rewrite.settings.choices import METADATA_KEY
 from support.cases import build
 
 W = np.eye(8)
@@ -92,9 +95,48 @@ def test_a_repair_that_pins_everything_is_told() -> None:
     assert told.startswith("float16 has no compute op: ") and "a wider tolerance" in told
 
 
-def test_a_model_of_float64_is_told_so() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (double[4,4] x) => (double[4,4] y) { y = MatMul (x, x) }'
-    )
-    (told,) = (f.message for f in amp_rewrite.convert(model).report.findings if f.kind == "float64")
-    assert told.startswith("1 of 1 compute op in float64, and only float32 becomes low")
+FLOAT64 = """<ir_version: 8, opset_import: ["": 17]>
+g (double[N,16] x, float[16] b) => (double[N,16] y, float[N,16] z) {
+    wide = Cast <to=11> (b)
+    h = MatMul (x, w)
+    s = Add (h, wide)
+    c = Min (s, top)
+    y = MatMul (c, w)
+    z = Cast <to=1> (y)
+}"""
+
+
+def float64() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(FLOAT64)
+    weights = np.random.default_rng(0).normal(size=(16, 16))
+    for name, values in (("w", weights), ("top", np.array(1e300))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return model
+
+
+def test_float64_stays_and_is_named() -> None:
+    (told,) = (f.message for f in amp_rewrite.convert(float64()).report.findings if f.kind == "float64")
+    assert told.startswith("2 of 2 compute ops in float64, and only float32 becomes low")
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+def test_float64_is_narrowed_on_request(to: str) -> None:
+    converted = amp_rewrite.convert(float64(), to=to, narrow=True, check=True)
+    assert converted.report.totals.compute_lowered == converted.report.totals.compute_ops == 2
+    assert "narrow=True" in {p.key: p.value for p in converted.model.metadata_props}[METADATA_KEY].split()
+    assert [f.kind for f in converted.report.findings if f.kind in ("narrowed", "float64")] == ["narrowed"]
+    graph, before = converted.model.graph, float64().graph
+    assert [(v.name, v.type) for v in (*graph.input, *graph.output)] == [
+        (v.name, v.type) for v in (*before.input, *before.output)
+    ]
+    assert not any(tensor.data_type == onnx.TensorProto.DOUBLE for tensor in graph.initializer)
+    verdict = amp_rewrite.verify(float64(), converted.model, Feed.randomly(Model.load(float64())), tolerance=0.1)
+    assert verdict.ok
+
+
+def test_narrowing_leaves_a_float32_model_as_it_is() -> None:
+    model = onnx.parser.parse_model(FLOAT64.replace("double", "float").replace("to=11", "to=1"))
+    for name, values in (("w", np.eye(16, dtype=np.float32)), ("top", np.float32(1))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(values), name))
+    narrow, plain = (amp_rewrite.convert(model, narrow=narrow) for narrow in (True, None))
+    assert narrow.model.graph == plain.model.graph

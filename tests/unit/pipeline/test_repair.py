@@ -128,7 +128,7 @@ def test_a_budget_in_which_nothing_was_found_solves_nothing() -> None:
     assert found.verdict is not None
     assert found.to_dict()["verdict"] == found.verdict.to_dict()  # also of a verdict that failed
     for other in (replace(found, budget=2), replace(found, regions=())):
-        assert other.text().splitlines()[1].startswith("  all regions are float32, and the error is still larger")
+        assert other.text().splitlines()[1].startswith("  float16 cannot hold this: with all regions in float32")
     assert "all regions" not in replace(found, solved=True).text()
 
 
