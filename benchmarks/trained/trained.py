@@ -72,13 +72,14 @@ def models(task: Task, cache: Path) -> dict[str, Path]:
 
 
 def nudge(source: Path, target: Path) -> None:
-    """Write a model whose float32 weights differ by at most 2⁻²² of themselves."""
+    """Write a model whose float32 weights, but for whole numbers, differ by at most 2⁻²² of themselves."""
     proto, rng = onnx.load(source), np.random.default_rng(0)
     for tensor in [*wire.tensors(proto)]:
         if tensor.data_type == onnx.TensorProto.FLOAT:
             values = onnx.numpy_helper.to_array(tensor)
             nudged = values * (1 + rng.uniform(-(2.0**-22), 2.0**-22, values.shape))
-            tensor.CopyFrom(onnx.numpy_helper.from_array(nudged.astype(np.float32), tensor.name))
+            kept = np.where(values == np.round(values), values, nudged).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(kept, tensor.name))
     onnx.save(proto, target)
 
 
