@@ -10,14 +10,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.evidence.conditions import Conditions, check_as_is, drawing, low_types, name_of
 from amp_rewrite.evidence.data.sources import Data
+from amp_rewrite.evidence.instrument.errors import Errors, SideBySide
 from amp_rewrite.evidence.instrument.pairing import Pairing, reads
-from amp_rewrite.evidence.instrument.side_by_side import (
-    CHUNK,
-    ErrorStats,
-    accumulated_errors,
-    of_one_shape,
-    shadow_errors,
-)
 from amp_rewrite.evidence.states import unrolled
 from amp_rewrite.evidence.verdict import SCHEMA, FedData, json_of
 from amp_rewrite.files.model import Model, ModelSource
@@ -131,15 +125,13 @@ def locate(
     *,
     allow_nonfinite: bool = False,
     names: tuple[str, str] | None = None,
-    chunk: int = CHUNK,
     tolerance: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Located:
     """Return the errors of the candidate `b` against the float32 reference `a`, op by op.
 
     Ops and values are matched by structure and name, so `b` need not be a conversion of `a` by this package. Low ops
-    are emulated, on every machine. Ops of the main graph are measured; an op with bodies as a whole. Only a few numbers
-    per value leave the runtime.
+    are emulated, on every machine. Ops of the main graph are measured; an op with bodies as a whole.
 
     Args:
         a: as `Model.load` takes it; if it is half already, the reference is its float32 twin without rounding.
@@ -147,7 +139,6 @@ def locate(
         data: a Feed, or an argument of `Feed.of`, for `a`; with feedback, both models get the states of the reference.
         allow_nonfinite: accept NaN and infinity in the data.
         names: those of both models in the result.
-        chunk: pairs of values measured in one session.
         tolerance: name the first op whose output is off by more than this, too.
         progress: called as `progress(done, total)` with runs.
 
@@ -155,7 +146,7 @@ def locate(
         The local and the accumulated error of each op, and the first op at which the error jumps.
 
     Raises:
-        ModelError: nothing matches, or the models do not fit into one graph (other opsets, other inputs).
+        ModelError: nothing matches, or the candidate has inputs that the reference lacks.
         FeedError: the data do not fit the model.
         PolicyError: the tolerance is not a finite number, 0 or more.
 
@@ -168,7 +159,7 @@ def locate(
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise PolicyError(f"{spelled('tolerance', tolerance)}: use a finite number, 0 or more")
     require("locate")
-    conditions = Conditions(allow_nonfinite, names, chunk=chunk, progress=progress)
+    conditions = Conditions(allow_nonfinite, names)
     first, second = names or (name_of(a, "the reference"), name_of(b, "the candidate"))
     reference, candidate = (inlined(Model.load(model)) for model in (a, b))
     if low_types(candidate):
@@ -177,12 +168,11 @@ def locate(
     widened = low_types(reference)
     if widened:
         reference = emulate(reference, rounding=False, io="float32")
-    pairing = Pairing.of(reference, candidate)
     given = conditions.feed(data, reference)
     feed = unrolled(given, reference)
-    pairing = of_one_shape(pairing, feed)
-    accumulated = accumulated_errors(pairing, feed, conditions)
-    spots = _spots(pairing, accumulated, shadow_errors(pairing, feed, conditions))
+    both = SideBySide.of(reference, candidate, feed)
+    pairing, accumulated = both.pairing, both.accumulated(progress)
+    spots = _spots(pairing, accumulated, both.local(progress))
     notes = ["the data are random", *feed.notes] if feed.random else [*feed.notes]
     if widened:
         twin = f"{first} is {' and '.join(widened)}: the reference is its float32 twin, in which nothing is rounded"
@@ -201,9 +191,7 @@ def locate(
     )
 
 
-def _spots(
-    pairing: Pairing, accumulated: Mapping[ValueId, ErrorStats], local: Mapping[ValueId, ErrorStats]
-) -> dict[OpId, OpErrors]:
+def _spots(pairing: Pairing, accumulated: Errors, local: Errors) -> dict[OpId, OpErrors]:
     view, reference = pairing.candidate, pairing.reference
     by_op: dict[OpId, list[ValueId]] = {}
     for value in accumulated:
@@ -228,7 +216,7 @@ def _spots(
     return spots
 
 
-def _jumps(pairing: Pairing, accumulated: Mapping[ValueId, ErrorStats], op: OpId, error: float) -> bool:
+def _jumps(pairing: Pairing, accumulated: Errors, op: OpId, error: float) -> bool:
     """True if the error of an op's outputs is more than JUMP times that of its inputs, the nearest measured values."""
     view = pairing.candidate
 

@@ -154,6 +154,12 @@ class Verdict(Result):
         return max((r.difference.scaled for r in self.rows if r.difference.scaled is not None), default=None)
 
     @property
+    def score(self) -> float | None:
+        """Return the worst score of an output in a batch; None where none was scored."""
+        scores = [row.difference.score for row in self.rows if row.difference.score is not None]
+        return (min(scores) if self.criterion.higher else max(scores)) if scores else None
+
+    @property
     def near_zero(self) -> str:
         """Return a remark if small elements alone fail a tolerance that the errors keep by the scale of outputs."""
         by = self.criterion

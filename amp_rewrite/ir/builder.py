@@ -24,7 +24,6 @@ from amp_rewrite.ir.versions import (
     FIRST_ALLOWZERO,
     FIRST_AXES_INPUT,
     FIRST_CAST_BY_CODE,
-    FIRST_NUM_OUTPUTS,
     FIRST_REDUCTION_AXES_INPUT,
 )
 from amp_rewrite.ir.view import MAIN, Op, View
@@ -275,11 +274,6 @@ class NodeBuilder:
     def split(self, x: str, sizes: Sequence[int] | str, axis: int, *, results: int) -> tuple[str, ...]:
         """Split into parts of these sizes, which a value may hold; return the parts."""
         return self._listing("Split", x, "split", sizes, results=results, axis=axis)
-
-    def split_evenly(self, x: str, axis: int, *, results: int) -> tuple[str, ...]:
-        """Split into parts of one size; return the parts."""
-        stated = results if self.opset >= FIRST_NUM_OUTPUTS else None
-        return self.ops("Split", x, results=results, axis=axis, num_outputs=stated)
 
     def _listing(
         self, op_type: str, x: str, name: str, listed: Sequence[int] | str, first: int = FIRST_AXES_INPUT, **others: Any

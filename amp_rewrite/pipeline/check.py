@@ -19,7 +19,6 @@ from amp_rewrite.evidence.conditions import casting_in_graph, drawing
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.guard import Guarded, guard
 from amp_rewrite.evidence.metric import MEASURES, MetricBound
-from amp_rewrite.evidence.search import widened
 from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import OpId
@@ -30,7 +29,7 @@ from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Evidence
 from amp_rewrite.reports.measurements import OutputRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.runner import Given, Runner, SessionOptions
+from amp_rewrite.runtime.runner import CPU, Given, Runner, SessionOptions
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import exactly
@@ -101,7 +100,7 @@ class Check:
 
     def _searched(self, draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Iterator[OpId]:
         ranges = calibrated(draft, feed, progress=_stage(draft, "calibrate"))
-        search = Search(draft, feed, _BY, ranges, Guarded(), BUDGET, draft.request.progress, outputs)
+        search = Search(draft, feed, _BY, ranges, Guarded(), BUDGET, draft.request.progress, outputs, CPU)
         yield from (op for region in search.repaired().regions for op in region.ops)
 
 
@@ -187,7 +186,12 @@ def _asked(batch: Feed | Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _run(model: Model, batches: Feed | Iterator[Batch]) -> Iterator[Mapping[str, Given]]:
     runner = Runner.open(model, _LIGHT)
-    return (runner.run(widened(batch)) for batch in batches)
+    return (runner.run({name: _widened(value) for name, value in batch.items()}) for batch in batches)
+
+
+def _widened(value: Any) -> Any:
+    low = isinstance(value, np.ndarray) and value.dtype.name in ("float16", "bfloat16")
+    return value.astype(np.float32) if low else value
 
 
 def _floating(value: Given) -> bool:

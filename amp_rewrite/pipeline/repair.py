@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
-from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.guard import Guarded
-from amp_rewrite.evidence.instrument.side_by_side import local_errors
-from amp_rewrite.evidence.instrument.switchable import Vertex, switchable_model
+from amp_rewrite.evidence.instrument.errors import local_errors
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
-from amp_rewrite.evidence.search import Trial, Trials, minimal_set, worst_score
+from amp_rewrite.evidence.search import BudgetSpent, minimal_set
 from amp_rewrite.evidence.states import unrolled
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
@@ -28,15 +26,12 @@ from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, model
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.repaired import Region, Repaired, painted, regions_of, search_summary, suspicion
 from amp_rewrite.reports.evidence import FAILED, REPAIRED, VERIFIED, Evidence
+from amp_rewrite.reports.measurements import TrialRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.runner import CPU
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
 from amp_rewrite.settings.keywords import checked, takes
 from amp_rewrite.settings.request import CRITERION, KEYWORDS, OptionsAndCriterion, Request
-
-_ROUNDS = 9
-"""Searches at most, each but the first with a margin. Verdicts of earlier trials stay, so each round costs few more."""
 
 BUDGET = 100
 """Default bound on the trials of a search, which needs about 2 log2(n) where one op of n is to blame."""
@@ -64,12 +59,11 @@ def repair(
     """Convert a model so that its outputs on `data` are near enough to float32, with few ops pinned to float32.
 
     Ops that the ranges forbid with `headroom` are pinned in any case. Then the search pins as few regions (single ops
-    or clusters) as suffice, and tries those with the largest local error (`local_errors`) first. A trial is one run
-    over the data.
+    or clusters) as suffice, and tries those with the largest local error (`local_errors`) first. A trial is a
+    conversion, and the verdict of `verify` on it.
 
-    The reference is the model in float32, of a half model its widened twin. Trials run emulated on the CPU; the
-    verdict is that of `verify` on the result. Without a criterion the conversion is guarded by the ranges of the data,
-    and no search follows.
+    The reference is the model in float32, of a half model its widened twin. Without a criterion the conversion is
+    guarded by the ranges of the data, and no search follows.
 
     Args:
         model: as `convert` takes it.
@@ -127,7 +121,7 @@ def reference_of(draft: Draft) -> Model:
 def _evidence_of(verdict: Verdict, level: str, why: str = "", pinned: int = 0) -> Evidence:
     by = verdict.criterion
     asked = isinstance(by, Tolerance) or math.isfinite(by.limit)
-    score = None if by.measured == MetricBound(MEASURES["scaled"], 0.0).measured else worst_score(verdict, by)
+    score = None if by.measured == MetricBound(MEASURES["scaled"], 0.0).measured else verdict.score
     error, emulated = verdict.largest, EMULATED in verdict.candidate.as_
     return Evidence(
         level=level,
@@ -148,9 +142,13 @@ def with_evidence(converted: Converted, evidence: Evidence) -> Converted:
     return replace(converted, report=replace(converted.report, evidence=evidence))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Search:
-    """One search by a criterion, on a draft that is guarded already. `outputs`: those that count; () for all."""
+    """One search by a criterion, on a draft that is guarded already.
+
+    A trial converts the draft and verifies the result. `outputs`: those that count; () for all. `provider`: where both
+    models run, as for `verify`.
+    """
 
     draft: Draft
     feed: Feed
@@ -160,98 +158,90 @@ class Search:
     budget: int
     progress: Progress | None
     outputs: tuple[str, ...] = ()
+    provider: str | None = None
+    regions: Sequence[Region] = ()
+    verdicts: dict[frozenset[int], Verdict] = field(default_factory=dict)
+    trail: list[TrialRow] = field(default_factory=list)
 
     def repaired(self) -> Repaired:
-        base = self.draft.paint(self.guarded.pins)
-        reference = self._side(Conditions())
-        trials = Trials(self._trial(base, reference), self.budget, lambda held: base)
-        plain = self._finished((), (), trials, reference)
-        if plain.solved:
-            return plain
-        return self._searched(trials, self._regions(base, plain.result, reference.model), reference)
+        """Return the conversion with the fewest regions pinned; with all of them if no tested set passes."""
+        plain = self._converted(frozenset())
+        if self._tried(frozenset(), plain):
+            return self._result((), plain)
+        if regions_of(self.draft, plain.coloring, {}):
+            self.regions = self._by_error(plain)
+        chosen = minimal_set(len(self.regions), self._enough)
+        return self._result(chosen)
 
-    def _side(self, conditions: Conditions) -> Side:
-        return Side.of(reference_of(self.draft), model_name(self.draft), conditions, keeps=True)
+    @cached_property
+    def reference(self) -> Side:
+        return Side.of(reference_of(self.draft), model_name(self.draft), self._conditions(), keeps=True, valid=True)
 
-    def _searched(self, trials: Trials, regions: Sequence[Region], reference: Side) -> Repaired:
-        """Search; again with a margin if the real model is not as near as its trial; in the end pin all."""
+    def _conditions(self, stage: str = "") -> Conditions:
+        return Conditions(provider=self.provider, progress=_stage(self.progress, stage) if stage else None)
 
-        def enough(held: frozenset[int]) -> bool:
-            passes = trials.passes(held)
-            if self.progress:
-                self.progress("search", len(trials.trail), self.budget)
-            return passes
-
-        trials.paints = lambda held: painted(self.draft, self.guarded.pins, [regions[i] for i in sorted(held)])
-        trials.whole = frozenset(range(len(regions)))
-        for _ in range(_ROUNDS):
-            chosen = minimal_set(len(regions), enough)
-            repaired = self._finished(chosen, regions, trials, reference)
-            if repaired.solved or chosen is None:
-                return repaired
-            if not trials.learn(frozenset(chosen), repaired.verdict):
-                break
-        return self._finished(None, regions, trials, reference)
-
-    def _trial(self, base: Coloring, reference: Side) -> Trial:
-        draft = self.draft
-        if reference.runner.provider != CPU:
-            reference = self._side(Conditions(provider=CPU))
-        vertices = {*base.low, *self._affine()}
-        switchable = switchable_model(
-            draft.view, vertices, draft.request.to, io=draft.io, saturate=draft.hazards.saturate
-        )
-        return Trial(reference, self.feed, self.by, lambda c: finish(draft, c).result, switchable, self.outputs)
-
-    def _affine(self) -> Iterator[Vertex]:
-        """Yield the scales and biases of norms, which may become low while the norm itself becomes float32."""
-        for op in (op for cluster in self.draft.clusters for op in cluster.tail):
-            variables = self.draft.view.variables[op]
-            yield from ((op, v.name) for v in variables if v.type and v.type.dtype is DType.FLOAT)
-
-    def _regions(self, base: Coloring, low: Model, reference: Model) -> list[Region]:
+    def _by_error(self, plain: Converted) -> list[Region]:
         """Return the regions, those with the largest errors first; of equals the first in the model."""
-        if not regions_of(self.draft, base, {}):
-            return []
-        whole = reference if self.draft.view.low_types else self.draft.view.model
+        whole = self.reference.model if self.draft.view.low_types else self.draft.view.model
         feed = Feed.of(self.feed, whole, allow_nonfinite=True)  # in the types of the reference
-        errors = local_errors(whole, low, unrolled(feed, whole), progress=_stage(self.progress, "own errors"))
-        return sorted(regions_of(self.draft, base, errors), key=suspicion)
+        progress = _stage(self.progress, "own errors")
+        errors = local_errors(whole, plain.result, unrolled(feed, whole), progress=progress)
+        return sorted(regions_of(self.draft, plain.coloring, errors), key=suspicion)
 
-    def _finished(
-        self, chosen: Sequence[int] | None, regions: Sequence[Region], trials: Trials, reference: Side
-    ) -> Repaired:
-        """Return the real conversion with the chosen regions pinned (None: all of them), and its verdict.
+    def _enough(self, held: frozenset[int]) -> bool:
+        if held not in self.verdicts:
+            if len(self.trail) >= self.budget:
+                raise BudgetSpent
+            self._tried(held, self._converted(held))
+        return self.verdicts[held].ok
 
-        The first one, without pins, is a trial itself.
-        """
-        first = not trials.trail
-        tried = len(trials.trail) + first
-        decided = chosen is not None or trials.whole in trials.verdicts  # a real model may pass where its trial fails
-        chosen = range(len(regions)) if chosen is None else chosen
-        pinned = tuple(regions[i] for i in chosen)
-        minimal = trials.each_needed(frozenset(chosen))
-        findings = self.guarded.findings
-        if pinned:
-            summary = search_summary(len(pinned), len(regions), tried, minimal)
-            findings = (*findings, Finding("repaired", str(self.by), summary))
-        words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={tried}")
-        converted = finish(self.draft, painted(self.draft, self.guarded.pins, pinned), findings, words, self.guarded)
-        names = (model_name(self.draft), "the conversion")
-        conditions = Conditions(names=names, progress=_stage(self.progress, "verify"))
-        comparison = Comparison(self.by, self.outputs, to_failure=first)
-        verdict = verdict_of(reference, converted.result, self.feed, comparison, conditions)
-        if first:
-            trials.add(frozenset(), converted.coloring, verdict)
-        minimal, solved, trail = minimal and verdict.ok, verdict.ok and decided, tuple(trials.trail)
+    def _tried(self, held: frozenset[int], converted: Converted) -> bool:
+        verdict = self._verdict(converted, "" if held else "verify", to_failure=True)
+        self.verdicts[held] = verdict
+        floats = converted.coloring.float32_ops
+        self.trail.append(TrialRow(len(held), verdict.ok, verdict.because, floats, verdict.score))
+        if self.progress and held:
+            self.progress("search", len(self.trail), self.budget)
+        return verdict.ok
+
+    def _verdict(self, converted: Converted, stage: str, *, to_failure: bool = False) -> Verdict:
+        conditions = self._conditions(stage)
+        candidate = Side.of(converted.result, "the conversion", conditions, valid=True)
+        comparison = Comparison(self.by, self.outputs, to_failure=to_failure)
+        return verdict_of(self.reference, candidate, self.feed, comparison, conditions)
+
+    def _converted(self, held: Iterable[int], findings: Sequence[Finding] = ()) -> Converted:
+        pinned = [self.regions[i] for i in sorted(held)]
+        coloring = painted(self.draft, self.guarded.pins, pinned)
+        words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={max(len(self.trail), 1)}")
+        return finish(self.draft, coloring, (*self.guarded.findings, *findings), words, self.guarded)
+
+    def _result(self, chosen: Sequence[int] | None, plain: Converted | None = None) -> Repaired:
+        """Return the conversion with the chosen regions pinned (None: all of them), and its verdict on all the data."""
+        held = frozenset(range(len(self.regions)) if chosen is None else chosen)
+        pinned, trials = tuple(self.regions[i] for i in sorted(held)), len(self.trail)
+        rests = [self.verdicts.get(held - {one}) for one in held]
+        minimal = all(verdict is not None and not verdict.ok for verdict in rests)
+        summary = search_summary(len(pinned), len(self.regions), trials, minimal)
+        findings = [Finding("repaired", str(self.by), summary)] if pinned else []
+        converted = plain or self._converted(held, findings)
+        verdict = self.verdicts[held] if plain else self._verdict(converted, "verify")
+        solved = verdict.ok and chosen is not None
         level = (REPAIRED if pinned else VERIFIED) if solved else FAILED
-        why = verdict.because if not verdict.ok else "the budget ended before the search did"
-        evidence = _evidence_of(verdict, level, "" if solved else why, len(pinned))
-        converted = with_evidence(converted, evidence)
-        plain = trials.verdicts.get(frozenset())
-        remark = plain.near_zero if plain is not None else ""
+        why = "" if solved else verdict.because if not verdict.ok else "the budget ended before the search did"
+        converted = with_evidence(converted, _evidence_of(verdict, level, why, len(pinned)))
+        remark = self.verdicts[frozenset()].near_zero
         return Repaired(
-            converted, verdict, self.ranges, pinned, minimal, len(regions), self.budget, trail, solved, remark
+            converted,
+            verdict,
+            self.ranges,
+            pinned,
+            minimal and verdict.ok,
+            len(self.regions),
+            self.budget,
+            tuple(self.trail),
+            solved,
+            remark,
         )
 
 

@@ -16,7 +16,6 @@ from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.guard import carried, made_low, read_low
 from amp_rewrite.evidence.ranges import Ranges
-from amp_rewrite.evidence.search import worst_score
 from amp_rewrite.evidence.verdict import Verdict, plain_json
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.exact_ops import exact
@@ -178,11 +177,11 @@ class Repaired(Result):
 
     @property
     def chosen(self) -> TrialRow | None:
-        """The conversion that was made, in the form of a trial but as it really runs; None without a tolerance."""
+        """The conversion that was made, in the form of a trial; None without a tolerance."""
         made, floats = self.verdict, self.converted.coloring.float32_ops
         if made is None:
             return None
-        return TrialRow(len(self.regions), made.ok, made.because, floats, worst_score(made, made.criterion))
+        return TrialRow(len(self.regions), made.ok, made.because, floats, made.score)
 
     def figures(self) -> Sequence[Figure]:
         """Return the summary, the scores of the outputs, the ranges, and the graph."""

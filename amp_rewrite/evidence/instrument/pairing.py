@@ -12,13 +12,10 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import casts_floats
 from amp_rewrite.ir.exact_ops import exact
-from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.op_classes import CASTS, RANDOM
-from amp_rewrite.ir.versions import FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
 from amp_rewrite.reports.match import match
 from amp_rewrite.reports.report_builder import report_of
-from amp_rewrite.rewrite.opset import moved_to
 from amp_rewrite.rewrite.passes.inline import inlined
 
 
@@ -43,22 +40,8 @@ class Pairing:
 
     @classmethod
     def of(cls, reference: Model, candidate: Model) -> Self:
-        """Pair two models that fit into one graph, at the newer opset of theirs.
-
-        ModelError if one cannot be moved there, for models without floats, or if no value matches.
-        """
-        views = [View.of(inlined(model)) for model in (reference, candidate)]
-        newest = max(view.opset for view in views)
-        a, b = (view if view.opset == newest else _moved(view, newest) for view in views)
-        for domain in a.opsets.keys() & b.opsets.keys():
-            if a.opsets[domain] != b.opsets[domain]:
-                raise _two_opsets(domain or "ai.onnx", a.opsets[domain], b.opsets[domain])
-        if a.opsets.get("", FIRST_WHERE) < FIRST_WHERE:
-            raise ModelError(
-                f"the models import ai.onnx opset {newest}, and values are compared from {FIRST_WHERE} on; raise it"
-                " with onnx.version_converter"
-            )
-        pairing = cls.between(a, b)
+        """Pair two models. ModelError for models without floats, or if no value matches."""
+        pairing = cls.between(*(View.of(inlined(model)) for model in (reference, candidate)))
         if not pairing.measurable:
             raise ModelError("the candidate's main graph computes no floating value; there is nothing to compare")
         if not pairing.measured:
@@ -122,15 +105,6 @@ class Pairing:
                 available.add(op.id)
         return frozenset(available)
 
-    @cached_property
-    def stem(self) -> str:
-        """Return a prefix that no name of either model begins with."""
-        return unused_prefix("compared/", self.reference.names | self.candidate.names)
-
-    def renamed(self, name: str) -> str:
-        """Return the name of a value of the candidate beside the reference."""
-        return f"{self.stem}candidate/{name}"
-
 
 def reads(view: View, op: Op) -> Iterator[ValueId]:
     """Yield the values of the main graph that an op reads, in its bodies too."""
@@ -139,20 +113,6 @@ def reads(view: View, op: Op) -> Iterator[ValueId]:
         for inner in view.scopes[body].ops:
             yield from reads(view, view.ops[inner])
         yield from (v for v in view.scopes[body].outputs if view.values[v].scope == MAIN)
-
-
-def _moved(view: View, opset: int) -> View:
-    move = moved_to(view, opset) if "" in view.opsets else ""
-    if isinstance(move, str):
-        raise _two_opsets("ai.onnx", view.opset, opset, f": {move}" if move else "")
-    return View.of(move.model)
-
-
-def _two_opsets(domain: str, one: int, other: int, why: str = "") -> ModelError:
-    return ModelError(
-        f"the models import {domain} opsets {one} and {other}, and values are compared in one graph; bring both"
-        f" to one with onnx.version_converter{why}"
-    )
 
 
 def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[ValueId, ValueId]:
@@ -178,8 +138,10 @@ def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[
 
 
 def _pairable(view: View, value: ValueId) -> bool:
-    """True if a value depends on the input data: a result that is not a Constant, or an input."""
+    """True for a tensor that depends on the input data: a result that is not a Constant, or an input."""
     known = view.values[value]
+    if view.tensor_dtype(value) is None:
+        return False
     return known.overridable or (known.role is not Role.INITIALIZER and known.tensor is None)
 
 

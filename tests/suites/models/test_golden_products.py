@@ -22,9 +22,6 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from amp_rewrite import AmpRewriteError, Converted, View, convert, diff, emulate, gradients
 from amp_rewrite.dtypes import DType
-from amp_rewrite.evidence.instrument.pairing import Pairing
-from amp_rewrite.evidence.instrument.side_by_side import inputs_of, side_by_side
-from amp_rewrite.evidence.instrument.switchable import switchable_model
 from amp_rewrite.evidence.instrument.taps import tapped
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.shapes.infer import known_dims
@@ -121,19 +118,6 @@ def taps(path: Path, view: View, converted: Converted) -> bytes:
     return written(tapped(view, floats(view)[::3], DType.FLOAT16).model)
 
 
-def switches(path: Path, view: View, converted: Converted) -> bytes:
-    may = {(op.id, v.name) for op in view.ops for v in view.variables[op.id] if v.type and v.type.dtype}
-    found = switchable_model(view, may, DType.FLOAT16)
-    assert found is not None
-    return written(found.model)
-
-
-def beside(path: Path, view: View, converted: Converted) -> bytes:
-    pairing = Pairing.between(view, View.of(Model(converted.model)))
-    values = list(pairing.measured)[::4]
-    return b"".join(written(side_by_side(pairing, values, fed)) for fed in (pairing.values, inputs_of(pairing)))
-
-
 def floats(view: View) -> Sequence[Any]:
     return [value for op in view.ops for value in op.results if view.holds_floats(value)]
 
@@ -149,8 +133,6 @@ PRODUCTS: Mapping[str, Callable[[Path, View, Converted], bytes]] = {
     "gradients": backward,
     "step": step_of,
     "taps": taps,
-    "switches": switches,
-    "side by side": beside,
 }
 
 

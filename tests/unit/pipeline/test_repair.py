@@ -13,14 +13,11 @@ from onnx import ModelProto
 
 import amp_rewrite
 import amp_rewrite.pipeline.repair
-from amp_rewrite.evidence.conditions import low_types
 from amp_rewrite.evidence.metric import criterion
-from amp_rewrite.evidence.search import Trial
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.evidence.verify import verify
 from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.pipeline.repaired import Repaired
-from amp_rewrite.reports.measurements import Difference, OutputRow
 from support.cases import build
 from support.hard_models import HARD, halved
 
@@ -73,9 +70,6 @@ BATCH = {"x": np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32
 denied = Verdict(
     ModelRun("a", "float32"), ModelRun("b", "float16"), FedData("d", False, 1), criterion(**NEAR), (), ("denied",)
 )
-
-
-accepted = replace(denied, rows=(OutputRow("y", 0, Difference(1, True, "equal", compared=1)),), refusals=())
 
 
 def repaired(model: ModelProto, **options: Any) -> Repaired:
@@ -132,28 +126,15 @@ def test_a_budget_in_which_nothing_was_found_solves_nothing() -> None:
     assert "all regions" not in replace(found, solved=True).text()
 
 
-def test_trials_that_the_last_bits_deny_do_not_outvote_the_real_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trial, "run", lambda self, coloring: replace(denied, fed=FedData("d", False, 1)))
-
+def test_a_result_that_fails_after_all_is_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = MODULE.verdict_of
+    monkeypatch.setattr(MODULE, "verdict_of", lambda *given: real(*given) if given[3].to_failure else denied)
     found = repaired(needy())
-
-    assert (found.solved, found.minimal, len(found.regions)) == (True, False, found.candidates)
-
-
-def test_a_set_that_fails_in_the_real_model_gives_way_to_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        MODULE,
-        "verdict_of",
-        lambda reference, result, feed, comparison, conditions: denied if low_types(result) else accepted,
-    )
-
-    found = repaired(needy())
-
-    assert (found.solved, len(found.regions)) == (True, found.candidates)
+    assert (found.solved, found.minimal, len(found.regions)) == (False, False, 1)
+    assert found.converted.report.evidence is not None and found.converted.report.evidence.objection == "denied"
 
 
-def test_a_real_model_that_is_always_denied_is_pinned_throughout_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a verdict without a score nothing is learned, so that one search is all."""
+def test_a_model_whose_trials_all_fail_is_pinned_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(MODULE, "verdict_of", lambda *given: asked.append(given) or denied)
     found = repaired(needy(needs=(1, 5)))

@@ -1,0 +1,239 @@
+"""Errors of a candidate's values against the float32 reference.
+
+Both models run apart, in pieces: some of their values become outputs, and numpy compares each pair. For the accumulated
+error the candidate runs as it is. For the local error its ops *shadow* the reference: each one reads the reference's
+values, rounded to its types. The candidate is emulated in both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.evidence.conditions import casting_in_graph
+from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.instrument.pairing import Pairing, reads
+from amp_rewrite.files.casting import Array
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.builder import declared, new_node
+from amp_rewrite.ir.graphs import names_read, needed, rename_node
+from amp_rewrite.ir.names import unused_prefix
+from amp_rewrite.ir.view import MAIN, ValueId, View
+from amp_rewrite.reports.render import count
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import Runner, SessionOptions
+
+PIECE = 1 << 26
+"""Elements of the values that are compared in one run. Fewer take less memory, and more runs of the reference."""
+
+Progress = Callable[[int, int], None]
+
+_WIDEST = 2.0**64
+"""Magnitude from which on an element counts as a mask; its square overflows float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorStats:
+    """Error of values against their reference, over all batches.
+
+    max_abs: the largest |value - reference|; noise: sum (value - reference)^2, over elements finite in both. absmax:
+    the largest |reference|; signal: sum reference^2 without masks, over elements finite there. lost: the number of
+    elements finite only in the reference.
+    """
+
+    max_abs: float = 0.0
+    absmax: float = 0.0
+    noise: float = 0.0
+    signal: float = 0.0
+    lost: int = 0
+
+    @classmethod
+    def of(cls, value: Array, reference: Array, bound: float) -> ErrorStats:
+        """Return the error of one array.
+
+        Elements beyond the bound are masks: they are clamped to it, and not part of the size of the reference.
+        """
+        v, r = (np.asarray(x, np.float64).reshape(-1) for x in (value, reference))
+        known = np.isfinite(r)
+        both = known & np.isfinite(v)
+        error = np.abs(np.clip(v[both], -bound, bound) - np.clip(r[both], -bound, bound))
+        size = np.abs(r[known])
+        unmasked = size[size < bound]
+        return cls(
+            max_abs=float(error.max(initial=0.0)),
+            absmax=float(size.max(initial=0.0)),
+            noise=float(error @ error),
+            signal=float(unmasked @ unmasked),
+            lost=int(known.sum() - both.sum()),
+        )
+
+    def merge(self, other: ErrorStats) -> ErrorStats:
+        """Return the statistics of both together."""
+        return ErrorStats(
+            max(self.max_abs, other.max_abs),
+            max(self.absmax, other.absmax),
+            self.noise + other.noise,
+            self.signal + other.signal,
+            self.lost + other.lost,
+        )
+
+    def error(self, floor: float) -> float:
+        """Return sqrt(noise / signal), the inverse signal-to-noise ratio of amplitudes; inf if elements are lost.
+
+        `floor`: lower bound on sqrt(signal).
+        """
+        if self.lost:
+            return math.inf
+        noise, signal = math.sqrt(self.noise), math.sqrt(self.signal)
+        return noise / max(signal, floor) if noise else 0.0
+
+
+Errors = Mapping[ValueId, ErrorStats]
+"""Errors by value of the candidate."""
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """A reference, its candidate, and data for both. `elements`: the size of each paired value on the first batch."""
+
+    pairing: Pairing
+    feed: Feed
+    elements: Mapping[ValueId, int]
+
+    @classmethod
+    def of(cls, reference: Model, candidate: Model, feed: Feed) -> SideBySide:
+        """Pair two models, without values whose shapes differ on the first batch. ModelError if none is left."""
+        pairing = Pairing.of(reference, candidate)
+        _check_inputs(pairing)
+        values, batch = tuple(pairing.measured), next(iter(feed))
+        mine = _run(_opened(pairing.candidate, values, op_type="Shape"), batch)
+        theirs = _run(_opened(pairing.reference, tuple(pairing.measured.values()), op_type="Shape"), batch)
+        shapes = {v: (a, b) for v, a, b in zip(values, mine, theirs, strict=True)}
+        other = {pairing.measured[v] for v, (a, b) in shapes.items() if not np.array_equal(a, b)}
+        left = replace(pairing, values={v: w for v, w in pairing.values.items() if w not in other})
+        if not left.measured:
+            fact = f"{count(len(values), 'value')} of the two models match by name"
+            raise ModelError(f"{fact}, and none of them by shape")
+        return cls(left, feed, {v: int(np.prod(a)) for v, (a, _) in shapes.items()})
+
+    def accumulated(self, progress: Progress | None = None) -> Errors:
+        """Return the accumulated error of each paired value: the candidate as it runs against the reference."""
+        return self._errors(tuple(self.pairing.measured), progress)
+
+    def local(self, progress: Progress | None = None) -> Errors:
+        """Return the local error of each value in `pairing.shadowed`: of its op, fed with the reference's values."""
+        return self._errors(self.pairing.shadowed, progress, self.pairing.values)
+
+    def _errors(
+        self, values: Sequence[ValueId], progress: Progress | None, fed: Mapping[ValueId, ValueId] | None = None
+    ) -> Errors:
+        """Return the errors of values; `fed`: values that the candidate's ops read from the reference."""
+        view, of = self.pairing.candidate, self.pairing.measured
+        prefix = unused_prefix("fed/", view.names)
+        inputs = {value: f"{prefix}{view.value_name(value)}" for value in fed or {}}
+        pieces = list(self._pieces(values))
+        stats, runs = dict.fromkeys(values, ErrorStats()), len(self.feed) * len(pieces) if progress else 0
+        for number, piece in enumerate(pieces):
+            candidate = _opened(view, piece, inputs)
+            ports = {port.name for port in candidate.inputs}
+            read = {name: (fed or {})[value] for value, name in inputs.items() if name in ports}
+            reference = _opened(self.pairing.reference, (*(of[value] for value in piece), *read.values()))
+            for done, batch in enumerate(self.feed, 1):
+                found = _run(reference, batch)
+                mine = _run(candidate, {**batch, **dict(zip(read, found[len(piece) :], strict=True))})
+                for value, a, b in zip(piece, mine, found, strict=False):
+                    stats[value] = stats[value].merge(ErrorStats.of(a, b, self._bound(value)))
+                if progress:
+                    progress(number * len(self.feed) + done, runs)
+        return stats
+
+    def _pieces(self, values: Sequence[ValueId]) -> Iterator[Sequence[ValueId]]:
+        piece, held = list[ValueId](), 0
+        for value in values:
+            if piece and held + self.elements[value] > PIECE:
+                yield tuple(piece)
+                piece, held = [], 0
+            piece.append(value)
+            held += self.elements[value]
+        if piece:
+            yield tuple(piece)
+
+    def _bound(self, value: ValueId) -> float:
+        low = self.pairing.low
+        return min(low.max, _WIDEST) if self.pairing.candidate.dtype(value) is low else _WIDEST
+
+
+def local_errors(reference: Model, low: Model, feed: Feed, *, progress: Progress | None = None) -> dict[str, float]:
+    """Return the local error of each low op of `low`, by the op's name in `reference`, in topological order.
+
+    `reference`: a float32 model (of a half model its widened twin); `low`: a conversion of it. For a conversion by this
+    package these are `converted.view.model` and `converted.result`, and the names are those of `converted.view.ops`.
+    The error is sqrt(sum (shadow - reference)^2 / sum reference^2) over all batches, the largest over all outputs; inf
+    if a value is finite only in the reference. An op with bodies is measured as a whole; ops that move or select values
+    (`amp_rewrite/ir/exact_ops.py`) have no local error and are left out. `progress(done, total)` counts runs.
+    ModelError if no value of the two models matches.
+    """
+    both = SideBySide.of(reference, low, feed)
+    pairing, errors = both.pairing, dict[str, float]()
+    for value, stats in both.local(progress).items():
+        op = pairing.reference.producer(pairing.measured[value])
+        name = op.name if op is not None else ""
+        errors[name] = max(errors.get(name, 0.0), stats.error(pairing.low.tiny))
+    return errors
+
+
+def _check_inputs(pairing: Pairing) -> None:
+    reference, view = pairing.reference, pairing.candidate
+    known = {reference.value_name(value) for value in reference.scopes[MAIN].inputs}
+    for value in view.scopes[MAIN].inputs:
+        if view.values[value].tensor is None and view.value_name(value) not in known:
+            name = view.value_name(value)
+            raise ModelError(f"the candidate has an input {name!r}, and the reference has none of that name")
+
+
+_NONE: Mapping[ValueId, str] = {}
+
+
+def _opened(
+    view: View, values: Sequence[ValueId], inputs: Mapping[ValueId, str] = _NONE, op_type: str = "Identity"
+) -> Runner:
+    """Open the emulated model with these values as its outputs, or their shapes, and others as `inputs` by name.
+
+    Nothing is optimized, because fusion depends on the rest of the graph.
+    """
+    proto: ModelProto = clone(view.model.proto)
+    graph, stem = proto.graph, unused_prefix("tap/", view.names)
+    for op, node in zip(view.scopes[MAIN].ops, graph.node, strict=True):
+        known = {view.value_name(v): inputs[v] for v in reads(view, view.ops[op]) if v in inputs}
+        rename_node(node, lambda name, known=known: known.get(name, name))  # type: ignore[misc]
+    taps = [new_node(op_type, [view.value_name(v)], f"{stem}{i}") for i, v in enumerate(values)]
+    dtypes = [DType.INT64 if op_type == "Shape" else _dtype(view, value) for value in values]
+    refill(graph, "output", [declared(f"{stem}{i}", dtype, None) for i, dtype in enumerate(dtypes)])
+    refill(graph, "node", needed([*graph.node, *taps], [tap.output[0] for tap in taps]))
+    graph.input.extend(declared(name, _dtype(view, value), None) for value, name in inputs.items())
+    read = set(names_read(graph.node))
+    refill(graph, "initializer", [tensor for tensor in graph.initializer if tensor.name in read])
+    refill(graph, "sparse_initializer", [sparse for sparse in graph.sparse_initializer if sparse.values.name in read])
+    refill(graph, "input", [formal for formal in graph.input if formal.name in read])
+    twin = casting_in_graph(emulate(casting_in_graph(replace(view.model, proto=proto)), io="float32"))
+    return Runner.open(twin, SessionOptions(optimized=False, planned=False, spinning=False))
+
+
+def _dtype(view: View, value: ValueId) -> DType:
+    return view.tensor_dtype(value) or DType.FLOAT
+
+
+def _run(runner: Runner, batch: Mapping[str, Any] | Batch) -> list[Any]:
+    fed = {port.name: batch[port.name] for port in runner.inputs if port.name in batch}
+    for port in runner.inputs:
+        if isinstance(fed.get(port.name), np.ndarray) and port.dtype not in (None, DType.STRING):
+            fed[port.name] = fed[port.name].astype(port.dtype.numpy, copy=False)
+    return list(runner.run(fed).values())
