@@ -1,4 +1,4 @@
-"""Rebuild `amp_rewrite/runtime/_tables` from the installed onnxruntime wheel; see docs/reference/tables.md.
+"""Rebuild `amp_rewrite/runtime/_tables` from the installed onnxruntime wheel; see docs/reference/targets.md.
 
 python tools/build_tables.py schemas          writes contrib_schemas.json and contrib_defaults.json
 python tools/build_tables.py kernels FOLDER   writes cuda_kernels.json and cuda_history.json from dumps of releases

@@ -47,7 +47,7 @@ def calibrate(
     steps: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ranges:
-    """Return the range of every floating value of a model over data; docs/how-to/calibration.md says how to use it.
+    """Return the range of every floating value of a model over data; docs/concepts/ranges.md has its use.
 
     onnxruntime measures everything on the CPU without optimizations: each op computes as the model states. Low
     values are measured in the model's widened twin, so that their true ranges are seen.

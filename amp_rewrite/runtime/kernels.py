@@ -128,7 +128,7 @@ def releases() -> tuple[str, ...]:
 
 
 def kernels_of(table: Mapping[str, Any], provider: str = "cuda") -> Kernels:
-    """Return the kernels of a table as the files hold it (docs/reference/tables.md)."""
+    """Return the kernels of a table as the files hold it (docs/reference/targets.md)."""
     sets = [frozenset(allowed) for allowed in table["sets"]]
     registrations = {
         key: tuple(

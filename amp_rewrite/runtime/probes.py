@@ -78,7 +78,7 @@ def probe_webgpu() -> dict[str, Any]:
 
 
 def kernel_registry() -> dict[str, Any]:
-    """Return the kernels, schemas and limits of this onnxruntime as JSON (docs/reference/tables.md).
+    """Return the kernels, schemas and limits of this onnxruntime as JSON (docs/reference/targets.md).
 
     The process crashes with a segmentation fault if the CUDA or the TensorRT library cannot be loaded.
     """

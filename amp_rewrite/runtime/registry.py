@@ -42,7 +42,7 @@ Schemas = Mapping[str, Mapping[int, Formals]]
 
 
 def table_of(dump: Mapping[str, Any], provider: str = CUDA) -> Json:
-    """Return the kernel table of a dump's provider (docs/reference/tables.md); PolicyError for another file."""
+    """Return the kernel table of a dump's provider (docs/reference/targets.md); PolicyError for another file."""
     try:
         return _table(dump, provider)
     except (KeyError, TypeError, ValueError, AttributeError) as cause:

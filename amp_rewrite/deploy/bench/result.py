@@ -115,7 +115,7 @@ class Benchmark(Result):
         return table(rows, head=head, right=" >>>>" + ">" * 9)
 
     def to_json(self) -> str:
-        """Return JSON; `docs/how-to/bench.md` describes the fields. It ends with a newline."""
+        """Return JSON; `docs/how-to/gpu.md#bench` describes the fields. It ends with a newline."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, allow_nan=False) + "\n"
 
 

@@ -42,7 +42,7 @@ def test_every_page_of_this_project_is_listed_and_every_link_leads_somewhere(
     assert {page.path for page in listed if page.children} >= {"rules/README.md", "failures/README.md"}
     text = site.llms(sections, "https://x.y/")
     assert all(f"](https://x.y/{page.path})" in text and page.words for page in listed)
-    assert "<!-- setup" not in (tmp_path / "tutorial" / "nan.md").read_text("utf-8")
+    assert "<!-- setup" not in (tmp_path / "how-to" / "repair.md").read_text("utf-8")
 
 
 def test_a_page_is_staged_with_links_to_the_repository(site: ModuleType, folder: Path) -> None:
