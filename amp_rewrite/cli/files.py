@@ -149,7 +149,7 @@ def _temporary() -> Iterator[Path]:
 
 @contextmanager
 def _in_made_folders(path: Path) -> Iterator[None]:
-    from amp_rewrite.files.scratch import make_folder  # late: most commands make no folder
+    from amp_rewrite.files.disk import make_folder  # late: most commands make no folder
 
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
@@ -182,7 +182,7 @@ def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = (
     if not (file.suffix == ".json" or is_page(file)) or file.is_dir():
         advice = "reports are known by their suffix; name a .json or .html file"
         raise ReportError(f"cannot write a report to {file}: {advice}")
-    from amp_rewrite.files.scratch import check_place  # late: few runs write one
+    from amp_rewrite.files.disk import check_place  # late: few runs write one
 
     check_place(file, ReportError)
     if os.path.realpath(file) in map(os.path.realpath, read):  # behind links; those in a circle are another file
@@ -212,7 +212,7 @@ def write_report(result: Result, file: Path | None, *, quiet: bool) -> None:
 
 def write_file(file: Path, text: str, fate: str) -> None:
     """Write a text to a file, whole or not at all, or to a pipe or device. ReportError with the fate on failure."""
-    from amp_rewrite.files.scratch import write_whole  # late: few runs write one
+    from amp_rewrite.files.disk import write_whole  # late: few runs write one
 
     text = terminal.spoken(text)
     try:

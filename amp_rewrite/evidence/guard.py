@@ -17,8 +17,7 @@ from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.ranges import Range, Ranges, key
-from amp_rewrite.ir.dataflow import Flow, made_variable, read_variable
-from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.dataflow import Flow, exact, made_variable, read_variable
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
 from amp_rewrite.ir.shapes.onnx_shapes import combined_elements
 from amp_rewrite.ir.view import Op, OpId, ValueId, View

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError, spelled
-from amp_rewrite.files.fit import Fit
-from amp_rewrite.files.scratch import write_whole
+from amp_rewrite.files.casting import Fit
+from amp_rewrite.files.disk import write_whole
 from amp_rewrite.reports.reading import Malformed, decode, load, map_of, natural, record
 from amp_rewrite.reports.render import count, plain, table
 from amp_rewrite.reports.result import Result

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from amp_rewrite.files.regular_files import open_regular
+from amp_rewrite.files.disk import open_regular
 
 _HEAD = 256  # bytes that tell the formats apart
 _ZIP = b"PK\x03\x04"

@@ -1,4 +1,4 @@
-"""Data files of a model, or of several that share them: the tensors of each file, and the place of each tensor."""
+"""Data files of a model: the tensors of each file, and the place of each tensor."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload,
 
 LARGEST_SHAPE = 1 << 14
 """Bytes of a list of integers that may be a shape, which runtimes read before they open data files."""
-AS_IN_SOURCE = "source"
-"""The shard size of a model that gets as many data files as its source has."""
 
 _SMALLEST_MOVED = 1 << 10
 _PAGE, _PAGED_FROM, _ALIGN = 4096, 1 << 20, 64
@@ -24,22 +22,13 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?\s*")
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
-def shard_bytes(size: str | int) -> int | str:
-    """Return a shard size in bytes: of "5GB", "512 MiB" or a number; "source" stays as it is.
-
-    PolicyError for other text.
-    """
-    if size == AS_IN_SOURCE:
-        return size
-    if count := bytes_in(str(size)):
-        return max(1, int(count))
-    raise PolicyError(f"{size!r} is not a size of shards; write it as 5GB, as 512MiB, or as {AS_IN_SOURCE!r}")
-
-
-def bytes_in(text: str) -> float | None:
-    """Return the bytes that "8GB", "512 MiB" or "1000000" states, powers of 1000 or of 1024; None for other text."""
-    match = _SIZE.fullmatch(text)
-    return None if match is None else float(match[1]) * (1024 if match[3] else 1000) ** _UNITS[match[2].lower()]
+def shard_bytes(size: str | int) -> int:
+    """Return the bytes of "5GB" or "512 MiB", powers of 1000 or of 1024, or of a number. PolicyError for other text."""
+    match = _SIZE.fullmatch(str(size))
+    count = 0.0 if match is None else float(match[1]) * (1024 if match[3] else 1000) ** _UNITS[match[2].lower()]
+    if not count:
+        raise PolicyError(f"{size!r} is not a size of shards; write it as 5GB or as 512MiB")
+    return max(1, int(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +49,15 @@ class DataFile:
 
 
 class Layout:
-    """Data files, filled in the order in which tensors are placed. Tied tensors, also those of two models, share bytes.
+    """Data files, filled in the order in which tensors are placed. Tied tensors share bytes.
 
-    `shard`: the bytes from which another file begins, "source" for a file for each one that tensors come from, or
-    None for one file.
+    `shard`: the bytes from which another file begins, or None for one file.
     """
 
-    def __init__(self, shard: int | str | None = None) -> None:
+    def __init__(self, shard: int | None = None) -> None:
         self.files: list[DataFile] = []
         self._shard = shard
         self._tied: dict[tuple[Source, int], tuple[int, int]] = {}
-        self._by_source: dict[str, int] = {}
 
     @property
     def nbytes(self) -> int:
@@ -83,8 +70,9 @@ class Layout:
         if key is not None and key in self._tied:
             return self._tied[key]
         count = nbytes(tensor)
-        number = self._number(tensor, count)
-        file = self.files[number]
+        if not self.files or (self._shard is not None and self.files[-1].end + count > self._shard):
+            self.files.append(DataFile())
+        number, file = len(self.files) - 1, self.files[-1]
         step = _PAGE if count >= _PAGED_FROM else _ALIGN
         offset = -(-file.end // step) * step
         file.end = offset + count
@@ -92,19 +80,6 @@ class Layout:
         if key is not None:
             self._tied[key] = number, offset
         return number, offset
-
-    def _number(self, tensor: TensorProto, count: int) -> int:
-        if self._shard == AS_IN_SOURCE:
-            origin = source(tensor).path if is_stub(tensor) else next(iter(self._by_source), "")
-            first = set(self._by_source) <= {""}  # small ones, which were read, have no file of their own
-            number = self._by_source.setdefault(origin, 0 if first else len(self.files))
-        elif not self.files or (isinstance(self._shard, int) and self.files[-1].end + count > self._shard):
-            number = len(self.files)
-        else:
-            number = len(self.files) - 1
-        if number == len(self.files):
-            self.files.append(DataFile())
-        return number
 
 
 class Destinations:

@@ -20,10 +20,10 @@ from onnx.serialization import registry
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, one_line
 from amp_rewrite.files import program, tensors, wire
+from amp_rewrite.files.disk import open_regular
 from amp_rewrite.files.external_data import Folder
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.files.protos import all_nodes, clone
-from amp_rewrite.files.regular_files import open_regular
 from amp_rewrite.files.tensors import Source, Sources, is_stub
 
 HEAVY = 1 << 14  # bytes of a tensor from which it is left in its file

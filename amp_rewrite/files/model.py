@@ -13,8 +13,7 @@ from onnx import ModelProto, TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files import casting, store, tensors, wire
-from amp_rewrite.files.casting import Array, cast
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.casting import Array, Fit, cast
 from amp_rewrite.files.loading import HEAVY, of_memory, of_path
 from amp_rewrite.files.mends import mended
 from amp_rewrite.files.program_tensors import ProgramTensor, any_held
@@ -178,7 +177,7 @@ class Model:
             path: the file to write; or an open one, such as one of fsspec, which gets the whole model.
             overwrite: True to replace an existing file.
             external_data: weights in `<stem>.<hash>.data`, or a file of that name, with a suffix; None: above 1.5 GB.
-            shard_size: the size of a data file from which another begins: "5GB", or "source" for those of the source.
+            shard_size: the size of a data file from which another begins: "5GB".
             progress: called as `progress(done, total)` with bytes.
 
         Raises:

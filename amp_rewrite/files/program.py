@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import secrets
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,27 +55,6 @@ def _of_onnx_ir(model: object) -> bool:
     return type(model).__module__.partition(".")[0] == "onnx_ir" and hasattr(model, "graph")
 
 
-class _Overlay:
-    """An object of a program in which some attributes are replaced, since the program must not be changed."""
-
-    def __init__(self, lender: object, **replaced: object) -> None:
-        self._lender = lender
-        self.__dict__.update(replaced)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._lender, name)
-
-
-class _OverlayNodes(_Overlay):
-    _nodes: list[object]
-
-    def __iter__(self) -> Iterator[object]:
-        return iter(self._nodes)
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-
 class _TensorStore:
     """The tensors of a program, replaced by tensors of another place: the location of each in `own`."""
 
@@ -88,32 +66,29 @@ class _TensorStore:
         self._known: dict[int, tuple[object, str]] = {}  # the tensor too: its id is its own while it lives
 
     def model(self, model: Any) -> Any:
-        functions = {key: self._holder(function) for key, function in model.functions.items()}
-        return _Overlay(model, graph=self._holder(model.graph), functions=functions)
+        """Return a copy of a program with its tensors replaced; the program must not be changed."""
+        copy = model.clone()
+        graphs = [copy.graph, *copy.graph.subgraphs()]
+        for function in copy.functions.values():
+            self._replace(function.attributes)
+            graphs += [function, *function.subgraphs()]
+        for graph in graphs:
+            for value in getattr(graph, "initializers", {}).values():
+                if value.const_value is not None:
+                    value.const_value = self._tensor(value.const_value)
+            for node in graph:
+                self._replace(node.attributes)
+        return copy
 
-    def _holder(self, holder: Any) -> Any:
-        nodes = [self._with_attributes(node, _Overlay) for node in holder]
-        if not hasattr(holder, "initializers"):
-            return self._with_attributes(holder, _OverlayNodes, _nodes=nodes)
-        values = holder.initializers.items()
-        return _OverlayNodes(holder, _nodes=nodes, initializers={name: self._value(value) for name, value in values})
+    def _replace(self, attributes: Any) -> None:
+        import onnx_ir
 
-    def _with_attributes(self, owner: Any, lent: type[_Overlay], **replaced: object) -> Any:
-        attributes: Mapping[str, Any] = owner.attributes
-        if not replaced and not any(a.type.name in _HEAVY for a in attributes.values()):
-            return owner
-        return lent(owner, attributes={name: self._attribute(a) for name, a in attributes.items()}, **replaced)
-
-    def _attribute(self, attribute: Any) -> Any:
-        if attribute.value is None or attribute.is_ref() or (kind := attribute.type.name) not in _HEAVY:
-            return attribute
-        one = self._holder if kind in ("GRAPH", "GRAPHS") else self._tensor
-        many = kind.endswith("S")
-        return _Overlay(attribute, value=[one(v) for v in attribute.value] if many else one(attribute.value))
-
-    def _value(self, value: Any) -> Any:
-        tensor = value.const_value
-        return value if tensor is None else _Overlay(value, const_value=self._tensor(tensor))
+        for name, a in list(attributes.items()):
+            kind = onnx_ir.AttributeType.UNDEFINED if a.is_ref() else a.type
+            if kind == onnx_ir.AttributeType.TENSOR:
+                attributes[name] = onnx_ir.AttrTensor(name, self._tensor(a.value), doc_string=a.doc_string)
+            elif kind == onnx_ir.AttributeType.TENSORS:
+                attributes[name] = onnx_ir.AttrTensors(name, list(map(self._tensor, a.value)), doc_string=a.doc_string)
 
     def _tensor(self, tensor: Any) -> Any:
         """Return a tensor with the facts of the given one, whose values are elsewhere, or a copy of a small one."""
@@ -158,6 +133,3 @@ class _TensorStore:
             return self._folders.setdefault(base, Folder(Path(base))).source(proto)
         held = ProgramTensor(tensor, kind, count := elements(proto))
         return Source("", 0, kind.nbytes(count), kind, held.key, explicit, held=held)
-
-
-_HEAVY = frozenset(("TENSOR", "TENSORS", "GRAPH", "GRAPHS"))

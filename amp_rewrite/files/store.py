@@ -22,8 +22,8 @@ from onnx import ModelProto
 from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files import wire
 from amp_rewrite.files.casting import Array
+from amp_rewrite.files.disk import alone, scratch, sweep, sync, undoing
 from amp_rewrite.files.layout import DataFile, Destinations, Layout, PlacedTensor, located, shard_bytes
-from amp_rewrite.files.scratch import alone, scratch, sweep, sync, undoing
 from amp_rewrite.files.targets import check_target, data_files, models_beside, outdated, replaces
 from amp_rewrite.files.tensors import Sources, fresh_memory, is_stub, payload, source
 
@@ -55,7 +55,7 @@ class SaveOptions:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """The path of a model that is written, and the layout of its weights.
+    """The path of a model to write, and the layout of its weights.
 
     `read`: the file that it came from. `external`: large tensors go beside it, into files called `name`, `name_1` …, or
     without a name after the model and their content. `shard`: as `Layout` takes it.
@@ -66,7 +66,7 @@ class Saving:
     overwrite: bool
     external: bool
     name: str = ""
-    shard: int | str | None = None
+    shard: int | None = None
 
     @classmethod
     def of(cls, path: Path, read: Path | None, nbytes: int, asked: SaveOptions) -> Saving:
@@ -84,119 +84,93 @@ class Saving:
 
     def save(self, proto: ModelProto, progress: Progress | None) -> None:
         """Write the model, as `Model.save` says."""
-        save_together([(self, proto)], progress)
-
-
-def save_together(models: Sequence[tuple[Saving, ModelProto]], progress: Progress | None) -> None:
-    """Write models into one folder; a weight that several of them read is written once, into data files of all.
-
-    The first model decides the names and the sizes of data files. ModelError if one of them cannot be written;
-    then none is.
-    """
-    paths = [saving.path for saving, _ in models]
-    try:
-        for saving in (saving for saving, _ in models):
-            check_target(saving.path, saving.overwrite)
-        kept = frozenset().union(*(_read_on(proto, saving.path, saving.read) for saving, proto in models))
-        for path in paths:
+        path = self.path
+        try:
+            check_target(path, self.overwrite)
+            kept = _read_on(proto, path, self.read)
             if not path.is_symlink() and os.path.realpath(path) in kept:
                 raise ModelError(f"cannot write {path}: weights of the model are still read from it; name another")
-        sweep(paths[0].parent)
-        with Sources() as sources, undoing() as undo:
-            _Writing(models, kept, sources, undo).run(progress or _silent)
-    except OSError as cause:
-        raise ModelError(f"cannot write {paths[0]}: {cause.strerror or cause}; nothing was changed") from cause
+            sweep(path.parent)
+            with Sources() as sources, undoing() as undo:
+                _Writing(self, kept, sources, undo).run(proto, progress or _silent)
+        except OSError as cause:
+            raise ModelError(f"cannot write {path}: {cause.strerror or cause}; nothing was changed") from cause
 
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """Models that are being written. `kept`: files that they are read from; `undo` removes incomplete files."""
+    """A save in progress. `kept`: files that the model is read from; `undo` removes incomplete files."""
 
-    models: Sequence[tuple[Saving, ModelProto]]
+    saving: Saving
     kept: Collection[str]
     sources: Sources
     undo: ExitStack
 
-    @property
-    def first(self) -> Saving:
-        return self.models[0][0]
-
-    def run(self, progress: Progress) -> None:
-        layout = Layout(self.first.shard) if self.first.external else None
-        bodies = [
-            wire.pieces(proto, Destinations(self.sources, layout)) or [proto.SerializeToString(deterministic=True)]
-            for _, proto in self.models
-        ]
-        files = layout.files if layout else []
-        written = _Counter(sum(map(wire.total, bodies)) + (layout.nbytes if layout else 0), progress)
-        data = [self._data(number, file, written) for number, file in enumerate(files)]
-        finished: list[Path] = []
-        for (saving, _), body in zip(self.models, bodies, strict=True):
-            light = located(body, [named.name for _, named in data]) if data else body
-            if wire.total(light) > LARGEST_FILE:
-                raise ModelError(
-                    f"cannot write {saving.path}: {wire.total(light)} bytes are more than protobuf can read"
-                    + ("" if saving.external else "; use external data")
-                )
-            temporary, file = scratch(saving.path, self.undo)
-            _write_model(_Output(file, written), light, self.sources)
-            finished.append(temporary)
+    def run(self, proto: ModelProto, progress: Progress) -> None:
+        saving = self.saving
+        layout = Layout(saving.shard) if saving.external else None
+        body = _body(proto, self.sources, layout)
+        written = _Counter(wire.total(body) + (layout.nbytes if layout else 0), progress)
+        data = [self._data(number, file, written) for number, file in enumerate(layout.files if layout else [])]
+        light = located(body, [named.name for _, named in data]) if data else body
+        if wire.total(light) > LARGEST_FILE:
+            raise ModelError(
+                f"cannot write {saving.path}: {wire.total(light)} bytes are more than protobuf can read"
+                + ("" if saving.external else "; use external data")
+            )
+        temporary, file = scratch(saving.path, self.undo)
+        _write_model(_Output(file, written), light, self.sources)
         self.sources.confirm()
-        with alone(self.first.path.parent):
-            for saving, _ in self.models:
-                check_target(saving.path, saving.overwrite)  # another process may have been faster
-            self._commit(finished, data)
+        with alone(saving.path.parent):
+            check_target(saving.path, saving.overwrite)  # another process may have been faster
+            self._commit(temporary, data)
 
     def _data(self, number: int, file: DataFile, written: _Counter) -> tuple[Path, Path]:
-        path, name = self.first.path, self.first.name
+        path, name = self.saving.path, self.saving.name
         temporary, stream = scratch(path, self.undo)
         digest = _write_data(_Output(stream, written), file.placed, self.sources)
         named = f"{name}_{number}" if name and number else name or f"{path.stem}.{digest}.data"
         return temporary, path.parent / named
 
-    def _commit(self, finished: Sequence[Path], data: Sequence[tuple[Path, Path]]) -> None:
-        """Rename the written files and remove the data of the replaced models, except files in `kept`.
+    def _commit(self, finished: Path, data: Sequence[tuple[Path, Path]]) -> None:
+        """Rename the written files and remove the data of the replaced model, except files in `kept`.
 
         Only one process at a time may run this: a file outdated for one may have just been written by another. Where a
-        data file takes the name of an older one, the models that read that one go first.
+        data file takes the name of an older one, the model that reads that one goes first.
         """
-        paths = [saving.path for saving, _ in self.models]
-        targets = [named for _, named in data]
-        stale = [old for path in paths for old in outdated(path, self.kept, paths) if old not in targets]
-        if self.first.name and any(os.path.lexists(named) for named in targets):
+        path, targets = self.saving.path, [named for _, named in data]
+        stale = [old for old in outdated(path, self.kept) if old not in targets]
+        if self.saving.name and any(os.path.lexists(named) for named in targets):
             self._make_room(targets)
-        for written, named in data:
-            if not named.exists():
+        for written, named in [*data, (finished, path)]:
+            if not os.path.lexists(named):
                 self.undo.callback(named.unlink, missing_ok=True)
             written.replace(named)
-        for temporary, path in zip(finished, paths, strict=True):
-            if not os.path.lexists(path):
-                self.undo.callback(path.unlink, missing_ok=True)
-            temporary.replace(path)
         self.undo.pop_all()
-        _sync_folder(self.first.path.parent)
+        _sync_folder(path.parent)
         for old in stale:
             with suppress(OSError):
                 old.unlink()
 
     def _make_room(self, targets: Sequence[Path]) -> None:
-        """Remove the models that are replaced. ModelError if other files have the names of data files."""
-        paths = [saving.path for saving, _ in self.models]
+        """Remove the model that is replaced. ModelError if other files have the names of data files."""
+        path = self.saving.path
         for named in targets:
             if not os.path.lexists(named):
                 continue
-            if named.is_dir() or not self.first.overwrite or os.path.realpath(named) in self.kept:
-                way = "name another" if self.first.overwrite else f"or replace it with {spelled('overwrite', True)}"
-                raise ModelError(
-                    f"cannot write the weights of {paths[0]}: {named} exists; name other external data, {way}"
-                )
-            reader = next((other for other in models_beside(paths) if named in data_files(other)), None)
+            if named.is_dir() or not self.saving.overwrite or os.path.realpath(named) in self.kept:
+                way = "name another" if self.saving.overwrite else f"or replace it with {spelled('overwrite', True)}"
+                raise ModelError(f"cannot write the weights of {path}: {named} exists; name other external data, {way}")
+            reader = next((other for other in models_beside(path) if named in data_files(other)), None)
             if reader is not None:
                 raise ModelError(
-                    f"cannot write the weights of {paths[0]}: {reader} reads {named}; name other external data"
+                    f"cannot write the weights of {path}: {reader} reads {named}; name other external data"
                 )
-        for path in paths:
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+
+def _body(proto: ModelProto, sources: Sources, layout: Layout | None) -> list[wire.Piece]:
+    return wire.pieces(proto, Destinations(sources, layout)) or [proto.SerializeToString(deterministic=True)]
 
 
 class Writable(Protocol):
@@ -210,7 +184,7 @@ def stream(proto: ModelProto, file: Writable, progress: Progress | None) -> None
     """Write a model with its weights to an open file. ModelError if that fails; what is written then is not a model."""
     try:
         with Sources() as sources:
-            body = wire.pieces(proto, Destinations(sources, None)) or [proto.SerializeToString(deterministic=True)]
+            body = _body(proto, sources, None)
             if wire.total(body) > LARGEST_FILE:
                 raise ModelError(
                     f"cannot write {wire.total(body)} bytes to a file as one model: protobuf cannot read as many; save"

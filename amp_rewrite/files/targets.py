@@ -13,10 +13,9 @@ from onnx import ModelProto
 
 from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.files import wire
+from amp_rewrite.files.disk import check_place, open_regular
 from amp_rewrite.files.layout import LARGEST_SHAPE
 from amp_rewrite.files.loading import format_of
-from amp_rewrite.files.regular_files import open_regular
-from amp_rewrite.files.scratch import check_place
 
 
 def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:
@@ -44,26 +43,24 @@ def replaces(path: Path, file: Path) -> bool:
     return not path.is_symlink() and path.exists() and os.path.realpath(path) == os.path.realpath(file)
 
 
-def outdated(path: Path, kept: Collection[str], replaced: Collection[Path]) -> list[Path]:
+def outdated(path: Path, kept: Collection[str]) -> list[Path]:
     """Data files that become unused when the model at `path` is replaced.
 
-    They were written by `save`, and no link to the model, no model in the folder that stays and no entry of `kept`
-    refers to them.
+    They were written by `save`, and no link to the model, no other model in the folder and no entry of `kept` refers to
+    them.
     """
     if path.is_symlink() or not path.is_file() or path.stat().st_nlink > 1:
         return []
     own = [file for file in data_files(path) if _own(path).fullmatch(file.name) and os.path.realpath(file) not in kept]
     if not own:
         return []
-    shared = {file for other in models_beside(replaced) for file in data_files(other)}
+    shared = {file for other in models_beside(path) for file in data_files(other)}
     return [file for file in own if file not in shared]
 
 
-def models_beside(paths: Collection[Path]) -> list[Path]:
-    """Return the models in the folder of some, without these."""
-    (folder, *_) = (path.parent for path in paths)
-    names = {path.name for path in paths}
-    near = (other for other in folder.iterdir() if other.suffix.lower() == ".onnx" and other.name not in names)
+def models_beside(path: Path) -> list[Path]:
+    """Return the other models in the folder of a model."""
+    near = (other for other in path.parent.iterdir() if other.suffix.lower() == ".onnx" and other.name != path.name)
     return [other for other in near if other.is_file()]
 
 

@@ -26,8 +26,8 @@ from onnx.numpy_helper import to_array
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.casting import Array, cast, scaled
+from amp_rewrite.files.disk import open_regular
 from amp_rewrite.files.program_tensors import ProgramTensor, held
-from amp_rewrite.files.regular_files import open_regular
 
 CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
 

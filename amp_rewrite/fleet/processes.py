@@ -14,7 +14,7 @@ from multiprocessing import connection, resource_tracker
 from typing import Any, Generic, TypeVar
 
 from amp_rewrite.errors import MachineError
-from amp_rewrite.files.scratch import undo_all
+from amp_rewrite.files.disk import undo_all
 
 J = TypeVar("J")
 R = TypeVar("R")

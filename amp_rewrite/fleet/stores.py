@@ -18,8 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from amp_rewrite.errors import AmpRewriteError, MachineError, ModelError, one_line, spelled
-from amp_rewrite.files.regular_files import open_regular
-from amp_rewrite.files.scratch import make_folder, replacing, undoing
+from amp_rewrite.files.disk import make_folder, open_regular, replacing, undoing
 
 SUFFIX = ".onnx"
 _INSTALL = "install the extra, from a checkout: pip install '.[remote]', and the package of the store, such as s3fs"

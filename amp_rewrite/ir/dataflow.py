@@ -8,15 +8,18 @@ attention, normalization, recurrent cells, and ops that return an index or a tru
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.attributes import ints_attribute
-from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, SCALINGS, Slots
-from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
+from amp_rewrite.ir.attributes import ints_attribute, text_attribute
+from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, EXACT, SCALINGS, SCATTERS, Slots
+from amp_rewrite.ir.versions import FIRST_PAD_WITH_INPUTS, FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View, once
 
 Cause = TypeVar("Cause")
@@ -78,6 +81,42 @@ def orders(op: Op) -> Iterator[tuple[ValueId, ValueId]]:
     if len(op.operands) == 2:
         first, second = op.operands
         yield from ((first, second), (second, first))
+
+
+OUTWEIGHS = 2.0**11
+"""How many times the norm of the weights a bias may have before a low type loses the product beside it."""
+_LOSS = 2.0**-8
+"""Largest part of a constant's norm that may be lost."""
+
+
+def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DType, *, by: float = OUTWEIGHS) -> bool:
+    """True if the norm of a constant bias is more than `by` times that of the constant weights."""
+    if bias is None or weight is None or view.constant(bias) is None or view.constant(weight) is None:
+        return False
+    added, factors = view.fit(bias, to), view.fit(weight, to)
+    if added.nonfinite or added.absmax * math.sqrt(added.count) <= by * factors.absmax:
+        return False
+    return _norm(view, bias) > by * _norm(view, weight)
+
+
+def loses_digits(view: View, value: ValueId, to: DType) -> bool:
+    """True if rounding a constant to the type changes it by more than 2⁻⁸ of its norm: most of it is subnormal."""
+    fit, half = view.fit(value, to), to.smallest_subnormal / 2
+    if fit.nonfinite or fit.overflow or not (fit.flushed or fit.subnormal):
+        return False
+    if fit.absmax * _LOSS > half * math.sqrt(fit.count):  # a subnormal is off by half its spacing at most
+        return False
+    return _norm(view, value, to) > _LOSS * _norm(view, value)
+
+
+def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
+    """Return the norm of a constant, or of what rounding changes in it. Read in parts."""
+    tensor, squares = view.constant(value), 0.0
+    for chunk in view.model.chunks(tensor) if tensor is not None else ():
+        exact = chunk.astype(np.float64)
+        numbers = exact if rounded_to is None else chunk.astype(rounded_to.numpy).astype(np.float64) - exact
+        squares += float(np.square(numbers).sum())
+    return math.sqrt(squares)
 
 
 # -- type variables ------------------------------------------------------------------------------------
@@ -155,6 +194,19 @@ def keeps_type(view: View, op: Op) -> bool:
     """True if the first input and result of an op have the same known type: such a Cast is a copy."""
     before, after = (view.dtype(v) for v in (op.inputs[0], op.outputs[0]))
     return before is not None and before is after
+
+
+def exact(op: Op) -> bool:
+    """True if an op on low values needs no rounding. O(attributes)."""
+    if op.kind in EXACT:
+        return True
+    if op.kind == "Clip":  # an omitted bound is the largest value of the type; one in an attribute may be any float32
+        return len(op.inputs) == 3 and None not in op.inputs
+    if op.kind == "Pad":  # an attribute may be any float32
+        return op.signature is not None and op.signature.since >= FIRST_PAD_WITH_INPUTS
+    if op.kind in SCATTERS:
+        return text_attribute(op.node, "reduction", "none") in ("none", "max", "min")
+    return False
 
 
 # -- reductions and squares ---------------------------------------------------------------------------

@@ -105,7 +105,7 @@ CORRECTLY_ROUNDED = _ops(Trait.IEEE)
 EXACT = _ops(Trait.EXACT)
 """Ops that turn values of a low type into values of that type, with any attributes: copies, selections, and roundings
 to integers. The float32 kernel keeps to the low type for all inputs, infinities included; MaxPool starts from the
-lowest float32 and is not exact. `exact_ops` adds ops that are exact with some attributes."""
+lowest float32 and is not exact. `dataflow.exact` adds ops that are exact with some attributes."""
 
 # -- magnitudes --------------------------------------------------------------------------------------
 

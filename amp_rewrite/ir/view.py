@@ -19,8 +19,7 @@ from onnx import ModelProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.files.casting import Array
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.casting import Array, Fit
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.build import Index, ShadowingError, UnsortedError, build
 from amp_rewrite.ir.gc_paused import gc_paused

@@ -18,7 +18,7 @@ from amp_rewrite.evidence.guard import carried, made_low, read_low
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.verdict import Verdict, plain_json
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.dataflow import exact
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.pipeline.conversion import Converted

@@ -10,7 +10,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.guard import is_low, overflowing, seen_ranges
 from amp_rewrite.evidence.ranges import Range, Ranges, key
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.casting import Fit
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.draft import Draft, is_shifted
 from amp_rewrite.reports.render import count

@@ -20,7 +20,7 @@ from amp_rewrite.files.model import Model, ModelSource, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import check_imports
 from amp_rewrite.ir.builder import new_cast, new_node
-from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.dataflow import exact
 from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import CASTS

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.errors import MachineError, ModelError
-from amp_rewrite.files.scratch import check_place, write_whole
+from amp_rewrite.files.disk import check_place, write_whole
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.installation import DEFAULT, Package, onnxruntime, packages
 from amp_rewrite.runtime.ort_errors import model_errors

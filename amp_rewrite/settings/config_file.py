@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.errors import ConfigError, advice, option_of
-from amp_rewrite.files.regular_files import read_regular
+from amp_rewrite.files.disk import read_regular
 from amp_rewrite.settings.option import Kind, Option
 from amp_rewrite.settings.request import SETTINGS, Request, from_environment
 

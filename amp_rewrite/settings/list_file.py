@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amp_rewrite.errors import ListError, advice
-from amp_rewrite.files.regular_files import read_regular
+from amp_rewrite.files.disk import read_regular
 from amp_rewrite.settings.list_entry import Color, Condition, Entry, Scalar, check_attribute, check_known, parse_name
 
 if TYPE_CHECKING:

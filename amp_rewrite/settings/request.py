@@ -252,10 +252,9 @@ class Request:
     )
     shard_size: str | int | None = option(
         None,
-        "the largest size of a file of weights, or `source` to split them as in the source; in Python an argument of"
-        " `save`",
+        "the largest size of a file of weights; in Python an argument of `save`",
         group=OUTPUT,
-        metavar="5GB|source",
+        metavar="5GB",
         keyword=False,
         parse=_shard_size,
     )

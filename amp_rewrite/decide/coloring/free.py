@@ -13,8 +13,7 @@ from amp_rewrite.decide.coloring.cut import HIGH, LOW, End
 from amp_rewrite.decide.coloring.may import May
 from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import fed, first_input_of, origin, trail
-from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.dataflow import exact, fed, first_input_of, origin, trail
 from amp_rewrite.ir.op_classes import (
     AFFINE,
     COPIES,

@@ -22,7 +22,7 @@ from amp_rewrite.decide.coloring.free import Free
 from amp_rewrite.decide.coloring.may import May
 from amp_rewrite.decide.coloring.problem import Problem, fuses
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.dataflow import exact
 from amp_rewrite.ir.op_classes import CHOOSES, ELEMENTLESS, HEAVY, SOFTMAXES, TENSOR_CORE_STEP
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.view import OpId, ValueId

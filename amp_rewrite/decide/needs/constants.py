@@ -14,8 +14,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import Flow
 from amp_rewrite.ir.ops import Way, row_of
 from amp_rewrite.ir.patterns.fills import fills
-from amp_rewrite.ir.patterns.grids import LEAST, MOST, is_grid
-from amp_rewrite.ir.patterns.scores import FILL, counts_far
+from amp_rewrite.ir.patterns.scores import FILL, LEAST, MOST, counts_far, is_grid
 from amp_rewrite.ir.view import ValueId, View
 
 _READ = 1 << 16

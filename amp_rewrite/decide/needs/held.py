@@ -11,11 +11,10 @@ from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact
 from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.decide.needs.sums import contracts, terms_of
 from amp_rewrite.ir.attributes import float_attribute
-from amp_rewrite.ir.dataflow import Flow
+from amp_rewrite.ir.dataflow import Flow, loses_digits
 from amp_rewrite.ir.op_classes import ATTENTION_MASKS, COPIES, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OpRow, Trait, Way, row_of
 from amp_rewrite.ir.view import Op, OpId, ValueId
-from amp_rewrite.ir.weights import loses_digits
 
 _WITHOUT_NUMBERS = (Way.PICK, Way.SOURCE, Way.TEST, Way.UNKNOWN)
 _NOT_ARITHMETIC = (Way.COPY, *_WITHOUT_NUMBERS)

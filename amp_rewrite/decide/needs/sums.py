@@ -12,14 +12,12 @@ from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, joined
 from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import equation
-from amp_rewrite.ir.dataflow import orders
+from amp_rewrite.ir.dataflow import orders, outweighs
 from amp_rewrite.ir.op_classes import LAYERS, PRODUCTS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, OpRow, Trait
-from amp_rewrite.ir.patterns.grids import MOST
-from amp_rewrite.ir.patterns.scores import scored_rows
+from amp_rewrite.ir.patterns.scores import MOST, scored_rows
 from amp_rewrite.ir.shapes.onnx_shapes import combined_elements, shape_of
 from amp_rewrite.ir.view import Op, OpId, View, once
-from amp_rewrite.ir.weights import outweighs
 
 _MANY = 1 << 60
 _NEAR_RANGE = 0.6

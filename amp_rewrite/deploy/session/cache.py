@@ -17,10 +17,9 @@ from pathlib import Path
 
 from amp_rewrite.errors import ConfigError, ModelError
 from amp_rewrite.files import wire
+from amp_rewrite.files.disk import alone, read_regular, write_whole
 from amp_rewrite.files.fingerprint import full_digest
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.regular_files import read_regular
-from amp_rewrite.files.scratch import alone, write_whole
 from amp_rewrite.files.tensors import is_stub, source
 from amp_rewrite.reports.report import MAX_CHARACTERS
 

@@ -10,8 +10,7 @@ from typing import Self
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.dataflow import casts_floats
-from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.dataflow import casts_floats, exact
 from amp_rewrite.ir.op_classes import CASTS, RANDOM
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
 from amp_rewrite.reports.match import match

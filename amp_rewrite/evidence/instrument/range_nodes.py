@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.ranges import Range
-from amp_rewrite.files.fit import thresholds
+from amp_rewrite.files.casting import thresholds
 from amp_rewrite.ir.builder import NodeBuilder
 
 WIDTH = 9

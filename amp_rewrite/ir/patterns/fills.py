@@ -17,7 +17,7 @@ from onnx import AttributeProto, TensorProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.casting import Fit
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.dataflow import Flow, number, orders
 from amp_rewrite.ir.op_classes import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import count
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.casting import Fit
 from amp_rewrite.reports.page.chart import (
     Axis,
     Line,

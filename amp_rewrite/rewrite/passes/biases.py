@@ -24,14 +24,13 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
 from amp_rewrite.ir.builder import Surroundings, new_node
-from amp_rewrite.ir.dataflow import alone, first_input_of, number, only_reader, orders
+from amp_rewrite.ir.dataflow import OUTWEIGHS, alone, first_input_of, number, only_reader, orders, outweighs
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.node_check import node_check
 from amp_rewrite.ir.op_classes import LAYERS, RELABELS
 from amp_rewrite.ir.shapes.onnx_shapes import Dims
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.ir.weights import OUTWEIGHS, outweighs
 from amp_rewrite.rewrite.equivalence import mismatch, once_proved, plain_nodes, run, runs_of
 from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32

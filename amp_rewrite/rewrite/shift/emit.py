@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.casting import Fit
 from amp_rewrite.files.model import scaled
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import int_attribute

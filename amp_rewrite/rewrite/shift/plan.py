@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.casting import Array
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.casting import Array, Fit
 from amp_rewrite.ir.dataflow import first_input_of, origin
 from amp_rewrite.ir.op_classes import MOVES
 from amp_rewrite.ir.view import Op, ValueId, View

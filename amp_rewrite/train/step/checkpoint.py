@@ -15,7 +15,7 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.npy import Npz
 from amp_rewrite.files.casting import Array
-from amp_rewrite.files.scratch import replacing
+from amp_rewrite.files.disk import replacing
 from amp_rewrite.settings.loss_scale import DynamicLossScale, LossScale, ScaleState
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.update.graph import StateVariable

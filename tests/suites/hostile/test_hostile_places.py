@@ -16,8 +16,8 @@ from onnx import ModelProto
 
 from amp_rewrite.deploy.session.cache import Cache
 from amp_rewrite.errors import ModelError
+from amp_rewrite.files.disk import write_whole
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.scratch import write_whole
 from suites.fuzz.cage import Cage
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pipes and permissions are those of Linux")

@@ -17,8 +17,8 @@ from onnx import ModelProto, numpy_helper
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store, tensors, wire
+from amp_rewrite.files.disk import write_whole
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.scratch import write_whole
 from amp_rewrite.pipeline.convert import convert
 
 TEXT = """

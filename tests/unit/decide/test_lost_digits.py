@@ -9,8 +9,8 @@ import pytest
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.dataflow import outweighs
 from amp_rewrite.ir.view import View
-from amp_rewrite.ir.weights import outweighs
 from support import cases
 from support.held import held
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from amp_rewrite import DType, Feed, FeedError, Model, PolicyError, View, calibrate, convert, emulate
 from amp_rewrite.evidence.ranges import Range, key
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.casting import Fit
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from support.cases import feeds
 from support.corpus import EXPORTED, KINDS, text_model

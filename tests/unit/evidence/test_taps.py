@@ -16,7 +16,7 @@ from amp_rewrite import DType, Feed, Model, ModelError, View, emulate
 from amp_rewrite.evidence.instrument.range_nodes import WIDTH, _ramp, merged, neutral, ranges
 from amp_rewrite.evidence.instrument.taps import Taps, tapped
 from amp_rewrite.evidence.ranges import Range, key
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.casting import Fit
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from support.cases import feeds
 from support.corpus import TEXT_MODELS, text_model

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.casting import cast, scaled
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.casting import Fit, cast, scaled
 
 LOW = [DType.FLOAT16, DType.BFLOAT16]
 

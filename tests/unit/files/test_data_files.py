@@ -55,7 +55,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("5GB", 5 * 10**9), ("512 MiB", 512 * 2**20), ("1.5k", 1500), (7, 7), ("12", 12), ("source", "source")],
+    [("5GB", 5 * 10**9), ("512 MiB", 512 * 2**20), ("1.5k", 1500), (7, 7), ("12", 12)],
 )
 def test_a_shard_size_is_written_as_people_write_it(text: str | int, size: int | str) -> None:
     assert shard_bytes(text) == size
@@ -102,26 +102,6 @@ def test_a_shard_ends_where_the_next_weight_would_not_fit(tmp_path: Path, out: P
     assert same(out / "m.onnx")
     model.save(out / "n.onnx", shard_size=1)
     assert len(list(out.glob("n.*.data"))) == 3
-    assert same(out / "n.onnx")
-
-
-def test_shards_are_as_many_as_those_of_the_source_if_asked(tmp_path: Path, out: Path) -> None:
-    model = Model.load(net(tmp_path / "m.onnx"))
-    model.save(out / "three.onnx", shard_size=1)
-    Model.load(out / "three.onnx").save(tmp_path / "three.onnx", shard_size="source")
-    assert len(list(tmp_path.glob("three.*.data"))) == 3
-    assert same(tmp_path / "three.onnx")
-
-
-def test_models_that_share_weights_share_them_when_saved_together(tmp_path: Path, out: Path) -> None:
-    first, second = net(tmp_path / "m.onnx", data="w.bin"), net(tmp_path / "n.onnx", data="w.bin", names="bc")
-    models = [Model.load(path) for path in (first, second)]
-    asked = store.SaveOptions(external_data="both.data")
-    savings = [store.Saving.of(out / m.path.name, m.path, m.nbytes, asked) for m in models if m.path]
-    store.save_together([(saving, model.proto) for saving, model in zip(savings, models, strict=True)], None)
-    assert names(out) == ["both.data", "m.onnx", "n.onnx"]
-    assert (out / "both.data").stat().st_size == (tmp_path / "w.bin").stat().st_size
-    assert same(out / "m.onnx")
     assert same(out / "n.onnx")
 
 

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.casting import Fit
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.tensors import is_stub
 from support.paths import TESTS

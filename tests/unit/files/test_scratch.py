@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_rewrite.files.scratch import alone, replacing, scratch, sweep, sync, write_whole
+from amp_rewrite.files.disk import alone, replacing, scratch, sweep, sync, write_whole
 
 OLD = time.time() - 3600
 

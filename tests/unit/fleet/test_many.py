@@ -438,6 +438,6 @@ def test_a_model_that_another_run_writes_in_the_meantime_is_done(
         save(*given)  # by the other run
         raise ModelError("exists")
 
-    save = store.save_together
-    monkeypatch.setattr(store, "save_together", late)
+    save = store.Saving.save
+    monkeypatch.setattr(store.Saving, "save", late)
     assert {outcome.rc for outcome in done(src, out=out)} == {0}

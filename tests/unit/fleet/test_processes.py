@@ -99,7 +99,7 @@ def test_what_has_not_begun_is_cancelled_at_the_end() -> None:
 WRITING = """
 import os, signal, sys, time
 from pathlib import Path
-from amp_rewrite.files.scratch import replacing
+from amp_rewrite.files.disk import replacing
 from amp_rewrite.fleet.processes import in_processes
 
 def write(path):

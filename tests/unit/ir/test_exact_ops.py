@@ -6,7 +6,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.dataflow import exact
 from amp_rewrite.ir.view import View
 
 NUMBER = "n = Constant <value_float = 1.0> ()"

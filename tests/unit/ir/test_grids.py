@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from amp_rewrite.ir.patterns.grids import even
+from amp_rewrite.ir.patterns.scores import even
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_rewrite import DType
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.casting import Fit
 from amp_rewrite.reports.measurements import Difference, OutputRow
 from amp_rewrite.reports.page.linked_graphs import changes_figure
 from amp_rewrite.reports.page.markup import written

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.casting import Array
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.casting import Array, Fit
 from amp_rewrite.rewrite.shift.plan import MOST_ADDED_ERROR, constant_keeps, is_exact, sampled, value_keeps
 
 TO = DType.FLOAT16

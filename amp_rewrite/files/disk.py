@@ -1,7 +1,7 @@
-"""Scratch files beside a target: created, locked while their process lives, and removed after it was killed.
+"""Files on disk: regular ones, opened without waiting; scratch files beside a target, and atomic replacement by them.
 
-The process that writes a scratch file locks it, so an old file without a lock belongs to a dead process. Where files
-cannot be locked (Windows, some network file systems), no file is removed and no process waits.
+The process that writes a scratch file locks it, so an old file without a lock belongs to a dead process, and is
+removed. Where files cannot be locked (Windows, some network file systems), no file is removed and no process waits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,27 @@ from pathlib import Path
 from typing import BinaryIO
 
 from amp_rewrite.errors import AmpRewriteError, ModelError
-from amp_rewrite.files.regular_files import open_regular
 
 _BUFFER = 1 << 16  # bytes; weights come in larger pieces, and are written without a copy
 _PATTERN = ".amp-rewrite.*.tmp"
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # errors of an unsupported call
 _YOUNG = 60  # seconds; an upper bound for the time between creation and lock
+_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+def open_regular(path: str | Path, *, follow: bool = True, buffering: int = -1) -> BinaryIO:
+    """Open a regular file to read; OSError for a pipe, a device or a folder, and without `follow` also for a link."""
+    descriptor = os.open(path, _FLAGS | (0 if follow else getattr(os, "O_NOFOLLOW", 0)))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return open(descriptor, "rb", buffering=buffering)  # noqa: PTH123
+
+
+def read_regular(path: str | Path, most: int) -> bytes:
+    """Return the content of a regular file, at most one byte more than `most`; OSError as `open_regular`."""
+    with open_regular(path) as file:
+        return file.read(most + 1)
 
 
 _undoing: list[ExitStack] = []
